@@ -701,6 +701,35 @@ def test_a_replica_that_disagrees_raises_where_it_runs():
     assert raised == ["the objective is of other samples than the task: expected 96, got 95"]
 
 
+def test_a_state_that_another_coordinator_has_stored_is_not_resumed():
+    objective = Logistic()
+    for state in ("at iteration 7", "[]", '{"number": 3}', '{"history": []}'):
+        with fastps.Store() as store:
+            objective.register(store)
+            v = Vectors(store, objective.names, ["g", "p", "t", "h"], space="minimize")
+            v.save(state)
+            v.leave()
+            options = {**OPTIONS, "method": GradientDescent()}
+            with pytest.raises(fastps.ConfigError, match="the stored state is not one of minimize"):
+                minimize(store, objective.names, objective, resume=True, **options)
+            assert drop(store, "minimize")
+
+
+def test_a_replica_that_gets_no_work_ends_with_the_space():
+    with fastps.Store() as store:
+        Logistic().register(store)
+        replica = Replica(store, Logistic())
+        thread = threading.Thread(target=replica.run, daemon=True)
+        with Vectors(store, Logistic.names, ["t"], space="minimize") as v:
+            thread.start()
+            task = {"vector": "t", "portions": 1, "samples": 1, "min_replicas": 2}
+            deadline = time.monotonic() + 30
+            while v.batch(1, 1, **task, wait=0.02).replicas == 0:
+                assert time.monotonic() < deadline
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_a_run_is_resumed_with_its_own_settings_only():
     objective = Logistic()
     with fastps.Store() as store:

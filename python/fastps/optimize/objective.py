@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastps._shared.checks import integer, invalid
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DTypeError, ShapeError
+from fastps.errors import ConfigError, DTypeError, FastpsError, ShapeError
 
 __all__ = ["Objective", "Portion", "Task", "samples_of", "shapes_of"]
 
@@ -67,9 +68,9 @@ class Task:
 
     def __post_init__(self) -> None:
         names, samples = getattr(self.objective, "names", None), getattr(self.objective, "samples", None)
-        if names is not None and sorted(names) != sorted(self.shapes):
-            raise _disagrees("names", quoted(sorted(self.shapes)), quoted(sorted(names)))
-        if samples is not None and int(samples) != self.samples:
+        if names is not None and (listed := sorted(_listed(names))) != sorted(self.shapes):
+            raise _disagrees("names", quoted(sorted(self.shapes)), quoted(listed))
+        if samples is not None and integer("samples of the objective", samples) != self.samples:
             raise _disagrees("samples", self.samples, samples)
 
     def compute(self, params: dict[str, NDArray[Any]], portion: int) -> Portion:
@@ -81,11 +82,7 @@ class Task:
         returned: Any = self.objective(dict(params), samples_of(portion, self.portions, self.samples))
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
             expected = "a tuple (loss, gradients by name)"
-            raise ConfigError(
-                f"the objective returned no such thing: expected {expected}, got {type(returned).__name__}",
-                expected=expected,
-                got=type(returned).__name__,
-            )
+            raise _mismatch(ConfigError, "the objective returned no such thing", expected, _kind(returned))
         loss, gradients = _number(returned[0]), self._checked(returned[1])
         bad = None if math.isfinite(loss) else ""
         if bad is None:
@@ -94,36 +91,22 @@ class Task:
 
     def _checked(self, gradients: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The gradients in the tensors' order."""
-        wrong = sorted(set(gradients) ^ set(self.shapes))
+        wrong = sorted(map(str, set(gradients) ^ set(self.shapes)))
         if wrong:
             what = "no gradient" if wrong[0] in self.shapes else "a gradient of another tensor"
-            raise ConfigError(
-                f'the objective returned {what} (tensor "{wrong[0]}"): expected gradients of '
-                f"{quoted(sorted(self.shapes))}, got {quoted(sorted(gradients))}",
-                tensor=wrong[0],
-                expected=quoted(sorted(self.shapes)),
-                got=quoted(sorted(gradients)),
-            )
+            expected, got = (quoted(sorted(map(str, names))) for names in (self.shapes, gradients))
+            expected, got = f"gradients of {expected}", f"those of {got}"
+            raise _mismatch(ConfigError, f"the objective returned {what}", expected, got, wrong[0])
         return {name: self._array(name, gradients[name]) for name in self.shapes}
 
     def _array(self, name: str, gradient: Any) -> NDArray[Any]:
         array = np.asarray(gradient)
         if array.dtype != self.dtype:
-            raise DTypeError(
-                f'the objective returned a gradient of another dtype (tensor "{name}"): expected '
-                f"{self.dtype.name}, got {array.dtype.name}",
-                tensor=name,
-                expected=self.dtype.name,
-                got=array.dtype.name,
-            )
+            what = "the objective returned a gradient of another dtype"
+            raise _mismatch(DTypeError, what, self.dtype.name, array.dtype.name, name)
         if array.shape != self.shapes[name]:
-            raise ShapeError(
-                f'the objective returned a gradient of another shape (tensor "{name}"): expected '
-                f"{self.shapes[name]}, got {array.shape}",
-                tensor=name,
-                expected=str(self.shapes[name]),
-                got=str(array.shape),
-            )
+            what = "the objective returned a gradient of another shape"
+            raise _mismatch(ShapeError, what, self.shapes[name], array.shape, name)
         return np.asarray(array, order="C")
 
 
@@ -144,37 +127,47 @@ def shapes_of(ps: ParameterServer, names: Sequence[str]) -> tuple[dict[str, tupl
     specs = [ps.spec(name) for name in names]
     for spec in specs:
         if spec.apply != "exact":
-            raise ConfigError(
-                f'a {spec.apply} tensor cannot be minimized over (tensor "{spec.name}"): expected a tensor '
-                f"registered with apply='exact', got apply={spec.apply!r}",
-                tensor=spec.name,
-                expected="exact",
-                got=spec.apply,
-            )
+            what = f"a {spec.apply} tensor cannot be minimized over"
+            raise _mismatch(ConfigError, what, 'apply="exact"', f'apply="{spec.apply}"', spec.name)
         if spec.dtype != specs[0].dtype:
-            raise ConfigError(
-                f'the tensors have different dtypes (tensor "{spec.name}"): expected {specs[0].dtype} as '
-                f'"{specs[0].name}" has, got {spec.dtype}',
-                tensor=spec.name,
-                expected=specs[0].dtype,
-                got=spec.dtype,
-            )
+            expected = f'{specs[0].dtype} as "{specs[0].name}" has'
+            raise _mismatch(ConfigError, "the tensors have different dtypes", expected, spec.dtype, spec.name)
     return {spec.name: spec.shape for spec in specs}, np.dtype(specs[0].dtype)
 
 
 def _number(loss: Any) -> float:
     try:
         return float(loss)
+    except OverflowError:  # an integer
+        return math.inf
     except (TypeError, ValueError):
-        got = type(loss).__name__
-        raise ConfigError(
-            f"the objective returned no loss: expected a number, got {got}", expected="a number", got=got
-        ) from None
+        raise _mismatch(ConfigError, "the objective returned no loss", "a number", _kind(loss)) from None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _listed(names: Any) -> list[str]:
+    """The names that an objective says it has."""
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        found = list(names)
+        if all(isinstance(name, str) for name in found):
+            return found
+    raise invalid("names of the objective", "strings", names)
 
 
 def _disagrees(what: str, expected: object, got: object) -> ConfigError:
-    return ConfigError(
-        f"the objective is of other {what} than the task: expected {expected}, got {got}",
-        expected=str(expected),
-        got=str(got),
-    )
+    return _mismatch(ConfigError, f"the objective is of other {what} than the task", expected, got)
+
+
+_Error = TypeVar("_Error", bound=FastpsError)
+
+
+def _mismatch(
+    kind: type[_Error], what: str, expected: object, got: object, tensor: str | None = None
+) -> _Error:
+    """The error that names what is wrong, and where, what was expected, and what came."""
+    where = "" if tensor is None else f' (tensor "{tensor}")'
+    text = f"{what}{where}: expected {expected}, got {got}"
+    return kind(text, tensor=tensor, expected=str(expected), got=str(got))

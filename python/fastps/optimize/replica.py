@@ -98,7 +98,8 @@ class Replica:
         self._forget()
 
     def _forget(self) -> None:
-        #: The space and what is computed for it; the batch and its trial point.
+        #: The space of this run; the space and what is computed for it; the batch and its trial point.
+        self._found: int | None = None
         self._task: tuple[int, Task] | None = None
         self._pulled: tuple[int, dict[str, NDArray[Any]]] | None = None
 
@@ -122,11 +123,14 @@ class Replica:
         report: _Report | None = None
         try:
             while not self._stopped.is_set():
+                if self._found is None:  # before it waits: the space may be closed without work for it
+                    self._found = self._open_space()
                 given, report = self._ask(report, "take"), None
                 if given is not None:
+                    self._found = given.space
                     report = self._compute(given)
                     added += 1 if report is not None and report[3] is None else 0
-                elif self._task is not None and not self._is_open(self._task[0]):
+                elif self._found is not None and not self._is_open(self._found):
                     break
         except BaseException as error:
             self._leave(report, error)
@@ -185,6 +189,11 @@ class Replica:
         prefetch = getattr(self._objective, "prefetch", None)
         if prefetch is not None and given.likely_next is not None:
             prefetch(samples_of(given.likely_next, given.task[1], given.task[3]))
+
+    def _open_space(self) -> int | None:
+        """The space, if it is open."""
+        listed = (number for name, number, *_ in self._native.list(None) if name == self._space)
+        return next(listed, None)
 
     def _is_open(self, space: int) -> bool:
         return any(number == space for _, number, *_ in self._native.list(None))

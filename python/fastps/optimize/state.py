@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from fastps.errors import ConfigError
 from fastps.optimize.result import Iteration
 
 __all__ = ["Limits", "Problem", "State"]
@@ -78,5 +79,20 @@ class State:
 
     @classmethod
     def from_json(cls, text: str) -> State:
-        fields = json.loads(text)
-        return cls(**{**fields, "history": [Iteration(*entry) for entry in fields["history"]]})
+        """Reads what `to_json` has written.
+
+        Raises:
+            ConfigError: Something else has written it.
+        """
+        try:
+            fields = json.loads(text)
+            state = cls(**{**fields, "history": [Iteration(*entry) for entry in fields["history"]]})
+        except (ValueError, TypeError, KeyError):
+            state = None
+        if state is None or not state.history:
+            raise ConfigError(
+                "the stored state is not one of minimize: expected its fields, got another coordinator's",
+                expected="the fields of minimize",
+                got="another coordinator's",
+            )
+        return state

@@ -170,7 +170,7 @@ class Vectors:
             self._ps.close()
             raise
         self.found = not new
-        self.stored = stored.decode() if stored else None
+        self.stored = stored.decode(errors="replace") if stored else None
         self.dtype = next(iter(self._shapes.values())).dtype
         self.size = sum(math.prod(spec.shape) for spec in self._shapes.values())
         self.next_number = last + 1 + (0 if new else _LEFT_OUT)
