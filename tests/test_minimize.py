@@ -589,15 +589,121 @@ def test_a_bad_objective_raises_and_changes_nothing(what):
         store.push("w", np.zeros(7))  # the space is closed
 
 
-def test_a_wrong_gradient_is_found():
-    wrong = with_gradient("w", lambda g: 1.2 * g)
+class Uneven(Logistic):
+    """The gradient of ``w`` is far larger than that of ``b``; one of them can be made wrong."""
+
+    def __init__(self, dtype=np.float64, wrong="", factor=1.0):
+        super().__init__(dtype)
+        self.x *= dtype(10)
+        self.wrong, self.factor = wrong, dtype(factor)
+
+    def __call__(self, params, indices):
+        loss, gradients = super().__call__(params, indices)
+        change = {self.wrong: gradients[self.wrong] * self.factor} if self.wrong else {}
+        return loss, {**gradients, **change}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("wrong", "factor"), [("w", 1.2), ("b", 1.2), ("b", 0.0), ("w", -1.0)])
+def test_a_wrong_gradient_is_found_and_its_tensor_named(dtype, wrong, factor):
+    objective = Uneven(dtype, wrong, factor)
+    with fastps.Store() as store:
+        objective.register(store)
+        before = store.pull(Logistic.names)
+        with pytest.raises(fastps.ConfigError) as raised:
+            minimize(store, Logistic.names, objective, check_gradient=True, max_evaluations=1, **OPTIONS)
+        assert f'the gradient of the objective is wrong (tensor "{wrong}"): expected a slope of' in str(
+            raised.value
+        )
+        assert raised.value.tensor == wrong
+        assert equal(store.pull(Logistic.names), before)
+        store.push("w", np.zeros(7, dtype))  # the space is closed
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("make", [Logistic, Uneven])
+def test_a_right_gradient_passes_and_changes_no_bit(make, dtype):
+    plain, at = run(make(dtype), max_iterations=3)
+    checked, at_checked = run(make(dtype), max_iterations=3, check_gradient=True)
+    assert same(checked, plain)
+    assert equal(at_checked, at)
+    assert run(make(dtype), max_evaluations=1, check_gradient=True)[0].status == 2
+
+
+def test_a_tensor_without_influence_has_a_right_gradient_of_zero():
+    def objective(params, indices):
+        return float((params["w"] ** 2).sum()), {"w": 2 * params["w"], "b": np.zeros(3)}
+
+    with fastps.Store() as store:
+        store.register("w", np.ones(2), optimizer=fastps.SGD(lr=1.0))
+        store.register("b", np.ones(3), optimizer=fastps.SGD(lr=1.0))
+        options = {"samples": 1, "portions": 1, "check_gradient": True}
+        assert minimize(store, ["w", "b"], objective, **options).success
+
+
+def test_losses_whose_sum_is_too_large_name_the_largest_at_the_first_point():
+    def huge(params, indices):
+        return (1.5e308 if indices[0] == 16 else 1e308), {"w": params["w"] * 0, "b": params["b"] * 0}
+
+    def integer(params, indices):
+        return 10**400, {"w": params["w"] * 0, "b": params["b"] * 0}
+
+    for objective, text in (
+        (huge, "the sum of the losses is not finite at the first point (replica "),
+        (integer, "the loss is not finite at the first point (replica "),
+    ):
+        with fastps.Store() as store:
+            Logistic().register(store)
+            with pytest.raises(fastps.NonFiniteError) as raised:
+                minimize(store, Logistic.names, objective, **OPTIONS)
+            assert text in str(raised.value)
+            assert objective is integer or "portion 1): expected" in str(raised.value)
+            store.push("w", np.zeros(7))
+
+
+def test_a_gradient_whose_square_is_too_large_is_refused_at_the_first_point():
+    with fastps.Store() as store:
+        store.register("w", np.ones(2), optimizer=fastps.SGD(lr=1.0))
+        with pytest.raises(fastps.NonFiniteError, match=r"too large at the first point: .*= inf"):
+            minimize(store, ["w"], lambda p, i: (1.0, {"w": 1e200 * p["w"]}), samples=1, portions=1)
+        store.push("w", np.zeros(2))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=ids)
+def test_steps_to_losses_whose_sum_is_too_large_are_cut(method):
+    """Beyond 1 the losses of two portions are finite, and their sum is not."""
+
+    def objective(params, indices):
+        w = params["w"][0]
+        if w > 1:
+            return 1.7e308, {"w": np.array([1e200])}
+        return (w - 0.9) ** 2, {"w": np.array([2 * (w - 0.9)])}
+
+    with fastps.Store() as store:
+        store.register("w", np.array([-3.0]), optimizer=fastps.SGD(lr=1.0))
+        options = {"samples": 2, "portions": 2, "method": method, "tol": 1e-9}
+        assert minimize(store, ["w"], objective, line_search=StrongWolfe(c2=0.1), **options).success
+        assert store.pull("w") == pytest.approx([0.9])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=ids)
+def test_a_gradient_whose_square_vanishes_ends_the_run(method):
+    with fastps.Store() as store:
+        store.register("w", np.array([3.0]), optimizer=fastps.SGD(lr=1.0))
+        options = {"samples": 1, "portions": 1, "method": method, "tol": 0.0}
+        result = minimize(store, ["w"], lambda p, i: (1.0, {"w": 1e-170 * p["w"]}), **options)
+        assert (result.success, result.status) == (False, 3)
+
+
+def test_an_objective_gets_arrays_that_it_cannot_write_to():
+    def writes(params, indices):
+        params["w"] += 1.0
+        return 0.0, params
+
     with fastps.Store() as store:
         Logistic().register(store)
-        before = store.pull(Logistic.names)
-        with pytest.raises(fastps.ConfigError, match="the gradient of the objective is wrong: along it"):
-            minimize(store, Logistic.names, wrong, check_gradient=True, **OPTIONS)
-        assert equal(store.pull(Logistic.names), before)
-        assert minimize(store, Logistic.names, Logistic(), check_gradient=True, **OPTIONS).success
+        with pytest.raises(ValueError, match="read-only"):
+            minimize(store, Logistic.names, writes, **OPTIONS)
 
 
 BAD_ARGUMENTS = [

@@ -120,4 +120,4 @@ class _Conjugate:
         if decrease is None:
             return 1.0 / norm
         slope = -(norm**2) + float(self.memory["beta"]) * float(self.memory["slope"])
-        return float(decrease) / slope
+        return float(decrease) / slope if slope else 1.0 / norm

@@ -23,11 +23,13 @@ import numpy as np
 
 from fastps.errors import ConfigError, NonFiniteError, UnknownOutcomeError
 from fastps.optimize.batches import Batches
+from fastps.optimize.gradient_check import GradientCheck
 from fastps.optimize.line_search import StrongWolfe, Trial
 from fastps.optimize.method import Accepted, Method
 from fastps.optimize.result import Iteration, OptimizeResult, Status
 from fastps.optimize.state import Limits, Problem, State
-from fastps.optimize.vectors import Operation, PortionFailure, Vectors
+from fastps.optimize.sums import exact_sum
+from fastps.optimize.vectors import BatchReport, Operation, PortionFailure, Vectors
 
 __all__ = ["Coordinator"]
 
@@ -39,6 +41,11 @@ class _Point(NamedTuple):
     mixed: float = math.nan
     square: float = math.nan
     norm: float = math.nan
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether neither the function nor a product has overflowed."""
+        return all(map(math.isfinite, (self.trial.fun, self.trial.slope, self.mixed, self.square)))
 
 
 class _NoEvaluationsLeft(Exception):  # noqa: N818
@@ -82,13 +89,19 @@ class Coordinator:
         self._began = 0.0
         #: What the last commit left; None before the first.
         self.state: State | None = None
+        #: Whether a check has found the gradient wrong, before any step: then nothing is worth going on from.
+        self.is_refused = False
 
     def run(self, stored: State | None = None, check_gradient: bool = False) -> OptimizeResult:
         """Goes on until a limit: from the tensors' values, or from the last commit of another coordinator."""
         self._began = time.monotonic()
         state = self._start() if stored is None else self._take_over(stored)
         if check_gradient:
-            self._check_gradient(state)
+            try:
+                self._check_gradient(state)
+            except ConfigError:
+                self.is_refused = stored is None
+                raise
         status = self._over(state)
         while status is None:
             try:
@@ -103,8 +116,7 @@ class Coordinator:
     def _start(self) -> State:
         """Evaluates the point in the tensors, and commits it."""
         v = self._v
-        [first], _ = self._sum(1, v.copy("t", "w"))  # fixes the grid of the next sum
-        self._largest = float(self._run(v.end_sum("h"), v.max_abs("h"))[0]) or 1.0
+        first = self._first_portion()
         losses, _, point = self._evaluate(0.0, v.copy("t", "w"))
         if losses[0] != first:
             warnings.warn(
@@ -114,12 +126,25 @@ class Coordinator:
                 RuntimeWarning,
                 stacklevel=4,
             )
-        if not math.isfinite(point.trial.fun) or not math.isfinite(point.square):
+        if not point.is_finite:
+            got = f"f = {point.trial.fun:g}, |gradient|^2 = {point.square:g}"
             raise NonFiniteError(
-                f"the function is {point.trial.fun} at the first point: expected a finite number"
+                "the function or its gradient is too large at the first point: expected finite values, got "
+                f"{got}; assign other initial values, or scale the loss",
+                expected="finite values",
+                got=got,
             )
         self._nfev = 1
         return self._commit(Iteration(0, point.trial.fun, point.norm, 0.0, 1), point.square, [])
+
+    def _first_portion(self) -> float:
+        """The loss of portion 0 at the point in the tensors; its gradient fixes the grid of the next sum."""
+        v = self._v
+        while True:
+            [loss], _ = self._sum(1, v.copy("t", "w"))
+            with contextlib.suppress(UnknownOutcomeError):  # a restarted server has lost its part of the sum
+                self._largest = float(self._run(v.end_sum("h"), v.max_abs("h"))[0]) or 1.0
+                return loss
 
     def _take_over(self, state: State) -> State:
         """Sends the last commit again, and asks for all products."""
@@ -134,11 +159,15 @@ class Coordinator:
     def _iterate(self, state: State) -> Status | None:
         """Searches along one direction and commits the best point; the reason to stop, or None."""
         v, directions = self._v, self._directions
+        if state.square == 0:  # the gradient is so small that its square is not a number above 0
+            return Status.NO_LOWER
         factors = directions.direction(self._products)
         first = directions.first_step(math.sqrt(state.square))
+        if not 0 < first < math.inf or not all(map(math.isfinite, factors.values())):
+            return self._restart()
         results, point = self._measure(first, v.combine("p", factors), v.dot("g", "p"))
         slope = float(results[0])
-        if not slope < 0:
+        if not -math.inf < slope < 0:
             return self._restart()
         search = self._rule.begin(state.fun, slope, first, self._problem.eps)
         search = search.tell(point.trial.fun, point.trial.slope)
@@ -192,12 +221,13 @@ class Coordinator:
             begin = self._v.begin_sum(batch, asked, largest=self._largest, coarser=coarser)
             results = self._run(*before, begin)
             report = self._batches.compute(batch, asked)
-            if not report.failures:
-                return [done[0] for done in report.finished if done is not None], results
             found = {failure.kind: failure for failure in report.failures}
-            if "not_finite" in found:
+            losses = [done[0] for done in report.finished if done is not None]
+            if not found and math.isfinite(exact_sum(losses)):
+                return losses, results
+            if not found or "not_finite" in found:
                 if self.state is None:
-                    raise _not_finite(found["not_finite"])
+                    raise _not_finite(found.get("not_finite") or _largest_of(report))
                 return [], results
             coarser += "outside" in found
 
@@ -223,13 +253,15 @@ class Coordinator:
             return _Point(Trial(step, math.inf, math.nan))
         v, problem = self._v, self._problem
         mean = {"h": 1.0 / problem.samples, **({"t": problem.l2} if problem.l2 else {})}
-        asked = [v.block(["h"], ["p", "g", "h"]), v.max_abs("h"), *([v.dot("t", "t")] if problem.l2 else [])]
-        products, norm, *length = self._run(v.end_sum("h"), v.combine("h", mean), *asked)
+        asked = v.block(["h"], ["p", "g", "h"]), v.max_abs("h"), v.dot("t", "t")
+        products, norm, length = self._run(v.end_sum("h"), v.combine("h", mean), *asked)
         slope, mixed, square = products[0]
-        fun = math.fsum(losses) / problem.samples
-        if length:
-            fun += 0.5 * problem.l2 * length[0]
-        return _Point(Trial(step, fun, slope), mixed, square, norm)
+        fun = exact_sum(losses) / problem.samples + (0.5 * problem.l2 * length if problem.l2 else 0.0)
+        point = _Point(Trial(step, fun, slope), mixed, square, norm)
+        # A point that is not finite itself could not be committed.
+        if self.state is None or (point.is_finite and math.isfinite(length)):
+            return point
+        return _Point(Trial(step, math.inf, math.nan))
 
     def _commit(self, at: Iteration, square: float, before: list[Iteration]) -> State:
         """Makes the trial point the tensors' value."""
@@ -256,22 +288,12 @@ class Coordinator:
     # -- results ---------------------------------------------------------------------------------------------
 
     def _check_gradient(self, state: State) -> None:
-        """Compares the gradient with differences of the function, along itself."""
-        share = 1e-3 if self._problem.eps > 1e-10 else 1e-5
-        step = share * (abs(state.fun) or 1.0) / state.square if state.square else 0.0
-        if step == 0.0:
-            return
-        above = self._measure(step, self._v.combine("p", {"g": 1.0}))[1].trial.fun
-        below = self._measure(-step)[1].trial.fun
-        self._nfev = state.nfev  # these two are no part of the run
-        found = (above - below) / (2 * step)
-        if not abs(found - state.square) <= 0.05 * state.square:
-            raise ConfigError(
-                f"the gradient of the objective is wrong: along it the function changes by {found:.6g} per "
-                f"unit, expected {state.square:.6g}; are loss and gradients sums over the same samples?",
-                expected=f"{state.square:.6g}",
-                got=f"{found:.6g}",
-            )
+        """Fails if the gradient is wrong at the last commit. Its evaluations are no part of the run."""
+
+        def evaluate(step: float) -> float:
+            return self._evaluate(step, self._v.combine("t", {"w": 1.0, "p": step}))[2].trial.fun
+
+        GradientCheck(self._v, state.fun, self._problem.eps, self._largest, evaluate).run()
 
     def _result(self, state: State, status: Status) -> OptimizeResult:
         return OptimizeResult(
@@ -319,13 +341,23 @@ def _numbers(result: Any) -> list[float]:
     return [float(x) for x in np.ravel(result)]
 
 
+def _largest_of(report: BatchReport) -> PortionFailure:
+    """The portion with the largest loss, of finite ones whose sum is not."""
+    losses = [(abs(done[0]), k, done[1]) for k, done in enumerate(report.finished) if done is not None]
+    _, portion, replica = max(losses)
+    return PortionFailure(replica, portion, "too_large", None)
+
+
 def _not_finite(found: PortionFailure) -> NonFiniteError:
     what = "the loss" if found.tensor is None else "a gradient"
+    got = "NaN or infinity"
+    if found.kind == "too_large":
+        what, got = "the sum of the losses", "a loss that is too large"
     tensor = "" if found.tensor is None else f'tensor "{found.tensor}", '
     return NonFiniteError(
         f"{what} is not finite at the first point ({tensor}replica {found.replica}, portion "
-        f"{found.portion}): expected finite values, got NaN or infinity; assign other initial values",
+        f"{found.portion}): expected finite values, got {got}; assign other initial values",
         tensor=found.tensor,
         expected="finite values",
-        got="NaN or infinity",
+        got=got,
     )

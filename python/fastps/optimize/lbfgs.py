@@ -9,6 +9,7 @@ from typing import Any
 
 from fastps._shared.checks import given, integer
 from fastps.optimize.method import COMMON, Accepted, Method
+from fastps.optimize.sums import exact_sum
 from fastps.optimize.vectors import Operation, Vectors
 
 __all__ = ["LBFGS"]
@@ -112,14 +113,14 @@ class _Pairs:
     def _is_curved(self, k: int) -> bool:
         s, y = f"s{k}", f"y{k}"
         lengths = math.sqrt(self._product(s, s)) * math.sqrt(self._product(y, y))
-        return self._product(s, y) > _CURVATURE * lengths
+        return lengths > 0 and self._product(s, y) > _CURVATURE * lengths
 
     def _two_loops(self) -> dict[str, float]:
         """The two-loop recursion, on the factors of g, s and y that make up the direction."""
         factors = {"g": -1.0}
 
         def product(vector: str) -> float:
-            return math.fsum(by * self._product(name, vector) for name, by in factors.items())
+            return exact_sum([by * self._product(name, vector) for name, by in factors.items()])
 
         alphas: dict[int, float] = {}
         for k in reversed(self._usable):

@@ -77,8 +77,9 @@ def minimize(
         max_iterations: Most iterations.
         max_evaluations: Most evaluations of the function and its gradient.
         callback: Called after each iteration with the result so far; stops the run if it returns True.
-        check_gradient: Compare the gradient at the first point with differences of the function. Takes two
-            more evaluations.
+        check_gradient: Compare the gradient of each tensor at the first point with differences of the
+            function. Takes two more evaluations per tensor, and memory for the tensors in this process. A
+            wrong gradient raises before any step, and the space is closed.
         resume: Go on where a former call with the same arguments was interrupted, from its last accepted
             point, with the same bits.
         min_replicas: Replicas that must be present before samples are dealt.
@@ -91,11 +92,12 @@ def minimize(
     Raises:
         UnknownTensorError: There is no tensor of a name.
         ConfigError: An argument is invalid; a tensor is ``hogwild``, or dtypes differ; the space has a
-            coordinator or other vectors; `resume` finds nothing; the objective is of other names or samples,
-            or returned something else; or its gradient is wrong (`check_gradient`).
+            coordinator or other vectors; `resume` finds nothing, or the state of something else; the
+            objective is of other names or samples, or returned something else; or its gradient of a tensor
+            is wrong (`check_gradient`).
         ShapeError, DTypeError: The objective returned a gradient of another shape or dtype.
-        NonFiniteError: The loss or a gradient is not finite at the first point. (Later the search steps
-            back.)
+        NonFiniteError: The loss or a gradient is not finite at the first point, or too large. (Later the
+            search steps back.)
         CapacityError: A shard has no memory for the vectors; none keeps any.
         DeadlineError: Nothing came from replicas within `timeout`.
         FencedError: Another coordinator has taken over.
@@ -180,7 +182,7 @@ def _ending(v: Vectors, coordinator: Coordinator) -> Iterator[None]:
         v.leave()
         raise
     except BaseException as error:
-        if coordinator.state is None and v.stored is None:
+        if coordinator.is_refused or (coordinator.state is None and v.stored is None):
             v.close()
             raise
         v.leave()

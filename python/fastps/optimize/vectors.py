@@ -21,6 +21,7 @@ from fastps import _fastps
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, StalePush, UnavailableError
+from fastps.optimize.sums import exact_sum
 
 __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop"]
 
@@ -366,6 +367,12 @@ class Vectors:
         ]
         return BatchReport(number, over, replicas, finished, issued, won, failures)
 
+    def _add_portion(self, batch: int, portion: int, gradients: dict[str, Any]) -> str:
+        """Adds a portion to the sum of a batch, as replicas do: ``"added"``, ``"duplicate"``, ``"stale"``, or
+        why it cannot be, as in `PortionFailure.kind`.
+        """
+        return self._native.push_portion(self._id, batch, portion, gradients, self._timeout)[0]
+
     def leave(self) -> None:
         """Gives up the seat and leaves the space open, so that another `Vectors` can take it over."""
         if not self._closed:
@@ -443,16 +450,8 @@ def _joined(operations: Sequence[Operation], slices: Sequence[Sequence[float]]) 
         if operation.code == _MAX_ABS:
             yield max(columns[0], key=lambda x: (math.isnan(x), x), default=0.0)
         elif operation.code == _DOT:
-            yield _sum(columns[0])
+            yield exact_sum(columns[0])
         elif operation.code == _BLOCK:
             width = len(operation.sources) - operation.to
-            sums = list(map(_sum, columns))
+            sums = list(map(exact_sum, columns))
             yield [sums[row * width : (row + 1) * width] for row in range(operation.to)]
-
-
-def _sum(values: Sequence[float]) -> float:
-    """The exact sum, rounded once; infinite or NaN where a value is, or where the sum is too large."""
-    try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):
-        return sum(values)
