@@ -427,13 +427,31 @@ def test_limits_end_a_run_and_say_what_to_do():
     assert "higher limit" in result.message
     result, _ = run(Logistic(), max_evaluations=4, tol=0)
     assert (result.success, result.status, result.nfev) == (False, 2, 4)
-    result, _ = run(Logistic(), callback=lambda so_far: so_far.nit == 2)
-    assert (result.status, result.nit) == (4, 2)
+    for bool_ in (bool, np.bool_):
+        result, _ = run(Logistic(), callback=lambda so_far: bool_(so_far.nit == 2))  # noqa: B023
+        assert (result.status, result.nit) == (4, 2)
     result, params = run(Uphill())
     assert (result.success, result.status, result.nit) == (False, 3, 0)
     assert "found no lower point" in result.message
     assert "check_gradient=True" in result.message
     assert equal(params, Logistic().start)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=ids)
+def test_a_limit_in_mid_search_keeps_the_lowest_point(method):
+    """The last evaluation that is allowed found a lower point, if not yet a good one."""
+
+    def objective(params, indices):
+        away = params["w"][0] - 1000.0
+        return away**2, {"w": np.array([2 * away])}
+
+    with fastps.Store() as store:
+        store.register("w", np.array([0.0]), optimizer=fastps.SGD(lr=1.0))
+        options = {"samples": 1, "portions": 1, "method": method, "line_search": StrongWolfe(c2=0.01)}
+        result = minimize(store, ["w"], objective, max_evaluations=2, **options)
+        assert (result.status, result.nfev, result.nit) == (2, 2, 1)
+        assert store.pull("w") == pytest.approx([1.0])
+        assert result.fun == 999.0**2
 
 
 def test_nothing_is_left_open_and_a_second_run_continues():
@@ -727,6 +745,10 @@ BAD_ARGUMENTS = [
     ({"max_evaluations": 0}, fastps.ConfigError, "invalid max_evaluations"),
     ({"min_replicas": 0}, fastps.ConfigError, "invalid min_replicas"),
     ({"timeout": -1}, fastps.ConfigError, "invalid timeout"),
+    ({"objective": 5}, fastps.ConfigError, "invalid objective: expected a function, or None, got 5"),
+    ({"callback": 5}, fastps.ConfigError, "invalid callback: expected a function, or None, got 5"),
+    ({"names": None}, fastps.ConfigError, "invalid names: expected a list of names, got None"),
+    ({"space": 5}, fastps.ConfigError, "invalid space: expected the name of a space, got 5"),
     ({"resume": 1}, fastps.ConfigError, "invalid resume"),
     ({"resume": True}, fastps.ConfigError, "nothing to resume"),
     ({"space": ""}, fastps.ConfigError, "invalid name of a space"),
@@ -742,9 +764,9 @@ def test_bad_arguments_are_refused_and_change_nothing(bad, error, text):
         store.register("racing", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0), apply="hogwild")
         before = store.pull(objective.names)
         names = bad.get("names", objective.names)
-        options = {key: value for key, value in bad.items() if key != "names"}
+        options = {"objective": objective, **bad, "names": names}
         with pytest.raises(error) as raised:
-            minimize(store, names, objective, **OPTIONS | options)
+            minimize(store, **OPTIONS | options)
         assert text in str(raised.value)
         assert equal(store.pull(objective.names), before)
         store.push("w", np.zeros(7))
@@ -819,6 +841,40 @@ def test_a_state_that_another_coordinator_has_stored_is_not_resumed():
             with pytest.raises(fastps.ConfigError, match="the stored state is not one of minimize"):
                 minimize(store, objective.names, objective, resume=True, **options)
             assert drop(store, "minimize")
+
+
+def test_a_replica_follows_a_coordinator_that_cuts_the_samples_otherwise():
+    """It takes over the space of another one, so the replica does not see it close."""
+    expected, at = run(Logistic(), portions=4, max_iterations=3)
+    with fastps.Store() as store, replicas(store, 1, lambda _: Logistic()):
+        Logistic().register(store)
+        vectors = ["g", "p", "t", "h", *LBFGS()._vectors]
+        first = Vectors(store, Logistic.names, vectors, space="minimize")
+        first.run(first.copy("t", "w"), first.begin_sum(1, 3))
+        task = {"vector": "t", "portions": 6, "samples": SAMPLES, "wait": 30.0}
+        assert first.batch(1, 1, **task).over
+        first.leave()
+        options = {**OPTIONS, "portions": 4, "max_iterations": 3, "timeout": 30}
+        result = minimize(store, Logistic.names, **options)
+        assert same(result, expected)
+        assert equal(store.pull(Logistic.names), at)
+
+
+def test_the_batches_of_two_runs_have_different_numbers(monkeypatch):
+    """What a replica kept of a batch of the first run, or reports late, is of no batch of the second."""
+    seen, plain = [], Vectors.batch
+    monkeypatch.setattr(
+        Vectors, "batch", lambda v, batch, *a, **o: seen.append(batch) or plain(v, batch, *a, **o)
+    )
+    with fastps.Store() as store:
+        Logistic().register(store)
+        minimize(store, Logistic.names, Logistic(), max_iterations=2, **OPTIONS)
+        first = set(seen)
+        seen.clear()
+        minimize(store, Logistic.names, Logistic(), max_iterations=2, **OPTIONS)
+    assert len(seen) >= 3
+    assert not first & set(seen)
+    assert max(first | set(seen)) < 2**62  # as snapshots require
 
 
 def test_a_replica_that_gets_no_work_ends_with_the_space():

@@ -125,7 +125,7 @@ class Batches:
         if report.replicas >= self._min_replicas:
             left = sum(portion is None for portion in report.finished)
             return (
-                f"no portion of batch {report.batch} was finished for {self._timeout} s: {left} are left, "
+                f"no portion of the batch was finished for {self._timeout} s: {left} are left, "
                 f"{report.replicas} replicas are present"
             )
         space = self._v.space

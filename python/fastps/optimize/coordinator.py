@@ -48,10 +48,6 @@ class _Point(NamedTuple):
         return all(map(math.isfinite, (self.trial.fun, self.trial.slope, self.mixed, self.square)))
 
 
-class _NoEvaluationsLeft(Exception):  # noqa: N818
-    """`max_evaluations` is reached."""
-
-
 class Coordinator:
     """One run.
 
@@ -104,10 +100,7 @@ class Coordinator:
                 raise
         status = self._over(state)
         while status is None:
-            try:
-                status = self._iterate(state)
-            except _NoEvaluationsLeft:
-                status = Status.EVALUATIONS
+            status = self._iterate(state)
             state = self.state or state
         return self._result(state, status)
 
@@ -159,6 +152,8 @@ class Coordinator:
     def _iterate(self, state: State) -> Status | None:
         """Searches along one direction and commits the best point; the reason to stop, or None."""
         v, directions = self._v, self._directions
+        if self._is_at_limit():
+            return Status.EVALUATIONS
         if state.square == 0:  # the gradient is so small that its square is not a number above 0
             return Status.NO_LOWER
         factors = directions.direction(self._products)
@@ -171,7 +166,7 @@ class Coordinator:
             return self._restart()
         search = self._rule.begin(state.fun, slope, first, self._problem.eps)
         search = search.tell(point.trial.fun, point.trial.slope)
-        while (step := search.step) is not None:
+        while (step := search.step) is not None and not self._is_at_limit():
             point = self._measure(step)[1]
             search = search.tell(point.trial.fun, point.trial.slope)
         best = search.best
@@ -179,6 +174,8 @@ class Coordinator:
         if best is None or (search.accepted is None and best.fun >= state.fun - visible):
             return self._restart()
         if best != point.trial:
+            if self._is_at_limit():
+                return Status.EVALUATIONS
             point = self._measure(best.step)[1]
         slopes = slope, point.trial.slope
         directions.accept(Accepted(best.step, *slopes, state.square, point.square, point.mixed))
@@ -193,7 +190,7 @@ class Coordinator:
         return None
 
     def _over(self, state: State) -> Status | None:
-        stop = self._callback is not None and self._callback(self._result(state, Status.RUNNING)) is True
+        stop = self._callback is not None and _is_true(self._callback(self._result(state, Status.RUNNING)))
         if state.norm <= self._limits.tol:
             return Status.CONVERGED
         if stop:
@@ -217,7 +214,7 @@ class Coordinator:
         """
         coarser = 0
         while True:
-            batch = self._v.next_number
+            batch = self._v._next_batch
             begin = self._v.begin_sum(batch, asked, largest=self._largest, coarser=coarser)
             results = self._run(*before, begin)
             report = self._batches.compute(batch, asked)
@@ -231,6 +228,9 @@ class Coordinator:
                 return [], results
             coarser += "outside" in found
 
+    def _is_at_limit(self) -> bool:
+        return self._nfev >= self._limits.max_evaluations
+
     def _evaluate(self, step: float, *before: Operation) -> tuple[list[float], list[Any], _Point]:
         """The portions' losses, the results of `before`, and the function, at the trial point."""
         while True:
@@ -240,8 +240,6 @@ class Coordinator:
 
     def _measure(self, step: float, *before: Operation) -> tuple[list[Any], _Point]:
         """Evaluates the trial point ``w + step p``; `before` are operations that come first."""
-        if self._nfev >= self._limits.max_evaluations:
-            raise _NoEvaluationsLeft
         self._nfev += 1
         at = self._v.combine("t", {"w": 1.0, "p": step})
         _, results, point = self._evaluate(step, *before, at)
@@ -339,6 +337,11 @@ class Coordinator:
 
 def _numbers(result: Any) -> list[float]:
     return [float(x) for x in np.ravel(result)]
+
+
+def _is_true(told: object) -> bool:
+    """Whether a callback returned True, also as NumPy's."""
+    return isinstance(told, (bool, np.bool_)) and bool(told)
 
 
 def _largest_of(report: BatchReport) -> PortionFailure:

@@ -71,7 +71,7 @@ class GradientCheck:
         directions[name] = directions[name].astype(self._gradients[name].dtype)
         v, coarser = self._v, 0
         while True:
-            batch = v.next_number
+            batch = v._next_batch
             v.run(v.begin_sum(batch, 1, coarser=coarser))
             if v._add_portion(batch, 0, directions) == "outside":
                 coarser += 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastps._shared.checks import as_seconds, flag, integer, invalid
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, FencedError
+from fastps.errors import ConfigError, FastpsError, FencedError
 from fastps.optimize.batches import Batches, LocalReplica
 from fastps.optimize.coordinator import Coordinator
 from fastps.optimize.lbfgs import LBFGS
@@ -116,9 +116,14 @@ def minimize(
     """
     if not isinstance(ps, ParameterServer):
         raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
-    if isinstance(names, str):
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise invalid("names", "a list of names", names)
     names = list(names)
+    for name, function in (("objective", objective), ("callback", callback)):
+        if function is not None and not callable(function):
+            raise invalid(name, "a function, or None", function)
+    if not isinstance(space, str):
+        raise invalid("space", "the name of a space", space)
     samples = integer("samples", samples, 1, 2**62)
     most = min(_MOST_PORTIONS, samples)
     portions = integer("portions", portions, 1, most)
@@ -134,8 +139,8 @@ def minimize(
         integer("max_iterations", max_iterations, 0, 2**62),
         integer("max_evaluations", max_evaluations, 1, 2**62),
     )
-    for name, value in (("check_gradient", check_gradient), ("resume", resume)):
-        flag(name, value)
+    flag("check_gradient", check_gradient)
+    flag("resume", resume)
     min_replicas = integer("min_replicas", min_replicas, 1, 65_536)
     timeout = None if timeout is None else as_seconds("timeout", timeout)
     shapes, dtype = shapes_of(ps, names)
@@ -144,7 +149,7 @@ def minimize(
     size = sum(math.prod(shape) for shape in shapes.values())
     problem = Problem(samples, portions, float(l2), _EPS[dtype.name], size)
     # The names are those of the space.
-    settings = f"samples={samples}, portions={portions}, l2={l2}, {method}, {line_search}"
+    settings = f"samples={samples}, portions={portions}, l2={problem.l2}, {method}, {line_search}"
     v = Vectors(ps, names, [*COMMON, *method._vectors], space=space)
     local = None if objective is None else LocalReplica(ps, objective, space)
     batches = Batches(v, samples, portions, min_replicas, timeout, local)
@@ -183,7 +188,8 @@ def _ending(v: Vectors, coordinator: Coordinator) -> Iterator[None]:
         raise
     except BaseException as error:
         if coordinator.is_refused or (coordinator.state is None and v.stored is None):
-            v.close()
+            with contextlib.suppress(FastpsError):  # the error that ends the run says more
+                v.close()
             raise
         v.leave()
         if coordinator.state is not None:

@@ -86,6 +86,8 @@ class Replica:
             raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
         if not callable(objective):
             raise invalid("objective", "a function of parameters and indices", objective)
+        if not isinstance(space, str):
+            raise invalid("space", "the name of a space", space)
         if name is None:
             name = f"{socket.gethostname()}:{os.getpid()}"
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
@@ -98,10 +100,11 @@ class Replica:
         self._forget()
 
     def _forget(self) -> None:
-        #: The space of this run; the space and what is computed for it; the batch and its trial point.
+        #: The space of this run; what is computed for a space, samples and portions; and the trial point of a
+        #: space and a batch.
         self._found: int | None = None
-        self._task: tuple[int, Task] | None = None
-        self._pulled: tuple[int, dict[str, NDArray[Any]]] | None = None
+        self._task: tuple[tuple[int, int, int], Task] | None = None
+        self._pulled: tuple[tuple[int, int], dict[str, NDArray[Any]]] | None = None
 
     def run(self) -> int:
         """Computes portions until the space is closed, as `minimize` does at its end, or until `stop`.
@@ -168,21 +171,23 @@ class Replica:
         return given.batch, given.portion, portion.loss, failure, tensor
 
     def _task_of(self, given: _Given) -> Task:
-        if self._task is None or self._task[0] != given.space:
+        _, portions, _, samples, *_ = given.task
+        key = given.space, samples, portions  # a coordinator that takes over may have other ones
+        if self._task is None or self._task[0] != key:
             shapes, dtype = shapes_of(self._ps, given.names)
-            _, portions, _, samples, *_ = given.task
-            self._task = given.space, Task(self._objective, shapes, dtype, samples, portions)
+            self._task = key, Task(self._objective, shapes, dtype, samples, portions)
         return self._task[1]
 
     def _trial_point(self, given: _Given) -> dict[str, NDArray[Any]]:
         """The parameters of a batch, pulled once."""
-        if self._pulled is None or self._pulled[0] != given.batch:
+        key = given.space, given.batch
+        if self._pulled is None or self._pulled[0] != key:
             self._pulled = None
             vector = given.task[4]
             pulled = self._native.pull(given.space, given.names, vector, given.batch, None, None)
             for values in pulled.values():
                 values.flags.writeable = False
-            self._pulled = given.batch, pulled
+            self._pulled = key, pulled
         return self._pulled[1]
 
     def _prefetch(self, given: _Given) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastps import _fastps
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, StalePush, UnavailableError
+from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError
 from fastps.optimize.sums import exact_sum
 
 __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop"]
@@ -30,6 +30,9 @@ _PATIENCE, _PAUSE = 60.0, 0.1
 #: Numbers that a coordinator leaves out when it takes over: until slices know its term, the former one may
 #: still run programs, and two programs of one number would share results.
 _LEFT_OUT = 65_536
+#: The number of a batch is that of its program, and above so many bits that of the space, modulo this. It is
+#: below 2^62, the largest number that snapshots take.
+_BITS, _SPACES = 40, 1 << 20
 #: The name of the tensors themselves among the vectors.
 _TENSOR = "w"
 
@@ -367,6 +370,13 @@ class Vectors:
         ]
         return BatchReport(number, over, replicas, finished, issued, won, failures)
 
+    @property
+    def _next_batch(self) -> int:
+        """A number for the batch that the next program begins. It grows within the space, and no batch of the
+        last spaces had it: a late report of a replica names its batch, but not the space.
+        """
+        return ((self._id % _SPACES) << _BITS) + self.next_number
+
     def _add_portion(self, batch: int, portion: int, gradients: dict[str, Any]) -> str:
         """Adds a portion to the sum of a batch, as replicas do: ``"added"``, ``"duplicate"``, ``"stale"``, or
         why it cannot be, as in `PortionFailure.kind`.
@@ -377,9 +387,11 @@ class Vectors:
         """Gives up the seat and leaves the space open, so that another `Vectors` can take it over."""
         if not self._closed:
             self._closed = True
-            with suppress(ConfigError):
-                self._native.leave(self._id, self.term, self._timeout)
-            self._ps.close()
+            try:
+                with suppress(FastpsError):  # the seat is free in any case when the client's session ends
+                    self._native.leave(self._id, self.term, self._timeout)
+            finally:
+                self._ps.close()
 
     def close(self) -> None:
         """Frees the vectors; the tensors keep their values and take pushes again."""
