@@ -739,6 +739,7 @@ BAD_ARGUMENTS = [
     ({"names": ["b"]}, fastps.ConfigError, "the objective is of other names than the task"),
     ({"method": "lbfgs"}, fastps.ConfigError, "invalid method"),
     ({"line_search": 0.1}, fastps.ConfigError, "invalid line_search"),
+    ({"method": CG(), "line_search": StrongWolfe(c1=0.2)}, fastps.ConfigError, "invalid c2"),
     ({"l2": -1.0}, fastps.ConfigError, "invalid l2"),
     ({"tol": NAN}, fastps.ConfigError, "invalid tol"),
     ({"max_iterations": -1}, fastps.ConfigError, "invalid max_iterations"),

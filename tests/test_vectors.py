@@ -299,6 +299,8 @@ def test_what_cannot_have_vectors_is_refused_by_name(store):
         (["a", "h"], ["g"], fastps.ConfigError, 'hogwild.*"h"'),
         (["a", "wide"], ["g"], fastps.DTypeError, 'one dtype.*"wide".*: expected float32, got float64'),
         (["a", "a"], ["g"], fastps.ConfigError, 'twice.*"a"'),
+        ("ab", ["g"], fastps.ConfigError, "invalid names: expected a list of names, got 'ab'"),
+        (["a"], "gh", fastps.ConfigError, "invalid vectors: expected a list of names, got 'gh'"),
         ([], ["g"], fastps.ConfigError, "without tensors"),
         (["a"], [], fastps.ConfigError, "1 to 64 vectors"),
         (["a"], ["w"], fastps.ConfigError, "different names"),

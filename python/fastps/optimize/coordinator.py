@@ -12,7 +12,6 @@ that follows is a function of what the commit left, so that both get the same bi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 import warnings
@@ -56,7 +55,7 @@ class Coordinator:
         batches: Where portions are computed.
         problem: What is minimized.
         method: How directions are chosen.
-        rule: How far to go.
+        rule: How far to go; with a c2.
         limits: When to stop.
         settings: What another coordinator must have been given to go on with this run, in words.
         callback: Called after each commit; True stops.
@@ -75,7 +74,7 @@ class Coordinator:
     ) -> None:
         self._v, self._batches, self._problem = v, batches, problem
         self._method, self._limits, self._callback = method, limits, callback
-        self._rule = rule if rule.c2 is not None else dataclasses.replace(rule, c2=method._c2)
+        self._rule = rule
         self._settings = settings
         self._directions = method._begin(size=problem.size)
         self._products: list[float] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -131,6 +132,8 @@ def minimize(
         raise invalid("method", "LBFGS(...), CG(...) or GradientDescent()", method)
     if not isinstance(line_search, StrongWolfe):
         raise invalid("line_search", "StrongWolfe(...)", line_search)
+    # Here, since nothing is open yet: the method's c2 may not suit the c1 that was given.
+    rule = line_search if line_search.c2 is not None else dataclasses.replace(line_search, c2=method._c2)
     for name, value in (("l2", l2), ("tol", tol)):
         if not is_number(value) or not 0 <= value < math.inf:
             raise invalid(name, "a finite number >= 0", value)
@@ -153,7 +156,7 @@ def minimize(
     v = Vectors(ps, names, [*COMMON, *method._vectors], space=space)
     local = None if objective is None else LocalReplica(ps, objective, space)
     batches = Batches(v, samples, portions, min_replicas, timeout, local)
-    coordinator = Coordinator(v, batches, problem, method, line_search, limits, settings, callback)
+    coordinator = Coordinator(v, batches, problem, method, rule, limits, settings, callback)
     with local or contextlib.nullcontext(), _ending(v, coordinator):
         stored = _stored(v, settings) if resume else None
         return coordinator.run(stored, check_gradient)

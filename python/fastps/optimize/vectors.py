@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from numpy.typing import NDArray
 
 from fastps import _fastps
+from fastps._shared.checks import invalid
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError
@@ -155,6 +156,10 @@ class Vectors:
         keep_for: float = 3600.0,
         timeout: float | None = None,
     ) -> None:
+        _check_server(ps)
+        for what, value in (("names", names), ("vectors", vectors)):
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise invalid(what, "a list of names", value)
         self._ps = ps.another()
         self._timeout = timeout
         self._closed = False
@@ -436,11 +441,17 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
     >>> fastps.optimize.drop(store, "left open"), fastps.optimize.drop(store, "left open")
     (True, False)
     """
+    _check_server(ps)
     native = _fastps.VectorSpaces(ps._native)
     found = [number for name, number, *_ in native.list(timeout) if name == space]
     for number in found:
         native.close(number, timeout)
     return bool(found)
+
+
+def _check_server(ps: object) -> None:
+    if not isinstance(ps, ParameterServer):
+        raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
 
 
 def _own_name() -> str:
