@@ -68,15 +68,15 @@ class Progress:
             return
         try:
             told = json.loads(self._path.read_text())
-        except (OSError, ValueError):
+            before, self.done, self.curves = told["settings"], told["done"], told["curves"]
+        except (OSError, ValueError, KeyError, TypeError):
             raise CommandError(
                 f"nothing to resume in {out}: run fastps sandblaster --shards S first, without --resume"
             ) from None
-        if told["settings"] != settings:
-            raise CommandError(
-                f"the run in {out} had other options: expected {told['settings']}, got {settings}"
-            )
-        self.done, self.curves = told["done"], told["curves"]
+        for name, value in settings.items():
+            if before.get(name) != value:
+                text = f"expected {name} {_shown(before.get(name))}, got {_shown(value)}"
+                raise CommandError(f"the run in {out} had other options: {text}")
 
     def save(self) -> None:
         """Writes the file."""
@@ -88,3 +88,7 @@ class Progress:
         """Removes the file, and the servers' data."""
         self._path.unlink(missing_ok=True)
         shutil.rmtree(self._out / "servers", ignore_errors=True)
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
