@@ -135,9 +135,9 @@ bench-connections: .venv/.test-release ## Measure the cost of idle and of many c
 bench-shared: .venv/.test-release ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
 	$(BIN)/python benchmarks/shared_store.py --output benchmarks/README.md $(ARGS)
 
-second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, write benchmarks/README.md, and kill coordinators of all methods at every message
+second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, write benchmarks/README.md, and run all sizes and kills for the same bits
 	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
-	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest test_minimize.py test_minimize_servers.py test_second_order.py
+	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest test_minimize.py test_minimize_servers.py test_second_order.py faults/test_minimize_killed.py
 
 bench-rl: .venv/.test-release ## Measure reinforcement learning with one and two processes and write benchmarks/README.md
 	$(BIN)/python benchmarks/rl.py --output benchmarks/README.md $(ARGS)

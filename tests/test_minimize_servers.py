@@ -17,6 +17,9 @@ from fastps.cli import main
 from fastps.optimize import CG, LBFGS, GradientDescent, Replica, Vectors, drop, minimize
 from fastps.optimize.vectors import _plain
 
+#: `make second-order` has all numbers of shards and replicas, and coordinators of all methods die at every
+#: message.
+LONG = bool(os.environ.get("FASTPS_SECOND_ORDER"))
 SAMPLES = 60
 OPTIONS = {"samples": SAMPLES, "portions": 6, "l2": 0.01, "max_iterations": 4, "method": LBFGS(history=2)}
 
@@ -78,7 +81,10 @@ def replicas(addresses, count):
                 thread.join(30)
 
 
-@pytest.mark.parametrize(("shards", "count"), [(1, 1), (2, 2), (4, 3), (8, 4)])
+SIZES = [(shards, count) for shards in (1, 2, 4, 8) for count in range(1, 9)]
+
+
+@pytest.mark.parametrize(("shards", "count"), SIZES if LONG else [(1, 1), (2, 2), (4, 3), (8, 4)])
 def test_shards_and_replicas_change_no_bit(alone, shards, count):
     with fastps.serve(shards=shards) as server, fastps.connect(server.addresses) as ps:
         Logistic().register(ps)
@@ -179,8 +185,6 @@ def dying(monkeypatch, moments):
     return made
 
 
-#: `make second-order` has coordinators of all methods die at every message.
-LONG = bool(os.environ.get("FASTPS_SECOND_ORDER"))
 METHODS = [LBFGS(history=2), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
 
 

@@ -12,7 +12,6 @@ import pytest
 from fastps.optimize import CG, LBFGS
 
 pytest.importorskip("scipy", reason="scipy is not installed")
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 DATA = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere"))
 pytestmark = pytest.mark.skipif(
@@ -33,7 +32,7 @@ def benchmark():
 
 @pytest.fixture(scope="module")
 def w8a(benchmark):
-    return benchmark.logistic("w8a", DATA, every=6)
+    return benchmark.logistic("w8a", DATA, every=12)
 
 
 def test_lbfgs_follows_a_two_loop_form_on_arrays(benchmark, w8a):

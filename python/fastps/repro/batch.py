@@ -31,15 +31,16 @@ def solve(
     method: Method,
     callback: Callable[[fastps.Store, OptimizeResult], Any] = lambda *_: None,
     replicas: int = 0,
+    dtype: Any = np.float64,
     **options: Any,
 ) -> tuple[OptimizeResult, Vector]:
-    """Minimizes in float64 on a store, with the objective here or with replicas on threads; the result, and
-    the point as one vector.
+    """Minimizes on a store, with the objective here or with replicas on threads; the result, and the point as
+    one vector of float64.
     """
     names = list(problem.start)
     with fastps.Store() as store, contextlib.ExitStack() as stack:
         for name, values in problem.start.items():
-            store.register(name, values.astype(np.float64), optimizer=fastps.SGD(lr=1.0))
+            store.register(name, values.astype(dtype), optimizer=fastps.SGD(lr=1.0))
         for _ in range(replicas):
             replica = Replica(store, problem.objective)
             thread = threading.Thread(target=replica.run)
@@ -64,7 +65,9 @@ def flat(values: Mapping[str, Any]) -> Vector:
     return np.concatenate([np.ravel(value) for value in values.values()]).astype(np.float64)
 
 
-def on_arrays(problem: Problem, order: NDArray[Any]) -> Callable[[Vector], tuple[float, Vector]]:
+def on_arrays(
+    problem: Problem, order: NDArray[Any], portions: int = PORTIONS
+) -> Callable[[Vector], tuple[float, Vector]]:
     """The function and its gradient at one vector, with the portions summed in this order."""
     ends = np.cumsum([values.size for values in problem.start.values()])[:-1]
 
@@ -73,7 +76,7 @@ def on_arrays(problem: Problem, order: NDArray[Any]) -> Callable[[Vector], tuple
         params = {name: part.reshape(values.shape) for (name, values), part in parts}
         loss, total = 0.0, np.zeros_like(w)
         for k in order:
-            begin, end = (j * problem.samples // PORTIONS for j in (k, k + 1))
+            begin, end = (j * problem.samples // portions for j in (k, k + 1))
             more, gradients = problem.objective(params, np.arange(begin, end))
             loss += more
             total += flat({name: gradients[name] for name in params})

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastps._shared.process import CommandError
 from fastps.demo import data
 
-__all__ = ["DATA", "Problem", "load", "logistic"]
+__all__ = ["DATA", "Problem", "examples", "load", "logistic"]
 
 Array = NDArray[np.floating[Any]]
 Objective = Callable[[Mapping[str, Array], NDArray[np.int64]], tuple[float, dict[str, Array]]]
@@ -56,7 +56,7 @@ class Problem:
 def load(name: str, data_dir: str | None) -> Problem:
     """The problem of a data set; `CommandError` says what is missing."""
     if name in _FEATURES:
-        return _logistic(name, data_dir)
+        return logistic(*examples(name, data_dir))
     dataset = data.load(name, _folder(name, data_dir) if name == "mnist" else None)
     return _network(dataset.train_x, dataset.train_y, _HIDDEN[name])
 
@@ -69,26 +69,34 @@ def _folder(name: str, data_dir: str | None) -> str:
     return str(inside if inside.is_dir() else data_dir)
 
 
-def _logistic(name: str, data_dir: str | None) -> Problem:
+def examples(name: str, data_dir: str | None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows and labels of ``a9a`` or ``w8a``; `CommandError` says what is missing."""
     path = Path(_folder(name, data_dir)) / f"{name}.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
-        x, y = _svm_light(text, _FEATURES[name])
+        return _svm_light(text, _FEATURES[name])
     except (OSError, EOFError, ValueError) as error:
         raise CommandError(f"{path} cannot be read as gzip-compressed libsvm text: {error}") from error
-    return logistic(x, y)
 
 
-def logistic(x: NDArray[np.float32], y: NDArray[np.float32]) -> Problem:
+def logistic(x: Array, y: Array) -> Problem:
     """Logistic regression without intercept on labels of -1 and 1; l2 is 1 / samples."""
 
     def objective(params: Mapping[str, Array], indices: NDArray[np.int64]) -> tuple[float, dict[str, Array]]:
-        at, signs = x[indices], y[indices]
+        rows = _rows(indices)
+        at, signs = x[rows], y[rows]
         margin = signs * (at @ params["w"])
         slope = -signs * _sigmoid(-margin)
         return float(np.logaddexp(0, -margin.astype(np.float64)).sum()), {"w": slope @ at}
 
     return Problem(len(y), 1 / len(y), {"w": np.zeros(x.shape[1], np.float32)}, objective)
+
+
+def _rows(indices: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+    """The same rows; those of a portion, which follow one another, without a copy."""
+    if len(indices) and (np.diff(indices) == 1).all():
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices
 
 
 def _sigmoid(z: Array) -> Array:
