@@ -15,6 +15,7 @@ import numpy as np
 from fastps._fastps import Versions
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
 from fastps._shared.files import replaced
+from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
@@ -30,7 +31,7 @@ class Evaluation(NamedTuple):
     """What `Evaluator` found.
 
     Attributes:
-        version: Version of the smallest tensor; 1 is its registration.
+        version: Largest version of a trained tensor; 1 is its registration.
         metrics: What `fn` returned.
         best: Whether these are the best parameters so far.
     """
@@ -79,7 +80,8 @@ class Evaluator:
         self.stopped: Literal["patience", "idle", "stop"] | None = None
         self._ps, self._fn, self._every, self._names = ps, fn, every, names
         self._cut, self._keep, self._rule, self._idle = cut, keep, rule, idle
-        self._last = 0
+        self._groups: dict[str, str] = {}
+        self._last: Versions | None = None  # of the last evaluation
         self._since = 0  # evaluations since the best one
         self._stop = False
 
@@ -94,7 +96,7 @@ class Evaluator:
             Exception: Whatever `fn` raised, with a note of the version.
         """
         values, versions = self._pull()
-        version = min((versions[name] for name in versions), default=0)
+        version = self._steps(versions)
         try:
             _check_finite(values)
             metrics = self._checked(self._fn(values))
@@ -105,7 +107,7 @@ class Evaluator:
         found = Evaluation(version, metrics, best)
         if best and self._keep is not None:
             _write(self._keep, values, found)
-        self._last = version
+        self._last = versions
         self._since = 0 if best else self._since + 1
         self.best = found if best else self.best
         return found
@@ -116,22 +118,23 @@ class Evaluator:
 
     def __iter__(self) -> Iterator[Evaluation]:
         self._stop, self.stopped, self._since = False, None, 0
-        changed, seen = time.monotonic(), -1
+        changed, seen = time.monotonic(), None
         while not self._stop:
-            version = self._version()
-            if version != seen:
-                changed, seen = time.monotonic(), version
+            asked = time.monotonic()
+            versions = self._versions()
+            changed += time.monotonic() - asked  # a server that restarts is not idle
+            if versions != seen:
+                changed, seen = time.monotonic(), versions
             quiet = time.monotonic() - changed >= self._idle
-            moved = self._last == 0 or not 0 <= version - self._last < self._every
             # When nothing changes any more, the last parameters are evaluated, too.
-            if version and (moved or (quiet and version != self._last)):
+            if versions is not None and (self._is_due(versions) or (quiet and versions != self._last)):
                 yield self.now()
                 changed = time.monotonic()
                 if self._rule.patience is not None and self._since >= self._rule.patience:
                     self.stopped = "patience"
                     return
             elif quiet:
-                if not version and self._names is not None:
+                if versions is None and self._names is not None:
                     self.now()  # says which tensor is not there
                 self.stopped = "idle"
                 return
@@ -139,18 +142,38 @@ class Evaluator:
                 time.sleep(_POLL)
         self.stopped = "stop"
 
-    def _version(self) -> int:
-        """The smallest version of the tensors; 0 if they are not there yet."""
+    def _versions(self) -> Versions | None:
+        """The present versions of the tensors; None if they are not there yet."""
         try:
             versions = self._ps.versions(self._chosen())
         except UnknownTensorError:
-            return 0
-        return min((versions[name] for name in versions), default=0)
+            return None
+        return versions if len(versions) else None
+
+    def _is_due(self, versions: Versions) -> bool:
+        """Whether there were enough steps since the last evaluation, or a server went back to old values."""
+        last = self._last
+        if last is None or set(last) != set(versions):
+            return True
+        pairs = (zip(versions.slices(name), last.slices(name), strict=False) for name in last)
+        went_back = any(new < old for slices in pairs for new, old in slices)
+        return went_back or self._steps(versions) - self._steps(last) >= self._every
+
+    def _steps(self, versions: Versions) -> int:
+        """The version of the tensor that has taken most steps: others may be frozen."""
+        names = list(versions)
+        trained = [name for name in names if not is_kept(self._group(name))] or names
+        return max((max(versions.slices(name), default=0) for name in trained), default=0)
 
     def _chosen(self) -> list[str]:
         if self._names is not None:
             return self._names
-        return [name for name in self._ps.names() if not name.rpartition("/")[2].startswith("fastps.")]
+        return [name for name in self._ps.names() if self._group(name).rpartition("/")[2] != NOTES]
+
+    def _group(self, name: str) -> str:
+        if name not in self._groups:
+            self._groups[name] = self._ps.spec(name).group
+        return self._groups[name]
 
     def _pull(self) -> tuple[dict[str, Array], Versions]:
         names, end = self._chosen(), time.monotonic() + self._ps._native.timeout

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fastps import data
 from fastps._fastps import Sparse
 from fastps._shared.checks import as_rate, at_least, given
+from fastps._shared.kept import RETURNS
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from fastps.rl.learner import Learner
 
 __all__ = ["EvolutionStrategies"]
-
-_RETURNS = "es.returns"
-"""One row per pair: the version of the model, and the returns with its noise added and subtracted."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +81,18 @@ class EvolutionStrategies(Algorithm):
         return Async(max_staleness=0, on_stale="reject", delay_adaptive=False)
 
     def _register(self, ps: ParameterServer) -> None:
-        ps.register(_RETURNS, np.zeros((self.pairs, 3), np.float32), SGD(lr=0.0), group=_RETURNS)
+        # A row per pair: the version of the model, and the returns with its noise added and subtracted.
+        ps.register(RETURNS, np.zeros((self.pairs, 3), np.float32), SGD(lr=0.0), group=RETURNS)
 
     def _turns(self, learner: Learner) -> Iterator[None]:
         seed, ps, worker = learner.run["seed"], learner.ps, learner.worker
-        portions = data.Portions(ps, self.pairs, 1, seed, _RETURNS, timeout=learner.patience)
+        portions = data.Portions(ps, self.pairs, 1, seed, RETURNS, timeout=learner.patience)
         while True:
             fetched = worker.versions
             assert fetched is not None
             versions = {name: fetched.slices(name) for name in worker.params}
             version = min(map(min, versions.values()))
-            returns = ps.pull(_RETURNS)
+            returns = ps.pull(RETURNS)
             if (returns[:, 0] == version).all():
                 # A tensor with a newer version has this step already: from a worker that died in its push.
                 behind = [name for name, its in versions.items() if min(its) == version]
@@ -105,9 +104,9 @@ class EvolutionStrategies(Algorithm):
                 continue
             try:
                 for (pair,) in portions:
-                    if ps.pull(_RETURNS, indices=[pair])[0, 0] != version:
+                    if ps.pull(RETURNS, indices=[pair])[0, 0] != version:
                         row = self._play(learner, seed, version, int(pair))
-                        ps.assign(_RETURNS, Sparse([pair], row[None]))
+                        ps.assign(RETURNS, Sparse([pair], row[None]))
                         learner.count(updates=0)
                     yield
             except DeadlineError:  # others still play

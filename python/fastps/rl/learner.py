@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fastps._shared.checks import at_least, integer
+from fastps._shared.kept import FRAMES, OBSERVATIONS
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownOutcomeError, VersionsLost
@@ -37,7 +38,7 @@ _log = logging.getLogger("fastps")
 
 _PLACE_TIMEOUT = 60.0
 """Seconds to wait for a place among synchronous workers."""
-FRAMES, OBSERVATIONS, _PREFIX = "rl.frames", "rl.observations", "model."
+_PREFIX = "model."
 
 
 class Task:

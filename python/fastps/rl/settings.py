@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps._shared.kept import SETTINGS
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.optim import SGD
@@ -15,16 +16,15 @@ from fastps.rl.totals import is_shared
 
 __all__ = ["agree", "present"]
 
-_NAME = "rl.settings"
 _OWN = "seed"
 """The setting that is the first worker's, whatever the others have."""
 
 
 def present(ps: ParameterServer) -> dict[str, Any] | None:
     """The settings of the run that is there; None if there is none."""
-    if _NAME not in ps.names():
+    if SETTINGS not in ps.names():
         return None
-    text = ps.pull(_NAME).astype(np.uint8).tobytes()
+    text = ps.pull(SETTINGS).astype(np.uint8).tobytes()
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -76,7 +76,7 @@ def agree(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[st
     if not check(ps, settings, tensors):
         text = np.frombuffer(json.dumps(dict(settings)).encode(), np.uint8).astype(np.float32)
         try:
-            ps.register(_NAME, text, SGD(lr=0.0), "hogwild" if is_shared(ps) else "exact", group=_NAME)
+            ps.register(SETTINGS, text, SGD(lr=0.0), "hogwild" if is_shared(ps) else "exact", group=SETTINGS)
         except ConfigError:  # another worker was first, with a text of another length
             check(ps, settings, ())
     check(ps, settings, ())

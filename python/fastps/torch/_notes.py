@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastps._shared.kept import NOTES
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.optim import SGD
 from fastps.store import Store
 
-__all__ = ["GROUP", "note", "written"]
-
-#: The group of all notes; no worker trains it.
-GROUP = "fastps"
+__all__ = ["note", "written"]
 
 
 def note(ps: ParameterServer, name: str, values: list[float]) -> list[float]:
@@ -24,7 +22,7 @@ def note(ps: ParameterServer, name: str, values: list[float]) -> list[float]:
         values: float32 numbers.
     """
     shared = isinstance(ps, Store) and ps.address is not None
-    ps.register(name, np.array(values, np.float32), SGD(lr=1.0), "hogwild" if shared else "exact", GROUP)
+    ps.register(name, np.array(values, np.float32), SGD(lr=1.0), "hogwild" if shared else "exact", NOTES)
     return _numbers(ps.pull(name))
 
 

@@ -13,6 +13,7 @@ import torch
 
 from fastps import checkpoint
 from fastps._shared.handles import PushHandle
+from fastps._shared.kept import BUFFERS
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError, NonFiniteError, ShapeError
@@ -93,7 +94,7 @@ class Buffers:
         apply: Literal["exact", "hogwild"] = "hogwild" if shared else "exact"
         for name in self._tensors:
             if name not in there:
-                self._ps.register(name, self._now(name), self._rule, apply, f"{group}.buffers")
+                self._ps.register(name, self._now(name), self._rule, apply, group + BUFFERS)
         self.read()
 
     def _now(self, name: str) -> Array:

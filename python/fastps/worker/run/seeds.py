@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fastps._shared.checks import integer
+from fastps._shared.kept import NOTES
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.optim import SGD
@@ -21,8 +22,6 @@ __all__ = ["Seeds", "digest", "worker_seed"]
 
 #: A tensor whose versions count the places that were given out.
 _PLACES = "fastps.places"
-#: The group of small tensors that fastps itself keeps.
-_GROUP = "fastps"
 
 
 def worker_seed(base: int, ps: ParameterServer | None = None) -> int:
@@ -59,7 +58,7 @@ def worker_seed(base: int, ps: ParameterServer | None = None) -> int:
 def _next_place(ps: ParameterServer) -> int:
     nothing = np.zeros(1, np.float32)
     shared = isinstance(ps, Store) and ps.address is not None
-    ps.register(_PLACES, nothing, SGD(lr=1.0), "hogwild" if shared else "exact", _GROUP)
+    ps.register(_PLACES, nothing, SGD(lr=1.0), "hogwild" if shared else "exact", NOTES)
     return int(ps.push(_PLACES, nothing).version) - 2  # the registration is version 1
 
 

@@ -1,0 +1,18 @@
+"""Groups of the tensors that fastps keeps beside a model: no optimizer trains them."""
+
+from __future__ import annotations
+
+__all__ = ["BUFFERS", "FRAMES", "NOTES", "OBSERVATIONS", "RETURNS", "SETTINGS", "is_kept"]
+
+#: Small tensors by which the workers of a run agree on something.
+NOTES = "fastps"
+#: What the group of a model's buffers has after the name of the parameters' group.
+BUFFERS = ".buffers"
+#: Of reinforcement learning; each is the only tensor of its group, under the same name.
+FRAMES, OBSERVATIONS, SETTINGS, RETURNS = "rl.frames", "rl.observations", "rl.settings", "es.returns"
+
+
+def is_kept(group: str) -> bool:
+    """Whether the tensors of a group are kept beside a model; the name of its run may be in front."""
+    own = group.rpartition("/")[2]
+    return own.endswith(BUFFERS) or own in (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS)
