@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import warnings
@@ -44,6 +43,9 @@ MAKE = {
     "two": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 10), lr_scheduler.CosineAnnealingLR(o, 30)], [10]
     ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o, 0.1, 1.0, 10), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
 }
 
 
@@ -76,9 +78,10 @@ def test_workers_have_the_rate_of_the_same_point(ps, which):
         optimizer.close()
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["scheduler", "resume"])), ids=str)
-@pytest.mark.parametrize("which", ["cosine", "one cycle", "warm-up"])
+@pytest.mark.parametrize("order", ["scheduler, resume, schedule", "resume, schedule", "schedule, resume"])
+@pytest.mark.parametrize("which", MAKE)
 def test_a_resumed_run_goes_on_where_it_was(tmp_path, which, order):
+    """The rate is that of the global step at once, whatever the schedule did before."""
     make = MAKE[which]
     with fastps.Store() as store:
         model, optimizer = build(store)
@@ -89,17 +92,44 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, which, order):
         fastps.torch.save(model, optimizer, tmp_path / "run.pt")
     with fastps.Store() as store:
         model, optimizer = build(store)
-        for part in order:
-            if part == "resume":
-                fastps.torch.resume(model, optimizer, tmp_path / "run.pt")
-            else:
-                scheduler = make(optimizer)
-        schedule = GlobalSchedule(scheduler)
-        assert optimizer.global_step == 12
-        assert schedule.get_last_lr()[0] == pytest.approx(plain(make, 12), rel=1e-9)
-        step(model, optimizer)
+        scheduler = make(optimizer) if order.startswith("scheduler") else None
+        if order.startswith("schedule,"):
+            schedule = GlobalSchedule(make(optimizer))
+            for _ in range(3):
+                step(model, optimizer)
+                schedule.step()
+        keep = "checkpoint" if order.startswith("schedule,") else None
+        fastps.torch.resume(model, optimizer, tmp_path / "run.pt", keep=keep)
+        if order.endswith("schedule"):
+            schedule = GlobalSchedule(scheduler or make(optimizer))
+        for _ in range(2):
+            assert optimizer.global_step == 12
+            assert schedule.get_last_lr()[0] == pytest.approx(plain(make, 12), rel=1e-9)
+            step(model, optimizer)
+            schedule.step()
+            assert schedule.get_last_lr()[0] == pytest.approx(plain(make, 13), rel=1e-9)
+            fastps.torch.resume(model, optimizer, tmp_path / "run.pt", keep="checkpoint")
+
+
+def test_a_worker_that_did_not_put_the_checkpoint_has_its_step(ps, tmp_path):
+    """Assignments are no steps, though this worker knew a step count before them."""
+    with fastps.Store() as store:
+        model, optimizer = build(store)
+        for _ in range(12):
+            step(model, optimizer)
+        fastps.torch.save(model, optimizer, tmp_path / "run.pt")
+    workers = [build(ps) for _ in range(2)]
+    schedules = [GlobalSchedule(MAKE["cosine"](optimizer)) for _, optimizer in workers]
+    for model, optimizer in workers:
+        fastps.torch.resume(model, optimizer, tmp_path / "run.pt")
+    for taken, (worker, schedule) in enumerate(zip(workers, schedules, strict=True), 12):
+        assert worker[1].global_step == 12
+        assert schedule.get_last_lr()[0] == pytest.approx(cosine(12, 40), rel=1e-9)
+        step(*worker)
         schedule.step()
-        assert schedule.get_last_lr()[0] == pytest.approx(plain(make, 13), rel=1e-9)
+        assert worker[1].global_step == taken + 1
+        assert schedule.get_last_lr()[0] == pytest.approx(cosine(taken + 1, 40), rel=1e-9)
+        worker[1].close()
 
 
 def test_the_scheduler_s_own_state_may_be_loaded(store):
@@ -130,24 +160,43 @@ def test_skipped_steps_assignments_and_loaded_states(store):
     named = zip([name for name, _ in model.named_parameters()], states, strict=True)
     loaded = {name: {**state, "step": torch.tensor(50.0)} for name, state in named}
     optimizer._assign_state(loaded)
-    optimizer.pull_model()
-    assert optimizer.global_step == 50
     step(model, optimizer)
     assert optimizer.global_step == 51
+    for name in store.names():  # by the user's own client
+        store.assign(name, store.pull(name))
+        store.load_state(name, {**store.state(name), "step": 70})
+    step(model, optimizer)
+    assert optimizer.global_step == 71
+
+
+def test_what_another_process_assigned_is_no_step_after_a_pull(server):
+    """A client of its own stands for the other process."""
+    with fastps.connect(server.addresses) as ps, fastps.connect(server.addresses) as other:
+        ps.register("w", np.zeros(2, np.float32), fastps.SGD(lr=1.0))
+        with fastps.Worker(ps, {"w": np.zeros(2)}, fastps.Async()) as worker:
+            worker.step({"w": np.ones(2, np.float32)})
+            assert worker.global_step == 1
+            for _ in range(3):
+                other.assign("w", np.zeros(2, np.float32))
+            other.load_state("w", {"step": 9})
+            worker.pull_model()
+            assert worker.global_step == 9
+            worker.step({"w": np.ones(2, np.float32)})
+            assert worker.global_step == 10
 
 
 def test_no_call_is_made_for_it(ps, monkeypatch):
     model, optimizer = build(ps)
     step(model, optimizer)
     assert optimizer.global_step == 1
-    native = optimizer._worker._native
+    ps = optimizer._worker._ps
 
     class Counting:
         def __getattr__(self, name):
             assert name not in ("versions", "state")
-            return getattr(native, name)
+            return getattr(ps, name)
 
-    monkeypatch.setattr(optimizer._worker._progress, "_native", Counting())
+    monkeypatch.setattr(optimizer._worker._progress, "_ps", Counting())
     for _ in range(3):
         step(model, optimizer)
         assert optimizer.global_step == optimizer.stats()["steps"]
@@ -192,6 +241,37 @@ def test_the_smallest_trained_tensor_counts(store):
     optimizer = ParameterServerOptimizer(model.named_parameters(), store, fastps.SGD(lr=0.1))
     step(model, optimizer)
     assert optimizer.global_step == 1
+
+
+def test_a_parameter_without_gradients_does_not_count(store, tmp_path):
+    """The smallest one, which no loss uses; also right after a resume, before the first step."""
+
+    def build():
+        model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+        model.unused = nn.Linear(1, 1)
+        return model, ParameterServerOptimizer(model.named_parameters(), store, fastps.Adam(lr=0.1))
+
+    def take(model, optimizer):
+        optimizer.zero_grad()
+        model[1](model[0](torch.ones(3, 4))).sum().backward()
+        optimizer.step()
+
+    model, optimizer = build()
+    schedule = GlobalSchedule(MAKE["cosine"](optimizer))
+    for taken in range(1, 4):
+        take(model, optimizer)
+        schedule.step()
+        assert optimizer.global_step == taken
+    assert schedule.get_last_lr()[0] == pytest.approx(cosine(3, 40), rel=1e-9)
+    fastps.torch.save(model, optimizer, tmp_path / "run.pt")
+    optimizer.close()
+    _, late = build()
+    assert late.global_step == 3
+    for name in store.names():
+        store.unregister(name)
+    model, optimizer = build()
+    fastps.torch.resume(model, optimizer, tmp_path / "run.pt")
+    assert optimizer.global_step == 3
 
 
 def test_schedules_of_other_lengths_and_kinds_are_refused(store):

@@ -55,7 +55,7 @@ with fastps.connect(sys.argv[1]) as ps:
 @pytest.mark.parametrize("how", ["equal", "portions", "seed"])
 def test_two_workers(server, how):
     """The second one is warned, once, and the warning names both."""
-    said = two(server, WORKER, how, "fastps.torch.seed(base)")
+    said = two(server, WORKER, how, "fastps.torch.seed(base, ps)")
     if how == "seed":
         assert said[0::2] == ["seed 7", "seed 8"]
 
@@ -63,7 +63,7 @@ def test_two_workers(server, how):
 @pytest.mark.parametrize("how", ["equal", "portions", "seed", "own"])
 def test_two_workers_with_numpy(server, how):
     """A generator of its own is not warned of, though the global ones are equal."""
-    two(server, ARRAYS, how, "fastps.worker_seed(base)")
+    two(server, ARRAYS, how, "fastps.worker_seed(base, ps)")
 
 
 def two(server, script, how, cure):

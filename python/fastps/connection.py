@@ -83,8 +83,10 @@ class ParameterServer:
     `close`.
     """
 
-    __slots__ = ("__weakref__", "_native", "_portioned", "_reattach")
+    __slots__ = ("__weakref__", "_assigned", "_native", "_portioned", "_reattach")
 
+    #: How often values or state of a tensor were replaced here: changes of its version that are no steps.
+    _assigned: dict[str, int]
     _native: _fastps.Client
     #: Set if `fastps.data.Portions` shares out samples by it.
     _portioned: bool
@@ -92,6 +94,7 @@ class ParameterServer:
     _reattach: tuple[str, dict[str, Any]] | None
 
     def __init__(self, native: _fastps.Client, reattach: tuple[str, dict[str, Any]] | None = None) -> None:
+        self._assigned = {}
         self._native = native
         self._reattach = reattach
 
@@ -452,7 +455,10 @@ class ParameterServer:
         >>> store.pull("w")
         array([1., 5.], dtype=float32)
         """
-        return self._native.assign(name, array, timeout)
+        try:
+            return self._native.assign(name, array, timeout)
+        finally:
+            self._note_assignment(name)
 
     def state(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
         """A copy of a tensor's optimizer state, by torch's names.
@@ -502,7 +508,13 @@ class ParameterServer:
                 expected=expected,
                 got=got,
             )
-        return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
+        try:
+            return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
+        finally:
+            self._note_assignment(name)
+
+    def _note_assignment(self, name: str) -> None:
+        self._assigned[name] = self._assigned.get(name, 0) + 1
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Counters since the start of this client and of each shard.
@@ -523,6 +535,7 @@ class ParameterServer:
         """Another client of the same parameters, with its own identity, such as each `Worker` uses."""
         other = object.__new__(type(self))
         ParameterServer.__init__(other, self._native.another(), self._reattach)
+        other._assigned = self._assigned
         return other
 
     def close(self) -> None:
@@ -602,7 +615,7 @@ _reaching = threading.RLock()
 
 def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
     client = object.__new__(kind)
-    client._reattach = reattach
+    client._assigned, client._reattach = {}, reattach
     return client
 
 

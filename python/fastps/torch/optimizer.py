@@ -146,7 +146,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._groups: list[list[Entry]] = []
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
-        self._stepped = False
+        #: Gives the groups the rates of the present step, if a `GlobalSchedule` does.
+        self._schedule: Callable[[], object] | None = None
         self._rows = not local
         self._told = on_step is not None
         self._push_in_backward = push_in_backward
@@ -242,9 +243,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = result = closure()
         worker = self._open()
-        if not self._stepped:
-            self._stepped = True
-            worker._compare_seeds(random_state(), "fastps.torch.seed(base)")
+        if not worker._stepped:
+            worker._first_step(random_state(), "fastps.torch.seed(base, ps)", self._raw())
         try:
             self._filled.watched.check()
             rates = self._rates()
@@ -318,6 +318,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker.load_state_dict(own)
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._filled.show()
+        self._follow_schedule()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -330,7 +331,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
-        Of the smallest trained parameter. It goes on after `fastps.torch.resume`, and a step that
+        Of the smallest parameter that has gradients. It goes on after `fastps.torch.resume`, and a step that
         `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
@@ -361,6 +362,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.show()
         if self._buffers is not None:
             self._buffers.assign()
+        self._follow_schedule()
 
     def pull_model(self) -> None:
         """Fetches the servers' values into the model now, in the place of what something else wrote there.
@@ -370,6 +372,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
+        self._follow_schedule()
 
     def flush(self) -> None:
         """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
@@ -399,6 +402,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def _open(self) -> Worker:
         assert self._worker is not None
         return self._worker
+
+    def _follow_schedule(self) -> None:
+        """The groups' rates are those of the present step, which may be another one than before."""
+        if self._schedule is not None:
+            self._schedule()
 
     def _those(self) -> list[Theirs]:
         """All parameters, with their names and rules."""
@@ -460,7 +468,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for one, entry in zip(self._those(), self._entries, strict=True):
             stored = as_stored(one.rule, states.get(one.name, {}))
             self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
-        self._open()._progress.restart()
 
     def _track(self) -> None:
         """Counts the steps of the parameters that are trained."""

@@ -142,6 +142,7 @@ def resume(
     if saved.own is not None and (puts or same):
         worker.load_state_dict(saved.own)
         optimizer._filled.show()
+    optimizer._follow_schedule()
     return saved.more
 
 

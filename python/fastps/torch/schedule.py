@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,9 @@ __all__ = ["GlobalSchedule"]
 _NOTE, _DIGITS = "fastps.schedule", 1 << 20
 #: What schedulers of torch call their length.
 _LENGTHS = ("total_steps", "T_max", "total_iters")
+#: What they keep in the parameter groups.
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+_Kind = TypeVar("_Kind")
 
 
 class GlobalSchedule:
@@ -25,7 +29,8 @@ class GlobalSchedule:
 
     A scheduler counts its own worker's steps: of three workers, each ends a cosine at a third of its way.
     This one takes as many steps as the servers have taken, so all workers have the rate of the same point, a
-    late or resumed worker included; the scheduler's own state need not be saved. With
+    late or resumed worker included; the scheduler's own state need not be saved. It follows
+    `fastps.torch.resume`, ``load_state_dict``, ``push_model`` and ``pull_model`` at once. With
     `fastps.data.Portions`, a run takes ``len(portions) * epochs`` steps.
 
     Args:
@@ -66,18 +71,46 @@ class GlobalSchedule:
         self._end: int | None = getattr(scheduler, "total_steps", None) if given is None else given
         if lengths:
             self._agree(int(lengths[0]))
-        self._taken = int(getattr(scheduler, "last_epoch", 0))
+        optimizer._opt_called = True  # type: ignore[attr-defined] # torch would warn of a late worker
+        self._taken = self._first = _steps_of(scheduler)
         self._begin()
+        #: The scheduler and the groups' rates before the first step that this one takes.
+        self._before = self._copied((scheduler.state_dict(), self._rates()))
         self.step()
+        optimizer._schedule = self._again
 
     def step(self) -> None:
         """Takes as many steps as the servers have taken since the last call; call it after each step."""
         target = self._optimizer.global_step
         if self._end is not None:
             target = min(target, self._end)
+        if target < self._taken and self._taken > self._first:
+            self._go_back()
         while self._taken < target:
             self._taken += 1
             self._scheduler.step()
+
+    def _again(self) -> None:
+        """Gives the groups the rates of the present step, whatever rates they have: after a resume."""
+        self._go_back()
+        self.step()
+
+    def _go_back(self) -> None:
+        """Undoes all steps: most schedulers go on from the groups' rates, and none goes back."""
+        state, rates = self._copied(self._before)
+        self._scheduler.load_state_dict(state)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=False):
+            group.update(rate)
+        self._taken = self._first
+
+    def _copied(self, what: _Kind) -> _Kind:
+        """A copy that shares nothing but the optimizer, which cannot be copied."""
+        return copy.deepcopy(what, {id(self._optimizer): self._optimizer})
+
+    def _rates(self) -> list[dict[str, Any]]:
+        """What schedulers keep in the parameter groups."""
+        groups = self._optimizer.param_groups
+        return [{name: group[name] for name in _RATES if name in group} for group in groups]
 
     def get_last_lr(self) -> list[float]:
         """The present rates, one of each parameter group."""
@@ -101,12 +134,20 @@ class GlobalSchedule:
     def _begin(self) -> None:
         """Gives the groups the rates of the scheduler's own step: most schedulers go on from those."""
         scheduler, groups = self._scheduler, self._optimizer.param_groups
-        self._optimizer._opt_called = True  # type: ignore[attr-defined] # torch would warn of a late worker
-        if self._taken == 0 and hasattr(scheduler, "base_lrs") and not hasattr(scheduler, "_schedulers"):
-            for group, rate in zip(groups, scheduler.base_lrs, strict=True):
-                group["lr"] = rate
-            scheduler.last_epoch = -1
-            scheduler._initial_step()
-        else:
-            for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
+        chained = isinstance(scheduler, torch.optim.lr_scheduler.ChainedScheduler)
+        parts = scheduler._schedulers if chained else [scheduler]
+        new = self._taken == 0 and all(hasattr(part, "base_lrs") for part in parts)
+        for group, rate in zip(groups, parts[0].base_lrs if new else scheduler.get_last_lr(), strict=True):
+            group["lr"] = self._copied(rate)
+        for part in parts if new else ():
+            part.last_epoch = -1
+            part._initial_step()
+        if chained:
+            scheduler._last_lr = self.get_last_lr()
+
+
+def _steps_of(scheduler: Any) -> int:
+    """The steps that a scheduler has taken."""
+    if isinstance(scheduler, torch.optim.lr_scheduler.ChainedScheduler):
+        return _steps_of(scheduler._schedulers[0])
+    return int(getattr(scheduler, "last_epoch", 0))

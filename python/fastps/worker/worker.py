@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -141,14 +141,15 @@ class Worker:
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
         self._fetches = Fetches(self._native, self.params, self._views)
-        self._progress = Progress(self._native, lambda: self._fetches.installed, self.params)
+        self._progress = Progress(self._ps, lambda: self._fetches.installed, self.params)
         self._note_lost()  # from here on losses are counted, not raised
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
         self._alone = False  # whether it is the one that trains in a warm start
         self._warming = False  # whether it waits for the end of a warm start
         self._reported = False  # whether `ready` has reported the step that has begun
-        self._seeds: Seeds | None = None  # until the first step
+        self._stepped = False
+        self._seeds: Seeds | None = None
         try:
             self._groups.add(params)
             if isinstance(mode, WarmStart) and params:
@@ -265,8 +266,8 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        if self._seeds is not None:
-            self._compare_seeds({}, "fastps.worker_seed(base)")
+        if not self._stepped and isinstance(grads, Mapping) and grads:
+            self._first_step({}, "fastps.worker_seed(base, ps)", grads)
         lr = as_rates(lr, self.params)
         self._watched.check()
         if self._step_at_once(grads, lr, loss):
@@ -423,8 +424,9 @@ class Worker:
 
         It is read from the servers once, and then follows the versions that come with pushes and fetches, at
         no further calls (with views of a shared store, it is asked every 20 steps). With `fastps.Sync` a
-        round is one step, with `fastps.Local` or `accumulate` each push is one. Values that another worker
-        assigns meanwhile count as a step.
+        round is one step, with `fastps.Local` or `accumulate` each push is one. It is read again after
+        `push_model`, `pull_model`, and `assign` or `load_state` of any client in this process; what another
+        process assigns counts as a step until this worker calls `pull_model`.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -474,17 +476,19 @@ class Worker:
         self._pushes.rest()
         self._pushes.forget()
         for name, values in self.params.items():
-            self._native.assign(name, values, None)
-        self._progress.restart()
+            self._ps.assign(name, values)
         self.pull_model()
 
     def pull_model(self) -> None:
         """Fetches the servers' values now and overwrites what something else wrote to `params`.
 
+        `global_step` is read again, since the values may be assigned ones.
+
         Raises:
             FastpsError: The fetch failed.
         """
         self._fetches.restart()
+        self._progress.restart()
         self._watched.note()
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -517,6 +521,7 @@ class Worker:
         self._fetches.under_way.clear()
         if self._local is None:
             self._fetches.now()
+        self._progress.restart()
         for name, values in state["params"].items():
             self.params[name][...] = values
         self._pushes.load_state_dict(state)
@@ -606,16 +611,18 @@ class Worker:
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    def _compare_seeds(self, states: Mapping[str, str], cure: str) -> None:
+    def _first_step(self, states: Mapping[str, str], cure: str, names: Iterable[str]) -> None:
         """At the first step, gives a warning if another process draws the same batches.
 
         Args:
             states: Digests of generators' states by name, beside those that every process has.
             cure: The call that gives a worker a seed of its own.
+            names: The tensors that have gradients, which tell the global step.
         """
-        seeds, self._seeds = self._seeds, None
-        if seeds is not None:
-            seeds.compare(states, cure, stacklevel=4)
+        self._stepped = True
+        self._progress.of(names)
+        if self._seeds is not None:
+            self._seeds.compare(states, cure, stacklevel=4)
 
     def _give_up(self, error: BaseException) -> None:
         """Leaves the groups after an error without waiting, so that no other worker waits for this one."""
