@@ -198,6 +198,32 @@ def test_workers_that_resume_at_once_put_the_checkpoint_once(runs, server):
         assert ps.state("0.weight")["step"].tolist() == [10 + 4 * steps]
 
 
+@pytest.mark.parametrize("saver", [None, 1])
+def test_one_worker_gets_the_residuals(ps, tmp_path, monkeypatch, saver):
+    """What the saver's codec had dropped goes to the model once: by its rank, or by the first worker."""
+    monkeypatch.delenv("RANK", raising=False)
+
+    def residuals(optimizer):
+        return optimizer.state_dict()["fastps"]["residuals"]
+
+    with fastps.Store() as store:
+        model, optimizer = build(store, codec=fastps.OneBit(), rank=saver)
+        train(model, optimizer, range(3))
+        fastps.torch.save(model, optimizer, tmp_path / "run.pt")
+        kept = residuals(optimizer)
+    assert any(residual.any() for residual in kept.values())
+    ranks = [None] * 3 if saver is None else range(3)
+    workers = [build(ps, codec=fastps.OneBit(), rank=rank) for rank in ranks]
+    for worker in workers[::-1]:  # so the last one puts the checkpoint on the servers
+        fastps.torch.resume(*worker, tmp_path / "run.pt")
+    for place, (_, optimizer) in enumerate(workers):
+        assert any(residual.any() for residual in residuals(optimizer).values()) is (place == (saver or 0))
+    for name, residual in residuals(workers[saver or 0][1]).items():
+        assert torch.equal(residual, kept[name])
+    for _, optimizer in workers:
+        optimizer.close()
+
+
 @pytest.mark.parametrize("rule", [fastps.SGD(), fastps.SGD(lr=0.1, momentum=0.9), fastps.Adagrad()], ids=str)
 def test_other_rules_resume_from_plain_torch(rule, tmp_path):
     kind = torch.optim.SGD if isinstance(rule, fastps.SGD) else torch.optim.Adagrad

@@ -98,6 +98,9 @@ def resume(
     does that and the others wait for it. If the servers have the same run and are as far or further, training
     goes on with their values. Anything else is refused, unless `keep` says which values are meant.
 
+    The saver's own state (its steps, and what its codec dropped) goes to the worker of its rank, or without
+    ranks to the first worker of the run, if the servers have taken no step since. All others begin without.
+
     Args:
         model: The model; all its parameters and buffers must be in the file, in their shapes.
         optimizer: Its `ParameterServerOptimizer`.
@@ -128,7 +131,7 @@ def resume(
     if puts and keep:
         note(optimizer._ps, at, [_UNFINISHED, *saved.run])
         optimizer._ps.assign(at, np.array([_UNFINISHED, *saved.run], np.float32))
-    same = optimizer._steps_taken() == saved.steps and saved.rank == optimizer._rank
+    same = optimizer._steps_taken() == saved.steps
     model.load_state_dict(saved.model)
     if puts:
         optimizer.push_model()
@@ -139,11 +142,21 @@ def resume(
     optimizer.pull_model()
     for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
         group.update(rates)
-    if saved.own is not None and (puts or same):
+    if saved.own is not None and (puts or same) and _has_saved(saved, optimizer):
         worker.load_state_dict(saved.own)
         optimizer._filled.show()
     optimizer._follow_schedule()
     return saved.more
+
+
+def _has_saved(saved: _Saved, optimizer: ParameterServerOptimizer) -> bool:
+    """Whether a worker is the one that saved: what its codec dropped must not be pushed by several.
+
+    Without ranks it is the first worker that is there.
+    """
+    if saved.rank is None and optimizer._rank is None:
+        return optimizer._open()._groups.present == 1
+    return saved.rank == optimizer._rank
 
 
 @dataclass(frozen=True)
