@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import threading
 
@@ -168,8 +169,15 @@ def test_a_worker_resumes_while_the_run_goes_on(tmp_path):
         fastps.torch.resume(other, late, tmp_path / "run.pt", keep="servers")
 
 
-def test_workers_that_resume_at_once_put_the_checkpoint_once(runs, server):
+@pytest.mark.parametrize("noted", [False, True])
+def test_workers_that_resume_at_once_put_the_checkpoint_once(runs, server, tmp_path, noted):
+    """Also where another run has been, which has taken no step."""
     folder, _ = runs
+    if noted:
+        with fastps.connect(server.addresses) as ps:
+            model, optimizer = build(ps)
+            fastps.torch.save(model, optimizer, tmp_path / "other.pt")
+            optimizer.close()
     failed, barrier = [], threading.Barrier(4)
     steps = 5
 
@@ -290,6 +298,70 @@ def test_what_does_not_fit_changes_nothing(runs, store, tmp_path):
         fastps.torch.save(model, optimizer, tmp_path / "run.pt", model2=1, fastps=2)
     assert store.versions() == before
     assert torch.equal(weights(model), values)
+
+
+def test_a_refusal_names_ways_that_work(runs, server, tmp_path):
+    """One worker puts the checkpoint there, another one that runs already resumes as usual."""
+    folder, _ = runs
+    with fastps.connect(server.addresses) as ps:
+        (model, optimizer), (other, late) = build(ps), build(ps)
+        train(model, optimizer, range(3))
+        for keep, steps in [("servers", 3), ("checkpoint", 10)]:
+            with pytest.raises(fastps.ConfigError, match=f'keep="{keep}"'):
+                fastps.torch.resume(model, optimizer, folder / "own.pt")
+            fastps.torch.resume(model, optimizer, folder / "own.pt", keep=keep)
+            assert optimizer.global_step == steps
+        fastps.torch.resume(other, late, folder / "own.pt")
+        assert torch.equal(weights(other), weights(model))
+        train(other, late, range(10, 12))
+        assert late.global_step == 12
+        optimizer.close()
+        late.close()
+
+
+def test_a_warning_about_other_steps_names_a_way_that_works(runs, caplog):
+    folder, _ = runs
+    with fastps.Store() as store:
+        model, optimizer = build(store)
+        fastps.torch.resume(model, optimizer, folder / "own.pt")
+        train(model, optimizer, range(3))
+        optimizer.load_state_dict(torch.load(folder / "own.pt", weights_only=True)["optimizer"])
+        assert 'resume(..., keep="checkpoint") goes back' in caplog.text
+        fastps.torch.resume(model, optimizer, folder / "own.pt", keep="checkpoint")
+        assert optimizer.global_step == 10
+
+
+def test_what_torch_does_not_read_safely_is_named(runs, tmp_path, store):
+    """In a file that something else wrote, with the way on; `save` does not write such a file."""
+    folder, end = runs
+    saved = torch.load(folder / "plain.pt", weights_only=True)
+    torch.save({**saved, "args": argparse.Namespace(lr=0.05)}, tmp_path / "args.pt")
+    model, optimizer = build(store, seed=7)
+    cure = r"safe_globals\(\[argparse.Namespace\]\)"
+    with pytest.raises(fastps.ConfigError, match=cure):
+        fastps.torch.resume(model, optimizer, tmp_path / "args.pt")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert fastps.torch.resume(model, optimizer, tmp_path / "args.pt")["args"].lr == 0.05
+    train(model, optimizer, range(10, 20))
+    torch.testing.assert_close(weights(model), end, rtol=1e-5, atol=1e-5)
+    with pytest.raises(fastps.ConfigError, match=r"value args.*'Namespace'"):
+        fastps.torch.save(model, optimizer, tmp_path / "none.pt", args=argparse.Namespace())
+    assert not (tmp_path / "none.pt").exists()
+
+
+@pytest.mark.parametrize("how", [{"codec": fastps.OneBit()}, {"mode": fastps.Local(2, 2, lr=0.05)}], ids=str)
+def test_a_run_goes_on_with_another_codec_or_mode(how, tmp_path, caplog):
+    """Without what was left of the former one, which is logged."""
+    with fastps.Store() as store:
+        model, optimizer = build(store, **how)
+        train(model, optimizer, range(4))
+        fastps.torch.save(model, optimizer, tmp_path / "run.pt")
+    with fastps.Store() as store:
+        other, optimizer = build(store, seed=7)
+        fastps.torch.resume(other, optimizer, tmp_path / "run.pt")
+        assert "begins without the state of the one that saved" in caplog.text
+        assert torch.equal(weights(other), weights(model)) or "mode" in how
+        train(other, optimizer, range(2))
 
 
 def test_a_put_that_was_never_finished_is_found(runs):

@@ -118,6 +118,8 @@ def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
         assert cli.main(["checkpoint", "list", str(data)]) == 0
         assert 'a cut over group "run:exp1/default"' in capfd.readouterr().out
         assert cli.main(["checkpoint", "export", str(data), str(file), "--cut"]) == 0
+    with pytest.raises(fastps.ConfigError, match='prefix="run:exp1/"'):
+        fastps.torch.load(model, file)
     fastps.torch.load(model, file, prefix="run:exp1/")
     assert (model.weight.detach().numpy() == kept).all()
 
@@ -142,14 +144,33 @@ def test_a_worker_that_continues_a_run_says_so(runs, caplog):
         caplog.clear()
 
 
-def test_another_model_under_the_same_names_names_the_run_and_the_ways_out(runs):
-    a, b, _ = runs
+def test_another_model_under_the_same_names_names_the_run_and_the_ways_out(runs, server):
+    """And each of them works."""
+    a, b, none = runs
     for ps in (a, b):
         named = nn.Linear(3 if ps is a else 5, 1).named_parameters()
         fastps.torch.ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.1)).close()
-    with pytest.raises(fastps.ConfigError, match=r"in run a: .*run=.*prefix=.*fastps rm") as refused:
-        fastps.torch.ParameterServerOptimizer(nn.Linear(5, 1).named_parameters(), a, fastps.SGD(lr=0.1))
+
+    def make(ps, **options):
+        named = nn.Linear(5, 1).named_parameters()
+        fastps.torch.ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.1), **options).close()
+
+    with pytest.raises(
+        fastps.ConfigError, match=r"in run a: .*prefix=.*run=.*rm ADDRESSES --run a"
+    ) as refused:
+        make(a)
     assert refused.value.tensor == "weight"
+    make(a, prefix="other.")
+    assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
+    make(a)
+    for name in ("weight", "bias"):
+        none.register(name, ONES, fastps.SGD(lr=0.1))
+    with pytest.raises(fastps.ConfigError, match=r"ps.unregister") as refused:
+        make(none)
+    assert "fastps rm" not in str(refused.value)  # which frees only runs
+    for name in ("weight", "bias"):
+        none.unregister(name)
+    make(none)
 
 
 def test_runs_survive_a_restart(tmp_path):

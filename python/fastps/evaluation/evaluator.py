@@ -185,7 +185,8 @@ class Evaluator:
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"the parameters changed during every pull for {self._ps._native.timeout:g} s, so none "
-                    "was of one moment; let workers push less often, or evaluate snapshots with --cut"
+                    "was of one moment; let workers push less often, or evaluate what "
+                    "fastps checkpoint export --cut writes"
                 )
 
     def _checked(self, metrics: Any) -> dict[str, float]:

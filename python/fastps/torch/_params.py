@@ -16,6 +16,7 @@ from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError
+from fastps.store import Store
 from fastps.worker.arguments import check_float32
 from fastps.worker.watched import Watched
 
@@ -222,11 +223,13 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
     if others:
         name, ours, theirs = others[0]
         names = quoted(name for name, _, _ in others)
-        where = "" if ps.run is None else f" in run {ps.run}"
+        where, free = "", "unregister its tensors (ps.unregister)"
+        if ps.run is not None:
+            where, free = f" in run {ps.run}", f"free that run (fastps rm ADDRESSES --run {ps.run})"
+        own = "" if isinstance(ps, Store) else " or a run of its own (fastps.connect(..., run=...))"
         raise ConfigError(
             f'another model has these names{where}: {names} (tensor "{name}"): expected {theirs}, got {ours};'
-            " give this one a run of its own (fastps.connect(run=...)) or other names (prefix=...), or free "
-            "the other one (fastps rm)",
+            f" give this one other names (prefix=...){own}, or {free}",
             tensor=name,
             expected=theirs,
             got=ours,

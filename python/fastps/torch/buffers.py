@@ -86,7 +86,9 @@ class Buffers:
                     expected = f"shape {spec.shape} and {spec.optimizer}"
                     got = f"shape {tuple(tensor.shape)} and {self._rule}"
                     raise ConfigError(
-                        f'another worker has other buffers (tensor "{name}"): expected {expected}, got {got}',
+                        f'another worker has other buffers (tensor "{name}"): expected {expected}, got {got};'
+                        " all workers of a run need one model and one buffers=, and another model needs "
+                        "other names (prefix=...)",
                         tensor=name,
                         expected=expected,
                         got=got,
@@ -219,8 +221,9 @@ def load(
     pairs += buffers.items()
     missing = sorted({name for name, _ in pairs} - there)
     if missing and strict:
-        way = ""
-        if buffers.keys() >= set(missing):
+        other = _other_prefix(missing[0].removeprefix(prefix), there)
+        way = "" if other is None else f'; it has the name with prefix="{other}"'
+        if other is None and buffers.keys() >= set(missing):
             way = "; ParameterServerOptimizer(..., model=model) keeps a model's buffers on the servers"
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         where = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the source"
@@ -245,6 +248,12 @@ def load(
             )
     for name, tensor in pairs:
         tensor.copy_(torch.as_tensor(values[name]))
+
+
+def _other_prefix(name: str, there: set[str]) -> str | None:
+    """What a name has in front of it where it is there, if that can be a prefix."""
+    found = sorted(other.removesuffix(name) for other in there if other.endswith(name))
+    return next((prefix for prefix in found if not prefix or prefix.endswith((".", "/"))), None)
 
 
 def _from_file(path: File) -> Mapping[str, Any]:

@@ -36,7 +36,8 @@ def evaluator(
             `load` reads the file that ``keep`` names.
 
     Raises:
-        ConfigError: An argument is invalid; while evaluating: the servers lack a parameter or a buffer.
+        ConfigError: An argument is invalid.
+        UnknownTensorError: While evaluating: the servers lack a parameter or a buffer.
 
     >>> import torch, fastps.torch
     >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)

@@ -454,7 +454,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         elif now != saved:
             _log.warning(
                 "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "
-                "with theirs (fastps.torch.resume can go back to a checkpoint)",
+                'with theirs (fastps.torch.resume(..., keep="checkpoint") goes back to a checkpoint)',
                 now,
                 saved,
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
+import logging
 import os
 import pickle
 import secrets
@@ -18,16 +21,21 @@ from fastps._shared.files import replaced
 from fastps._shared.text import quoted
 from fastps._shared.types import File
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DeadlineError, ShapeError
+from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, wrong
 from fastps.torch.optimizer import ParameterServerOptimizer, _arrays
 from fastps.torch.state import State
+from fastps.worker import Worker
 
 __all__ = ["resume", "save"]
 
+_log = logging.getLogger("fastps")
+
 #: The note with the run that the servers' values belong to: whether they are complete, and its number.
 _NOTE = "fastps.run"
+#: What the name of another note has in addition, which the worker has that replaces this one.
+_CLAIM = ".claim"
 _UNFINISHED, _COMPLETE = 0.0, 1.0
 #: What a file has under names of its own.
 _OWN = {"model", "optimizer", "fastps"}
@@ -51,6 +59,8 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
             ``scheduler=scheduler.state_dict()``; `resume` returns it.
 
     Raises:
+        ConfigError: A value is one that ``torch.load(weights_only=True)`` does not read, or has a name that
+            the file needs; nothing is written.
         FastpsError: The servers could not be asked.
         OSError: The file cannot be written.
 
@@ -71,6 +81,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     taken = more.keys() & _OWN
     if taken:
         raise wrong("name of a value", f"another name than {quoted(sorted(_OWN))}", min(taken))
+    _check_readable(more)
     state = _ours(optimizer).state_dict()
     names = _names(model, optimizer)
     servers = optimizer._ps.pull(list(set(names.values())))
@@ -99,7 +110,8 @@ def resume(
     goes on with their values. Anything else is refused, unless `keep` says which values are meant.
 
     The saver's own state (its steps, and what its codec dropped) goes to the worker of its rank, or without
-    ranks to the first worker of the run, if the servers have taken no step since. All others begin without.
+    ranks to the first worker of the run, if the servers have taken no step since. All others begin without,
+    and so does one with another mode or codec, which is logged.
 
     Args:
         model: The model; all its parameters and buffers must be in the file, in their shapes.
@@ -124,11 +136,11 @@ def resume(
         raise wrong("keep", "'checkpoint', 'servers' or None", keep)
     saved = _read(path, model, _ours(optimizer))
     worker = optimizer._open()
-    if saved.own is not None:
-        worker._check_state(saved.own)
     at = optimizer._prefix + _NOTE
     puts = (keep or _choose(saved, optimizer, at, path)) == "checkpoint"
     if puts and keep:
+        with contextlib.suppress(UnknownTensorError):  # of a worker that has ended
+            optimizer._ps.unregister(at + _CLAIM)
         note(optimizer._ps, at, [_UNFINISHED, *saved.run])
         optimizer._ps.assign(at, np.array([_UNFINISHED, *saved.run], np.float32))
     same = optimizer._steps_taken() == saved.steps
@@ -143,10 +155,20 @@ def resume(
     for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
         group.update(rates)
     if saved.own is not None and (puts or same) and _has_saved(saved, optimizer):
-        worker.load_state_dict(saved.own)
+        _go_on(worker, saved.own)
         optimizer._filled.show()
     optimizer._follow_schedule()
     return saved.more
+
+
+def _go_on(worker: Worker, own: dict[str, Any]) -> None:
+    """Gives a worker the state of the one that saved, if it is of this mode and codec."""
+    try:
+        worker._check_state(own)
+    except FastpsError as error:
+        _log.warning("this worker begins without the state of the one that saved: %s", error)
+    else:
+        worker.load_state_dict(own)
 
 
 def _has_saved(saved: _Saved, optimizer: ParameterServerOptimizer) -> bool:
@@ -216,29 +238,29 @@ def _choose(
 
     ``"checkpoint"`` is the answer to one worker only, where several ask new servers at once.
     """
-    ps, claim = optimizer._ps, _number()
+    ps = optimizer._ps
     end = time.monotonic() + ps._native.timeout
     while True:
         there, taken = written(ps, at), optimizer._steps_taken()
-        if there is None and taken == 0 and note(ps, at, [_UNFINISHED, *claim])[1:] == claim:
-            return "checkpoint"
-        if there is None and taken:
+        unfinished = there is not None and there[0] == _UNFINISHED
+        its = there is not None and there[1:] == saved.run
+        if taken == 0 and not unfinished and not its:
+            if _claim(ps, at, there):
+                return "checkpoint"
+        elif there is None:
             if taken == saved.steps and _have(ps, saved.model, saved.names):
                 return "servers"
             break
-        if there is None or there[0] == _UNFINISHED:
-            if time.monotonic() > end:
-                raise DeadlineError(
-                    f"another worker began to put {os.fspath(path)} on the servers and has not finished; if "
-                    'it has ended, call resume(..., keep="checkpoint") in one worker'
-                )
-            time.sleep(_POLL)
-        elif there[1:] == saved.run and taken >= saved.steps:
+        elif its and not unfinished and taken >= saved.steps:
             return "servers"
-        elif there[1:] != saved.run and taken == 0:
-            return "checkpoint"
-        else:
+        elif not unfinished:
             break
+        if time.monotonic() > end:
+            raise DeadlineError(
+                f"another worker began to put {os.fspath(path)} on the servers and has not finished; if "
+                'it has ended, call resume(..., keep="checkpoint") in one worker'
+            )
+        time.sleep(_POLL)
     expected, got = f"servers at step {saved.steps} of its run, or new ones", f"servers at step {taken}"
     if there is None or there[1:] != saved.run:
         got += " of another run"
@@ -248,6 +270,29 @@ def _choose(
         expected=expected,
         got=got,
     )
+
+
+def _claim(ps: ParameterServer, at: str, there: list[float] | None) -> bool:
+    """Whether this worker, of several that ask at once, is to put the checkpoint on the servers.
+
+    Args:
+        ps: The store or servers.
+        at: The note of the run.
+        there: What it says: of a run that has taken no step, or nothing.
+    """
+    number = _number()
+    if there is None:
+        return note(ps, at, [_UNFINISHED, *number])[1:] == number
+    try:
+        if note(ps, at + _CLAIM, number) != number:
+            return False
+        mine = written(ps, at) == there
+        if mine:
+            ps.assign(at, np.array([_UNFINISHED, *number], np.float32))
+        ps.unregister(at + _CLAIM)
+    except UnknownTensorError:  # the worker that had the claim has freed it
+        return False
+    return mine
 
 
 def _number() -> list[float]:
@@ -262,7 +307,7 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
             file.seek(0)
             saved = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ConfigError(f"{os.fspath(path)} is no whole file of torch.save: {error}") from error
+        raise _unreadable(path, error) from error
     if not isinstance(saved, dict) or not {"model", "optimizer"} <= saved.keys():
         got = sorted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
         raise wrong("checkpoint", '"model" and "optimizer" in the file', got)
@@ -280,6 +325,36 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         about.get("rank"),
         {key: value for key, value in saved.items() if key not in _OWN},
     )
+
+
+def _unreadable(path: File, error: Exception) -> ConfigError:
+    try:
+        others = torch.serialization.get_unsafe_globals_in_checkpoint(os.fspath(path))
+    except Exception:
+        others = []
+    if not others:
+        return ConfigError(f"{os.fspath(path)} is no whole file of torch.save: {error}")
+    expected, got = "values that torch.load(weights_only=True) reads", ", ".join(others)
+    return ConfigError(
+        f"{os.fspath(path)} has other objects than torch reads safely: expected {expected}, got {got}; if "
+        f"you trust the file, call resume in torch.serialization.safe_globals([{got}])",
+        expected=expected,
+        got=got,
+    )
+
+
+def _check_readable(more: Mapping[str, Any]) -> None:
+    """Raises unless `resume` can read these values back."""
+    for name, value in more.items():
+        with io.BytesIO() as file:
+            try:
+                torch.save(value, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:
+                raise wrong(
+                    f"value {name}", "what torch.load(weights_only=True) reads", type(value).__name__
+                ) from error
 
 
 def _of_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
