@@ -146,6 +146,22 @@ def test_bad_arguments_are_refused_and_change_nothing(store):
     assert [store.versions(name)[name] for name in before] == [before[name] for name in before]
 
 
+def test_buffers_that_are_not_finite_hide_no_error_and_keep_no_place(store):
+    """A run that diverges: the servers' buffers stay finite, and the worker leaves its group."""
+    model = build()
+    with pytest.raises(ValueError, match="mine"), wrap(model, store) as optimizer:
+        train(model, optimizer, range(2))
+        model[1].running_mean.fill_(np.nan)
+        raise ValueError("mine")
+    optimizer = wrap(model, store)
+    train(model, optimizer, range(2))
+    model[1].running_mean.fill_(np.nan)
+    with pytest.raises(fastps.NonFiniteError, match=r"1.running_mean"):
+        optimizer.close()
+    assert optimizer._worker._ps.closed
+    assert np.isfinite(store.pull("1.running_mean")).all()
+
+
 def test_tied_and_half_precision_parameters_are_loaded(store):
     class Tied(nn.Module):
         def __init__(self):

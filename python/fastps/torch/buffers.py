@@ -139,12 +139,12 @@ class Buffers:
         for name in self._tensors:
             self._ps.assign(name, self._now(name))
 
-    def close(self) -> None:
-        """Pushes the last values and ends the client."""
+    def close(self, last: bool) -> None:
+        """Ends the client; `last`: after a push of the last values."""
         if self._ps.closed:
             return
         try:
-            if self._steps:
+            if last and self._steps:
                 self.push(_LAST)
             self._finish()
         finally:

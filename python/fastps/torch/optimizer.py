@@ -379,14 +379,24 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._open().flush()
 
     def close(self) -> None:
-        """`flush`, and ends this optimizer's session; `ps` stays open."""
+        """`flush`, and ends this optimizer's session; `ps` stays open.
+
+        Raises:
+            NonFiniteError: The model's buffers are not finite; they are not pushed. The session has ended.
+        """
+        self._close(last=True)
+
+    def _close(self, last: bool) -> None:
+        """Ends everything; `last`: pushes the last values of the buffers."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        if self._buffers is not None:
-            self._buffers.close()
-        if self._worker is not None:
-            self._worker.close()
+        try:
+            if self._buffers is not None:
+                self._buffers.close(last)
+        finally:
+            if self._worker is not None:
+                self._worker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -394,8 +404,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open().__exit__(kind, error, trace)
-        self.close()
+        try:
+            self._open().__exit__(kind, error, trace)
+        finally:
+            self._close(last=error is None)
 
     # -- how -------------------------------------------------------------------------------------------------
 

@@ -266,7 +266,7 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        if not self._stepped and isinstance(grads, Mapping) and grads:
+        if not self._stepped and isinstance(grads, Mapping):
             self._first_step({}, "fastps.worker_seed(base, ps)", grads)
         lr = as_rates(lr, self.params)
         self._watched.check()

@@ -45,8 +45,8 @@ class Progress:
         self._asked: tuple[int, int] | None = None  # in which step, and the version
 
     def of(self, names: Iterable[str]) -> None:
-        """Counts the steps of one of these tensors: those that are trained."""
-        self._names = [name for name in names if name in self._params]
+        """Counts the steps of one of these tensors, if there are any: those that are trained."""
+        self._names = [name for name in names if name in self._params] or self._names
         if self._tensor not in self._names:
             self.restart()
 
