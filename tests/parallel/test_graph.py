@@ -216,6 +216,22 @@ def test_unequal_micro_batches_are_weighted_by_their_rows():
         torch.testing.assert_close(grads[name], param.grad)
 
 
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_loss_without_inputs_of_its_part_is_weighted_by_rows(threads):
+    """Its part learns from messages how many rows a micro-batch has."""
+    linear = nn.Linear(3, 1)
+    graph = Graph()
+    hidden = graph.node("hidden", linear, graph.input("x"), part=0)
+    graph.loss(lambda v: v.mean(), graph.node("square", torch.square, hidden, part=1))
+    x = torch.arange(21.0).reshape(7, 3)
+    loss = linear(x).square().mean()
+    loss.backward()
+    expected, linear.weight.grad, linear.bias.grad = linear.weight.grad, None, None
+    found, grads = gradients(graph, threads, micro_batches=3, x=x)
+    assert found == pytest.approx(loss.item())
+    torch.testing.assert_close(grads["hidden.weight"], expected)
+
+
 def test_shapes_may_change_and_a_scalar_input_goes_to_all_micro_batches():
     graph = Graph()
     scaled = graph.node("scale", lambda x, s: x * s, graph.input("x"), graph.input("s"), part=0)

@@ -84,7 +84,8 @@ class Engine:
         self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
         self._gradients: dict[tuple[int, int], torch.Tensor | None] = {}
         self._left: dict[tuple[int, int], int] = {}
-        self._loss = 0.0
+        #: The loss of each micro-batch.
+        self._losses: list[float] = []
         self._newest_loss = math.nan
         self._decoupled = DecoupledValues(plan, parts, modules, seeds, number, mailbox, delay, self._returned)
 
@@ -161,7 +162,7 @@ class Engine:
     def _begin(self, schedule: Schedule, batch: Batch, training: bool) -> None:
         self._schedule, self._batch, self._training = schedule, batch, training
         self._call += 1
-        self._loss = 0.0
+        self._losses.clear()
         for state in (self._values, self._outputs, self._gradients, self._left):
             state.clear()
         for message in () if self.mailbox is None else self.mailbox.arrived.values():
@@ -217,7 +218,7 @@ class Engine:
             value = outputs[0]
             if len(outputs) != 1 or not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise _no_tensor(node, "a tensor of one element", outputs)
-            self._loss += self._weight(micro) * float(value.detach())
+            self._losses.append(float(value.detach()))
         elif len(outputs) != (node.outputs or 1):
             expected = f"{node.outputs or 1} outputs (graph.outputs says how many)"
             raise _no_tensor(node, expected, outputs)
@@ -372,7 +373,11 @@ class Engine:
                 wrong = wrong if math.isfinite(sum(norms)) else node.index
             if node.decoupling is None:
                 squared += sum(norm * norm for norm in norms)
-        return [self._loss if self.plan.loss.part == part else 0.0, squared, float(wrong)]
+        return [self._mean_loss() if self.plan.loss.part == part else 0.0, squared, float(wrong)]
+
+    def _mean_loss(self) -> float:
+        """The mean over all rows; every micro-batch has come, and with it the number of its rows."""
+        return sum(self._weight(micro) * loss for micro, loss in enumerate(self._losses))
 
     # -- messages --------------------------------------------------------------------------------------------
 
