@@ -157,6 +157,26 @@ def leaves(pipe, steps):
         return time.monotonic()
 
 
+def uses_two_portions(pipe, address):
+    """Iterates two data sets in turn; part 0 is done before the others begin."""
+    x, y = digits()[:2]
+    with (
+        fastps.connect(address) as ps,
+        parallel.Replica(decoupled(stacks(3, 3), "dni"), timeout=20) as replica,
+    ):
+        each = [replica.portions(ps, n=n, size=n // 3, name=f"{n} samples") for n in (60, 90)]
+        if replica.part > 0:
+            pipe.recv()
+        seen = []
+        for rows in zip(*each, strict=False):
+            seen += [own.tolist() for own in rows]
+            replica.step(image=x[rows[0]], label=y[rows[0]])
+        pipe.send(("said", "done"))
+        if replica.part == 0:
+            pipe.recv()
+        return seen
+
+
 class Spoiled(SyntheticGradient):
     """Predicts NaN in one call; calls for predictions and for training take turns."""
 

@@ -12,7 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from decoupled import decoupled, endures, leaves, slept, spoiled, stacks, train, trained
+from decoupled import (
+    decoupled,
+    endures,
+    leaves,
+    slept,
+    spoiled,
+    stacks,
+    train,
+    trained,
+    uses_two_portions,
+)
 from models import digits, pulled
 from processes import Parts
 
@@ -141,6 +151,17 @@ def test_a_part_may_leave_before_the_others_have_finished():
     with Parts(2, leaves, 60) as parts:
         done = parts.results()
         assert done[1] - done[0] > 2.0
+
+
+def test_portions_of_two_data_sets_do_not_mix(address):
+    """A part takes all messages that have come, also those of the steps that part 0 is ahead."""
+    with Parts(3, uses_two_portions, address) as parts:
+        assert parts.heard(0) == "done"
+        for part in (1, 2, 0):
+            parts.say(part, "go on")
+        first, *others = parts.results()
+    assert [len(rows) for rows in first] == [20, 30] * 3
+    assert others == [first, first]
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/synthetic_gradients.py"

@@ -145,10 +145,12 @@ class Engine:
         if self.mailbox is not None:
             self.mailbox.tell(message, parts)
 
-    def wait_for(self, kind: Kind, number: int, source: int, what: str, patient: bool = False) -> Message:
+    def wait_for(
+        self, kind: Kind, number: int, source: int, what: str, *, index: int = 0, patient: bool = False
+    ) -> Message:
         """Waits for a message that belongs to no call; if `patient`, without a deadline."""
         assert self.mailbox is not None
-        return self.mailbox.wait((0, kind, number, 0), source, what, self._steps, patient)
+        return self.mailbox.wait((0, kind, number, index), source, what, self._steps, patient)
 
     def fail(self, error: BaseException) -> None:
         """Tells all other parts why this one takes no further step."""

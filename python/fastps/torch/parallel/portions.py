@@ -15,14 +15,18 @@ from fastps.torch.parallel.links.messages import Kind, Message
 
 __all__ = ["ReplicaPortions"]
 
-#: Seconds after which part 0 says that it still waits for a portion.
-_AGAIN = 5.0
-
 
 class ReplicaPortions:
     """One epoch's portions when iterated, the same on every part of a replica; see `fastps.data.Portions`.
 
     A portion is finished when part 0 asks for the next one. All parts iterate in step.
+
+    Args:
+        portions: Part 0's.
+        engine: Of a part that is a process.
+        epoch: The first one.
+        timeout: Seconds that part 0 waits for a portion.
+        number: Of these portions among all of the replica, so that messages of others are not taken.
 
     Attributes:
         epoch: The current epoch, or the next one.
@@ -34,11 +38,11 @@ class ReplicaPortions:
         engine: Engine | None,
         epoch: int,
         timeout: float | None,
-        every: float,
+        number: int,
     ) -> None:
         self.epoch = epoch
         self._portions, self._engine, self._timeout = portions, engine, timeout
-        self._every = min(_AGAIN, every / 2)
+        self._number = number
         self._count = 0
 
     def __iter__(self) -> Iterator[Indices]:
@@ -77,7 +81,14 @@ class ReplicaPortions:
             tensor = None if indices is None else torch.from_numpy(indices)
             self._count += 1
             self._engine.tell(
-                Message(Kind.PORTION, self._count, step=self.epoch, requires_grad=waits, tensor=tensor)
+                Message(
+                    Kind.PORTION,
+                    self._count,
+                    step=self.epoch,
+                    micro_batch=self._number,
+                    requires_grad=waits,
+                    tensor=tensor,
+                )
             )
 
     def _received(self) -> Iterator[Indices]:
@@ -85,7 +96,9 @@ class ReplicaPortions:
         assert self._engine is not None
         while True:
             self._count += 1
-            message = self._engine.wait_for(Kind.PORTION, self._count, 0, "the next portion")
+            message = self._engine.wait_for(
+                Kind.PORTION, self._count, 0, "the next portion", index=self._number
+            )
             if message.requires_grad:  # part 0 waits for the server
                 continue
             self.epoch = message.step
