@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -121,6 +123,34 @@ def test_ctrl_c_ends_threads():
         with pytest.raises(KeyboardInterrupt):
             replica.step(input=torch.ones(4, 64), target=torch.zeros(4, dtype=torch.long))
         assert time.monotonic() - begun < SOON
+
+
+INTERRUPTED = """
+import signal, threading, time, torch
+from fastps.torch import parallel
+
+def busy(x):
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        x = x @ x.T * 0.01
+    return x
+
+main = threading.main_thread().ident
+graph = parallel.Graph()
+hidden = graph.node("a", torch.nn.Linear(64, 64), graph.input("x"), part=0)
+graph.loss(lambda v: v.mean(), graph.node("b", busy, hidden, part=1))
+try:
+    parallel.Replica.local(graph, threads=True).step(x=torch.ones(64, 64))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_the_interpreter_ends_when_threads_have_computed():
+    """A thread that computes meanwhile would abort the process."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
 def told(parts, part):
