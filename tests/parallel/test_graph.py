@@ -53,16 +53,38 @@ def test_a_cut_chain_has_the_bits_of_the_whole_model(model, parts, micro_batches
 
 def test_dropout_draws_the_same_wherever_a_node_is():
     found = []
-    for parts, threads in ((2, False), (2, True), (3, True)):
-        torch.manual_seed(parts)  # which the masks do not depend on
-        with fastps.Store() as store, local(chain("cnn", CUTS["cnn", parts], 0.3), threads) as replica:
+    for cuts, threads in (([4], False), ([4], True), ([2, 4], True), ([], False), ([1, 2, 3, 6], False)):
+        torch.manual_seed(len(cuts))  # which the masks do not depend on
+        with fastps.Store() as store, local(chain("cnn", cuts, 0.3), threads) as replica:
             train(replica, store, 4, RULES["adam"], steps=6)
             found.append(pulled(store))
-    same(found[0], found[1])
+    for others in found[1:]:
+        same(found[0], others)
     other = chain("cnn", CUTS["cnn", 2], 0.3)
     with fastps.Store() as store, local(other, number=1) as replica:
         train(replica, store, 4, RULES["adam"], steps=6)
         assert any((store.pull(name) != found[0][name]).any() for name in found[0])  # another replica's
+
+
+def test_a_layer_that_a_chain_has_twice():
+    drop, linear, found = nn.Dropout(0.3), nn.Linear(8, 8), []
+    for cuts in ([], [1], [2], [1, 2]):
+        graph = Graph.sequential(nn.Sequential(drop, linear, drop), cuts, nn.functional.mse_loss)
+        with local(graph) as replica:
+            found.append(replica.predict(input=torch.ones(3, 8))["output"])
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_factory_that_draws_nothing_makes_what_draws():
+    found = []
+    for threads in (False, True):
+        graph = Graph(seed=4)
+        drop = graph.node("drop", graph.input("x"), part=0, make=lambda: nn.Dropout(0.5))
+        graph.output("dropped", graph.node("same", nn.Identity(), drop, part=1))
+        graph.loss(lambda v: v.mean(), graph.node("out", nn.Linear(9, 1), drop, part=1))
+        with local(graph, threads) as replica:
+            found += [replica.predict(x=torch.ones(5, 9))["dropped"] for _ in range(3)]
+    assert all(torch.equal(a, b) for a, b in zip(found[:3], found[3:], strict=True))
 
 
 def test_the_generator_of_the_program_stays_as_it_was():

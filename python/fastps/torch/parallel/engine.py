@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from fastps.errors import ConfigError, NonFiniteError
 from fastps.torch.parallel.batch import Batch
 from fastps.torch.parallel.errors import NodeError
-from fastps.torch.parallel.graph import Node
+from fastps.torch.parallel.graph import Layers, Node
 from fastps.torch.parallel.links.mailbox import Key, Mailbox
 from fastps.torch.parallel.links.messages import Kind, Message
 from fastps.torch.parallel.modules import Modules
@@ -193,7 +193,7 @@ class Engine:
                 micro,
                 "it changes an input in place: use an operation that does not, or clone the input",
             )
-        self._check_outputs(node, micro, outputs)
+        self._check_outputs(node, outputs)
         self.stats.computing += time.perf_counter() - begun
         if self._training:
             self._outputs[node.index, micro] = outputs
@@ -205,17 +205,25 @@ class Engine:
             if self._training and taken[0].requires_grad:
                 self._decoupled.keep(node, micro, taken, self._call, self._steps)
             return (taken[0],)
-        module = self.modules.by_node[node.index]
-        at = ("step", self._steps) if self._training else ("predict", self._call)
         try:
-            result = self._seeds.run(
-                node.index, (node.name, self._number, *at, micro), lambda: module(*taken)
-            )
+            result = self._called(node, micro, taken)
         except Exception as error:
             raise self._node_error(node, micro, f"{type(error).__name__}: {error}") from error
         return result if isinstance(result, tuple) else (result,)
 
-    def _check_outputs(self, node: Node, micro: int, outputs: tuple[torch.Tensor, ...]) -> None:
+    def _called(self, node: Node, micro: int, taken: list[torch.Tensor]) -> Any:
+        """What a node's module returns; it draws under a generator of its own, or each of its layers does."""
+        module = self.modules.by_node[node.index]
+        at = ("step", self._steps) if self._training else ("predict", self._call)
+
+        def call(name: str, function: Callable[[], Any], who: object) -> Any:
+            return self._seeds.run(who, (name, self._number, *at, micro), function)
+
+        if isinstance(module, Layers):
+            return module(*taken, call=lambda name, layer: call(name, layer, (node.index, name)))
+        return call(node.name, lambda: module(*taken), node.index)
+
+    def _check_outputs(self, node: Node, outputs: tuple[torch.Tensor, ...]) -> None:
         if node is self.plan.loss:
             value = outputs[0]
             if len(outputs) != 1 or not isinstance(value, torch.Tensor) or value.numel() != 1:

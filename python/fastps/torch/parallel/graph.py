@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -16,7 +18,7 @@ from fastps.errors import ConfigError
 from fastps.torch._params import float32
 from fastps.torch.parallel.pieces import Piece, as_piece, text_of
 
-__all__ = ["Decoupling", "Graph", "Handle", "Node"]
+__all__ = ["Decoupling", "Graph", "Handle", "Layers", "Node"]
 
 #: The name of the node that computes the loss.
 LOSS = "loss"
@@ -80,6 +82,23 @@ class Handle:
     def __repr__(self) -> str:
         output = "" if self._output is None else f".{self._output}"
         return f"{self._node.name}{output}{text_of(self._piece)}"
+
+
+class Layers(nn.Sequential):
+    """Some layers of a chain, which a part calls one by one."""
+
+    def forward(self, value: Any, call: Callable[[str, Callable[[], Any]], Any] | None = None) -> Any:
+        """The last layer's output.
+
+        Args:
+            value: The first layer's input.
+            call: Gets the name of a layer and a function that calls it, and calls that.
+        """
+        for name, layer in self._modules.items():
+            assert layer is not None
+            compute = functools.partial(layer, value)
+            value = compute() if call is None else call(name, compute)
+        return value
 
 
 class Graph:
@@ -277,6 +296,9 @@ class Graph:
                 got=got,
             )
         node = Node(LOSS, 0, None, inputs, function, prefix=f"{LOSS}.")
+        twin = self._twin(function, None)
+        if twin is not None:
+            raise _wrong(node, "a module of its own", _those_of(twin))
         part = inputs[0]._node.part
         self._add(node).part = part
 
@@ -302,7 +324,8 @@ class Graph:
         """A chain of layers, cut before the layers `cuts`: one node for each part.
 
         The graph has the input ``"input"`` and the output ``"output"``; with a loss, ``loss(output, target)``
-        and the input ``"target"``. Parameters have the names of ``model.named_parameters()``.
+        and the input ``"target"``. Parameters have the names of ``model.named_parameters()``. Each layer
+        draws under a generator of its own, so that masks do not depend on the cuts.
 
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> graph = fastps.torch.parallel.Graph.sequential(model, [2], torch.nn.functional.cross_entropy)
@@ -318,11 +341,12 @@ class Graph:
                 got=numbers(cuts),
             )
         graph, begin = cls(seed), 0
-        names = [name for name, _ in model.named_children()]
+        layers = list(model._modules.items())  # named_children() leaves out a layer that comes again
         value = graph.input("input")
         for part, end in enumerate(ends):
-            name = names[begin] if end == begin + 1 else f"{names[begin]}-{names[end - 1]}"
-            value = graph.node(name, model[begin:end], value, part=part)
+            names = [name for name, _ in layers[begin:end]]
+            name = "-".join(dict.fromkeys((names[0], names[-1])))
+            value = graph.node(name, Layers(OrderedDict(layers[begin:end])), value, part=part)
             value._node.prefix = ""
             begin = end
         graph.output("output", value)

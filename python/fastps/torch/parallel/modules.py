@@ -48,7 +48,8 @@ class Modules:
 
     def _build(self, node: Node, seeds: Seeds) -> Callable[..., Any]:
         if node.make is not None:
-            module = seeds.run(node.index, ("make", node.params or node.name), node.make)
+            key = "make", node.params or node.name
+            module = seeds.run(("make", node.index), key, node.make)
             if not callable(module):
                 raise ConfigError(
                     f'invalid make (node "{node.name}"): expected a factory of a module or function, it '
