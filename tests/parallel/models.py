@@ -190,6 +190,22 @@ def different_graphs(pipe):
     parallel.Replica(graph, timeout=20)
 
 
+def equal_names(pipe):
+    """Parts whose parameters have the same names."""
+    graph = parallel.Graph()
+    a = graph.node("a", nn.Sequential(nn.Linear(64, 4)), graph.input("input"), part=0)
+    graph.loss(lambda x: x.sum(), graph.node("a.0", nn.Linear(4, 4), a, part=1))
+    parallel.Replica(graph, timeout=20)
+
+
+def failing_factory(pipe):
+    """Part 1 cannot build its module."""
+    graph = parallel.Graph()
+    a = graph.node("a", nn.Linear(64, 4), graph.input("input"), part=0)
+    graph.loss(lambda x: x.sum(), graph.node("b", a, part=1, make=lambda: nn.Linear(-1, 4)))
+    parallel.Replica(graph, timeout=20)
+
+
 def different_calls(pipe, how):
     graph = chain("mlp", [3])
     x, y = batch(0)

@@ -437,22 +437,129 @@ def test_graphs_that_are_refused_while_they_are_built():
 
 
 def test_graphs_that_are_refused_before_they_run():
-    graph, x, a, b = small()
+    graph, _, a, b = small()
     with refused("no loss"):
         local(graph)
     graph.loss(lambda v: v.mean(), a)
     with refused('unused handle.*"b"'):
         local(graph)
-    graph, x, a, b = small()
+    graph, *_, b = small()
     graph.loss(lambda v: v.mean(), graph.node("c", nn.ReLU(), b, part=3))
     with refused("part 2 has no node"):
         local(graph)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("part", [0, 1])
+def test_shared_parameters_of_other_shapes_are_refused(part, threads):
+    """Also those that would be broadcast."""
+    for rows in (4, 1):
+        graph = Graph()
+        x = graph.input("x")
+        first = graph.node("n0", nn.Linear(3, 3), x, part=0, params="p")
+        second = graph.node("n1", nn.Linear(3, rows), x, part=part, params="p")
+        graph.loss(lambda a, b: a.mean() + b.mean(), first, second)
+        with refused(f'share parameters.*"n0" and "n1".*weight of 3, 3.*weight of {rows}, 3'):
+            local(graph, threads)
+
+
+def two_nodes(first, second, part=0):
+    """A graph of two nodes, each given by a name and its other arguments."""
     graph = Graph()
     x = graph.input("x")
-    nodes = [graph.node(f"n{k}", nn.Linear(3, 3 + k), x, part=0, params="p") for k in range(2)]
-    graph.loss(lambda a, b: a.mean() + b.mean(), *nodes)
-    with refused('share parameters.*"n1".*3, 3.*4, 3'):
-        local(graph)
+    values = [
+        graph.node(name, x, part=at, **{"make": make, **options})
+        for at, (name, make, options) in zip((0, part), (first, second), strict=True)
+    ]
+    graph.loss(lambda *each: sum(value.mean() for value in each), *values)
+    return graph
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_parameters_of_two_nodes_that_have_one_name_are_refused(part):
+    def linear():
+        return nn.Linear(3, 3)
+
+    def nested():
+        return nn.ModuleDict({"b": linear()})
+
+    nested_one = ("a", nested, {}), ("a.b", linear, {})
+    shared_one = ("a", linear, {}), ("c", linear, {"params": "a"})
+    for first, second in (nested_one, shared_one, shared_one[::-1]):
+        with refused(f'one name .nodes "{first[0]}" and "{second[0]}".*".*weight" twice'):
+            local(two_nodes(first, second, part))
+    graph = two_nodes(("a", linear, {"params": "a"}), ("c", linear, {"params": "a"}), part)
+    with local(graph) as replica:  # which is no mistake
+        assert [name for name, _ in replica.named_parameters()] == ["a.weight", "a.bias"]
+
+
+def test_one_tensor_in_two_nodes_is_refused():
+    layer = nn.Linear(3, 3)
+    graph = Graph()
+    x = graph.input("x")
+    graph.node("a", nn.Sequential(layer, nn.ReLU()), x, part=0)
+    with refused('"b".*same params.*"a"'):
+        graph.node("b", nn.Sequential(nn.Flatten(), layer), x, part=1)
+    with refused('"a.synthetic".*of its own.*"a"|edge "a".*of its own.*"a"'):
+        graph.decouple(graph.handles["a"], layer)
+    with refused('"loss".*of its own.*"a"'):
+        graph.loss(layer, graph.handles["a"])
+    made = two_nodes(("a", lambda: layer, {}), ("b", lambda: nn.Sequential(layer), {}), 1)
+    with refused('same parameters .nodes "a" and "b"'):
+        local(made)
+    tied = nn.Sequential(layer, nn.ReLU(), layer)
+    with refused('"2".*same params.*"0-1"'):
+        Graph.sequential(tied, [2])
+
+
+class Tied(nn.Module):
+    """Has one parameter under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("how", ["same", "inside", "copy", "made"])
+def test_a_module_that_two_nodes_share(how, part, threads):
+    """A second part has a copy, as in a process of its own."""
+    x, module = torch.randn(5, 3), Tied()
+    expected = copy.deepcopy(module)
+    (expected(x).square().mean() + expected(x * 2).square().mean()).backward()
+    pair = {
+        "same": (module, module),
+        "inside": (nn.Sequential(module), nn.Sequential(module)),
+        "copy": (module, copy.deepcopy(module)),
+        "made": (module, module),
+    }[how]
+    graph = Graph()
+
+    def add(name, module, value, part):
+        if how == "made":
+            return graph.node(name, value, part=part, make=lambda: module, params="p")
+        return graph.node(name, module, value, part=part, params="p")
+
+    one = add("one", pair[0], graph.input("x"), 0)
+    two = add("two", pair[1], graph.input("other"), part)
+    graph.loss(lambda *each: sum(value.square().mean() for value in each), one, two)
+    with local(graph, threads) as replica, fastps.Store() as store:
+        optimizer = replica.optimizer(store, fastps.SGD(lr=0.1))
+        replica.step(x=x, other=x * 2)
+        for (_, found), wanted in zip(replica.named_parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad)
+        optimizer.step()
+        replica.step(x=x, other=x)
+        for name in ("one", "two"):
+            own = replica.modules[name][0] if how == "inside" else replica.modules[name]
+            assert own.first.weight is own.second.weight
+            assert torch.equal(own.first.weight, module.first.weight)
+        optimizer.close()
 
 
 def test_what_is_refused_at_run_time():

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from models import (
     chain,
     different_calls,
     different_graphs,
+    equal_names,
     factories,
+    failing_factory,
     made,
     pulled,
     pushes_by_shard,
@@ -180,6 +183,22 @@ def test_graphs_that_differ_between_parts_are_refused():
             assert 'differs between parts (node "b")' in error.text
             assert "a[:, :2]" in error.text
             assert "a[:, :3]" in error.text
+
+
+def test_parameters_of_two_parts_that_have_one_name_are_refused():
+    with Parts(2, equal_names) as replica:
+        for error in replica.errors(0, 1):
+            assert error.kind == "ConfigError"
+            assert 'parameters of two nodes have one name (nodes "a" and "a.0")' in error.text
+
+
+def test_a_factory_that_fails_is_heard_of_by_all_parts():
+    begun = time.monotonic()
+    with Parts(2, failing_factory) as replica:
+        waits, fails = replica.errors(0, 1)
+    assert time.monotonic() - begun < 15  # before the timeout
+    assert (waits.kind, fails.kind) == ("ConnectionLostError", "RuntimeError")
+    assert "part 1 has left the replica (RuntimeError: Trying to create tensor with negative" in waits.text
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,8 @@ class Graph:
                 are called ``<params>.<parameter>``. Their gradients are summed in the order of parts.
 
         Raises:
-            ConfigError: The name is taken, a handle is of another graph, or an argument is invalid.
+            ConfigError: The name is taken, a handle is of another graph, another node has some of the module's
+                parameters and not the same `params`, or an argument is invalid.
         """
         if isinstance(module, Handle):  # node("name", x, part=0, make=...)
             inputs, module = (module, *inputs), None
@@ -185,8 +186,7 @@ class Graph:
             raise _wrong(node, "params, a name or None", repr(params))
         twin = self._twin(module, params)
         if twin is not None:
-            got = f'the module of node "{twin.name}"'
-            raise _wrong(node, "a module of its own, or the same params=", got)
+            raise _wrong(node, "a module of its own, or the same params=", _those_of(twin))
         node.part = part
         return Handle(self, self._add(node))
 
@@ -270,7 +270,7 @@ class Graph:
                 raise _not_decoupled(edge, f"{name} >= {least}", f"{name}={value!r}")
         twin = self._twin(predictor, None)
         if twin is not None:
-            raise _not_decoupled(edge, "a predictor of its own", f'the module of node "{twin.name}"')
+            raise _not_decoupled(edge, "a predictor of its own", _those_of(twin))
         name = f"{below.name}{'' if handle._output is None else f'.{handle._output}'}.synthetic"
         node = Node(name, 0, None, (handle, *conditions), predictor, make, prefix=f"{name}.")
         node.decoupling = Decoupling(edge, ahead, warm_up)
@@ -428,14 +428,19 @@ class Graph:
         return list(found)
 
     def _twin(self, module: Any, params: str | None) -> Node | None:
-        """Another node that has the same module and does not share its parameters."""
-        same = (node for node in self._nodes if isinstance(module, nn.Module) and node.module is module)
-        return next((node for node in same if params is None or node.params != params), None)
+        """Another node that has the same module, or parameters of it, and does not share them."""
+        if not isinstance(module, nn.Module):
+            return None
+        own = {id(item) for item in (module, *module.parameters())}
+        for node in self._nodes:
+            if not isinstance(node.module, nn.Module) or (params is not None and node.params == params):
+                continue
+            if not own.isdisjoint(id(item) for item in (node.module, *node.module.parameters())):
+                return node
+        return None
 
     def _add(self, node: Node) -> Node:
-        if node.name in self._by_name or (
-            node.name == LOSS and node.make is None and node.params is not None
-        ):
+        if node.name in self._by_name:
             raise ConfigError(f'two nodes have one name (node "{node.name}")', got=node.name)
         for handle in node.inputs:
             self._own(handle, node.name)
@@ -471,6 +476,10 @@ def _not_decoupled(edge: str, expected: str, got: str) -> ConfigError:
         expected=expected,
         got=got,
     )
+
+
+def _those_of(twin: Node) -> str:
+    return f'the module or parameters of node "{twin.name}"'
 
 
 def _wrong(node: Node, expected: str, got: str) -> ConfigError:

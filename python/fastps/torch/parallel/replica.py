@@ -28,7 +28,7 @@ from fastps.torch.parallel.links.group import number_of_replica, open_group, siz
 from fastps.torch.parallel.links.mailbox import Mailbox
 from fastps.torch.parallel.links.messages import Kind, Message
 from fastps.torch.parallel.links.queues import Queues
-from fastps.torch.parallel.modules import Modules, check_same
+from fastps.torch.parallel.modules import Modules, check_parameters
 from fastps.torch.parallel.optimizer import NoParameters, check_fits_predictors, make_optimizer
 from fastps.torch.parallel.plan import Plan, Schedule
 from fastps.torch.parallel.portions import ReplicaPortions
@@ -81,15 +81,14 @@ class Replica:
         self._set_up(plan, number_of_replica(number), timeout)
         group, self._made_group = open_group(group, timeout)
         self.part = group.rank()
-        seeds = Seeds(graph.seed)
-        modules = Modules(plan, [self.part], seeds)
         together = next(parts for parts in plan.groups(None) if self.part in parts)
         links = Gloo(group, timeout, together)
-        links.pinned = modules.device().type == "cuda"
-        mailbox = Mailbox(plan, self.part, links, timeout)
-        self._engines.append(Engine(plan, [self.part], modules, seeds, self.number, mailbox))
         self._links.append(links)
-        with self._told():
+        mailbox = Mailbox(plan, self.part, links, timeout)
+        with self._told(mailbox):
+            seeds = Seeds(graph.seed)
+            modules = Modules(plan, [self.part], seeds)
+            self._engines.append(Engine(plan, [self.part], modules, seeds, self.number, mailbox))
             self._leader = self._meet()
 
     @classmethod
@@ -134,16 +133,16 @@ class Replica:
         replica._set_up(plan, number_of_replica(number), timeout)
         replica.part = None
         seeds = Seeds(graph.seed, threads)
+        modules = Modules(plan, range(plan.parts), seeds)
+        check_parameters(plan, modules.shapes)
         if threads:
             queues: list[Queues] = []
             for part in range(plan.parts):
                 mailbox = Mailbox(plan, part, Queues(part, queues), timeout)
-                modules = Modules(plan, [part], seeds)
                 engine = Engine(plan, [part], modules, seeds, replica.number, mailbox, delay)
                 replica._engines.append(engine)
             replica._threads = Threads(replica._engines, queues)
         else:
-            modules = Modules(plan, range(plan.parts), seeds)
             parts = range(plan.parts)
             replica._engines.append(Engine(plan, parts, modules, seeds, replica.number, delay=delay))
         return replica
@@ -372,10 +371,10 @@ class Replica:
         if self._closed:
             return
         self._closed = True
-        broken = any(engine.broken is not None for engine in self._engines)
-        for engine, links in zip(self._engines, self._links, strict=False):
+        broken = not self._engines or any(engine.broken is not None for engine in self._engines)
+        for links in self._links:
             if not broken:
-                engine.tell(Message(Kind.CLOSE))
+                self._engines[0].tell(Message(Kind.CLOSE))
             links.close(broken)
         if self._threads is not None:
             self._threads.close()
@@ -419,15 +418,18 @@ class Replica:
             raise ConnectionLostError(f"the replica has failed and must start again: {broken}") from broken
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tells the other parts of an error."""
+    def _told(self, mailbox: Mailbox | None = None) -> Iterator[None]:
+        """Tells the other parts of an error; by the mailbox while there is no engine."""
         try:
             yield
         except NonFiniteError:  # on all parts at once; they may go on
             raise
         except BaseException as error:
-            if self._links:
+            if self._engines and self._links:
                 self._engines[0].fail(error)
+                self.close()
+            elif mailbox is not None:
+                mailbox.fail(error)
                 self.close()
             raise
 
@@ -435,10 +437,10 @@ class Replica:
         """Compares the parts' graphs; returns the lowest part that has parameters."""
         engine, own = self._engines[0], self.part
         assert own is not None
-        graph, shapes = self._plan.described(), engine.modules.shapes()
+        graph, shapes = self._plan.described(), engine.modules.shapes
         text = json.dumps({"graph": graph, "shapes": shapes}).encode()
         engine.tell(Message(Kind.HELLO, own, tensor=torch.frombuffer(bytearray(text), dtype=torch.uint8)))
-        owners = [own] if any(shapes.values()) else []
+        owners, everything = [own] if any(shapes.values()) else [], dict(shapes)
         for part in range(self.parts):
             if part == own:
                 continue
@@ -446,10 +448,10 @@ class Replica:
             assert message.tensor is not None
             theirs = json.loads(bytes(message.tensor.tolist()))
             _check_same_graph(graph, theirs["graph"], own, part)
-            for key in shapes.keys() & theirs["shapes"].keys():
-                check_same(key, theirs["shapes"][key], shapes[key])
+            everything |= theirs["shapes"]
             if any(theirs["shapes"].values()):
                 owners.append(part)
+        check_parameters(self._plan, everything)
         return min(owners, default=0)
 
 

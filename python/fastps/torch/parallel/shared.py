@@ -40,7 +40,8 @@ class Shared:
                             self._send(
                                 Message(Kind.PARAMETER, number, call, step, k, tensor=param.detach()), part
                             )
-            for part in others if lowest not in self._parts else ():
+                continue
+            for part in set(others) & set(self._parts):
                 for k, param in enumerate(self._of(part, key)):
                     what = f'the values of the shared parameters "{key}"'
                     values = self._wait((call, Kind.PARAMETER, number, k), lowest, what, step)
@@ -52,21 +53,22 @@ class Shared:
         kind = Kind.PARAMETER_GRADIENT
         for number, (key, (lowest, *others)) in enumerate(self._keys):
             for part in others:
-                for k, param in enumerate(self._of(part, key)):
-                    if lowest in self._parts:
-                        _add(self._of(lowest, key)[k], param.grad)
-                    else:
-                        at = k * self._count + part
-                        self._send(Message(kind, number, call, step, at, tensor=_dense(param)), lowest)
-                    param.grad = None
-                if lowest in self._parts and part not in self._parts:
+                if part in self._parts:
+                    for k, param in enumerate(self._of(part, key)):
+                        if lowest in self._parts:
+                            _add(self._of(lowest, key)[k], param.grad)
+                        else:
+                            at = k * self._count + part
+                            self._send(Message(kind, number, call, step, at, tensor=_dense(param)), lowest)
+                        param.grad = None
+                elif lowest in self._parts:
                     for k, param in enumerate(self._of(lowest, key)):
                         what = f'the gradients of the shared parameters "{key}"'
                         at = k * self._count + part
                         _add(param, self._wait((call, kind, number, at), part, what, step))
 
     def _of(self, part: int, key: str) -> list[torch.nn.Parameter]:
-        return list(self._modules.of(part, key).values())
+        return self._modules.shared(part, key)
 
     def _send(self, message: Message, part: int) -> None:
         assert self._mailbox is not None
