@@ -245,7 +245,7 @@ class Engine:
             what = f'the value of node "{edge.value}", micro-batch {micro}'
             message = self._wait((self._call, Kind.VALUE, edge.number, micro), edge.origin, what)
             assert message.tensor is not None
-            value = message.tensor.to(self._device, non_blocking=True)
+            value = message.tensor.to(self._device)
             if message.requires_grad:
                 value.requires_grad_()
             self._values[edge.number, micro] = value
@@ -306,7 +306,7 @@ class Engine:
         if message.tensor is None:
             return None
         self.stats.count(edge, "gradients", message.tensor)
-        return message.tensor.to(self._device, non_blocking=True)
+        return message.tensor.to(self._device)
 
     def _hand_back(self, edge: Edge, micro: int) -> None:
         """Brings the gradient of a value to where the value was computed."""

@@ -59,15 +59,10 @@ class Ahead:
 
 
 class Buffers:
-    """Memory for large tensors that arrive, reused when no tensor refers to it any more.
+    """Memory for large tensors that arrive, reused when no tensor refers to it any more."""
 
-    Args:
-        pinned: Whether it is page-locked.
-    """
-
-    def __init__(self, pinned: bool) -> None:
+    def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
-        self._pinned = pinned
         #: How many references a storage has that is only kept here.
         self._alone = _references(torch.empty(1))
 
@@ -76,7 +71,7 @@ class Buffers:
         for k, kept in enumerate(self._kept):
             if size <= kept.numel() <= 2 * size and _references(kept) == self._alone:
                 return self._kept.pop(k)
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        return torch.empty(size, dtype=torch.uint8)
 
     def keep(self, buffer: torch.Tensor) -> None:
         """Takes memory back, also while it is still in use; the oldest of too many is given up."""
@@ -103,8 +98,6 @@ class Gloo:
     def __init__(self, group: dist.ProcessGroup, timeout: float, together: Collection[int]) -> None:
         self.inbox: Inbox = queue.SimpleQueue()
         self.waits_for = -1
-        #: Where received tensors go next is a GPU, so they arrive in pinned memory.
-        self.pinned = False
         self._group, self._timeout = group, datetime.timedelta(seconds=timeout)
         self._together = together
         self._ahead = [Ahead() for _ in range(group.size())]
@@ -129,7 +122,7 @@ class Gloo:
 
     def send(self, part: int, message: Message) -> None:
         if message.tensor is not None:
-            message = dataclasses.replace(message, tensor=_in_memory(message.tensor))
+            message = dataclasses.replace(message, tensor=message.tensor.cpu().contiguous())
         first, second = pack(message)
         try:
             self._start(part, first, _FIRST)
@@ -188,7 +181,7 @@ class Gloo:
 
     def _receive(self, part: int) -> None:
         """What a receiving thread does."""
-        buffers, ahead = Buffers(self.pinned), Ahead()
+        buffers, ahead = Buffers(), Ahead()
         ready: tuple[Any, torch.Tensor] | None = None
         try:
             while True:
@@ -222,10 +215,3 @@ class Gloo:
         except (RuntimeError, FrameError) as error:
             if not self._closing:
                 self.inbox.put(Lost(part, str(error)))
-
-
-def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's values in contiguous CPU memory, pinned if they come from a GPU."""
-    if tensor.device.type == "cpu":
-        return tensor.contiguous()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor)

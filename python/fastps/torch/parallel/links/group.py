@@ -56,7 +56,7 @@ def open_group(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Pr
     backends = dist.get_backend_config(group)
     if "cpu:gloo" not in backends:
         raise ConfigError(
-            f"invalid group: expected a gloo group, got {backends}; values of a GPU cross through pinned "
+            f"invalid group: expected a gloo group, got {backends}; values of a GPU cross through CPU "
             "memory and gloo, NCCL is not supported because it has not been tested",
             expected="a gloo group",
             got=backends,
