@@ -157,6 +157,23 @@ def leaves(pipe, steps):
         return time.monotonic()
 
 
+def without_gradient(pipe, steps, ahead):
+    """A lower part that is not trained, and an upper one that takes no step until it hears."""
+    graph = parallel.Graph()
+    fixed = graph.node("fixed", nn.Flatten(), graph.input("image"), part=0)
+    value = graph.decouple(fixed, SyntheticGradient(64), ahead=ahead)
+    out = graph.node("out", nn.Linear(64, 10), value, part=1)
+    graph.loss(nn.functional.cross_entropy, out, graph.input("label"))
+    x, y = digits()[:2]
+    with parallel.Replica(graph, timeout=20) as replica:
+        if replica.part == 1:
+            pipe.recv()
+        for step in range(steps):
+            replica.step(image=x[:8], label=y[:8], micro_batches=2)
+            pipe.send(("said", step))
+        return replica.stats()["edges"]["fixed: 0 -> 1"]
+
+
 def uses_two_portions(pipe, address):
     """Iterates two data sets in turn; part 0 is done before the others begin."""
     x, y = digits()[:2]

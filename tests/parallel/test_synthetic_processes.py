@@ -22,6 +22,7 @@ from decoupled import (
     train,
     trained,
     uses_two_portions,
+    without_gradient,
 )
 from models import digits, pulled
 from processes import Parts
@@ -82,6 +83,19 @@ def test_a_part_goes_ahead_as_far_as_it_may(address, ahead):
         assert 40 - ahead <= sum(lags.values()) <= 40
         # A step without a due target pushes no gradient of the predictor; several due ones make one.
         assert 1 <= steps[f"part{part}.synthetic.layers.0.bias"] <= sum(lags.values())
+
+
+def test_a_value_without_gradient_goes_no_further_ahead():
+    """Its part waits as for targets, though none has a gradient."""
+    with Parts(2, without_gradient, 12, 3) as parts:
+        assert [parts.heard(0) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(TimeoutError):
+            parts.heard(0, timeout=1.0)
+        parts.say(1, "go on")
+        below, _ = parts.results()
+    assert below["lag"] == {}
+    assert below["waited"] > 0.5
+    assert (below["values"], below["gradients"]) == (24, 0)
 
 
 def test_decoupled_parts_do_not_wait_for_each_other():

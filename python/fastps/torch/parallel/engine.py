@@ -202,7 +202,7 @@ class Engine:
 
     def _call_node(self, node: Node, micro: int, taken: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if node.decoupling is not None:
-            if self._training and taken[0].requires_grad:
+            if self._training:
                 self._decoupled.keep(node, micro, taken, self._call, self._steps)
             return (taken[0],)
         try:
@@ -311,10 +311,11 @@ class Engine:
     def _hand_back(self, edge: Edge, micro: int) -> None:
         """Brings the gradient of a value to where the value was computed."""
         value = self._values.pop((edge.number, micro))
-        if not value.requires_grad:
+        here, decoupled = edge.origin in self.parts, edge.node.decoupling is not None
+        if not value.requires_grad and (here or not decoupled):  # else its part counts what has come back
             return
         gradient = value.grad
-        if edge.origin in self.parts:
+        if here:
             self._gradients[edge.number, micro] = gradient
         else:
             self.tell(self._message(Kind.GRADIENT, edge.number, micro, gradient), [edge.origin])

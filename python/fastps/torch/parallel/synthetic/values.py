@@ -68,6 +68,10 @@ class DecoupledValues:
         if micro == 0 and self._mailbox is not None:
             self._take_targets(value, self._mailbox, step)
         value.keep(call, step, inputs)
+        if not inputs[0].requires_grad:  # no backward comes for it on this part
+            for edge in value.edges:
+                if edge.part in self._parts:
+                    value.put(value.newest(), edge, micro, None)
 
     def gradient(self, node: Node, micro: int, call: int, step: int) -> torch.Tensor | None:
         """The synthetic gradient of this step's value, or during the warm-up the true one."""
