@@ -10,6 +10,7 @@ from models import digits, pulled
 from torch import nn
 
 import fastps
+import fastps.torch
 from fastps.torch.parallel import Graph, NodeError, Replica, SyntheticGradient
 
 RULES = {"adam": fastps.Adam(lr=1e-3), "sgd": fastps.SGD(lr=0.05, momentum=0.9)}
@@ -379,6 +380,35 @@ def test_sync_is_refused_because_some_steps_push_no_gradient_of_predictors(ps):
             with replica.optimizer(ps, RULES["sgd"], fastps.Bounded(staleness=1)) as optimizer:
                 replica.step(x=torch.ones(6, 3))
                 optimizer.step()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_schedules_follow_the_model_and_not_a_predictor(threads):
+    """A predictor has the smallest tensor, and takes no step in the first ones."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(1))
+
+        def forward(self, value):
+            return value * self.scale
+
+    graph = chain(Scale())
+    graph._by_name["out"].module = nn.Linear(4, 1, bias=False)
+    with fastps.Store() as store, Replica.local(graph, threads, delay=3) as replica:
+        told = []
+        optimizer = replica.optimizer(store, RULES["sgd"], on_step=lambda step: told.append(step.global_step))
+        schedule = fastps.torch.GlobalSchedule(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+        for _ in range(5):
+            optimizer.zero_grad()
+            replica.step(x=torch.ones(6, 3))
+            optimizer.step()
+            schedule.step()
+        assert (optimizer.global_step, told) == (5, [1, 2, 3, 4, 5])
+        assert schedule.get_last_lr() == [RULES["sgd"].lr / 2**5]
+        assert store.versions()["hidden.synthetic.scale"] < 6
+        optimizer.close()
 
 
 def test_a_delay_is_a_number_of_steps():

@@ -144,6 +144,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled = Filled([])
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
+        self._not_counted: frozenset[str] = frozenset()
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
         #: Gives the groups the rates of the present step, if a `GlobalSchedule` does.
@@ -331,8 +332,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
-        Of the smallest parameter that has gradients. It goes on after `fastps.torch.resume`, and a step that
-        `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
+        Of the smallest parameter that has gradients, predictors of `fastps.torch.parallel` left out. It goes on
+        after `fastps.torch.resume`, and a step that `GradScaler` skips does not count. `GlobalSchedule` makes
+        a learning rate scheduler follow it.
         """
         return self._open().global_step
 
@@ -483,8 +485,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     def _track(self) -> None:
         """Counts the steps of the parameters that are trained."""
-        trained = [entry.name for entry in self._entries if entry.param.requires_grad]
-        self._open()._progress.of(trained or [entry.name for entry in self._entries])
+        own = [entry for entry in self._entries if entry.name not in self._not_counted] or self._entries
+        trained = [entry.name for entry in own if entry.param.requires_grad]
+        self._open()._progress.of(trained or [entry.name for entry in own])
+
+    def _leave_out(self, names: Iterable[str]) -> None:
+        """Parameters that do not take part in each step are not counted in `global_step`."""
+        self._not_counted = frozenset(names)
+        self._track()
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)

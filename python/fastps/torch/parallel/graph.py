@@ -167,8 +167,8 @@ class Graph:
                 are called ``<params>.<parameter>``. Their gradients are summed in the order of parts.
 
         Raises:
-            ConfigError: The name is taken, a handle is of another graph, another node has some of the module's
-                parameters and not the same `params`, or an argument is invalid.
+            ConfigError: The name is taken, a handle is of another graph, another node has some of the
+                module's parameters and not the same `params`, or an argument is invalid.
         """
         if isinstance(module, Handle):  # node("name", x, part=0, make=...)
             inputs, module = (module, *inputs), None

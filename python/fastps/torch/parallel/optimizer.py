@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,12 +24,16 @@ def make_optimizer(
     ps: ParameterServer,
     rule: optim.Optimizer,
     params: Mapping[int, Iterable[tuple[str, torch.nn.Parameter]]],
+    predictors: Collection[str],
     mode: Mode | None,
     codec: Codec | None,
     on_step: Callable[[Step], object] | None,
     rank: int,
 ) -> ParameterServerOptimizer | NoParameters:
-    """Registers the parameters of some parts, each part's in a group of its own, and optimizes them."""
+    """Registers the parameters of some parts, each part's in a group of its own, and optimizes them.
+
+    Those of predictors do not count in `ParameterServerOptimizer.global_step`.
+    """
     named = {part: list(own) for part, own in params.items()}
     for part, own in named.items():
         arrays = {name: float32(param.detach()) for name, param in own}
@@ -38,7 +42,9 @@ def make_optimizer(
     all_of_them = [item for own in named.values() for item in own]
     if not all_of_them:
         return NoParameters(rule)
-    return ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
+    made = ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
+    made._leave_out(predictors)
+    return made
 
 
 def check_fits_predictors(mode: Mode | None, edge: str) -> None:

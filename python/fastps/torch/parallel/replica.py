@@ -307,7 +307,11 @@ class Replica:
                 for engine in self._engines
                 for part in engine.parts
             }
-            made = make_optimizer(ps, rule, params, mode, codec, on_step, self.number)
+            shapes = self._engines[0].modules.shapes
+            predictors = {
+                node.prefix + name for node in self._plan.decoupled for name in shapes.get(node.name, {})
+            }
+            made = make_optimizer(ps, rule, params, predictors, mode, codec, on_step, self.number)
             if self.part is not None and not waits:
                 self._engines[0].tell(Message(Kind.JOINED, self._joined))
             return made
