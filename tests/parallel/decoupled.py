@@ -234,7 +234,7 @@ def spoiled(pipe, address, steps):
 def endures(pipe, address, kind, part, steps, timeout=60.0):
     """Trains on the digits in three parts; one of them gets into trouble in its step 150.
 
-    Says the errors of the predictors after each step, and how long the last step took.
+    Says the predictors that it begins with, their cosines after each step, and how long the last step took.
     """
     modules = stacks(5, 3)
     modules[part].append(Trouble(kind, 150))
@@ -242,13 +242,16 @@ def endures(pipe, address, kind, part, steps, timeout=60.0):
         fastps.connect(address) as ps,
         parallel.Replica(decoupled(modules), timeout=timeout) as replica,
     ):
+        replica.optimizer(ps, fastps.Adam(lr=1e-3)).close()  # fetches what the servers have
+        own = {name: param.detach().numpy().copy() for name, param in replica.named_parameters()}
+        pipe.send(("said", {name: values for name, values in own.items() if ".synthetic." in name}))
         begun = time.monotonic()
 
         def on_step(step):
             nonlocal begun
             begun = time.monotonic()
             edges = replica.stats()["edges"].values()
-            pipe.send(("said", [edge["relative_error"] for edge in edges if "relative_error" in edge]))
+            pipe.send(("said", [edge["cosine"] for edge in edges if "cosine" in edge]))
 
         try:
             train(replica, ps, digits(), steps, on_step=on_step)
