@@ -10,13 +10,15 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fastps
 from fastps.rl import EvolutionStrategies, evaluate, take_turns, work
 from fastps.rl.learner import Learner
 from rl.environments import Scripted, cart_pole, slow_cart_pole
 
-ES = EvolutionStrategies(pairs=6)
+ES, TWO = EvolutionStrategies(pairs=6), EvolutionStrategies(pairs=2)
 NAME = "model.policy.2.weight"
 
 
@@ -105,6 +107,47 @@ def test_half_a_step_of_a_dead_worker_is_finished() -> None:
         late.close()
         found = {name: store.pull(name).tobytes() for name in found}
         assert found == expected
+
+
+class Wide(nn.Module):
+    """A policy with a parameter of more numbers than a slice has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Parameter(torch.linspace(-1.0, 1.0, 300_000).reshape(3, 100_000))
+        self.bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.wide)[:, [0, -1]] + self.bias
+
+
+def wide_learner(store: fastps.Store) -> Learner:
+    return Learner(store, TWO, lambda: Scripted([0, 0, 1]), Wide(), seed=4, patience=0.0)
+
+
+def wide(store: fastps.Store, versions: int) -> np.ndarray:
+    """The wide parameter after some versions, each of which stepped every slice once."""
+    with wide_learner(store) as learner:
+        names = list(learner.worker.params)
+        while min(store.versions()[name] for name in names) <= versions:
+            learner.turn()
+    assert {store.versions().slices(name) for name in names} == {(versions + 1,)}
+    return np.concatenate([store.pull(name).ravel() for name in names])
+
+
+@pytest.mark.parametrize("applied", [1, 2])
+def test_half_a_step_of_a_tensor_of_several_slices_is_finished(applied: int) -> None:
+    """No slice takes the step twice, whichever of them a worker had reached that died in its push."""
+    with fastps.Store() as undisturbed, fastps.Store() as store:
+        expected = wide(undisturbed, 1)
+        with wide_learner(store) as dying:
+            while not (store.pull("es.returns")[:, 0] == 1).all():
+                dying.turn()
+            gradient = TWO.gradient(store.pull("es.returns")[:, 1:], 4, 1, dying.size)
+            reached = list(dying.worker.params)[:applied]
+            dying.worker.step({name: dying.split(gradient)[name] for name in reached})
+        assert np.array_equal(wide(store, 1), expected)
+        assert evaluate(store, TWO, lambda: Scripted([0, 1]), 2, Wide()) == [3.0, 3.0]
 
 
 def test_it_learns() -> None:

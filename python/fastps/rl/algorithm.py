@@ -22,6 +22,8 @@ class Algorithm:
     _name: ClassVar[str] = ""
     #: Whether the model estimates values beside the policy.
     _value: ClassVar[bool] = True
+    #: Most numbers of a tensor: larger parameters are kept in several. None: no limit.
+    _largest: ClassVar[int | None] = None
 
     #: Whether observations are normalized.
     normalize = False

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EvolutionStrategies"]
 
+_RETURNS = "es.returns"
+"""One row per pair: the version of the model, and the returns with its noise added and subtracted."""
+
+_SLICE = 258_048
+"""Numbers of a slice. Tensors of one slice take each step whole or not at all, and have one version."""
+
 
 @dataclass(frozen=True)
 class EvolutionStrategies(Algorithm):
@@ -57,6 +63,7 @@ class EvolutionStrategies(Algorithm):
 
     _name = "es"
     _value = False
+    _largest = _SLICE
 
     pairs: int = 16
     sigma: float = 0.1
@@ -90,12 +97,12 @@ class EvolutionStrategies(Algorithm):
         while True:
             fetched = worker.versions
             assert fetched is not None
-            versions = {name: fetched.slices(name) for name in worker.params}
-            version = min(map(min, versions.values()))
-            returns = ps.pull(RETURNS)
+            versions = {name: fetched[name] for name in worker.params}
+            version = min(versions.values())
+            returns = ps.pull(_RETURNS)
             if (returns[:, 0] == version).all():
                 # A tensor with a newer version has this step already: from a worker that died in its push.
-                behind = [name for name, its in versions.items() if min(its) == version]
+                behind = [name for name, its in versions.items() if its == version]
                 gradient = self.gradient(returns[:, 1:], seed, version, learner.size)
                 refused = worker.stats()["rejected"]
                 learner.step({name: learner.split(gradient)[name] for name in behind})

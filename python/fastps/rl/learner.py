@@ -64,8 +64,12 @@ class Task:
         self.shape: tuple[int, ...] = space.shape or ()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by the names of their tensors."""
-        return {_PREFIX + name: value.detach() for name, value in self.model.named_parameters()}
+        """The model's parameters by the names of their tensors, in order."""
+        most = self.algorithm._largest
+        found: dict[str, torch.Tensor] = {}
+        for name, value in self.model.named_parameters():
+            found |= _parts(_PREFIX + name, value.detach(), most or value.numel())
+        return found
 
     def register(self, ps: ParameterServer) -> dict[str, Any]:
         """Registers what is not there; returns the settings of the run."""
@@ -77,6 +81,13 @@ class Task:
             ps.register(name, value.contiguous(), self.algorithm._optimizer(), apply, group="rl")
         self.algorithm._register(ps)
         return run
+
+
+def _parts(name: str, values: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
+    """A parameter as tensors of at most so many numbers, which share its memory."""
+    if values.numel() <= most:
+        return {name: values}
+    return {f"{name}.{k}": part for k, part in enumerate(torch.split(values.view(-1), most))}
 
 
 def observations_of(ps: ParameterServer, task: Task, row: int | None = None) -> Normalizer | None:
@@ -279,18 +290,18 @@ class Learner:
     def perturbed(self, noise: Array) -> nn.Module:
         """A copy of the model with noise, shape (size,), added to its parameters."""
         model = self._perturbed
-        parts = self.split(noise)
+        parts = torch.split(torch.from_numpy(noise), [p.numel() for p in model.parameters()])
         with torch.no_grad():
-            for (name, own), other in zip(self._parameters.items(), model.parameters(), strict=True):
-                torch.add(own, torch.from_numpy(parts[name]), out=other)
+            for own, other, part in zip(self.model.parameters(), model.parameters(), parts, strict=True):
+                torch.add(own, part.view_as(own), out=other)
         return model
 
     def split(self, vector: Array) -> dict[str, Array]:
-        """A vector of shape (size,) as arrays of the parameters' shapes, by name."""
+        """A vector of shape (size,) as arrays of the tensors' shapes, by name."""
         parts, at = {}, 0
-        for name, p in self._parameters.items():
-            parts[name] = vector[at : at + p.numel()].reshape(p.shape)
-            at += p.numel()
+        for name, values in self.worker.params.items():
+            parts[name] = vector[at : at + values.size].reshape(values.shape)
+            at += values.size
         return parts
 
     def begin(self, grads: Mapping[str, Any], lr: float | None = None) -> None:
