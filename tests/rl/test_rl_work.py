@@ -63,7 +63,7 @@ def test_staleness_of_workers_in_turn_is_exact_and_a_run_repeats() -> None:
             stats = take_turns(store, A3C(), cart_pole, 4, seed=3, frames=600)
             models.append(model_of(store))
             assert updates_of(store) == 120
-            assert store.pull(FRAMES).tolist() == [600, 120]
+            assert store.pull(FRAMES).tolist() == [600]
         # The first turns of each worker see fewer others; no gradient is staler than the others' turns.
         assert [max(one["staleness"]) for one in stats] == [3, 3, 3, 3]
         assert all(one["staleness_p50"] == 3 for one in stats)
@@ -84,7 +84,7 @@ def test_synchronous_workers_give_the_same_bits_in_a_store_and_on_two_shards() -
             stats = take_turns(ps, algorithm, cart_pole, 3, seed=1, frames=24 * 50)
             assert updates_of(ps) == 50
             assert [one["frames"] for one in stats] == [400, 400, 400]
-            assert ps.pull(FRAMES).round(4).tolist() == [1200, 50]
+            assert ps.pull(FRAMES).tolist() == [1200]
             models.append(model_of(ps))
     assert models[0] == models[1]
 
@@ -122,7 +122,8 @@ def test_work_continues_what_is_there_and_counts_for_all(store: fastps.Store) ->
     assert work(store, A3C(), cart_pole, seed=1, frames=500)["frames"] == 0
     before = model_of(store)
     assert work(store, A3C(), cart_pole, seed=1, frames=800)["frames"] == 300
-    assert store.pull(FRAMES).tolist() == [800, 160]
+    assert store.pull(FRAMES).tolist() == [800]
+    assert updates_of(store) == 160
     assert model_of(store) != before
 
 
@@ -137,9 +138,9 @@ def test_threads_in_a_shared_store_lose_no_frames() -> None:
         for thread in threads:
             thread.join()
         rows = store.pull(FRAMES)
-        frames, updates = rows[:, :2].sum(0) + rows[:, 2:4].sum(0)
+        frames = rows[:, :2].sum()
+        assert updates_of(store) == frames / 5
     assert 4000 <= frames <= 4005
-    assert updates == frames / 5
 
 
 def test_totals_in_a_shared_store_are_exact_beyond_float32() -> None:

@@ -84,7 +84,7 @@ class A3C(Algorithm):
             rollout = learner.play(self.steps, self.gamma)
             grads = learner.gradients(self._loss(learner.task.actions, rollout), self.clip)
             learner.step(grads, lr=learner.rate(self.lr))
-            learner.count(1)
+            learner.count()
             yield
 
     def _loss(self, actions: Actions, rollout: Rollout) -> torch.Tensor:

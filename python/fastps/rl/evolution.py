@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from fastps._shared.checks import as_rate, at_least, given
 from fastps._shared.kept import RETURNS
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DeadlineError
+from fastps.errors import ConfigError, DeadlineError, VersionsLost
 from fastps.modes import Async, Mode
 from fastps.optim import SGD, Adam, Optimizer
 from fastps.rl.algorithm import Algorithm, in_range
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from fastps.rl.learner import Learner
 
 __all__ = ["EvolutionStrategies"]
+
+_log = logging.getLogger("fastps")
 
 _RETURNS = "es.returns"
 """One row per pair: the version of the model, and the returns with its noise added and subtracted."""
@@ -92,33 +95,41 @@ class EvolutionStrategies(Algorithm):
         ps.register(RETURNS, np.zeros((self.pairs, 3), np.float32), SGD(lr=0.0), group=RETURNS)
 
     def _turns(self, learner: Learner) -> Iterator[None]:
-        seed, ps, worker = learner.run["seed"], learner.ps, learner.worker
-        portions = data.Portions(ps, self.pairs, 1, seed, RETURNS, timeout=learner.patience)
+        portions = data.Portions(
+            learner.ps, self.pairs, 1, learner.run["seed"], _RETURNS, timeout=learner.patience
+        )
         while True:
-            fetched = worker.versions
-            assert fetched is not None
-            versions = {name: fetched[name] for name in worker.params}
-            version = min(versions.values())
-            returns = ps.pull(_RETURNS)
-            if (returns[:, 0] == version).all():
-                # A tensor with a newer version has this step already: from a worker that died in its push.
-                behind = [name for name, its in versions.items() if its == version]
-                gradient = self.gradient(returns[:, 1:], seed, version, learner.size)
-                refused = worker.stats()["rejected"]
-                learner.step({name: learner.split(gradient)[name] for name in behind})
-                learner.count(updates=int(worker.stats()["rejected"] == refused))
-                yield
-                continue
             try:
-                for (pair,) in portions:
-                    if ps.pull(RETURNS, indices=[pair])[0, 0] != version:
-                        row = self._play(learner, seed, version, int(pair))
-                        ps.assign(RETURNS, Sparse([pair], row[None]))
-                        learner.count(updates=0)
-                    yield
-            except DeadlineError:  # others still play
+                yield from self._version(learner, portions)
+            except VersionsLost as error:  # the call did nothing else
+                _log.warning("%s; worker %s continues with what is left", error, learner.name)
+                learner.worker.pull_model()
+
+    def _version(self, learner: Learner, portions: data.Portions) -> Iterator[None]:
+        """Takes the step of the present version if all returns are there, else plays pairs for it."""
+        seed, ps, worker = learner.run["seed"], learner.ps, learner.worker
+        fetched = worker.versions
+        assert fetched is not None
+        version = min(fetched[name] for name in worker.params)
+        returns = ps.pull(_RETURNS)
+        if (returns[:, 0] == version).all():
+            # A tensor with a newer version has this step already: from a worker that died in its push.
+            behind = [name for name in worker.params if fetched[name] == version]
+            gradient = learner.split(self.gradient(returns[:, 1:], seed, version, learner.size))
+            learner.step({name: gradient[name] for name in behind})
+            learner.count()
+            yield
+            return
+        try:
+            for (pair,) in portions:
+                if ps.pull(_RETURNS, indices=[pair])[0, 0] != version:
+                    row = self._play(learner, seed, version, int(pair))
+                    ps.assign(_RETURNS, Sparse([pair], row[None]))
+                    learner.count()
                 yield
-            worker.pull_model()
+        except DeadlineError:  # others still play
+            yield
+        worker.pull_model()
 
     def _play(self, learner: Learner, seed: int, version: int, pair: int) -> Array:
         """The row of one pair: two episodes from the same seed."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fastps._fastps import Versions
 from fastps._shared.checks import at_least, integer
 from fastps._shared.kept import FRAMES, OBSERVATIONS
 from fastps._shared.types import Array
@@ -28,11 +29,11 @@ from fastps.rl.playing.actions import Actions, actions_of
 from fastps.rl.playing.models import checked, outputs
 from fastps.rl.playing.player import Discarded, Episode, MakeEnv, Player, Transition, environment_name, made
 from fastps.rl.playing.returns import discounted
-from fastps.rl.totals import Normalizer, Totals, is_shared
+from fastps.rl.totals import Normalizer, Totals, after_losses, is_shared
 from fastps.worker import Worker
 from fastps.worker.arguments import must_be
 
-__all__ = ["FRAMES", "OBSERVATIONS", "Learner", "Rollout", "Task", "observations_of"]
+__all__ = ["FRAMES", "OBSERVATIONS", "Learner", "Rollout", "Task", "observations_of", "updates_of"]
 
 _log = logging.getLogger("fastps")
 
@@ -71,6 +72,14 @@ class Task:
             found |= _parts(_PREFIX + name, value.detach(), most or value.numel())
         return found
 
+    def fetch(self, ps: ParameterServer, timeout: float | None = None) -> Versions:
+        """Fetches the present values into the model; returns their versions."""
+        tensors = self.tensors()
+        values, versions = after_losses(lambda: ps.pull(list(tensors), versions=True, timeout=timeout))
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(values[name]))
+        return versions
+
     def register(self, ps: ParameterServer) -> dict[str, Any]:
         """Registers what is not there; returns the settings of the run."""
         own = {**self.algorithm._settings(), "environment": self.environment, "seed": self.seed}
@@ -95,6 +104,11 @@ def observations_of(ps: ParameterServer, task: Task, row: int | None = None) -> 
     if not task.algorithm.normalize:
         return None
     return Normalizer(Totals(ps, OBSERVATIONS, 1 + 2 * math.prod(task.shape), row), task.shape)
+
+
+def updates_of(versions: Versions) -> int:
+    """Updates that a model of these versions has taken; its registration is version 1."""
+    return min((versions[name] for name in versions), default=1) - 1
 
 
 class Rollout(NamedTuple):
@@ -125,7 +139,7 @@ class Learner:
     Attributes:
         task: Algorithm, spaces and model.
         run: The settings of the run on the servers.
-        frames, updates: Those of all workers, as far as this one knows.
+        frames: Those of all workers, as far as this one knows.
         worker: Pushes gradients, and fetches values into the model.
         size: Numbers of the model.
     """
@@ -156,9 +170,9 @@ class Learner:
         self.worker = self._joined(algorithm, rank)
         self._parameters = {_PREFIX + name: p for name, p in self.model.named_parameters()}
         self.size = sum(p.numel() for p in self._parameters.values())
-        self._totals = Totals(ps, FRAMES, 2, rank)
+        self._totals = Totals(ps, FRAMES, 1, rank)
         self.normalizer = observations_of(ps, task, rank)
-        self.frames, self.updates = (int(total) for total in self._totals.read())
+        self.frames = int(self._totals.read()[0])
         self.played = self.episodes = self.dropped = 0
         self._uncounted = 0
         see = self.normalizer or (lambda observation: observation)
@@ -323,12 +337,18 @@ class Learner:
             self.dropped += 1
             _log.warning("worker %s lost an update: %s", self.name, error)
 
-    def count(self, updates: float) -> None:
-        """Adds the frames played since the last call, and updates, to those of all workers."""
+    @property
+    def updates(self) -> int:
+        """Updates of the model by all workers, as far as this one has fetched them."""
+        versions = self.worker.versions
+        return 0 if versions is None else updates_of(versions)
+
+    def count(self) -> None:
+        """Adds the frames played since the last call to those of all workers."""
         added, self._uncounted = self._uncounted, 0
         self.played += added
         with self._this_update_only():
-            self.frames, self.updates = (int(t) for t in self._totals.add((added, updates)))
+            self.frames = int(self._totals.add((added,))[0])
         if self.normalizer is not None:
             with self._this_update_only():
                 self.normalizer.share()

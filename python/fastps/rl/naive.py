@@ -104,7 +104,7 @@ class Naive(Algorithm):
             learner.begin(learner.gradients(self._loss(learner.task.actions, rollout), self.clip))
             yield  # while the others play
             learner.step({})
-            learner.count(1 / self.workers if self.sync else 1)
+            learner.count()
             yield
 
     def _loss(self, actions: Actions, rollout: Rollout) -> torch.Tensor:

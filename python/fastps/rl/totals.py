@@ -1,20 +1,26 @@
-"""Sums that all workers of a run add to: frames, updates, and statistics of observations."""
+"""Sums that all workers of a run add to: frames, and statistics of observations."""
 
 from __future__ import annotations
 
+import logging
 import secrets
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
+from fastps.errors import VersionsLost
 from fastps.optim import SGD
 from fastps.store import Store
 
-__all__ = ["Normalizer", "Totals"]
+__all__ = ["Normalizer", "Totals", "after_losses", "is_shared"]
 
+_log = logging.getLogger("fastps")
+
+R = TypeVar("R")
 Floats = NDArray[np.float64]
 
 _ROWS = 256
@@ -26,6 +32,17 @@ _CACHE_LINE = 16
 def is_shared(ps: ParameterServer) -> bool:
     """Whether several processes have the store open."""
     return isinstance(ps, Store) and ps.address is not None
+
+
+def after_losses(call: Callable[[], R]) -> R:
+    """The result of one call of a parameter server, which is made again if it reports losses of a restarted
+    server: it did nothing else then, and the run continues with what is left.
+    """
+    while True:
+        try:
+            return call()
+        except VersionsLost as error:
+            _log.warning("%s; the run continues", error)
 
 
 class Totals:
@@ -56,7 +73,7 @@ class Totals:
     def add(self, values: Any) -> Floats:
         """Adds to the totals; returns them."""
         if self._view is None:
-            self._ps.push(self._name, np.asarray(values, np.float64))
+            after_losses(lambda: self._ps.push(self._name, np.asarray(values, np.float64)))
             return self.read()
         own = self._row.astype(np.float64)
         own = own[: self._size] + own[self._size : 2 * self._size] + values
@@ -67,7 +84,7 @@ class Totals:
     def read(self) -> Floats:
         """The present totals."""
         if self._view is None:
-            pulled: Any = self._ps.pull(self._name)
+            pulled: Any = after_losses(lambda: self._ps.pull(self._name))
             return np.asarray(pulled, np.float64)
         rows = self._view.sum(0, np.float64)
         total: Floats = rows[: self._size] + rows[self._size : 2 * self._size]

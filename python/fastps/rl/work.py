@@ -15,7 +15,7 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, NonFiniteError
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import Learner, Task, observations_of
+from fastps.rl.learner import Learner, Task, observations_of, updates_of
 from fastps.rl.playing.models import outputs
 from fastps.rl.playing.player import Episode, MakeEnv, made
 
@@ -192,7 +192,11 @@ def _one_thread() -> Iterator[None]:
 
 
 class Evaluator:
-    """Plays a run's model greedily, several episodes at a time. Arguments as for `evaluate`."""
+    """Plays a run's model greedily, several episodes at a time. Arguments as for `evaluate`.
+
+    Attributes:
+        updates: Those of the model that was fetched last.
+    """
 
     def __init__(
         self, ps: ParameterServer, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None = None
@@ -207,12 +211,11 @@ class Evaluator:
                 got="none",
             )
         self._normalizer = observations_of(ps, self.task)
+        self.updates = 0
 
     def pull(self) -> None:
         """Fetches the present model."""
-        tensors = self.task.tensors()
-        for name, values in self._ps.pull(list(tensors)).items():
-            tensors[name].copy_(torch.from_numpy(values))
+        self.updates = updates_of(self.task.fetch(self._ps))
         if self._normalizer is not None:
             self._normalizer.read()
 

@@ -156,11 +156,11 @@ def evaluate(orders: Orders, pipe: Connection) -> None:
     try:
         with reach(orders.where, orders.shared) as ps:
             evaluator = Evaluator(ps, orders.algorithm, orders.make_env, orders.model)
-            totals = Totals(ps, FRAMES, 2)
+            totals = Totals(ps, FRAMES, 1)
             seed, last = 1 << 20, False
             while True:
                 start = time.monotonic()
-                frames, updates = (int(total) for total in totals.read())
+                frames = int(totals.read()[0])
                 found = evaluator.play(JUDGED if last else _EPISODES, orders.seed + seed)
                 if not last and orders.threshold is not None and np.mean(found) >= orders.threshold:
                     # By the same model, so that the threshold is judged by enough episodes.
@@ -170,7 +170,7 @@ def evaluate(orders: Orders, pipe: Connection) -> None:
                     {
                         "event": "point",
                         "frames": frames,
-                        "updates": updates,
+                        "updates": evaluator.updates,
                         "age": time.monotonic() - start,
                         "mean_return": float(np.mean(found)),
                         "episodes": len(found),

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import nn
 
 import fastps
@@ -249,9 +248,7 @@ class Training:
 
     def fetch(self) -> None:
         """Fetches the present model into the run's."""
-        tensors = self._task.tensors()
-        for name, values in self._ps.pull(list(tensors)).items():
-            tensors[name].copy_(torch.from_numpy(values))
+        self._task.fetch(self._ps)
 
     def stop(self) -> None:
         """Ends the workers before their time."""
