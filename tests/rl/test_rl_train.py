@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,9 +19,10 @@ import torch
 import fastps
 from fastps import cli
 from fastps._shared.servers import ServerProcess, free_ports
-from fastps.rl import A3C, ActorCritic, Naive, train, work
+from fastps.rl import A3C, ActorCritic, Naive, WorkerError, train, work
 from fastps.rl.learner import FRAMES
 from fastps.rl.playing.actions import actions_of
+from fastps.rl.training import train as train_module
 from fastps.rl.training.train import Training
 from rl.environments import Faulty, cart_pole, slow_cart_pole
 
@@ -98,6 +100,51 @@ def test_a_worker_that_ends_with_an_error_is_not_started_again() -> None:
 
 def always_faulty() -> Faulty:
     return Faulty(range(10**9))
+
+
+def ends_its_process() -> Faulty:
+    if multiprocessing.parent_process() is not None:
+        os._exit(3)
+    return Faulty()
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_that_never_starts_is_not_started_again() -> None:
+    with Training(A3C(), ends_its_process, 2, 1000, 0, 1, True, evaluated=False) as training:
+        with pytest.raises(WorkerError, match=r"worker \d ended with exit code 3 before its first report"):
+            while training.goes_on():
+                pass
+        assert training.run.restarts == 0
+
+
+@pytest.mark.timeout(240)
+def test_a_run_ends_without_a_worker_that_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_module, "_LAST", 1.0)
+    with Training(A3C(), cart_pole, 2, 3000, 0, 1, True, evaluated=False) as training:
+        suspended = 0
+        while training.goes_on():
+            if not suspended and training._workers[1].reported:
+                suspended = training._workers[1].process.pid
+                os.kill(suspended, signal.SIGSTOP)
+        training.finish()
+    assert training.run.frames >= 3000
+    (message,) = training.run.messages
+    assert message == "worker 1 did not end within 1 s of the last frame, and was killed"
+
+
+@pytest.mark.timeout(240)
+def test_stopping_a_run_does_not_wait_for_servers_that_are_gone() -> None:
+    with fastps.serve() as server:
+        with Training(
+            A3C(), cart_pole, 1, 10**9, 0, 1, True, servers=server.addresses, evaluated=False
+        ) as training:
+            while not training.run.frames:
+                training.goes_on()
+            server.stop()
+            began = time.monotonic()
+            training.stop()
+            assert not training.fetched
+        assert time.monotonic() - began < 20  # 5 s on a machine that is not busy
 
 
 def test_bad_input_starts_nothing() -> None:
@@ -204,6 +251,32 @@ def test_ctrl_c_ends_everything_and_keeps_the_model(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         assert time.monotonic() - began < 30
         time.sleep(0.05)
+
+
+BROKEN = """
+import gymnasium
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space, episodes = gymnasium.spaces.Discrete(2), 0
+    def reset(self, *, seed=None, options=None):
+        Broken.episodes += 1
+        return self.observation_space.low, {}
+    def step(self, action):
+        if Broken.episodes > 40:
+            raise OSError("the joint is broken")
+        return self.observation_space.low, 1.0, True, False, {}
+gymnasium.register("Broken-v0", Broken)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_the_command_fails_if_all_workers_fail_and_keeps_their_model(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    command = fastps_rl("a3c", "--env", "broken:Broken-v0", "--workers", "1", cwd=tmp_path)
+    out, err = command.communicate(timeout=200)
+    assert command.returncode == 1, out
+    assert err.splitlines()[-1].startswith("fastps: the environment raised OSError: the joint is broken")
+    assert (tmp_path / "fastps-rl/model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.naive import Naive
 from fastps.rl.playing.models import ActorCritic
 from fastps.rl.playing.player import Episode, EpisodeError
+from fastps.rl.training.children import WorkerError
 from fastps.rl.training.run import Point, Run
 from fastps.rl.training.train import train
 from fastps.rl.work import evaluate, take_turns, work
@@ -37,6 +38,7 @@ __all__ = [
     "Naive",
     "Point",
     "Run",
+    "WorkerError",
     "evaluate",
     "take_turns",
     "train",

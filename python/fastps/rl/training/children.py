@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,7 @@ from fastps.rl.totals import Totals
 from fastps.rl.training.run import JUDGED
 from fastps.rl.work import Evaluator
 
-__all__ = ["Child", "Orders", "evaluate", "learn", "reach"]
+__all__ = ["Child", "Orders", "WorkerError", "evaluate", "learn", "reach"]
 
 REPORT_EVERY = 0.2
 """Seconds between two reports of a worker."""
@@ -35,6 +36,10 @@ _EPISODES = 20
 """Episodes of an evaluation, unless their mean reaches the threshold."""
 _REST = 3.0
 """Seconds that the evaluator rests per second of play, so that it takes little from the workers."""
+
+
+class WorkerError(fastps.FastpsError, RuntimeError):
+    """A worker's process ended with an error that is not one of fastps, or without any report."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Child:
         number: Of the worker processes of a run, also of those that replaced others.
 
     Attributes:
+        reported: A report has arrived, so it has started.
         done: Its last report has arrived.
     """
 
@@ -78,7 +84,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         others.close()
-        self.done = False
+        self.reported = self.done = False
 
     def reports(self) -> list[dict[str, Any]]:
         """What has arrived since the last call."""
@@ -86,6 +92,7 @@ class Child:
         with contextlib.suppress(EOFError, ConnectionError):
             while self.pipe.poll():
                 found.append(self.pipe.recv())
+        self.reported = self.reported or bool(found)
         return found
 
     def tell(self, what: str) -> None:
@@ -137,16 +144,18 @@ def learn(orders: Orders, pipe: Connection) -> None:
                 pipe.send({"event": event, "stats": learner.stats(), "returns": returns[:], **now})
                 returns.clear()
 
-            due = 0.0
-            while not pipe.poll() and learner.turn():
-                if time.monotonic() >= due:
-                    report("report")
-                    due = time.monotonic() + REPORT_EVERY
-            report("done")
+            due, last = 0.0, "report"
+            try:
+                while last != "done":
+                    if time.monotonic() >= due:
+                        report("report")
+                        due = time.monotonic() + REPORT_EVERY
+                    if pipe.poll() or not learner.turn():
+                        last = "done"
+            finally:
+                report(last)
     except Exception as error:
-        if os.environ.get("FASTPS_TRACEBACK") == "1":
-            raise
-        pipe.send({"event": "error", "error": _portable(error)})
+        _tell_of(error, pipe)
 
 
 def evaluate(orders: Orders, pipe: Connection) -> None:
@@ -181,13 +190,20 @@ def evaluate(orders: Orders, pipe: Connection) -> None:
                     return
                 last = pipe.poll(max(0.3, _REST * (time.monotonic() - start)))
     except Exception as error:
-        if os.environ.get("FASTPS_TRACEBACK") == "1":
-            raise
-        pipe.send({"event": "error", "error": _portable(error)})
+        _tell_of(error, pipe)
 
 
-def _portable(error: Exception) -> Exception:
+def _tell_of(error: Exception, pipe: Connection) -> None:
+    """Sends an error to the process that started this one."""
+    if os.environ.get("FASTPS_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    pipe.send({"event": "error", "error": _portable(error)})
+
+
+def _portable(error: Exception) -> fastps.FastpsError:
     """An error that can be sent to another process."""
-    if isinstance(error, fastps.FastpsError):
-        return type(error)(str(error), tensor=error.tensor, expected=error.expected, got=error.got)
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    if not isinstance(error, fastps.FastpsError):
+        return WorkerError(f"{type(error).__name__}: {error}")
+    kind = type(error.error if isinstance(error, fastps.PartialPush) else error)
+    fields = {name: getattr(error, name) for name in ("tensor", "shard", "expected", "got")}
+    return kind(str(error), **fields)

@@ -131,12 +131,13 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
                 training.finish()
             except BaseException:
                 training.stop()
-                training.fetch()
                 raise
     finally:
         run = training.run
         view.end(run)
-        if run.frames:
+        if run.frames and not training.fetched:
+            print("the model is not saved: the servers did not answer", file=stream)
+        elif run.frames:
             title = f"fastps rl {args.algorithm}: {args.env}, {args.workers} workers, seed {args.seed}"
             _write(run, title, out, stream)
     print(_closing(run), file=stream, flush=True)

@@ -16,11 +16,12 @@ from torch import nn
 import fastps
 from fastps._shared.checks import at_least, flag
 from fastps.connection import ParameterServer
+from fastps.errors import FastpsError
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import Task
 from fastps.rl.playing.player import MakeEnv, by_name
 from fastps.rl.training import children
-from fastps.rl.training.children import Child, Orders
+from fastps.rl.training.children import Child, Orders, WorkerError
 from fastps.rl.training.run import Point, Run
 
 __all__ = ["Training", "train"]
@@ -30,7 +31,9 @@ _TICK = 0.05
 _LEASE = 5.0
 """Seconds after which a worker that is gone loses its place, so that no other waits for it."""
 _GRACE = 2.5
-"""Seconds that processes get to end by themselves."""
+"""Seconds that workers get to end by themselves when a run is stopped, and in which its model is fetched."""
+_LAST = 10.0
+"""Seconds that workers get to end by themselves after the last frame: one that is suspended never does."""
 
 
 def train(
@@ -50,8 +53,8 @@ def train(
     """Trains with processes of this machine: servers, workers, and an evaluator that plays greedily.
 
     A script that calls this needs ``if __name__ == "__main__":`` around the call, as for `multiprocessing`.
-    A worker that is killed costs its own episode; it is started again. One that ends with an error is not:
-    the others go on without it, and the error is raised if none is left.
+    A worker that is killed costs its own episode; it is started again if it had started at all. One that
+    ends with an error is not: the others go on without it, and the error is raised if none is left.
 
     Args:
         algorithm: `A3C`, `Naive` or `EvolutionStrategies`.
@@ -74,7 +77,7 @@ def train(
 
     Raises:
         ConfigError: As for `work`; nothing was started.
-        FastpsError: Every worker ended with an error, of which this is the first.
+        FastpsError: Every worker ended before the last frame, with errors of which this is the first.
 
     >>> import fastps.rl
     >>> run = fastps.rl.train(fastps.rl.A3C(), "CartPole-v1", workers=2, frames=2000)
@@ -99,6 +102,7 @@ class Training:
 
     Attributes:
         run: What is known so far.
+        fetched: The run's model is no longer the initial one.
     """
 
     def __init__(
@@ -133,7 +137,9 @@ class Training:
         self._stack = contextlib.ExitStack()
         self._workers: dict[int, Child] = {}
         self._evaluator: Child | None = None
-        self._error: Exception | None = None
+        self._error: FastpsError | None = None
+        self._complete: float | None = None  # when a worker had seen the last frame
+        self.fetched = False
         self._started = 0
         self._began = 0.0
 
@@ -186,47 +192,73 @@ class Training:
         """Waits a moment, takes in what has happened, and returns whether workers still train.
 
         Raises:
-            FastpsError: Every worker has ended with an error.
+            FastpsError: Every worker has ended before the last frame; the first error.
         """
         time.sleep(_TICK)
         for rank, worker in list(self._workers.items()):
             ended = worker.process.exitcode  # before its last reports are read
             for report in worker.reports():
-                worker.done = self._take(rank, worker.number, report) or worker.done
+                self._take(rank, worker, report)
             if ended is not None:
                 worker.end(0.0)
                 del self._workers[rank]
                 if not worker.done:
-                    self._lost(rank, ended)
+                    self._lost(rank, worker, ended)
+        self._end_the_late()
         self._look()
         self.run.tick(time.monotonic() - self._began)
-        if not self._workers and self._error is not None and not self.run.frames:
+        if not self._workers and self._complete is None and self._error is not None:
             raise self._error
         return bool(self._workers)
 
-    def _take(self, rank: int, number: int, report: dict[str, Any]) -> bool:
-        """Takes in a worker's report; returns whether it was its last."""
+    def _take(self, rank: int, worker: Child, report: dict[str, Any]) -> None:
+        """Takes in a worker's report."""
         if report["event"] == "error":
-            self._error = report["error"]
-            self.run.messages.append(f"worker {rank} ended with an error: {self._error}")
-            return True
-        self.run.take(number, report)
-        return bool(report["event"] == "done")
+            worker.done = True
+            self._failed(report["error"], f"worker {rank} ended with an error: {report['error']}")
+            return
+        self.run.take(worker.number, report)
+        if report["event"] == "done":
+            worker.done = True
+            self._complete = self._complete or time.monotonic()
 
-    def _lost(self, rank: int, code: int) -> None:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if self._restart:
+    def _lost(self, rank: int, worker: Child, code: int) -> None:
+        """Starts a worker again whose process has ended without a last report, unless it never started."""
+        how = f"worker {rank} {_ended(code)}"
+        if not worker.reported:
+            how += " before its first report"
+        elif self._restart:
             self.run.restarts += 1
-            self.run.messages.append(f"worker {rank} {how}; it was started again")
+            self.run.messages.append(f"{how}; it was started again")
             self._start(rank)
-        else:
-            self.run.messages.append(f"worker {rank} {how}")
+            return
+        log = self._log(rank)
+        where = "standard error" if log is None else log
+        why = f"{how}: expected a worker that plays until the last frame; {where} may say why"
+        self._failed(WorkerError(why, expected="a worker that plays until the last frame"), how)
+
+    def _failed(self, error: FastpsError, message: str) -> None:
+        """Notes that a worker has ended before the last frame."""
+        self._error = self._error or error
+        self.run.messages.append(message)
+
+    def _end_the_late(self) -> None:
+        """Some time after the last frame, kills the workers that have not ended by themselves."""
+        if self._complete is None or time.monotonic() < self._complete + _LAST:
+            return
+        for rank, worker in self._workers.items():
+            if not worker.done:
+                worker.done = True
+                worker.process.kill()
+                how = f"worker {rank} did not end within {_LAST:g} s of the last frame, and was killed"
+                self.run.messages.append(how)
 
     def _look(self) -> bool:
         """Takes in the evaluator's points; returns whether the last one is there."""
         if self._evaluator is None:
             return True
-        ended = self._evaluator.process.exitcode is not None
+        code = self._evaluator.process.exitcode
+        ended = code is not None
         for report in self._evaluator.reports():
             if report["event"] == "error":
                 self.run.messages.append(f"the evaluator ended with an error: {report['error']}")
@@ -236,6 +268,10 @@ class Training:
                 Point(report["frames"], report["updates"], seconds, report["mean_return"], report["episodes"])
             )
             ended = ended or report["last"]
+        if code:
+            self.run.messages.append(f"the evaluator {_ended(code)}")
+            self._evaluator.end(0.0)
+            self._evaluator = None
         return ended
 
     def finish(self) -> None:
@@ -244,20 +280,24 @@ class Training:
             self._evaluator.tell("finish")
             while not self._look():
                 time.sleep(_TICK)
-        self.fetch()
+        self._fetch()
 
-    def fetch(self) -> None:
+    def _fetch(self, timeout: float | None = None) -> None:
         """Fetches the present model into the run's."""
-        self._task.fetch(self._ps)
+        self._task.fetch(self._ps, timeout)
+        self.fetched = True
 
     def stop(self) -> None:
-        """Ends the workers before their time."""
+        """Ends the workers before their time, and fetches the model if the servers still answer."""
+        self._restart = False
+        deadline = time.monotonic() + _GRACE
+        self._complete = self._complete or deadline
         for worker in self._workers.values():
             worker.tell("stop")
-        deadline = time.monotonic() + _GRACE
         while self._workers and time.monotonic() < deadline:
-            self._restart = False
             self.goes_on()
+        with contextlib.suppress(FastpsError):
+            self._fetch(timeout=max(1.0, deadline - time.monotonic()))
 
     def _end(self) -> None:
         everyone = [*self._workers.values(), *([] if self._evaluator is None else [self._evaluator])]
@@ -267,3 +307,8 @@ class Training:
             child.end(1.0)
         self._workers, self._evaluator = {}, None
         self._stack.close()
+
+
+def _ended(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
