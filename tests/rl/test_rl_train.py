@@ -283,6 +283,7 @@ def test_the_command_fails_if_all_workers_fail_and_keeps_their_model(tmp_path: P
     ("arguments", "text"),
     [
         (["a3c", "--env", "NoSuchEnv-v0"], "there is no such environment"),
+        (["a3c", "--env", "no_such_module:Env-v0"], "there is no such environment"),
         (["a3c", "--pairs", "3"], "--pairs is not an option of fastps rl a3c"),
         (["es", "--frames", "0"], "invalid frames"),
     ],

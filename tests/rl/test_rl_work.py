@@ -1,10 +1,11 @@
-"""Workers of `fastps.rl` in one process: what they learn, count, agree in, and what goes wrong."""
+"""Workers of `fastps.rl` in one process: what they learn, count, agree on, and what goes wrong."""
 
 from __future__ import annotations
 
 import collections
 import itertools
 import logging
+import math
 import threading
 
 import gymnasium
@@ -241,16 +242,19 @@ def test_what_is_not_finite_is_named(store: fastps.Store, which: str) -> None:
         work(store, A3C(), lambda: Faulty(range(1, 2), fault=which), seed=0, frames=100, name="bob")
 
 
-def test_a_loss_that_is_not_finite_is_named(store: fastps.Store) -> None:
+@pytest.mark.parametrize(("policy", "value", "which"), [(0.0, math.nan, "loss"), (math.nan, 0.0, "policy")])
+def test_outputs_that_are_not_finite_are_named(
+    store: fastps.Store, policy: float, value: float, which: str
+) -> None:
     class Nan(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.w = nn.Parameter(torch.ones(1))
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.zeros(len(x), 2) * self.w, self.w.expand(len(x)) * float("nan")
+            return torch.full((len(x), 2), policy) * self.w, self.w.expand(len(x)) * value
 
-    with pytest.raises(fastps.NonFiniteError, match=r"the loss is not finite \(worker bob, step 1\)"):
+    with pytest.raises(fastps.NonFiniteError, match=rf"the {which} is not finite \(worker bob, step 1\)"):
         work(store, A3C(), cart_pole, Nan(), seed=0, frames=100, name="bob")
     assert store.versions("model.w")["model.w"] == 1
 
@@ -308,13 +312,23 @@ def test_settings_are_checked(wrong) -> None:
 def test_other_settings_tensors_and_algorithms_are_refused(store: fastps.Store) -> None:
     work(store, A3C(gamma=0.9), cart_pole, seed=0, frames=10)
     before = store.versions()
-    with pytest.raises(fastps.ConfigError, match=r"other settings: expected gamma=0.9, got gamma=0.99"):
+    with pytest.raises(
+        fastps.ConfigError, match=r"must agree on its settings: expected gamma=0.9, got gamma=0.99$"
+    ):
         work(store, A3C(), cart_pole, seed=0, frames=20)
-    with pytest.raises(fastps.ConfigError, match=r"expected algorithm='a3c'.*got algorithm='naive'"):
+    with pytest.raises(fastps.ConfigError, match=r'expected algorithm="a3c".*got algorithm="naive"'):
         work(store, Naive(), cart_pole, seed=0, frames=20)
     with pytest.raises(fastps.ConfigError, match="environment"):
         work(store, A3C(gamma=0.9), lambda: gymnasium.make("Acrobot-v1"), seed=0, frames=20)
-    assert all(store.versions()[name] == before[name] for name in store.names())
+    for call in (
+        lambda: work(store, A3C(gamma=0.9), cart_pole, two_headed(2), seed=0, frames=20),
+        lambda: evaluate(store, A3C(gamma=0.9), cart_pole, 1, two_headed(2)),
+    ):
+        with pytest.raises(
+            fastps.ConfigError, match=r'model="policy\.0\.weight .*got model="a\.weight \(2, 4\)'
+        ):
+            call()
+    assert store.versions() == before
     with fastps.Store() as other:
         other.register("model.policy.0.weight", np.zeros(3, np.float32), fastps.SGD())
         with pytest.raises(fastps.ConfigError, match="other tensors under the names of this model"):

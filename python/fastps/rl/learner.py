@@ -80,9 +80,14 @@ class Task:
             tensor.copy_(torch.from_numpy(values[name]))
         return versions
 
+    def settings(self) -> dict[str, Any]:
+        """What all workers of a run must agree on; the model is described by its tensors."""
+        model = ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.model.named_parameters())
+        return {**self.algorithm._settings(), "environment": self.environment, "model": model}
+
     def register(self, ps: ParameterServer) -> dict[str, Any]:
         """Registers what is not there; returns the settings of the run."""
-        own = {**self.algorithm._settings(), "environment": self.environment, "seed": self.seed}
+        own = {**self.settings(), "seed": self.seed}
         self.algorithm._mode(ps)  # raises before anything is registered
         run = settings.agree(ps, own, self.tensors())
         apply: Any = "hogwild" if is_shared(ps) else "exact"
@@ -220,6 +225,8 @@ class Learner:
     def policy(self, observation: Array, model: nn.Module | None = None) -> Array:
         """The policy of a model, its own by default, in one state."""
         found: Array = outputs(model or self.model, torch.from_numpy(observation).unsqueeze(0))[0][0].numpy()
+        if np.isnan(found).any():
+            raise self._not_finite("policy", "NaN")
         return found
 
     def play(self, steps: int, gamma: float) -> Rollout:
@@ -290,16 +297,20 @@ class Learner:
             NonFiniteError: The loss is NaN or infinite.
         """
         if not math.isfinite(loss.item()):
-            raise NonFiniteError(
-                f"the loss is not finite (worker {self.name}, step {self.worker.stats()['steps'] + 1}): "
-                f"expected a finite loss, got {loss.item()}",
-                expected="a finite loss",
-                got=str(loss.item()),
-            )
+            raise self._not_finite("loss", str(loss.item()))
         self.model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), most)
         return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+
+    def _not_finite(self, which: str, got: str) -> NonFiniteError:
+        step = self.worker.stats()["steps"] + 1
+        return NonFiniteError(
+            f"the {which} is not finite (worker {self.name}, step {step}): expected a finite {which}, "
+            f"got {got}",
+            expected=f"a finite {which}",
+            got=got,
+        )
 
     def perturbed(self, noise: Array) -> nn.Module:
         """A copy of the model with noise, shape (size,), added to its parameters."""

@@ -1,4 +1,4 @@
-"""What all workers of a run must agree in, kept beside the model as a tensor that is never stepped."""
+"""What all workers of a run must agree on, kept beside the model as a tensor that is never stepped."""
 
 from __future__ import annotations
 
@@ -51,16 +51,21 @@ def check(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[st
         key for key in [*there, *settings] if key != _OWN and there.get(key, None) != settings.get(key, None)
     ]
     if differ:
-        keys = list(dict.fromkeys(differ))
-        expected, got = (
-            ", ".join(f"{key}={values.get(key)!r}" for key in keys) for values in (there, settings)
-        )
+        expected, got = (_shown(values, dict.fromkeys(differ)) for values in (there, settings))
         raise ConfigError(
-            f"the servers hold a run with other settings: expected {expected}, got {got}",
+            f"all workers of a run must agree on its settings: expected {expected}, got {got}",
             expected=expected,
             got=got,
         )
     return True
+
+
+def _shown(settings: Mapping[str, Any], keys: Iterable[str]) -> str:
+    """Some of the settings, such as ``gamma=0.99, environment="CartPole-v1"``."""
+    known = {key: settings[key] for key in keys if key in settings}
+    return ", ".join(
+        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in known.items()
+    )
 
 
 def agree(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:

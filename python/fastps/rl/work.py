@@ -71,7 +71,8 @@ def work(
         ConfigError: There is no such environment; the algorithm does not support its spaces, or the model
             does not fit them; the servers have a run with other settings, or other tensors under these
             names. Nothing was registered.
-        NonFiniteError: An observation, a reward or the loss is NaN or infinite; names worker and step.
+        NonFiniteError: An observation, a reward, the policy or the loss is NaN or infinite; names worker and
+            step.
         EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
         FastpsError: The servers could not be reached.
 
@@ -203,8 +204,7 @@ class Evaluator:
     ) -> None:
         self.task = Task(algorithm, make_env, model, seed=0)
         self._ps, self._make_env = ps, make_env
-        own = {**algorithm._settings(), "environment": self.task.environment}
-        if not settings.check(ps, own, ()):
+        if not settings.check(ps, self.task.settings(), ()):
             raise ConfigError(
                 "there is no run to evaluate: expected the tensors of fastps.rl.work, got none",
                 expected="the tensors of fastps.rl.work",

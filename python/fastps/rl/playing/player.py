@@ -74,9 +74,12 @@ def by_name(name: str) -> gymnasium.Env[Any, Any]:
         for entry in importlib.metadata.entry_points(group="gymnasium.envs", name=space):
             entry.load()()
         if space in _PACKAGES and not any(known.startswith(f"{space}/") for known in gymnasium.registry):
-            line = f"pip install {_PACKAGES[space]}"
+            package = _PACKAGES[space]
             raise ConfigError(
-                f"the environment {name} needs another package: {line}", expected=line, got="no such package"
+                f'a package is missing (environment "{name}"): expected {package}, got none; '
+                f"pip install {package}",
+                expected=package,
+                got="none",
             )
     found: gymnasium.Env[Any, Any] = gymnasium.make(name)
     return found
@@ -87,8 +90,8 @@ def made(make_env: MakeEnv) -> gymnasium.Env[Any, Any]:
     try:
         return make_env()
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"the environment needs another package: {error}") from error
-    except gymnasium.error.Error as error:
+        raise ConfigError(f"a package is missing that the environment needs: {error}") from error
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"there is no such environment: {error}") from error
 
 
@@ -197,7 +200,7 @@ class Player:
         self.over = True
         text = f"the environment raised {type(error).__name__}: {error} ({self._where()})"
         if self._failures >= MOST_FAILURES:
-            raise EpisodeError(f"{text}; so did it in {self._failures} episodes in a row") from error
+            raise EpisodeError(f"{text}, and in {self._failures} episodes in a row") from error
         _log.warning("%s; the episode is discarded", text)
         with contextlib.suppress(Exception):
             self._env.close()
