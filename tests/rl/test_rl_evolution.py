@@ -195,6 +195,13 @@ def test_it_learns() -> None:
     pytest.fail(f"the best mean return is {best}")
 
 
+def test_a_run_continues_with_more_frames_in_the_middle_of_a_version(store: fastps.Store) -> None:
+    """The first worker returns the pair that it had not finished."""
+    frames = [work(store, ES, cart_pole, seed=0, frames=limit)["frames"] for limit in (100, 800)]
+    assert 100 <= frames[0] < 800 <= sum(frames)
+    assert [sum(frames)] == store.pull("rl.frames").tolist()
+
+
 def test_a_shared_store_is_refused() -> None:
     with fastps.Store(shared=True) as store:
         with pytest.raises(fastps.ConfigError, match="shared store"):

@@ -95,15 +95,17 @@ class EvolutionStrategies(Algorithm):
         ps.register(RETURNS, np.zeros((self.pairs, 3), np.float32), SGD(lr=0.0), group=RETURNS)
 
     def _turns(self, learner: Learner) -> Iterator[None]:
-        portions = data.Portions(
-            learner.ps, self.pairs, 1, learner.run["seed"], _RETURNS, timeout=learner.patience
-        )
-        while True:
-            try:
-                yield from self._version(learner, portions)
-            except VersionsLost as error:  # the call did nothing else
-                _log.warning("%s; worker %s continues with what is left", error, learner.name)
-                learner.worker.pull_model()
+        seed = learner.run["seed"]
+        # Its end returns the pair that is not finished, which other workers would wait for.
+        with data.Portions(
+            learner.ps, self.pairs, 1, seed, _RETURNS, timeout=learner.patience
+        ) as portions:  # fmt: skip
+            while True:
+                try:
+                    yield from self._version(learner, portions)
+                except VersionsLost as error:  # the call did nothing else
+                    _log.warning("%s; worker %s continues with what is left", error, learner.name)
+                    learner.worker.pull_model()
 
     def _version(self, learner: Learner, portions: data.Portions) -> Iterator[None]:
         """Takes the step of the present version if all returns are there, else plays pairs for it."""

@@ -386,5 +386,7 @@ class Learner:
             self.close()
             return
         with contextlib.suppress(Exception):
+            self._turns.close()  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):
             self.player.close()
         self.worker.__exit__(kind, error, trace)
