@@ -240,6 +240,8 @@ def test_three_failing_episodes_in_a_row_end_the_worker(store: fastps.Store) -> 
 def test_what_is_not_finite_is_named(store: fastps.Store, which: str) -> None:
     with pytest.raises(fastps.NonFiniteError, match=rf"an? {which} is not finite \(worker bob, .* step 3\)"):
         work(store, A3C(), lambda: Faulty(range(1, 2), fault=which), seed=0, frames=100, name="bob")
+    with pytest.raises(fastps.NonFiniteError, match=rf"the {which} is not finite \(evaluation\)"):
+        evaluate(store, A3C(), lambda: Faulty(range(99), fault=which), 1)
 
 
 @pytest.mark.parametrize(("policy", "value", "which"), [(0.0, math.nan, "loss"), (math.nan, 0.0, "policy")])

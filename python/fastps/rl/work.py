@@ -55,8 +55,8 @@ def work(
             (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
             standard deviations. It is copied. It may have no state from step to step, as recurrent ones do,
             and buffers are not shared. None: a small one, see `ActorCritic`.
-        seed: Seeds episodes and actions of this worker, with `rank`; that of the first worker also the
-            initial model.
+        seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
+            the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
         on_episode: Called with an `Episode` after each one.
         rank: Position in the order of workers, from 0; ``Naive(deterministic=True)`` needs it. In a shared
@@ -176,6 +176,7 @@ def evaluate(
 
     Raises:
         ConfigError: As for `work`, or there is no run.
+        NonFiniteError: An observation or a reward is NaN or infinite.
     """
     with _one_thread():
         return Evaluator(ps, algorithm, make_env, model).play(episodes, seed)
@@ -247,7 +248,7 @@ class Evaluator:
                 for k, output in zip(list(states), policy, strict=True):
                     action = self.task.actions.for_environment(self.task.actions.greedy(output))
                     observation, reward, terminated, truncated, _ = envs[k].step(action)
-                    totals[k] += float(reward)
+                    totals[k] += float(_finite("reward", np.asarray(reward, np.float64)))
                     states[k] = self._seen(observation)
                     if terminated or truncated:
                         del states[k]
@@ -257,11 +258,17 @@ class Evaluator:
         return list(totals.values())
 
     def _seen(self, observation: Any) -> Any:
-        plain = np.asarray(observation, np.float32)
-        if not np.isfinite(plain).all():
-            raise NonFiniteError(
-                "an observation is not finite (evaluation): expected a finite observation, got "
-                f"{plain[~np.isfinite(plain)][0]}",
-                expected="a finite observation",
-            )
+        plain = _finite("observation", np.asarray(observation, np.float32))
         return plain if self._normalizer is None else self._normalizer.normalized(plain)
+
+
+def _finite(which: str, values: Any) -> Any:
+    """The values of an evaluation; raises `NonFiniteError` if one is NaN or infinite."""
+    broken = values[~np.isfinite(values)]
+    if broken.size:
+        raise NonFiniteError(
+            f"the {which} is not finite (evaluation): expected a finite {which}, got {broken[0]}",
+            expected=f"a finite {which}",
+            got=str(broken[0]),
+        )
+    return values

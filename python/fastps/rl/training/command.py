@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes (2)")
     parser.add_argument("--frames", type=int, default=200_000, metavar="N", help="of all workers (200000)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of model and episodes (0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of model and episodes; one per machine (0)"
+    )
     parser.add_argument("--lr", type=float, metavar="R", help="learning rate (by algorithm)")
     parser.add_argument("--steps", type=int, metavar="N", help="naive, a3c: steps of an update (80, 20)")
     parser.add_argument("--async", dest="is_async", action="store_true", help="naive: wait for no worker")
