@@ -227,7 +227,7 @@ class Training:
         how = f"worker {rank} {_ended(code)}"
         if not worker.reported:
             how += " before its first report"
-        elif self._restart:
+        elif self._restart and self._complete is None:
             self.run.restarts += 1
             self.run.messages.append(f"{how}; it was started again")
             self._start(rank)
