@@ -200,7 +200,7 @@ class Player:
         self.over = True
         text = f"the environment raised {type(error).__name__}: {error} ({self._where()})"
         if self._failures >= MOST_FAILURES:
-            raise EpisodeError(f"{text}, and in {self._failures} episodes in a row") from error
+            raise EpisodeError(f"{text}; it raised in {self._failures} episodes in a row") from error
         _log.warning("%s; the episode is discarded", text)
         with contextlib.suppress(Exception):
             self._env.close()
