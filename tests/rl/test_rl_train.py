@@ -110,8 +110,8 @@ def ends_its_process() -> Faulty:
 
 @pytest.mark.timeout(240)
 def test_a_worker_that_never_starts_is_not_started_again() -> None:
-    with Training(A3C(), ends_its_process, 2, 1000, 0, 1, True, evaluated=False) as training:
-        with pytest.raises(WorkerError, match=r"worker \d ended with exit code 3 before its first report"):
+    with Training(A3C(), ends_its_process, 1, 1000, 0, 1, True, evaluated=False) as training:
+        with pytest.raises(WorkerError, match=r"worker 0 ended with exit code 3 before its first report"):
             while training.goes_on():
                 pass
         assert training.run.restarts == 0

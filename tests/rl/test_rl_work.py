@@ -340,6 +340,21 @@ def test_other_settings_tensors_and_algorithms_are_refused(store: fastps.Store) 
         evaluate(empty, A3C(), cart_pole, 1)
 
 
+def test_a_worker_whose_environment_cannot_be_made_takes_no_place(store: fastps.Store) -> None:
+    made: list[Scripted] = []
+
+    def make_env() -> Scripted:
+        if len(made) == 1:
+            raise OSError("no second joint")
+        made.append(Scripted([GOES_ON, TERMINATED]))
+        return made[-1]
+
+    with pytest.raises(OSError, match="no second joint") as raised:
+        work(store, Naive(10), make_env, seed=0, frames=20)
+    assert work(store, Naive(10), lambda: Scripted([TERMINATED]), seed=0, frames=20)["frames"] == 20
+    del raised  # its traceback kept the first worker
+
+
 def test_synchronous_workers_need_a_server_or_a_store_of_one_process() -> None:
     with fastps.Store(shared=True) as store:
         with pytest.raises(fastps.ConfigError, match="shared store"):

@@ -172,7 +172,6 @@ class Learner:
         self.run = task.register(ps)
         self.ps = ps
         self.model = task.model
-        self.worker = self._joined(algorithm, rank)
         self._parameters = {_PREFIX + name: p for name, p in self.model.named_parameters()}
         self.size = sum(p.numel() for p in self._parameters.values())
         self._totals = Totals(ps, FRAMES, 1, rank)
@@ -182,6 +181,7 @@ class Learner:
         self._uncounted = 0
         see = self.normalizer or (lambda observation: observation)
         self.player = Player(make_env, self.name, self._rng, see, self._ended)
+        self.worker = self._joined(algorithm, rank)  # last: whatever fails before it takes no place
         self._turns = algorithm._turns(self)
 
     def _joined(self, algorithm: Algorithm, rank: int | None) -> Worker:
