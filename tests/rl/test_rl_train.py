@@ -23,6 +23,7 @@ from fastps.rl import A3C, ActorCritic, Naive, WorkerError, train, work
 from fastps.rl.learner import FRAMES
 from fastps.rl.playing.actions import actions_of
 from fastps.rl.training import train as train_module
+from fastps.rl.training.children import Child
 from fastps.rl.training.train import Training
 from rl.environments import Faulty, cart_pole, slow_cart_pole
 
@@ -100,6 +101,17 @@ def test_a_worker_that_ends_with_an_error_is_not_started_again() -> None:
 
 def always_faulty() -> Faulty:
     return Faulty(range(10**9))
+
+
+def test_half_a_report_of_a_killed_worker_is_no_report() -> None:
+    child = Child.__new__(Child)
+    child.reported = False
+    child.pipe, end = multiprocessing.Pipe()
+    os.write(end.fileno(), (1000).to_bytes(4, "big") + b"the beginning")
+    end.close()
+    assert child.reports() == []
+    assert not child.reported
+    child.pipe.close()
 
 
 def ends_its_process() -> Faulty:

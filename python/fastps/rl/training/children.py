@@ -87,9 +87,9 @@ class Child:
         self.reported = self.done = False
 
     def reports(self) -> list[dict[str, Any]]:
-        """What has arrived since the last call."""
+        """What has arrived since the last call, without a report in which the process was killed."""
         found = []
-        with contextlib.suppress(EOFError, ConnectionError):
+        with contextlib.suppress(EOFError, OSError):
             while self.pipe.poll():
                 found.append(self.pipe.recv())
         self.reported = self.reported or bool(found)
