@@ -42,7 +42,7 @@ class Run:
         model: The trained model; during the run, the initial one.
         threshold: The mean return at which the environment counts as solved; None if it defines none.
         curve: The evaluations, in order.
-        messages: What happened to workers: deaths, restarts, discarded episodes.
+        messages: What happened to processes: errors, deaths and restarts. Discarded episodes are logged.
     """
 
     model: nn.Module
