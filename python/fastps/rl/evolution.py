@@ -29,9 +29,6 @@ __all__ = ["EvolutionStrategies"]
 
 _log = logging.getLogger("fastps")
 
-_RETURNS = "es.returns"
-"""One row per pair: the version of the model, and the returns with its noise added and subtracted."""
-
 _SLICE = 258_048
 """Numbers of a slice. Tensors of one slice take each step whole or not at all, and have one version."""
 
@@ -98,7 +95,7 @@ class EvolutionStrategies(Algorithm):
         seed = learner.run["seed"]
         # Its end returns the pair that is not finished, which other workers would wait for.
         with data.Portions(
-            learner.ps, self.pairs, 1, seed, _RETURNS, timeout=learner.patience
+            learner.ps, self.pairs, 1, seed, RETURNS, timeout=learner.patience
         ) as portions:  # fmt: skip
             while True:
                 try:
@@ -113,7 +110,7 @@ class EvolutionStrategies(Algorithm):
         fetched = worker.versions
         assert fetched is not None
         version = min(fetched[name] for name in worker.params)
-        returns = ps.pull(_RETURNS)
+        returns = ps.pull(RETURNS)
         if (returns[:, 0] == version).all():
             # A tensor with a newer version has this step already: from a worker that died in its push.
             behind = [name for name in worker.params if fetched[name] == version]
@@ -124,9 +121,9 @@ class EvolutionStrategies(Algorithm):
             return
         try:
             for (pair,) in portions:
-                if ps.pull(_RETURNS, indices=[pair])[0, 0] != version:
+                if ps.pull(RETURNS, indices=[pair])[0, 0] != version:
                     row = self._play(learner, seed, version, int(pair))
-                    ps.assign(_RETURNS, Sparse([pair], row[None]))
+                    ps.assign(RETURNS, Sparse([pair], row[None]))
                     learner.count()
                 yield
         except DeadlineError:  # others still play
