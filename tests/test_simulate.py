@@ -234,6 +234,17 @@ def test_a_short_pause_keeps_the_place_and_a_long_one_loses_it():
     assert times[-1] > 50
 
 
+def test_a_paused_worker_has_the_version_that_its_gradient_is_in():
+    """Others make further versions before it continues."""
+    mode, durations = fastps.Sync(workers=2, backup=1), [1.0, 1.5, 1.5]
+    pause = simulate.Pause(0, at=1.2, seconds=9)
+    trace, _ = go(mode, workers=3, durations=durations, updates=20, events=[pause], lease=20)
+    first = (trace.worker == 0) & (trace.step == 1)
+    assert trace.times[first].tolist() == [10.2]
+    assert trace.version[first].tolist() == [1]
+    assert (trace.version[trace.times < 10] == [1, 0, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]).all()
+
+
 def test_a_joiner_takes_a_free_place_or_is_refused():
     mode, events = fastps.Sync(workers=2), [simulate.Join(at=3), simulate.Kill(0, at=4), simulate.Join(at=20)]
     trace, _ = go(mode, workers=2, durations=1.0, updates=30, events=events)
@@ -307,6 +318,18 @@ def test_evaluations():
     np.testing.assert_array_equal(seen[-1], w)
 
 
+def test_pushes_of_different_tensors_are_updates_each():
+    def one_each(params, worker, step, rng):
+        name = "wv"[step % 2]
+        return {name: params[name] * 1}
+
+    with prepared() as store:
+        store.register("v", START, fastps.SGD(lr=0.1))
+        trace = simulate.run(store, {"w": START, "v": START}, one_each, workers=3, updates=30)
+    assert trace.updates == len(trace.times) == 30
+    assert trace.version.tolist() == list(range(1, 31))
+
+
 def test_bytes_of_a_codec():
     assert set(go(codec=fastps.OneBit())[0].bytes) == {8 + 1}
     assert set(go()[0].bytes) == {4 * SIZE}
@@ -351,13 +374,18 @@ def divide(*_):
     [
         (divide, simulate.GradientError, "the gradient function raised ZeroDivisionError: division by zero"),
         (lambda *_: None, simulate.GradientError, r"expected a dict, or \(dict, loss\), got NoneType"),
+        (
+            lambda *_: ({}, 0.5),
+            simulate.GradientError,
+            r"expected a dict, or \(dict, loss\), got an empty dict",
+        ),
         (lambda p, *_: ({"w": p["w"] * 1}, "x"), simulate.GradientError, "expected a number, got 'x'"),
         (lambda *_: {"w": np.zeros(4, np.float32)}, fastps.ShapeError, 'tensor "w"'),
         (lambda *_: {"w": np.full(SIZE, np.nan, np.float32)}, fastps.NonFiniteError, 'tensor "w"'),
         (lambda *_: {"w": np.zeros(SIZE)}, fastps.DTypeError, "float32"),
         (lambda *_: {"x": np.zeros(SIZE, np.float32)}, fastps.FastpsError, '"x"'),
     ],
-    ids=["raises", "nothing", "no loss", "shape", "nan", "dtype", "name"],
+    ids=["raises", "nothing", "empty", "no loss", "shape", "nan", "dtype", "name"],
 )
 def test_a_bad_gradient_is_an_error_with_its_place(mode, result, error, text):
     with pytest.raises(error, match=text) as caught:

@@ -46,8 +46,8 @@ class Kill:
 class Pause:
     """Stops a worker for some time. If that is longer than the lease, the worker loses its place.
 
-    A worker that has lost its place joins again as a new one when it continues; its gradient is dropped, and
-    so are its residual and its local steps.
+    A worker that has lost its place joins again as a new one when it continues; a gradient that it has not
+    pushed is dropped, and so are its residual and its local steps.
 
     Args:
         worker: Index of the worker.

@@ -33,8 +33,7 @@ class Record:
         self._rows: list[Row] = []
         self._happened: list[Happened] = []
         self._evaluations: list[Evaluation] = []
-        before = store.versions(self._names)
-        self._before = {name: before[name] for name in self._names}
+        self._versions = store.versions(self._names)
         self.updates = 0
 
     @property
@@ -44,13 +43,14 @@ class Record:
 
     def count(self, now: float) -> bool:
         """Counts the store's updates, and evaluates if due; returns whether there are new ones."""
-        versions, before = self._store.versions(self._names), self._before
-        made = max(versions[name] - before[name] for name in self._names)
-        if made == self.updates:
+        before, self._versions = self._versions, self._store.versions(self._names)
+        # A gradient need not have all tensors.
+        made = max(self._versions[name] - before[name] for name in self._names)
+        if not made:
             return False
-        was, self.updates = self.updates, made
+        was, self.updates = self.updates, self.updates + made
         every = self._plan.every
-        if every is not None and made // every[0] != was // every[0]:
+        if every is not None and self.updates // every[0] != was // every[0]:
             self.evaluate(now)
         return True
 

@@ -136,8 +136,8 @@ class Simulation:
             why = f"the gradient function raised {type(error).__name__}: {error}"
             raise GradientError(why, index, step, self._now) from error
         grads, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, math.nan)
-        if not isinstance(grads, Mapping):
-            got = type(result).__name__
+        if not isinstance(grads, Mapping) or not grads:
+            got = "an empty dict" if isinstance(grads, Mapping) else type(result).__name__
             why = f"the gradient function returned no gradients: expected a dict, or (dict, loss), got {got}"
             raise GradientError(why, index, step, self._now)
         try:
@@ -156,8 +156,14 @@ class Simulation:
         """Asks each member that waits once; returns whether one could continue."""
         released = False
         for member in tuple(self.waiting):
-            worker = member.worker
-            if worker is None or member.paused(self._now) or not worker.ready():
+            worker, paused = member.worker, member.paused(self._now)
+            # A paused one learns later of the version that is made of its gradient now.
+            shares = self._shared and not member.starting
+            if worker is None or (paused and not shares) or not worker.ready():
+                continue
+            if shares and not member.version:
+                member.version = self.record.updates
+            if paused:
                 continue
             released = True
             self.waiting.remove(member)
@@ -175,9 +181,8 @@ class Simulation:
             worker.step({}, loss=member.loss)
         except FastpsError as error:
             raise self._placed(error, member)  # noqa: B904 the same error
-        if self._shared:
-            applied = member.told is not None and member.told.scale is not None
-            member.version = self.record.updates if applied else 0
+        if self._shared and (member.told is None or member.told.scale is None):  # refused
+            member.version = 0
         self.record.finished(self._now, member)
 
     def _placed(self, error: FastpsError, member: Member) -> FastpsError:

@@ -62,8 +62,8 @@ class Trace:
         times: Virtual seconds at which the step ended, float64.
         worker: Index of the worker, int64.
         step: The worker's step, from 1, int64.
-        version: Updates of the store since the run began, this push's included; 0 if the push was refused or
-            there was none, int64.
+        version: Updates of the store since the run began, this push's included; 0 if the push was refused, if
+            there was none, or if the worker lost its place in this step, int64.
         loss: As returned by the gradient function; NaN if it returned none.
         staleness: Changes by others since the values that the gradient was computed at; -1 if unknown. The
             receipt tells this and the next two: with ``overlap`` it comes with the worker's next step.
