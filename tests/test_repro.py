@@ -292,12 +292,39 @@ def test_the_claim_about_faults_fails_if_accuracy_or_the_ledger_is_off():
     figures = {
         "accuracy": {"without": [97.0, 97.2, 97.1], "with": [96.9, 97.3, 97.0]},
         "balances": [[8000, {"w1": 8000, "b1": 8001}, 1]] * 6,
+        "pauses": [{"before": 120, "meanwhile": 0, "others": 900}] * 3,
     }
     assert processes.judge(figures).holds
     for wrong in ({"w1": 8000, "b1": 7999}, {"w1": 8002, "b1": 8000}):
         assert not processes.judge({**figures, "balances": [[8000, wrong, 1]]}).holds
+    for wrong in (
+        None,
+        {"before": 120, "meanwhile": 5, "others": 900},
+        {**figures["pauses"][0], "others": 0},
+    ):
+        told = processes.judge({**figures, "pauses": [*figures["pauses"][1:], wrong]})
+        assert not told.holds
+        assert told.measured.endswith("paused while others pushed in 2 of 3")
     figures["accuracy"]["with"] = [96.4, 96.5, 96.6]
     assert not processes.judge(figures).holds
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_pause_is_seen_in_the_ledgers(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "PAUSE", 0.5)
+    command = [sys.executable, "-m", "fastps", "demo", "--no-kill", "--shards", "1", "--workers", "2"]
+    command += ["--updates", "1000000", "--seconds", "60", "--out", str(tmp_path)]
+    demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+    try:
+        found = processes.pause_a_worker(demo, tmp_path)
+    finally:
+        demo.terminate()
+        demo.wait()
+    assert found is not None
+    assert found["before"] >= processes.FIRST
+    assert found["meanwhile"] == 0
+    assert found["others"] > 0
+    assert processes.pause_a_worker(demo, tmp_path) is None  # it has ended
 
 
 def test_the_claim_about_hogwild_fails_if_threads_lose_accuracy_on_sparse_data():
