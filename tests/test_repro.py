@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.demo.data import MNIST_FILES
 from fastps.optimize import CG, LBFGS
 from fastps.repro import convnet
 from fastps.repro.catalogue import CLAIMS, find
@@ -221,7 +222,7 @@ def test_ctrl_c_leaves_finished_claims(tmp_path):
     command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     late = time.monotonic() + 60
-    while not (tmp_path / "wire-bytes.png").exists():
+    while not (tmp_path / "wire-bytes.json").exists():
         assert time.monotonic() < late
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
@@ -229,6 +230,86 @@ def test_ctrl_c_leaves_finished_claims(tmp_path):
     assert process.returncode == 130
     assert json.loads((tmp_path / "wire-bytes.json").read_text())["status"] == "holds"
     assert not (tmp_path / "implicit-momentum.json").exists()
+    assert "| [wire-bytes](#wire-bytes) | holds |" in (tmp_path / "results.md").read_text()
+
+
+# -- claims that cannot be measured --------------------------------------------------------------------------
+
+
+def test_a_claim_that_cannot_be_measured_fails_and_the_others_finish(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for name in MNIST_FILES.values():
+        (tmp_path / "mnist" / name).write_bytes(gzip.compress(b"no images"))
+    (tmp_path / "out").mkdir()
+    for kind in ("json", "png"):
+        (tmp_path / "out" / f"int8.{kind}").write_text("of an earlier run")
+    arguments = [
+        "int8",
+        "nesterov",
+        "--data-dir",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+        "--jobs",
+        "1",
+    ]
+    done = subprocess.run([*REPRO, *arguments], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "1 holds, 1 fails" in done.stdout
+    failed, other = (
+        json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("int8", "nesterov")
+    )
+    assert (failed["status"], other["status"]) == ("fails", "holds")
+    assert failed["measured"].startswith("not measured: ")
+    assert not (tmp_path / "out" / "int8.png").exists()
+    assert failed["measured"].replace("|", "/") in (tmp_path / "out" / "results.md").read_text()
+
+
+def kill_the_process_that_measures(command, but):
+    """Kills a process of the pool, other than these; returns its process id."""
+    late = time.monotonic() + 60
+    while time.monotonic() < late:
+        for child in Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split():
+            if int(child) not in but and b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), signal.SIGKILL)
+                return int(child)
+        time.sleep(0.01)
+    raise AssertionError("no process measures")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_claim_whose_process_dies_runs_again_and_fails_if_that_dies(tmp_path):
+    names = ["adam-counts-steps", "nesterov"]
+    command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    killed = [kill_the_process_that_measures(process, [])]
+    kill_the_process_that_measures(process, killed)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "1 holds, 1 fails" in told
+    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
+    assert [result["status"] for result in found] == ["fails", "holds"]
+    assert found[0]["measured"] == "not measured: its process died, and once more when it ran again"
+
+
+def test_a_figure_that_is_not_a_number_fails():
+    nan = float("nan")
+    for name, figures in (
+        ("optimizers-float64", {"off": {"SGD": 1e-7, "Adam": nan}}),
+        ("toy-problems", {"errors": {"Beale": 1e-9, "saddle": nan}, "table": {}}),
+        (
+            "wire-bytes",
+            {"bytes": {"float32": [4.0], "bfloat16": [2.0], "int8": [1 + 1 / 64], "onebit": [nan]}},
+        ),
+        ("sandblaster", {"shards": [1e-14, nan], "itself": [1e-14, 1e-14], "same bits": True}),
+    ):
+        assert CLAIMS[name].judge(figures).holds is False, name
+
+
+def test_the_help_says_which_data_a_claim_needs():
+    told = repro("--help")
+    assert "w8a/: w8a.gz\n    for sandblaster, conjugate-gradients, hogwild" in told
+    assert "full form needs: cifar10/ in --data-dir, torch, pillow" in repro("list")
 
 
 # -- error feedback ------------------------------------------------------------------------------------------

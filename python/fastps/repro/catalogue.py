@@ -51,4 +51,4 @@ def find(names: list[str], quick: bool) -> list[Claim]:
     form = "quick" if quick else "full"
     if names == ["all"]:
         return [claim for claim in CLAIMS.values() if claim.forms in ("both", form)]
-    return [CLAIMS[name] for name in names]
+    return [CLAIMS[name] for name in dict.fromkeys(names)]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps.repro.catalogue import CLAIMS, find
 from fastps.repro.claim import Claim, Setting
-from fastps.repro.data import check_data
+from fastps.repro.data import DATA_SETS, check_data
 from fastps.repro.picture import has_matplotlib
 from fastps.repro.report import show, write_page
 from fastps.repro.runner import run
@@ -23,8 +25,11 @@ __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
 examples: fastps repro list; fastps repro onebit --quick; fastps repro all --data-dir DIR --jobs 2
-exit codes: 0 every claim that was made holds; 1 one does not, or the last line says what failed; 2 wrong
-usage; 130 stopped by Ctrl-C, with the claims that were finished in the --out folder."""
+exit codes: 0 every claim that was made holds; 1 one does not or could not be measured, or the last line says
+what failed; 2 wrong usage; 130 stopped by Ctrl-C, with the claims that were finished in the --out folder.
+
+The full form needs these folders in --data-dir:
+"""
 
 
 #: What the list says about the forms of a claim.
@@ -62,7 +67,7 @@ def _seed(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps repro``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
+    parser.epilog = EPILOG + "\n".join(_data_lines())
     parser.add_argument("names", nargs="+", metavar="NAME", help="claims by name, or list, or all")
     parser.add_argument(
         "--quick", action="store_true", help="on the digits in the package, in less than 3 minutes"
@@ -74,6 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object as the last line; all else to stderr"
     )
+
+
+def _data_lines() -> Iterator[str]:
+    """The data sets, their files, and the claims that need them."""
+    for name, data in DATA_SETS.items():
+        yield f"  {name}/: {', '.join(data.files)}"
+        claims = ", ".join(claim.name for claim in CLAIMS.values() if name in claim.needs)
+        yield textwrap.fill(f"for {claims}", 100, initial_indent="    ", subsequent_indent="    ")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -93,12 +106,15 @@ def execute(args: argparse.Namespace) -> int:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
     stream = sys.stderr if args.json else sys.stdout
     begin, results = time.perf_counter(), []
-    for result in run(claims, setting, out, args.jobs or os.cpu_count() or 1):
-        results.append(result)
-        show(result, len(results), len(claims), stream)
+    try:
+        with contextlib.closing(run(claims, setting, out, args.jobs or os.cpu_count() or 1)) as running:
+            for result in running:
+                results.append(result)
+                show(result, len(results), len(claims), stream)
+    finally:  # also after Ctrl-C, with the claims that were finished
+        write_page(out, "quick" if args.quick else "full")
     order = [claim.name for claim in claims]
     results.sort(key=lambda result: order.index(result["name"]))
-    write_page(out, "quick" if args.quick else "full")
     counts = {
         status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "reported")
     }
@@ -131,7 +147,14 @@ def _check(claims: list[Claim], setting: Setting) -> None:
 def _list(as_json: bool) -> int:
     if as_json:
         shown = {
-            n: {"says": c.says, "source": c.source, "threshold": c.threshold, "forms": c.forms}
+            n: {
+                "says": c.says,
+                "source": c.source,
+                "threshold": c.threshold,
+                "forms": c.forms,
+                "needs": c.needs,
+                "packages": c.packages,
+            }
             for n, c in CLAIMS.items()
         }
         print(json.dumps({"claims": shown}))
@@ -144,4 +167,7 @@ def _list(as_json: bool) -> int:
             )
         )
         print(f"    passes if: {claim.threshold}")
+        needs = [f"{folder}/ in --data-dir" for folder in claim.needs] + list(claim.packages)
+        if needs:
+            print(f"    full form needs: {', '.join(needs)}")
     return EXIT_OK

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastps._shared.process import CommandError
 from fastps.demo.data import MNIST_FILES
 
-__all__ = ["check_data"]
+__all__ = ["DATA_SETS", "check_data"]
 
 
 @dataclass(frozen=True)

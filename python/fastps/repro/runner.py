@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from fastps.repro.catalogue import CLAIMS
-from fastps.repro.claim import Claim, Setting
+from fastps.repro.claim import Claim, Figures, Setting, Verdict
 from fastps.repro.picture import draw, has_matplotlib
 
 __all__ = ["Result", "measure", "run"]
@@ -26,20 +30,55 @@ BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 Result = dict[str, Any]
 
 
-def run(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Iterator[Result]:
-    """Runs claims in up to `jobs` processes; yields each result when it is written."""
-    with _one_blas_thread():
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_end_silently) as pool:
-            flights = [pool.submit(measure, claim.name, setting, out) for claim in claims]
+def run(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Generator[Result]:
+    """Runs claims in up to `jobs` processes; yields each result when it is written.
+
+    A process that dies ends its whole pool. Each claim that is lost runs once more, in a process of its own.
+    """
+    with _one_blas_thread(), _no_children_left():
+        pool, lost, flights = _pool(jobs), {claim.name: claim for claim in claims}, []
+        with contextlib.suppress(BrokenProcessPool):
+            flights += [pool.submit(measure, name, setting, out) for name in lost]
+        for flight in concurrent.futures.as_completed(flights):
+            with contextlib.suppress(BrokenProcessPool):
+                result = flight.result()
+                del lost[result["name"]]
+                yield result
+        pool.shutdown()
+        yield from _run_again(list(lost.values()), setting, out, jobs)
+
+
+def _run_again(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Iterator[Result]:
+    """Runs up to `jobs` claims at a time, each in a pool of its own; fails those whose process dies."""
+    waiting = deque(claims)
+    flights: dict[concurrent.futures.Future[Result], tuple[Claim, ProcessPoolExecutor]] = {}
+    while waiting or flights:
+        while waiting and len(flights) < jobs:
+            claim, pool = waiting.popleft(), _pool(1)
+            flights[pool.submit(measure, claim.name, setting, out)] = claim, pool
+        for flight in concurrent.futures.wait(flights, return_when="FIRST_COMPLETED").done:
+            claim, pool = flights.pop(flight)
+            pool.shutdown()
             try:
-                for flight in concurrent.futures.as_completed(flights):
-                    yield flight.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for child in multiprocessing.active_children():
-                    child.terminate()
-                raise
+                yield flight.result()
+            except BrokenProcessPool:
+                verdict = Verdict(False, "not measured: its process died, and once more when it ran again")
+                yield {**_write(claim, setting, out, verdict, {}), "seconds": 0.0}
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_silently)
+
+
+@contextlib.contextmanager
+def _no_children_left() -> Iterator[None]:
+    """If this ends early, the processes that measure end, too."""
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
 
 
 def _end_silently() -> None:
@@ -48,13 +87,32 @@ def _end_silently() -> None:
 
 
 def measure(name: str, setting: Setting, out: Path) -> Result:
-    """Measures one claim, judges it, and writes ``NAME.json`` and ``NAME.png``."""
+    """Measures one claim, judges it, and writes ``NAME.png`` and then ``NAME.json``.
+
+    A claim that raises an exception fails with its text.
+    """
     claim = CLAIMS[name]
     begin = time.perf_counter()
-    figures = json.loads(json.dumps(claim.measure(setting)))  # as a reader of the file gets them
-    verdict = claim.judge(figures)
+    for kind in ("json", "png"):  # of an earlier run
+        (out / f"{name}.{kind}").unlink(missing_ok=True)
+    figures: Figures = {}
+    try:
+        figures = json.loads(json.dumps(claim.measure(setting)))  # as a reader of the file gets them
+        verdict = claim.judge(figures)
+        if claim.draw is not None and has_matplotlib():
+            draw(claim, figures, out / f"{name}.png")
+    except Exception as error:
+        if os.environ.get("FASTPS_TRACEBACK") == "1":
+            traceback.print_exc()
+        verdict = Verdict(False, f"not measured: {type(error).__name__}: {' '.join(str(error).split())}")
+    result = _write(claim, setting, out, verdict, figures)
+    return {**result, "seconds": time.perf_counter() - begin}
+
+
+def _write(claim: Claim, setting: Setting, out: Path, verdict: Verdict, figures: Figures) -> Result:
+    """Writes a claim's result, completely or not at all, and returns it."""
     result: Result = {
-        "name": name,
+        "name": claim.name,
         "status": {None: "reported", True: "holds", False: "fails"}[verdict.holds],
         "measured": verdict.measured,
         "threshold": claim.threshold,
@@ -67,21 +125,13 @@ def measure(name: str, setting: Setting, out: Path) -> Result:
         "form": "quick" if setting.quick else "full",
         "figures": figures,
     }
-    seconds = time.perf_counter() - begin
-    _write(out / f"{name}.json", json.dumps(result, indent=1))
-    if claim.draw is not None and has_matplotlib():
-        draw(claim, figures, out / f"{name}.png")
-    return {**result, "seconds": seconds}
+    part = out / f"{claim.name}.part"
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(out / f"{claim.name}.json")
+    return result
 
 
-def _write(path: Path, text: str) -> None:
-    """Writes a file completely or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(text + "\n")
-    part.replace(path)
-
-
-@contextmanager
+@contextlib.contextmanager
 def _one_blas_thread() -> Iterator[None]:
     """Processes that start meanwhile use one BLAS thread."""
     before = {name: os.environ.get(name) for name in BLAS}

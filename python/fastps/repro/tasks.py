@@ -30,7 +30,7 @@ class Run:
     """The end of a training run.
 
     Attributes:
-        loss: Mean cross-entropy on all training images; infinity if a gradient was not finite.
+        loss: Mean cross-entropy on all training images; infinity if it or a gradient was not finite.
         error: Share of the test images that are classified wrongly, in percent.
         curve: Updates, virtual seconds, training loss and test error, for each evaluation.
         trace: What the run did; None if a gradient was not finite.
@@ -119,7 +119,7 @@ class Task:
                 return Run(math.inf, error, [], None)
         curve = [(at, time, *value) for at, time, value in trace.evaluations]
         _, _, loss, error = curve[-1]
-        return Run(loss, error, curve, trace)
+        return Run(loss if math.isfinite(loss) else math.inf, error, curve, trace)
 
 
 @cache

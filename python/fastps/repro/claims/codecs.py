@@ -172,8 +172,8 @@ WIRE = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 1 / 64, "onebit": 1 / 8 + 8
 
 def judge_bytes(figures: Figures) -> Verdict:
     large = {name: sizes[-1] for name, sizes in figures["bytes"].items()}
-    off = max(abs(large[name] / exact - 1) for name, exact in WIRE.items())
-    return Verdict(off < 1e-3, ", ".join(f"{name} {value:.4f}" for name, value in large.items()))
+    holds = all(abs(large[name] / exact - 1) < 1e-3 for name, exact in WIRE.items())
+    return Verdict(holds, ", ".join(f"{name} {value:.4f}" for name, value in large.items()))
 
 
 def draw_bytes(figures: Figures, figure: Any) -> None:

@@ -120,10 +120,10 @@ def judge_every(figures: Figures) -> Verdict:
     less = [sent[0] / b for b in sent]
     error = [float(np.mean(e)) for e in found["adagrad"]["errors"]]
     ten = error[every.index(10)] - error[0]
-    off = max(abs(a / n - 1) for a, n in zip(less, every, strict=True))
+    near = all(abs(a / n - 1) <= 0.05 for a, n in zip(less, every, strict=True))
     text = f"bytes 1/{', 1/'.join(f'{x:.1f}' for x in less)}; Adagrad at n = 10: {ten:+.2f} points"
     return Verdict(
-        off <= 0.05 and ten <= 1, f"{text}; SGD's errors {row(np.mean(e) for e in found['sgd']['errors'])} %"
+        near and ten <= 1, f"{text}; SGD's errors {row(np.mean(e) for e in found['sgd']['errors'])} %"
     )
 
 

@@ -64,7 +64,7 @@ def judge_implicit(figures: Figures) -> Verdict:
         share = 1 / int(workers)
         off.append(abs(fitted["momentum"] - (1 - share)))
         rates.append(abs(fitted["rate"] / (figures["rate"] * share) - 1))
-    holds = max(off) <= 0.02 and max(rates) <= 0.05
+    holds = all(o <= 0.02 and r <= 0.05 for o, r in zip(off, rates, strict=True))
     return Verdict(holds, f"momentum off by {row(off, 2)}, rate by {row([100 * r for r in rates], 2)} %")
 
 
@@ -163,7 +163,7 @@ def ratios(figures: Figures) -> list[float]:
 def judge_matching(figures: Figures) -> Verdict:
     found = ratios(figures)
     text = f"loss {row(found)} x lower for M = {', '.join(figures['losses'])} at rate {figures['rate']}"
-    return Verdict(min(found) >= 2, text)
+    return Verdict(all(ratio >= 2 for ratio in found), text)
 
 
 def measure_small(setting: Setting) -> Figures:

@@ -79,7 +79,7 @@ def judge_lbfgs(figures: Figures) -> Verdict:
     ratios = [ours / itself for ours, itself in zip(figures["shards"], figures["itself"], strict=True)]
     bits = "the same" if figures["same bits"] else "other"
     return Verdict(
-        max(ratios) <= FAR and figures["same bits"],
+        all(ratio <= FAR for ratio in ratios) and figures["same bits"],
         f"distance {row(figures['shards'], 2)} at iterations {', '.join(map(str, CHECKPOINTS))}, "
         f"{row(ratios, 2)} x that of other orders; {bits} bits with 1 and with 3 replicas",
     )
