@@ -25,7 +25,7 @@ from fastps.repro.catalogue import CLAIMS, find
 from fastps.repro.cifar10 import unpack
 from fastps.repro.claim import Setting
 from fastps.repro.claims import hogwild, momentum, optimizers, processes, reinforcement, sandblaster, toys
-from fastps.repro.claims.codecs import decoded
+from fastps.repro.claims.codecs import decoded, decoded_by_columns, feedback_by_columns
 from fastps.repro.tasks import task
 
 REPRO = [sys.executable, "-m", "fastps", "repro"]
@@ -324,6 +324,21 @@ def test_the_arm_without_feedback_decodes_as_the_codec_does(rng):
             with fastps.Worker(store, {"w": gradient}, fastps.Async(), fastps.OneBit()) as worker:
                 worker.step({"w": gradient})
                 np.testing.assert_allclose(-worker.params["w"], decoded(gradient), rtol=1e-5)
+
+
+def test_the_arm_with_scales_per_column_keeps_their_means_and_its_residual(rng):
+    gradient = rng.standard_normal((50, 3)).astype(np.float32)
+    for k, column in enumerate(decoded_by_columns(gradient).T):
+        np.testing.assert_allclose(column, decoded(gradient[:, k]), rtol=1e-6)
+    np.testing.assert_allclose(decoded_by_columns(gradient[:, 0]), decoded(gradient[:, 0]), rtol=1e-6)
+
+    digits, total, sent, without = task("digits"), 0, 0, 0
+    of, params = feedback_by_columns(digits), digits.start(1)
+    for step in range(1, 201):
+        gradient = digits.gradient(params, 0, step, np.random.default_rng(step))[0]["w1"]
+        total, without = total + gradient, without + decoded_by_columns(gradient)
+        sent += of(params, 0, step, np.random.default_rng(step))[0]["w1"]
+    assert 0 < np.abs(total - sent).mean() < 0.2 * np.abs(total - without).mean()
 
 
 def test_error_feedback_telescopes(rng):

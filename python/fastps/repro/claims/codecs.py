@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,49 @@ def without_feedback(task: Task) -> Callable[..., Any]:
     return gradient
 
 
-def arms(setting: Setting, task: Task, optimizer: Any, versions: int, runs: int) -> dict[str, list[float]]:
-    """Losses with float32, with 1 bit, and with 1 bit without feedback."""
+def decoded_by_columns(values: Any) -> Any:
+    """What is left of a gradient if each column of a matrix, or a vector, has its own two means."""
+    columns = np.asarray(values, np.float32).reshape(len(values), -1)
+    negative, out = np.signbit(columns), np.zeros_like(columns)
+    for side in (negative, ~negative):
+        sums = np.where(side, columns, 0).sum(axis=0, dtype=np.float64)
+        out = np.where(side, (sums / np.maximum(side.sum(axis=0), 1)).astype(np.float32), out)
+    return out.reshape(np.shape(values))
+
+
+def feedback_by_columns(task: Task) -> Callable[..., Any]:
+    """A gradient function that encodes as the paper does, with error feedback; pushed as float32."""
+    residuals: dict[tuple[int, str], Any] = {}
+
+    def gradient(params: Any, worker: int, step: int, rng: np.random.Generator) -> Any:
+        grads, loss = task.gradient(params, worker, step, rng)
+        sent = {}
+        for name, values in grads.items():
+            total = values + residuals.get((worker, name), np.float32(0))
+            sent[name] = decoded_by_columns(total)
+            residuals[worker, name] = total - sent[name]
+        return sent, loss
+
+    return gradient
+
+
+#: How each arm encodes: in words, its codec, and what makes its gradient function of a task.
+ARMS: dict[str, tuple[str, Codec | None, Callable[[Task], Any]]] = {
+    "float32": ("float32", None, lambda _: None),
+    "feedback": ("1 bit with\nerror feedback", fastps.OneBit(), lambda _: None),
+    "none": ("1 bit without", None, without_feedback),
+    "columns": ("1 bit, scales per column,\nwith error feedback", None, feedback_by_columns),
+}
+
+
+def losses_of(
+    setting: Setting, task: Task, optimizer: Any, versions: int, arms: Iterable[str] = ARMS
+) -> dict[str, list[float]]:
+    """Losses of three seeds, for each arm."""
     mode = fastps.Sync(workers=WORKERS)
     losses: dict[str, list[float]] = {}
-    kinds: list[tuple[str, Codec | None, Any]] = [
-        ("float32", None, None),
-        ("feedback", fastps.OneBit(), None),
-        ("none", None, without_feedback(task)),
-    ]
-    for arm, codec, gradient in kinds:
+    for arm in arms:
+        _, codec, gradient = ARMS[arm]
         losses[arm] = [
             task.train(
                 optimizer,
@@ -66,9 +99,9 @@ def arms(setting: Setting, task: Task, optimizer: Any, versions: int, runs: int)
                 workers=WORKERS,
                 mode=mode,
                 codec=codec,
-                gradient=gradient,
+                gradient=gradient(task),
             ).loss
-            for seed in setting.seeds(runs)
+            for seed in setting.seeds(3)
         ]
     return losses
 
@@ -77,7 +110,8 @@ def measure_onebit(setting: Setting) -> Figures:
     task = setting.task
     optimizer = fastps.SGD(lr=0.1, momentum=0.9) if setting.quick else fastps.SGD(lr=0.02, momentum=0.9)
     versions = 400 if setting.quick else 1500
-    return {"task": task.name, "versions": versions, "losses": arms(setting, task, optimizer, versions, 3)}
+    losses = losses_of(setting, task, optimizer, versions, ("float32", "feedback", "none"))
+    return {"task": task.name, "versions": versions, "losses": losses}
 
 
 def against_float32(figures: Figures) -> dict[str, float]:
@@ -94,20 +128,25 @@ def judge_onebit(figures: Figures) -> Verdict:
 
 def measure_edge(setting: Setting) -> Figures:
     optimizer = fastps.SGD(lr=0.1, momentum=0.9)
-    return {"task": "mnist", "versions": 1500, "losses": arms(setting, setting.mnist, optimizer, 1500, 3)}
+    losses = losses_of(setting, setting.mnist, optimizer, 1500)
+    return {"task": "mnist", "versions": 1500, "losses": losses}
 
 
 def judge_edge(figures: Figures) -> Verdict:
-    return Verdict(None, judge_onebit(figures).measured)
+    columns = against_float32(figures)["columns"]
+    return Verdict(
+        None, f"{judge_onebit(figures).measured}; {columns:.2f} x with feedback and scales per column"
+    )
 
 
 def draw_onebit(figures: Figures, figure: Any) -> None:
     axes = figure.subplots()
+    colors = ("#555555", "#2166ac", "#b2182b", "#4d9221")
     for k, losses in enumerate(figures["losses"].values()):
-        axes.plot([k] * len(losses), losses, "o", color=("#555555", "#2166ac", "#b2182b")[k])
+        axes.plot([k] * len(losses), losses, "o", color=colors[k])
     axes.set_yscale("log")
-    axes.set_xlim(-0.5, 2.5)
-    axes.set_xticks(range(3), ["float32", "1 bit with\nerror feedback", "1 bit without"])
+    axes.set_xlim(-0.5, len(figures["losses"]) - 0.5)
+    axes.set_xticks(range(len(figures["losses"])), [ARMS[arm][0] for arm in figures["losses"]])
     axes.set_ylabel(f"training loss after {figures['versions']} versions, one dot a seed")
 
 
@@ -212,7 +251,9 @@ CLAIMS = [
         draw=draw_onebit,
         forms="full",
         clock=None,
-        note="The residual delays part of each gradient; with a momentum of .9 there is no room for that.",
+        note="The residual delays part of each gradient; with a momentum of .9 there is no room for that. "
+        "The paper has two means for each column of a matrix, not for each block of 1,024 numbers: that arm "
+        "encodes in NumPy and pushes float32.",
     ),
     Claim(
         name="int8",
