@@ -24,7 +24,16 @@ from fastps.repro import convnet
 from fastps.repro.catalogue import CLAIMS, find
 from fastps.repro.cifar10 import unpack
 from fastps.repro.claim import Setting
-from fastps.repro.claims import hogwild, momentum, optimizers, processes, reinforcement, sandblaster, toys
+from fastps.repro.claims import (
+    hogwild,
+    momentum,
+    optimizers,
+    processes,
+    reinforcement,
+    sandblaster,
+    toys,
+    training,
+)
 from fastps.repro.claims.codecs import decoded, decoded_by_columns, feedback_by_columns
 from fastps.repro.tasks import task
 
@@ -421,6 +430,15 @@ def test_a_pause_is_seen_in_the_ledgers(tmp_path, monkeypatch):
     assert found["meanwhile"] == 0
     assert found["others"] > 0
     assert processes.pause_a_worker(demo, tmp_path) is None  # it has ended
+
+
+def test_threads_without_locks_train_the_net_of_every_way():
+    figures = training.measure_threads(Setting(quick=True))
+    serial = figures["errors"]["serial"]
+    assert max(figures["errors"]["Hogwild"]) < max(serial) + 3  # untrained: 90 %
+    for points, holds in ((0.4, True), (0.6, False)):
+        figures["errors"]["Hogwild"] = [error + points for error in serial]
+        assert training.judge_threads(figures).holds is holds
 
 
 def test_the_claim_about_hogwild_fails_if_threads_lose_accuracy_on_sparse_data():
