@@ -421,6 +421,8 @@ def go_on(store, mode, gradient):
             r"durations \(worker 0, step 1\): expected seconds > 0, got nan",
         ),
         ({"durations": lambda *_: math.inf}, "got inf"),
+        ({"durations": ["fast"] * 5}, r"durations \(worker 0, step 1\): expected seconds > 0"),
+        ({"durations": np.ones((5, 2, 2))}, r"durations \(worker 0, step 1\): expected seconds > 0"),
         ({"workers": 0}, "workers: expected an integer >= 1"),
         ({"mode": fastps.Sync(workers=6)}, "from 6 to 6 workers for Sync"),
         ({"mode": fastps.WarmStart(2, then=fastps.Sync(workers=2, backup=1))}, "from 2 to 3 workers"),
@@ -435,6 +437,7 @@ def go_on(store, mode, gradient):
         ({"every": (0, len)}, "every: expected an integer >= 1"),
         ({"seed": -1}, "seed: expected an integer from 0"),
         ({"events": [simulate.Kill(5, at=1)]}, "events: expected workers from 0 to 4"),
+        ({"events": simulate.Kill(0, at=1)}, "events: expected a list of Kill, Pause and Join"),
         ({"events": ["kill"]}, "events: expected Kill, Pause and Join"),
     ],
 )

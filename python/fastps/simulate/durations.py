@@ -144,10 +144,9 @@ def _table(durations: Any, workers: int) -> list[list[float]] | None:
     )
     if not rows:
         return None
-    table = [[float(seconds) for seconds in np.atleast_1d(row)] for row in durations]
+    table = [list(np.atleast_1d(row)) for row in durations]
     if len(table) < workers or not all(table):
         raise invalid("durations", f"a row of seconds for each of {workers} workers", f"{len(table)} rows")
-    for worker, row in enumerate(table):
-        for k, seconds in enumerate(row):
-            _checked(seconds, worker, k + 1)
-    return table
+    return [
+        [_checked(seconds, worker, k) for k, seconds in enumerate(row, 1)] for worker, row in enumerate(table)
+    ]

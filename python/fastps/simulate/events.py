@@ -91,6 +91,8 @@ Event = Kill | Pause | Join
 def check_events(events: Iterable[object], workers: int) -> list[Event]:
     """The events; raises `ConfigError` if one is none, or names a worker that never exists."""
     known: list[Event] = []
+    if not isinstance(events, Iterable):
+        raise invalid("events", "a list of Kill, Pause and Join", events)
     for event in events:
         if not isinstance(event, (Kill, Pause, Join)):
             raise invalid("events", "Kill, Pause and Join", event)
