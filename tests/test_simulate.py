@@ -337,8 +337,17 @@ def test_bytes_of_a_codec():
 
 def test_a_trace_is_json_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    trace, _ = go(fastps.Bounded(1), gradient=noisy, events=[simulate.Kill(0, at=5)], lease=2)
-    told = json.loads(json.dumps(trace.to_dict()))
+
+    def evaluate(values):
+        return {"w": values["w"] * 0, "loss": np.float32(0.5)}, math.inf
+
+    trace, _ = go(
+        fastps.Bounded(1), gradient=noisy, events=[simulate.Kill(0, at=5)], lease=2, every=(60, evaluate)
+    )
+    told = json.loads(json.dumps(trace.to_dict(), allow_nan=False))
+    assert told["evaluations"][0] == {
+        "updates": 0, "time": 0.0, "value": [{"w": [0.0] * SIZE, "loss": 0.5}, None]
+    }  # fmt: skip
     assert told["loss"] == [None] * len(trace.times)
     assert told["events"][0] == {
         "time": 5.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,17 +104,16 @@ class Trace:
         return float(self.waiting.sum()) / present if present else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in lists, numbers and strings, as JSON has them; NaN becomes None."""
-        lists = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        """Everything in lists, numbers and strings, as JSON has them; what is not finite becomes None."""
         events = [{"time": t, "event": repr(event), "effect": effect} for t, event, effect in self.events]
         return {
             "settings": self.settings,
             "updates": self.updates,
             "seconds": self.seconds,
             "ended": self.ended,
-            **{name: [None if one != one else one for one in many] for name, many in lists.items()},
+            **{name: _plain(getattr(self, name)) for name in _ARRAYS},
             "events": events,
-            "evaluations": [evaluation._asdict() for evaluation in self.evaluations],
+            "evaluations": [_plain(evaluation._asdict()) for evaluation in self.evaluations],
         }
 
     def plot(self) -> Any:
@@ -124,6 +124,17 @@ class Trace:
 
 
 _ARRAYS = ("times", "worker", "step", "version", "staleness", "scale", "loss", "bytes", "waiting", "present")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, if it is one of NumPy or made of such."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def columns(rows: list[Row]) -> dict[str, NDArray[Any]]:
