@@ -274,13 +274,12 @@ def test_a_claim_that_cannot_be_measured_fails_and_the_others_finish(tmp_path):
     assert failed["measured"].replace("|", "/") in (tmp_path / "out" / "results.md").read_text()
 
 
-def kill_the_process_that_measures(command, but):
-    """Kills a process of the pool, other than these; returns its process id."""
+def process_that_measures(command, but):
+    """The process id of one of the pool, other than these."""
     late = time.monotonic() + 60
     while time.monotonic() < late:
         for child in Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split():
             if int(child) not in but and b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(int(child), signal.SIGKILL)
                 return int(child)
         time.sleep(0.01)
     raise AssertionError("no process measures")
@@ -291,14 +290,39 @@ def test_a_claim_whose_process_dies_runs_again_and_fails_if_that_dies(tmp_path):
     names = ["adam-counts-steps", "nesterov"]
     command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    killed = [kill_the_process_that_measures(process, [])]
-    kill_the_process_that_measures(process, killed)
+    killed = []
+    for _ in range(2):
+        killed.append(process_that_measures(process, killed))
+        os.kill(killed[-1], signal.SIGKILL)
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "1 holds, 1 fails" in told
     found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
     assert [result["status"] for result in found] == ["fails", "holds"]
     assert found[0]["measured"] == "not measured: its process died, and once more when it ran again"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells processes that their parent is gone")
+def test_no_process_measures_when_the_command_is_gone(tmp_path):
+    names = ["nesterov", "implicit-momentum"]
+    command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    measures, late = process_that_measures(process, []), time.monotonic() + 60
+    while not (tmp_path / "nesterov.json").exists():
+        assert time.monotonic() < late
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    while is_running(measures):
+        assert time.monotonic() < late
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_figure_that_is_not_a_number_fails():

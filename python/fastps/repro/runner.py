@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from fastps._shared.process import hold_on_to
 from fastps.repro.catalogue import CLAIMS
 from fastps.repro.claim import Claim, Figures, Setting, Verdict
 from fastps.repro.picture import draw, has_matplotlib
@@ -67,7 +68,8 @@ def _run_again(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> I
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_silently)
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(),))
 
 
 @contextlib.contextmanager
@@ -81,9 +83,10 @@ def _no_children_left() -> Iterator[None]:
         raise
 
 
-def _end_silently() -> None:
-    """Lets Ctrl-C end a process that measures, without a traceback."""
+def _begin(command: int) -> None:
+    """Lets Ctrl-C end a process that measures, without a traceback, and so the end of the command."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    hold_on_to(command)
 
 
 def measure(name: str, setting: Setting, out: Path) -> Result:
