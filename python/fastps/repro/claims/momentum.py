@@ -232,6 +232,8 @@ CLAIMS = [
         judge=judge_small,
         draw=draw_matching,
         needs=(),
-        note="Far from the largest rate, all momentum is gain: matching only slows the run.",
+        note="Far from the largest rate, all momentum is gain: matching only slows the run. Softmax "
+        "regression, a convex problem, ends 2 to 4 x higher with matching at rates from .02 to 2; a net of "
+        "four layers of sigmoids 3.2 x higher at .02, but 2.3 x lower at .1 and 7.8 x lower at .2.",
     ),
 ]
