@@ -46,16 +46,18 @@ def _table(results: list[Result]) -> list[str]:
 def _machine(results: list[Result]) -> str:
     """What the figures depend on besides the code."""
     seeds = sorted({result["seed"] for result in results})
-    info = Path("/proc/cpuinfo")
-    models = (
-        [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    model = models[0].partition(":")[2].strip() if models else platform.machine()
     software = f"Python {platform.python_version()}, NumPy {np.__version__} with one BLAS thread"
     first = ", ".join(map(str, seeds))
-    return f"Seeds follow {first}. {os.cpu_count()} cores, {model}; {software}, fastps {__version__}."
+    return f"Seeds follow {first}. {os.cpu_count()} cores, {_processor()}; {software}, fastps {__version__}."
+
+
+def _processor() -> str:
+    """Its name, and on x86 its generation, on which the order of BLAS's additions depends."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name", platform.machine())
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if "cpu family" in facts else name
 
 
 def _section(result: Result, picture: bool) -> list[str]:
