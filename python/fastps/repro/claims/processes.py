@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps._shared.children import python_module
 from fastps._shared.process import CommandError
 from fastps.demo.ledger import Ledger
 from fastps.repro.claim import Claim, Figures, Setting, Verdict, row
@@ -47,7 +47,7 @@ def measure(setting: Setting) -> Figures:
 def demo(setting: Setting, seed: int, faults: bool) -> tuple[dict[str, Any], Figures | None]:
     """One run; with faults, a worker is killed half-way, one starts late, and one is paused."""
     with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(1) as threads:
-        command = [sys.executable, "-m", "fastps", "demo", "--json", "--data", "mnist"]
+        command = [*python_module("fastps", "demo"), "--json", "--data", "mnist"]
         command += ["--data-dir", f"{setting.data_dir}/mnist", "--updates", str(UPDATES), "--seconds", "600"]
         command += ["--seed", str(seed), "--out", out, *([] if faults else ["--no-kill"])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
