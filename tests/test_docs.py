@@ -1,8 +1,8 @@
 """The documentation is correct: snippets run, links resolve, names exist.
 
-Blocks marked `python` run one by one, each in an empty directory. The `bash` blocks of a page run in order in
-one shell; servers that they leave in the background must still be alive at the end. Blocks marked `text` are
-pictures.
+Blocks marked `python` run one by one, each in an empty directory and its own process. The `bash` blocks of a
+page run in order in one shell; servers that they leave in the background must still be alive at the end.
+Blocks marked `text` are pictures.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import fastps
+from interpreter import Interpreter
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,6 +38,8 @@ SET_UP = {"make demo", "make test"}
 """The two set-up commands of the README: without them nothing here can run."""
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+TORCH = re.compile(r"^(?:import|from) (?:torch|fastps\.(?:torch|rl))\b", re.MULTILINE)
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
@@ -64,10 +68,36 @@ def on_this_machine(commands: str) -> str:
     return re.sub(r"serve --shards \d", r"\g<0> --listen 127.0.0.1:0", commands)
 
 
-def run(command: list[str], cwd: Path, seconds: float = 120) -> str:
-    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(command: list[str], cwd: Path, seconds: float = 120, code: int = 0) -> str:
+    """What a command prints."""
+    printed = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, **printed, text=True, timeout=seconds)
+    assert done.returncode == code, done.stdout
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    """For scripts that import torch."""
+    with Interpreter(ENVIRONMENT) as interpreter:
+        yield interpreter
+
+
+@pytest.fixture
+def run_script(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., str]:
+    """Runs a script, given as its path and arguments; returns what it printed."""
+
+    def run_one(script: list[str], cwd: Path, seconds: int = 240, code: int = 0) -> str:
+        if not TORCH.search(Path(script[0]).read_text()):
+            return run([sys.executable, *script], cwd, seconds, code)
+        output = tmp_path_factory.mktemp("printed") / "output"
+        ended = request.getfixturevalue("interpreter").run(script, cwd, output, seconds)
+        assert ended == code, output.read_text()
+        return output.read_text()
+
+    return run_one
 
 
 @pytest.mark.parametrize("page", EXECUTED, ids=name)
@@ -85,11 +115,11 @@ PYTHON_BLOCKS = [
 
 @pytest.mark.timeout(300)  # if torch is not yet cached and the disk is slow
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
-def test_python_block(block: str, tmp_path: Path) -> None:
+def test_python_block(block: str, tmp_path: Path, run_script: Callable[..., str]) -> None:
     if "tensorboard" in block:
         pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     (tmp_path / "snippet.py").write_text(block)
-    printed = run([sys.executable, "snippet.py"], tmp_path, 240).splitlines()
+    printed = run_script([str(tmp_path / "snippet.py")], tmp_path).splitlines()
     # A comment after a print that looks like a value is the output.
     for shown in re.findall(r"print\(.*\)  # ([\[\d-].*)$", block, re.MULTILINE):
         assert shown in printed
@@ -148,11 +178,10 @@ def test_the_torch_example_trains() -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_tensorboard_example_draws_its_curves(tmp_path: Path) -> None:
+def test_the_tensorboard_example_draws_its_curves(tmp_path: Path, run_script: Callable[..., str]) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with fastps.serve() as server:
-        command = [sys.executable, str(ROOT / "examples/torch_tensorboard.py"), server.addresses]
-        output = run(command, tmp_path, 200)
+        output = run_script([str(ROOT / "examples/torch_tensorboard.py"), server.addresses], tmp_path)
     last = float(re.findall(r"epoch 2  loss (\S+)", output)[0])
     (folder,) = (tmp_path / "runs").iterdir()
     curves = reader.EventAccumulator(str(folder), {"scalars": 0}).Reload()
@@ -233,10 +262,9 @@ def test_the_mnist_example_reads_the_original_files() -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_reinforcement_learning_example_finds_the_way() -> None:
+def test_the_reinforcement_learning_example_finds_the_way(run_script: Callable[..., str]) -> None:
     with fastps.serve() as server:
-        command = [sys.executable, str(ROOT / "examples/rl_custom.py"), server.addresses, "0"]
-        output = run(command, ROOT / "tests", 200)
+        output = run_script([str(ROOT / "examples/rl_custom.py"), server.addresses, "0"], ROOT / "tests")
     assert float(re.findall(r"mean return (\S+)", output)[0]) == pytest.approx(0.2), output
 
 
@@ -254,14 +282,12 @@ def test_the_reinforcement_learning_example_finds_the_way() -> None:
         "torch_tensorboard",
     ],
 )
-def test_an_example_without_an_address_says_how_it_is_used(example: str) -> None:
-    path = ROOT / f"examples/{example}.py"
-    done = subprocess.run(
-        [sys.executable, path], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 1
-    assert f"python examples/{example}.py 127.0.0.1:7070" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_example_without_an_address_says_how_it_is_used(
+    example: str, run_script: Callable[..., str]
+) -> None:
+    output = run_script([str(ROOT / f"examples/{example}.py")], ROOT / "tests", code=1)
+    assert f"python examples/{example}.py 127.0.0.1:7070" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
