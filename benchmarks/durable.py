@@ -217,7 +217,7 @@ def snapshots(size: Size, folder: Path) -> list[str]:
             delay <= 0.01,
         ],
         ["extra memory, of the state", f"{extra / state:.1%}", "<= 10 %", extra <= 0.1 * state],
-        ["writing speed with nobody pushing, of one file's", f"{speed:.2f}", ">= 0.9", speed >= 0.9],
+        ["writing speed without pushes, of one file's", f"{speed:.2f}", ">= 0.9", speed >= 0.9],
     ]
     took = statistics.median(until - since for since, until in found)
     return [

@@ -7,7 +7,7 @@
  *
  * One repetition: the client sends N bytes in pieces of at most PIECE bytes; the server applies w -= lr * g to each
  * piece as it is complete; when all have come it answers the N bytes of w. One thread on each side, which sleeps in recv, or
- * with `spin` looks again, lets others run meanwhile, and sleeps only after some milliseconds, so that nobody takes a core
+ * with `spin` looks again, lets others run meanwhile, and sleeps only after some milliseconds, so that neither takes a core
  * between two lines. TCP_NODELAY, all buffers touched before the first repetition. LARGEST is the largest N.
  */
 #include <arpa/inet.h>

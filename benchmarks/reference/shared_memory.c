@@ -8,7 +8,8 @@
  * counts them; the server applies w -= lr * g to each piece as it is counted, where it lies, writes the new values beside
  * it, and counts them; the client copies each piece of values out as it is counted. Both ends spin on the counts and let
  * others run meanwhile; after some milliseconds, or with `sleep` as soon as there is nothing to do, they wait in the kernel
- * (futex), so that nobody takes a core between two lines. All memory is touched before the first repetition. LARGEST is the largest N.
+ * (futex), so that neither takes a core between two lines. All memory is touched before the first repetition.
+ * LARGEST is the largest N.
  */
 #define _GNU_SOURCE
 #include <limits.h>
