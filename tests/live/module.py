@@ -86,7 +86,7 @@ class Module:
         """Head and workers of `read`."""
         self.read(run)
         numbers = self.numbers()
-        return numbers[:24], numbers[24:].reshape(-1, 12)
+        return numbers[:24], numbers[24:].reshape(-1, 14)
 
     def values_of(self, run: int) -> Any:
         """The server's values."""

@@ -49,6 +49,55 @@ def test_going_back_repeats_all_that_was_done(module):
     module.destroy(run)
 
 
+def sent(module, run):
+    """Pushes and bytes of each codec."""
+    module.bytes(run)
+    return module.numbers(2).tolist()
+
+
+def test_bytes_count_for_the_codec_that_sent_them(module):
+    run = module.started(workers=4, lr=0.001, codec=0, seed=5)
+    module.advance(run, INFINITY, 30.0, 1 << 20)
+    module.give(module.settings(workers=4, lr=0.001, codec=1, seed=5))
+    assert module.set(run) == 1
+    module.advance(run, INFINITY, 50.0, 1 << 20)
+    assert sent(module, run) == [[30, 30 * 8], [20, 20 * 4], [0, 0], [0, 0], [0, 0]]
+    head, workers = module.state(run)
+    assert head[7] == 30 * 8 + 20 * 4
+    # They have begun again, and each is there since then.
+    assert workers[:, 8].sum() == 20
+    assert 0 < workers[0, 12] < head[0]
+    assert workers[:, 13].tolist() == [INFINITY] * 4
+    module.messages(run, 0.0)
+    assert "set\t-1\tthe workers were restarted from the present point" in module.text()
+    module.destroy(run)
+
+
+def test_a_worker_that_pauses_keeps_the_version_of_its_gradient(module):
+    run = module.started(workers=4, lr=0.001, mode=3, backup=2, durations=0, spread=2, lease=INFINITY)
+    module.advance(run, 1.1, INFINITY, 1 << 20)  # worker 0 has pushed, and waits
+    module.act(run, 1, 0, 20.0)
+    module.advance(run, 30.0, INFINITY, 1 << 20)
+    module.steps(run, 0.0)
+    rows = module.numbers(20)
+    late = rows[(rows[:, 1] == 0) & (rows[:, 2] == 1)][0]
+    assert late[7] == 21.1
+    assert late[13] == 1
+    module.destroy(run)
+
+
+def test_a_step_keeps_the_delay_that_it_began_with(module):
+    run = module.started(workers=3, lr=0.001, delay=0, seed=2)
+    module.advance(run, 2.0, INFINITY, 1 << 20)
+    module.give(module.settings(workers=3, lr=0.001, delay=5, seed=2))
+    assert module.set(run) == 0
+    module.advance(run, 40.0, INFINITY, 1 << 20)
+    module.steps(run, 0.0)
+    times = module.numbers(20)[:, 3:8]
+    assert (np.diff(times, axis=1) >= 0).all()
+    module.destroy(run)
+
+
 def test_a_nan_is_refused_in_the_products_words_and_training_goes_on(module):
     for mode in range(5):
         run = module.started(workers=4, lr=0.001, mode=mode, seed=3)

@@ -276,6 +276,16 @@ pub extern "C" fn staleness(run: u32) -> i32 {
     })
 }
 
+/// Pushes and their bytes, by codec.
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
+pub extern "C" fn bytes(run: u32) -> i32 {
+    answer(|state| {
+        let codecs = state.simulation(run)?.run()?.log.codecs;
+        state.numbers(|output| output.extend(codecs.as_flattened().iter().map(|count| *count as f64)));
+        Ok(codecs.len() as u32)
+    })
+}
+
 /// What happened, from a number on.
 #[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn messages(run: u32, from: f64) -> i32 {

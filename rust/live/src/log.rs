@@ -1,5 +1,6 @@
 //! What a run has done so far, for its readers: finished steps, the curve of the loss, messages, sums.
 
+use crate::settings::CODECS;
 use std::collections::VecDeque;
 
 /// Numbers of a finished step.
@@ -63,7 +64,8 @@ pub(crate) struct Log {
     /// Updates between points of the curve, as a multiple of what the settings say.
     pub(crate) thinned: u64,
     pub(crate) staleness: [u64; COLUMNS],
-    pub(crate) bytes: u64,
+    /// Pushes and their bytes, by codec.
+    pub(crate) codecs: [[u64; 2]; CODECS.len()],
     pub(crate) plain_bytes: u64,
     pub(crate) acknowledged: u64,
     pub(crate) refused: u64,
@@ -82,7 +84,7 @@ impl Log {
             curve: Vec::new(),
             thinned: 1,
             staleness: [0; COLUMNS],
-            bytes: 0,
+            codecs: [[0; 2]; CODECS.len()],
             plain_bytes: 0,
             acknowledged: 0,
             refused: 0,
@@ -104,6 +106,18 @@ impl Log {
             self.thinned *= 2;
         }
         self.curve.push([updates as f64, time, self.loss, self.error]);
+    }
+
+    /// Counts the bytes of a step, which pushed if there are any.
+    pub(crate) fn count_bytes(&mut self, codec: usize, bytes: u64) {
+        let [pushes, sum] = &mut self.codecs[codec];
+        *pushes += u64::from(bytes > 0);
+        *sum += bytes;
+    }
+
+    /// All bytes that were pushed.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.codecs.iter().map(|[_, bytes]| bytes).sum()
     }
 
     /// Counts the staleness of a push.

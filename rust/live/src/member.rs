@@ -14,6 +14,8 @@ pub(crate) struct Member {
     pub(crate) turn: u64,
     /// When its step began.
     pub(crate) began: f64,
+    /// Virtual seconds of each way in its step.
+    pub(crate) delay: f64,
     /// When its gradient arrives.
     pub(crate) arrives: f64,
     /// Since when it waits.

@@ -42,7 +42,7 @@ pub(crate) fn read(run: &mut Run, output: &mut Vec<f64>) -> u32 {
         y,
         loss,
         run.members.len() as f64,
-        log.bytes as f64,
+        log.bytes() as f64,
         log.plain_bytes as f64,
         log.acknowledged as f64,
         log.refused as f64,
@@ -61,7 +61,7 @@ pub(crate) fn read(run: &mut Run, output: &mut Vec<f64>) -> u32 {
         0.0,
     ]);
     for (k, (member, residual)) in run.members.iter().zip(residuals).enumerate() {
-        let (state, since, until) = state(member, now, run.settings.delay);
+        let (state, since, until) = state(member, now);
         let worker = member.worker.as_ref();
         let [x, y] = worker.map_or([f64::NAN; 2], |worker| run.in_plane(&worker.values));
         let version = worker.and_then(|worker| worker.installed.iter().map(|base| base.version).min());
@@ -78,13 +78,15 @@ pub(crate) fn read(run: &mut Run, output: &mut Vec<f64>) -> u32 {
             member.waited + member.since.map_or(0.0, |since| now - since),
             member.staleness.map_or(-1.0, |staleness| staleness as f64),
             residual.unwrap_or(0.0),
+            member.born,
+            member.left.unwrap_or(f64::INFINITY),
         ]);
     }
     run.members.len() as u32
 }
 
 /// What a member does, since when, and until when.
-fn state(member: &Member, now: f64, delay: f64) -> (f64, f64, f64) {
+fn state(member: &Member, now: f64) -> (f64, f64, f64) {
     if member.dead || member.left.is_some() {
         return (GONE, member.left.unwrap_or(member.silent), f64::INFINITY);
     }
@@ -94,7 +96,7 @@ fn state(member: &Member, now: f64, delay: f64) -> (f64, f64, f64) {
     if let Some(since) = member.since {
         return (WAITS, since, f64::INFINITY);
     }
-    let (pulled, computed) = (member.began + delay, member.arrives - delay);
+    let (pulled, computed) = (member.began + member.delay, member.arrives - member.delay);
     if now < pulled {
         (PULLS, member.began, pulled)
     } else if now < computed {

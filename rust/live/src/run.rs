@@ -114,7 +114,9 @@ impl Run {
             Problem::Toy(_) => settings.start.map(|v| v as f32).to_vec(),
             Problem::Digits => Digits::start(settings.seed),
         };
-        Self::from(settings, start, Log { diverged: 0, ..self.log }, self.now, self.updates)
+        let mut run = Self::from(settings, start, Log { diverged: 0, ..self.log }, self.now, self.updates)?;
+        run.message("set", None, "the workers were restarted from the present point".to_owned());
+        Ok(run)
     }
 
     fn from(settings: Settings, start: Vec<f32>, log: Log, now: f64, updates: u64) -> Result<Self> {
@@ -172,6 +174,7 @@ impl Run {
     /// Learning rate of all pushes from now on, in place of the optimizer's.
     pub(crate) fn set_lr(&mut self, lr: f64) {
         self.lr = Some(lr);
+        self.fit = Fit::default(); // the path goes on at another rate
         for worker in self.members.iter_mut().filter_map(|member| member.worker.as_mut()) {
             worker.lr = Some(lr);
         }
@@ -252,7 +255,7 @@ impl Run {
         let (now, delay) = (self.now, self.settings.delay);
         let member = &mut self.members[k];
         member.step += 1;
-        member.began = now;
+        (member.began, member.delay) = (now, delay);
         member.arrives = now + 2.0 * delay + duration(&self.settings, k, member.step);
         let (arrives, turn) = (member.arrives, member.turn);
         self.at(arrives, Event::Arrive(k, turn));
@@ -342,8 +345,9 @@ impl Run {
                 continue;
             }
             if self.settings.training.shares() {
-                let applied = told.as_ref().is_ok_and(|told| told.scale.is_some());
-                member.version = if applied { self.updates } else { 0 };
+                // Others may have made further versions since, if it was paused.
+                let made = told.as_ref().ok().filter(|told| told.scale.is_some());
+                member.version = made.map_or(0, |told| (told.version as i64 + self.base) as u64);
             }
             self.end_step(k, told);
         }
@@ -364,7 +368,7 @@ impl Run {
         }
         self.members[k].refused = told.refused.is_some();
         self.log.refused += u64::from(told.refused.is_some());
-        self.log.bytes += told.bytes;
+        self.log.count_bytes(self.settings.codec_index(), told.bytes);
         if let (Some(_), member) = (told.scale, &mut self.members[k]) {
             member.applied += 1;
             member.staleness = told.staleness;
@@ -389,7 +393,6 @@ impl Run {
 
     fn record(&mut self, k: usize, outcome: Outcome, told: &Told) {
         let (member, force, server) = (&self.members[k], self.server.in_force(), self.point());
-        let delay = self.settings.delay;
         let receipt = told.scale.is_some();
         let momentum = if self.has_momentum() && self.updates > 0 { force.momentum } else { f64::NAN };
         self.log.rows.push([
@@ -397,8 +400,8 @@ impl Run {
             k as f64,
             member.step as f64,
             member.began,
-            member.began + delay,
-            member.arrives - delay,
+            member.began + member.delay,
+            member.arrives - member.delay,
             member.arrives,
             self.now,
             member.place[0],

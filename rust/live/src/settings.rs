@@ -199,6 +199,17 @@ impl Settings {
         (0..LENGTH).all(|k| same(k) || may(k))
     }
 
+    /// Index of the codec in [`CODECS`].
+    pub(crate) fn codec_index(&self) -> usize {
+        match self.codec {
+            Codec::Float32 => 0,
+            Codec::BFloat16 => 1,
+            Codec::Int8 { seed: None } => 2,
+            Codec::Int8 { seed: Some(_) } => STOCHASTIC as usize,
+            Codec::OneBit => 4,
+        }
+    }
+
     /// Checks the numbers of a caller.
     pub(crate) fn read(numbers: &[f64]) -> Result<Self> {
         let numbers: [f64; LENGTH] = numbers.try_into().map_err(|_| {

@@ -22,7 +22,9 @@ pub(crate) struct Told {
     pub(crate) scale: Option<f32>,
     /// Bytes of the encoded gradients.
     pub(crate) bytes: u64,
-    /// Why a part was refused; then the three above say nothing.
+    /// The version that the gradient made; the largest of the tensors.
+    pub(crate) version: u64,
+    /// Why a part was refused; then the four above say nothing.
     pub(crate) refused: Option<Error>,
 }
 
@@ -309,6 +311,7 @@ impl Worker {
                     told.staleness = told.staleness.max(applied.staleness);
                     told.scale = Some(told.scale.map_or(applied.scale, |scale| scale.min(applied.scale)));
                     told.bytes += part.body.len() as u64;
+                    told.version = told.version.max(applied.version);
                 }
                 Err(error) => {
                     let tensor = &server.tensors[part.tensor];
