@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fastps.live import command, settings
+from fastps.live import command, fit, session, settings, wishes
 from fastps.live.errors import RefusedError
-from fastps.live.problems import DIGITS, PLANES, problem
+from fastps.live.problems import DIGITS, PLANES, Plane, problem
+from fastps.live.progress import Progress
 from fastps.live.web import POLICY
 from live.visits import LATE, Served, frame_with, until
 
@@ -68,6 +71,8 @@ def test_wishes_are_checked_and_the_second_page_watches(served: Served) -> None:
             ([], "expected an object, got list"),
             ({"workers": 10**9}, "invalid workers: expected an integer from 1 to 64, got '1000000000'"),
             ({"lr": float("nan")}, "invalid lr: expected a number from 0 to 100, got 'nan'"),
+            ({"lr": 10**400}, "invalid lr: expected a number from 0 to 100, got '1000"),
+            ({"seed": -(10**400)}, "invalid seed: expected an integer from 0 to 4.29497e+09, got '-1000"),
             ({"codec": "zip"}, "invalid codec: expected float32 or bfloat16 or"),
             ({"max_staleness": 0, "on_stale": "scale"}, "invalid max_staleness: expected an integer >= 1"),
             ({"error_feedback": False}, "unknown setting: expected one of problem, x, y"),
@@ -117,6 +122,159 @@ def test_every_mode_goes_on_from_the_present_point(served: Served, mode: str) ->
         now = frame_with(frame, lambda f: f["settings"]["mode"] == mode)
         assert mode == "async" or now["visit"] == first["visit"]
         frame_with(frame, lambda f: f["rows"] and f["state"]["updates"] > now["state"]["updates"] + 5)
+
+
+def test_a_paused_worker_is_left_alone_until_it_goes_on(served: Served) -> None:
+    with served.listen() as frame:
+        first = served.take_controls(frame)
+        path = {"problem": "illconditionedquadratic", "workers": 3, "mode": "async", "lr": 0.01}
+        assert served.call("POST", "/set", {**first["settings"], **path, "codec": "onebit"})[0] == 204
+        running = frame_with(frame, lambda f: [w["state"] for w in f["workers"]] == ["running"] * 3)
+        assert served.call("POST", "/act", {"what": "pause", "number": 0})[0] == 204
+        assert served.call("POST", "/act", {"what": "pause", "number": 2})[0] == 204
+        paused = frame_with(frame, lambda f: f["workers"][2]["state"] == "paused")
+        # One that has to go ends at once, and not when its pause would.
+        began = time.monotonic()
+        fewer = {**first["settings"], **path, "codec": "onebit", "workers": 2, "momentum": 0.3}
+        assert served.call("POST", "/set", fewer)[0] == 204
+        until(lambda: not Path(f"/proc/{running['workers'][2]['pid']}").exists(), late=4.0)
+        assert time.monotonic() < began + 4.0
+        # The other one gets the settings when it goes on: it takes steps of the course that has begun.
+        later = frame_with(frame, lambda f: any(row[1] == 0 for row in f["rows"]))
+        assert later["course"] == paused["course"] + 1
+        told = frame_with(frame, lambda f: f["state"]["fit"] is not None and f["state"]["residual"] > 0)
+        assert set(told["state"]["codecs"]) == {"onebit"}
+        assert sum(told["state"]["staleness"]) <= told["state"]["pushes"]
+        with served.listen() as late:
+            hello = late()
+        assert [w["applied"] for w in hello["workers"]] >= [w["applied"] for w in told["workers"]]
+
+
+def test_a_change_that_fails_leaves_the_settings_in_force(served: Served) -> None:
+    with served.listen() as frame:
+        first = served.take_controls(frame)
+        wish = {**first["settings"], "optimizer": "adagrad", "lr": 0.05}
+        assert served.call("POST", "/act", {"what": "kill_server", "number": 1})[0] == 204
+        status, text, _ = served.call("POST", "/set", wish)
+        assert (status, text) == (503, "expected running servers, got shard 1 that is starting; try again\n")
+        starts = first["servers"][1]["starts"]
+        back = frame_with(frame, lambda f: f["servers"][1]["up"] and f["servers"][1]["starts"] > starts)
+        assert back["settings"] == first["settings"]
+        assert served.call("POST", "/set", wish)[:2] == (204, "")
+        frame_with(frame, lambda f: f["settings"]["optimizer"] == "adagrad")
+
+
+def test_a_wish_that_a_page_gives_up_is_not_fulfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, done = wishes.Wishes(), []
+    monkeypatch.setattr(wishes, "PATIENCE", 0.01)
+    with pytest.raises(RefusedError, match="busy"):
+        asked.ask(lambda: done.append("late"))
+    asked.fulfil()
+    assert done == []
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(wishes, "PATIENCE", LATE)
+        waiting = pool.submit(asked.ask, lambda: done.append("closed"))
+        while not asked._queue.qsize():
+            time.sleep(0.001)
+        asked.close()
+        with pytest.raises(RefusedError, match="has ended"):
+            waiting.result(LATE)
+    with pytest.raises(RefusedError, match="has ended"):
+        asked.ask(lambda: done.append("after"))
+    assert done == []
+
+
+def test_more_workers_than_are_fast_are_slow_late_ones_included() -> None:
+    running = session.Session.__new__(session.Session)
+    running._addresses, running._course = "", 1
+    running._settings, running._late = settings.Settings(workers=16, spread=4.0), 0
+    assert running._orders(0).pace == 0.02
+    running._late = 1
+    assert running._orders(0).pace == 0.2
+    assert running._settings.mean(15) == 4.0
+    assert running._settings.mean(16) == 1.0  # late ones are as fast as the first
+    running._late = 60
+    assert running._wanted == settings.MOST_WORKERS
+
+
+def path_of(
+    plane: Plane, momentum: float, rate: float, start: tuple[float, float]
+) -> list[tuple[float, float]]:
+    """Values at consecutive versions."""
+    (x, y), (vx, vy), points = start, (0.0, 0.0), [start]
+    for _ in range(40):
+        dx, dy = plane.slope(x, y)
+        vx, vy = momentum * vx - rate * dx, momentum * vy - rate * dy
+        x, y = x + vx, y + vy
+        points.append((x, y))
+    return points
+
+
+def test_the_momentum_is_fitted_to_versions_in_any_order(rng: Any) -> None:
+    plane, found = PLANES["illconditionedquadratic"], fit.Fit()
+    points = path_of(plane, 0.6, 0.03, (1.0, 0.5))
+    for k in [*rng.permutation(len(points)), 3, 4]:
+        if k != 20:  # one is missing
+            found.add(plane, int(k), points[k])
+    assert found.solve() == pytest.approx((0.6, 0.03))
+    assert np.isnan(fit.Fit().solve()).all()
+    found.add(plane, 99, (np.inf, 0.0))
+    assert found.solve() == pytest.approx((0.6, 0.03))
+
+
+def report(updates: int, to: tuple[float, float], **more: Any) -> dict[str, Any]:
+    """What a worker says of a step."""
+    times = [0.0, 0.1, 0.2, 0.3, 0.4]
+    plain = {
+        "step": updates,
+        "times": times,
+        "at": to,
+        "to": to,
+        "fetched": True,
+        "staleness": 1,
+        "scale": 1.0,
+    }
+    return {
+        **plain,
+        "updates": updates,
+        "bytes": 8,
+        "loss": 0.0,
+        "lost": 0,
+        "rejected": 0,
+        "residual": None,
+        **more,
+    }
+
+
+def test_a_fit_begins_again_where_the_path_breaks() -> None:
+    plane, chosen = PLANES["illconditionedquadratic"], settings.Settings(problem="illconditionedquadratic")
+    for breaks in (
+        lambda p: p.add(0, report(1, (5.0, 5.0), lost=3), chosen, plane, None),
+        lambda p: p.look(2, plane, {"w": np.zeros(2, np.float32)}),
+        lambda p: p.continue_from_here(),
+    ):
+        progress = Progress(0.0)
+        for momentum, start in ((0.9, (-3.0, 2.0)), (0.2, (1.0, 0.5))):
+            points = path_of(plane, momentum, 0.02, start)
+            for k, point in enumerate(points, 1):
+                progress.add(0, report(k, point), chosen, plane, None)
+            assert progress.state()["fit"] == pytest.approx(momentum)
+            progress.look(len(points), plane, {"w": np.zeros(2, np.float32)})
+            breaks(progress)
+
+
+def test_sums_count_steps_that_are_no_longer_kept() -> None:
+    plane, chosen = PLANES["beale"], settings.Settings()
+    progress = Progress(0.0)
+    for k in range(5000):
+        progress.add(k % 2, report(k, (0.0, 0.0)), chosen, plane, None)
+    for k in range(3):
+        progress.add(0, report(k, (0.0, 0.0), bytes=4), settings.Settings(codec="bfloat16"), plane, None)
+    state = progress.state()
+    assert state["codecs"] == {"float32": [5000, 40_000], "bfloat16": [3, 12]}
+    assert state["staleness"][1] == state["pushes"] == 5003
+    assert [progress.tally(k).applied for k in (0, 1)] == [2503, 2500]
+    assert progress.tally(1).waited == pytest.approx(2500 * 0.1)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -105,12 +106,14 @@ class WorkerProcess(Child):
         index: Its number.
         state: ``"starting"``, ``"running"``, ``"paused"``, ``"leaving"``, ``"gone"`` or ``"killed"``.
         resumes: When its pause ends.
+        began, ended: When it was ready, and when it ended or was asked to; infinity: not yet.
     """
 
     def __init__(self, orders: Orders, folder: Path) -> None:
         self.index = orders.index
         self.state = "starting"
         self.resumes = 0.0
+        self.began = self.ended = math.inf
         command = python_module("fastps.live.worker")
         super().__init__(command, folder / f"worker-{self.index}.log", dict.fromkeys(_ONE_THREAD, "1"))
         self.tell(orders.to_json())
@@ -127,17 +130,17 @@ class WorkerProcess(Child):
             with contextlib.suppress(json.JSONDecodeError):
                 report = json.loads(line)
                 if "ready" in report:
-                    self.state = "running"
+                    self.state, self.began = "running", time.monotonic()
                 yield report
         if ended and self.state not in ("killed", "gone"):
             if self.state != "leaving":
                 yield {"error": "worker", "text": f"worker {self.index} ended: {self.last_words()}"}
-            self.state = "gone"
+            self._end("gone")
 
     def kill_now(self) -> None:
         """Sends SIGKILL."""
         self.kill()
-        self.state = "killed"
+        self._end("killed")
 
     def pause(self, seconds: float) -> None:
         """Stops it with SIGSTOP for some time."""
@@ -153,9 +156,14 @@ class WorkerProcess(Child):
         return True
 
     def leave(self) -> None:
-        """Asks it to end."""
+        """Asks it to end; a stopped one has to go on for that."""
+        if self.state == "paused":
+            os.kill(self.process.pid, signal.SIGCONT)
         self.tell(json.dumps({"stop": True}))
-        self.state = "leaving"
+        self._end("leaving")
+
+    def _end(self, state: str) -> None:
+        self.state, self.ended = state, min(self.ended, time.monotonic())
 
 
 def end(children: list[Child]) -> None:

@@ -154,10 +154,10 @@ class Settings:
         return (self.problem, self.x, self.y) != (new.problem, new.x, new.y)
 
     def mean(self, worker: int) -> float:
-        """Mean time of a worker's gradients, in units of the first worker's."""
+        """Mean time of a worker's gradients, in units of the first one's, which late ones have, too."""
         last = self.workers - 1
         slow = self.straggler if worker == last else 1.0
-        return slow * math.pow(self.spread, min(worker, last) / last if last else 0.0)
+        return slow * math.pow(self.spread, worker / last if 0 < worker <= last else 0.0)
 
     def duration(self) -> Duration:
         """The distribution of times, in units of their mean."""
@@ -207,7 +207,7 @@ def _check(name: str, value: Any, kind: type) -> None:
         good, expected = isinstance(value, bool), "true or false"
     else:
         least, most = _RANGES[name]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
         good = number and least <= value <= most and (kind is float or value == int(value))
         expected = f"{'an integer' if kind is int else 'a number'} from {least:g} to {most:g}"
     if not good:

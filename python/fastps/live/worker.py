@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import sys
@@ -225,6 +226,8 @@ class Course:
             times=times,
             at=at,
             to=self._task.position(self._params()),
+            fetched=self._fetched_now(told.step),
+            residual=self._residual(),
             staleness=told.staleness,
             scale=told.scale,
             bytes=told.bytes,
@@ -233,6 +236,18 @@ class Course:
             rejected=rejected - self._rejected,
         )
         self._lost, self._rejected = lost, rejected
+
+    def _fetched_now(self, step: int) -> bool:
+        """Whether the parameters are the servers' and not those of local steps."""
+        settings = self._orders.settings
+        return settings.mode != "local" or step % settings.pull_every == 0
+
+    def _residual(self) -> float | None:
+        """The norm of what the codec still owes; None if it owes nothing."""
+        if self._orders.settings.codec == "float32":
+            return None
+        residuals = self._worker.state_dict()["residuals"].values()
+        return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in residuals))
 
 
 def main() -> int:
