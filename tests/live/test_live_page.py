@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from fastps.live.export import one_file, page_files
-from live.visits import Served, until
+from live.visits import Served, frame_with, until
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Where pictures lie that people look at.
 PICTURES = ROOT / "target/live"
-#: Milliseconds.
-LATE = 60_000
+#: Milliseconds; of the numbers of lessons, which take a core for some seconds.
+LATE, LONG = 60_000, 300_000
 LESSONS = {
     "momentum": r"0\.\d+ for M = 2 .* 0\.\d+ for M = 16",
     "tune": r"The best momentum is 0\.9, 0\.8, 0\.[67] for M = 1, 4, 16",
@@ -113,7 +113,7 @@ def test_each_lesson_computes_its_number(page: Page, lesson: str) -> None:
     page.open("paused=1")
     link = page.tab.locator("#lessons a").nth(list(LESSONS).index(lesson))
     link.click()
-    page.tab.wait_for_selector("#lesson .good, #lesson .bad", timeout=LATE)
+    page.tab.wait_for_selector("#lesson .good, #lesson .bad", timeout=LONG)
     result = page.text("#lesson .result")
     assert result.startswith("✓")
     assert re.search(LESSONS[lesson], result)
@@ -190,11 +190,53 @@ def test_the_same_address_is_the_same_run(page: Page) -> None:
         assert page.table() == first
     # Stepping there, and scrubbing back, leads to the same place.
     page.tab.click("#step10")
+    scrub(page, 6.25)
+    assert page.table() == first
+
+
+def scrub(page: Page, time: float) -> None:
+    """Moves the slider of the time."""
     page.tab.locator("#scrub").evaluate(
-        "(range) => { range.value = 6.25; range.dispatchEvent(new Event('input')); }"
+        "(range, time) => { range.value = time; range.dispatchEvent(new Event('input')); }", time
     )
     page.settle()
-    assert page.table() == first
+
+
+def test_settings_are_those_of_the_moment_that_is_shown(page: Page) -> None:
+    did = "did=3:set:lr:0.002,4:set:codec:onebit,5:set:momentum:0.5"
+    shown = {2: ("0.001", "float32", "0"), 4.5: ("0.002", "onebit", "0"), 5: ("0.002", "onebit", "0.5")}
+    for start in (5, 2):
+        page.open(f"problem=beale&lr=0.001&{did}&t={start}&view=bytes&paused=1")
+        for time in (start, 2, 4.5, 5, 2):
+            scrub(page, time)
+            controls = [page.tab.input_value(f"#control-{name}") for name in ("lr", "codec", "momentum")]
+            assert tuple(controls) == shown[time]
+            assert page.cell("Time") == f"{time:g} s"
+            # Bytes count for the codec that sent them, however the moment was reached.
+            codecs = page.tab.eval_on_selector_all(
+                ".barline span:first-child", "(all) => all.map((x) => x.innerText)"
+            )
+            assert [text.partition(":")[0] for text in codecs[:-1]] == ["Float32", "OneBit"][: 1 + (time > 4)]
+            assert f"t={time:g}&" in page.fragment
+            assert did in page.fragment
+    # The same moment is the same run, reached by scrubbing or by its address.
+    scrub(page, 4.5)
+    table = page.table()
+    page.open(page.fragment)
+    assert page.table() == table
+    # Time that passes brings the later events; what is done now replaces them.
+    scrub(page, 2)
+    page.tab.select_option("#control-codec", "int8")
+    assert "did=2:set:codec:int8&" in page.fragment
+
+
+def test_a_step_does_all_that_happens_at_its_time(page: Page) -> None:
+    page.open("durations=constant&workers=4&paused=1")
+    page.tab.click("#step")
+    page.settle()
+    table, updates = page.table(), page.cell("Updates")
+    page.open(page.fragment)
+    assert (page.table(), page.cell("Updates")) == (table, updates)
 
 
 def test_back_and_forward(page: Page) -> None:
@@ -336,12 +378,22 @@ def test_without_webassembly_there_are_pictures(browser: Any, exported: str) -> 
 
 
 def test_the_program_does_the_same(page: Page) -> None:
-    for fragment in ("mode=sync&codec=int8", "problem=digits&optimizer=adagrad&lr=0.1&workers=2"):
+    did = "did=1:kill:0:0,1.5:pause:1:2,2:join:-1:0,2.5:set:lr:0.002,9:kill:2:0"
+    for fragment in (
+        "mode=sync&codec=int8&backup=9&workers=3",
+        "problem=digits&optimizer=adagrad&lr=0.1&workers=2",
+        f"max_staleness=0&{did}",
+    ):
         page.open(f"{fragment}&paused=1&t=4")
         page.tab.click("#program")
         code = page.text("#dialog pre")
         page.tab.click("#close")
         exec(compile(code, "program", "exec"), {"print": lambda *_: None})
+    assert (
+        "events=[simulate.Kill(0, at=1), simulate.Pause(1, at=1.5, seconds=2), simulate.Join(at=2)]" in code
+    )
+    assert "lr=0.002" in code
+    assert code.startswith("# The page changed settings")
 
 
 def test_the_page_is_small() -> None:
@@ -352,11 +404,16 @@ def test_the_page_is_small() -> None:
 
 
 def test_real_workers_and_servers(live: Page, served: Served) -> None:
-    live.open(f"token={served.token}")
+    live.open(f"token={served.token}&lr=0.004&mode=async&way=real")
     assert "token" not in live.tab.url
+    with served.listen() as frame:  # the settings of an address are sent as soon as the page is connected
+        frame_with(frame, lambda f: f["settings"]["lr"] == 0.004)
     assert live.text("#way").startswith("For real")
     until(lambda: int(live.cell("Updates").replace(",", "").replace("–", "0")) > 20)
     assert faults(live) == []
+    live.tab.click("#tab-staleness")
+    fitted = "dt:has-text('Momentum fitted to this path') + dd"
+    until(lambda: re.match(r"-?0\.\d", live.text(fitted)))
 
     live.tab.click("#tab-break")
     live.tab.wait_for_selector("[data-key=kill2]:enabled", timeout=LATE)
@@ -379,6 +436,7 @@ def test_real_workers_and_servers(live: Page, served: Served) -> None:
     second.tab.select_option("#control-mode", "bounded")
     second.tab.click("#tab-break")
     second.tab.wait_for_selector("text=the workers were restarted from the present point", timeout=LATE)
+    second.tab.wait_for_selector("#notice:has-text('The workers were restarted')", timeout=LATE)
     assert second.tab.is_disabled("#control-error_feedback")
 
 
@@ -388,8 +446,16 @@ def test_a_wrong_token_is_said(live: Page) -> None:
     live.errors.clear()  # the browser notes the refusal
 
 
-def test_a_lesson_on_the_served_page(live: Page) -> None:
-    live.open("paused=1")
-    live.tab.click("#lessons a >> nth=5")
-    live.tab.wait_for_selector("#lesson .good, #lesson .bad", timeout=LATE)
-    assert live.text("#lesson .result").startswith("✓")
+def test_each_lesson_on_the_served_page(browser: Any, served: Served) -> None:
+    context = browser.new_context(reduced_motion="reduce")  # only the numbers are computed
+    page = Page(context, served.link.partition("#")[0])
+    page.open("")
+    for k, (lesson, number) in enumerate(LESSONS.items()):
+        page.tab.click(f"#lessons a >> nth={k}")
+        assert f"lesson={lesson}" in page.fragment
+        page.tab.wait_for_selector("#lesson .good, #lesson .bad", timeout=LONG)
+        result = page.text("#lesson .result")
+        assert result.startswith("✓"), result
+        assert re.search(number, result)
+    context.close()
+    assert page.errors == []

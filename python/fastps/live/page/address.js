@@ -118,6 +118,7 @@ function eventOf(text, core) {
   if (what === "set" && BY_NAME.has(first)) return { time, name: first, value: nearest(first, second, core)[0] };
   const worker = Number(first);
   const seconds = Number(second);
-  const good = ACTS.includes(what) && Number.isInteger(worker) && worker >= -1 && worker < 128 && seconds >= 0 && seconds <= 1000;
+  const least = what === "pause" ? Number.MIN_VALUE : 0;
+  const good = ACTS.includes(what) && Number.isInteger(worker) && worker >= -1 && worker < 128 && seconds >= least && seconds <= 1000;
   return good ? { time, act: what, worker, seconds } : null;
 }

@@ -30,7 +30,7 @@ export class App {
   constructor(core, module, token) {
     this.core = core;
     this.inside = new Inside(core);
-    this.real = token === null ? null : new Real(token, () => this.onReal());
+    this.real = token === null ? null : new Real(token, () => this.onReal(), (text) => this.onRestart(text));
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.lessons = new LessonBar(this, module);
     this.controls = new Controls($("controls"), core, (patch, problem) => this.change(patch, problem));
@@ -56,11 +56,9 @@ export class App {
     return this.isReal ? this.real : this.inside;
   }
 
-  /** The settings in force. */
+  /** The settings in force at the moment that is shown. */
   get settings() {
-    const { settings, events } = this.state;
-    const set = events.filter((event) => event.name !== undefined);
-    return set.reduce((all, { name, value }) => ({ ...all, [name]: value }), settings);
+    return this.isReal ? this.state.settings : (this.inside.settings ?? this.state.settings);
   }
 
   get mayChange() {
@@ -82,8 +80,9 @@ export class App {
     if (this.still.matches) state.paused = true;
     this.notice(changed.length > 0 ? `Changed: ${changed.join("; ")}.` : "");
     // An address without settings takes on those of the servers.
-    this.adopts = this.isReal && !/(?:^|&)(?!way=|view=|lesson=|token=)\w+=/.test(text);
-    if (this.isReal && !this.adopts) this.send();
+    this.adopts = this.isReal && !/(?:^|&)(?!way=|view=|lesson=|speed=|token=)\w+=/.test(text);
+    this.sends = this.isReal && !this.adopts;
+    this.sendIfConnected();
     this.begin();
     if (chooseReal || changed.length > 0) this.replace();
   }
@@ -139,8 +138,20 @@ export class App {
     this.showAll();
   }
 
+  /** Sends the settings of the address as soon as the servers can be reached; a page that watches takes on theirs. */
+  sendIfConnected() {
+    if (!this.sends || !this.real.connected) return;
+    this.sends = false;
+    if (this.mayChange) this.send();
+    else this.adopts = true;
+  }
+
+  /** If the settings are refused, those of the servers are shown again. */
   send() {
-    this.real.set(this.state.settings).catch((error) => this.notice(error.message));
+    this.real.set(this.state.settings).catch((error) => {
+      this.adopts = true;
+      this.notice(error.message);
+    });
   }
 
   /** Kills, pauses, and so on. */
@@ -149,7 +160,8 @@ export class App {
       this.real.act(what, number).catch((error) => this.notice(error.message));
       return;
     }
-    this.happen([{ act: what, worker: number, seconds: what === "pause" ? 5 : 0 }]);
+    if (this.state.events.length >= MOST_EVENTS) this.notice(`At most ${MOST_EVENTS} events fit into one run: begin from the start.`);
+    else this.happen([{ act: what, worker: number, seconds: what === "pause" ? 5 : 0 }]);
   }
 
   /** Carries out events now, and notes them in the address. */
@@ -159,9 +171,7 @@ export class App {
     const all = events.map((event) => ({ time, ...event }));
     this.push({ events: [...earlier, ...all], time, lesson: "" });
     this.attempt(() => {
-      for (const event of all) this.inside.apply(event);
-      this.inside.furthest = time;
-      this.inside.read();
+      if (this.inside.happen(this.state.events)) this.onRestart("the workers were restarted from the present point");
     });
     this.showAll();
   }
@@ -209,8 +219,13 @@ export class App {
   }
 
   go(way) {
-    this.push({ way, lesson: way === "real" ? "" : this.state.lesson });
+    if (way === "real") this.push({ way, settings: this.settings, events: [], time: 0, lesson: "" });
+    else this.push({ way });
     this.load();
+  }
+
+  onRestart(text) {
+    if (this.mayChange) this.notice(`${text[0].toUpperCase()}${text.slice(1)}.`);
   }
 
   say(text) {
@@ -230,6 +245,7 @@ export class App {
     if (this.real.trouble !== "") this.notice(`fastps live: ${this.real.trouble}`);
     else if (this.real.connected && !this.real.controls) this.notice("Another tab has the controls; this one watches.");
     else this.notice("");
+    this.sendIfConnected();
     this.showAll();
   }
 
@@ -298,7 +314,8 @@ export class App {
 
   program() {
     const updates = Math.max(1, this.engine.journal.state?.updates ?? 1);
-    const code = programOf(this.settings, this.core, updates);
+    const events = this.isReal ? [] : this.state.events.slice(0, this.inside.done);
+    const code = programOf(this.settings, this.core, updates, events);
     const command = `fastps live --workers ${this.settings.workers}`;
     return this.isReal ? `# On real servers and workers:\n#   ${command}\n# In virtual time:\n${code}` : code;
   }
@@ -314,7 +331,8 @@ export class App {
 
   showAll() {
     this.showWay();
-    this.controls.show(this.settings, this);
+    this.shown = this.settings;
+    this.controls.show(this.shown, this);
     for (const element of this.inPage) element.hidden = this.isReal;
     this.play.hidden = this.isReal || this.still.matches;
     this.clock.hidden = !this.isReal;
@@ -338,6 +356,7 @@ export class App {
     if (!this.isReal && !this.state.paused && journal.state !== null && passed > 0) {
       this.attempt(() => this.inside.pass(passed * this.state.speed));
       this.stale = true;
+      if (this.settings !== this.shown) this.showAll(); // an event of the address has changed them
     }
     if (this.isReal && journal.state !== null && (!this.still.matches || now - this.drawn > 1000 * SLOW)) {
       this.adopt();

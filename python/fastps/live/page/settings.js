@@ -2,11 +2,12 @@
 
 import { slugOf } from "./engine/core.js";
 
+export const CODECS = ["float32", "bfloat16", "int8", "stochastic", "onebit"];
 const WORDS = {
   durations: ["constant", "exponential", "pareto"],
   mode: ["async", "local", "bounded", "sync", "warm"],
   on_stale: ["scale", "reject"],
-  codec: ["float32", "bfloat16", "int8", "stochastic", "onebit"],
+  codec: CODECS,
 };
 
 /**
@@ -136,22 +137,32 @@ export function startOf(slug, core) {
   return { problem: slug, x, y, lr: problem.lr };
 }
 
+/** The settings as the product takes them: numbers that exclude each other give way. */
+function usable(settings) {
+  const { max_staleness: limit, on_stale: beyond } = settings;
+  return {
+    ...settings,
+    on_stale: limit < 0 ? "scale" : beyond,
+    max_staleness: limit === 0 && beyond === "scale" ? 1 : limit, // a factor of 0 would drop the gradient
+    backup: Math.min(settings.backup, settings.workers - 1),
+    nesterov: settings.nesterov && settings.momentum > 0,
+  };
+}
+
 /** The numbers that the core takes. */
-export function vectorOf(settings, core, more = {}) {
+export function vectorOf(chosen, core, more = {}) {
+  const settings = usable(chosen);
   const vector = Float64Array.from(core.about.defaults);
   const put = (field, value) => {
     vector[core.fields.get(field)] = Number(value);
   };
   const optimizer = core.optimizer(settings.optimizer);
   for (const name of ["x", "y", "workers", "spread", "straggler", "delay", "push_every", "pull_every", "local_lr",
-    "bound", "warm_steps", "max_staleness", "delay_adaptive", "momentum_matching", "error_feedback", "seed"]) {
+    "bound", "backup", "warm_steps", "max_staleness", "delay_adaptive", "momentum_matching", "error_feedback", "seed"]) {
     put(name, settings[name]);
   }
   for (const name of ["durations", "mode", "on_stale", "codec"]) put(name, WORDS[name].indexOf(settings[name]));
-  if (settings.on_stale === "reject" && settings.max_staleness < 0) put("on_stale", 0);
-  if (settings.on_stale === "scale" && settings.max_staleness === 0) put("max_staleness", 1);
   put("problem", core.problem(settings.problem).id);
-  put("backup", Math.min(settings.backup, settings.workers - 1));
   put("overlap", 0);
   put("optimizer", optimizer.id);
   for (const [name, value] of Object.entries(more)) put(name, value);
@@ -160,21 +171,35 @@ export function vectorOf(settings, core, more = {}) {
     vector[first + k] = NaN;
     if (setting.name === "lr") vector[first + k] = settings.lr;
     if (setting.name === "momentum") vector[first + k] = settings.momentum;
-    if (setting.name === "nesterov") vector[first + k] = Number(settings.nesterov && settings.momentum > 0);
+    if (setting.name === "nesterov") vector[first + k] = Number(settings.nesterov);
   });
   return vector;
 }
 
 /** What real workers take: they refuse to go without error feedback. */
 export function forReal(settings) {
-  const { error_feedback: _, ...rest } = settings;
+  const { error_feedback: _, ...rest } = usable(settings);
   return rest;
 }
 
-/** The Python program that does the same. */
-export function programOf(settings, core, updates) {
+/** The Python program that does the same, with the events that `fastps.simulate` has. */
+export function programOf(chosen, core, updates, events = []) {
+  const settings = usable(chosen);
   const problem = core.problem(settings.problem);
-  return problem.toy ? toyProgram(settings, problem, updates) : digitsProgram(settings, updates);
+  const code = problem.toy ? toyProgram(settings, problem, updates, events) : digitsProgram(settings, updates, events);
+  const left = events.some((event) => !(event.act in EVENTS));
+  return left ? `# The page changed settings or made gradients NaN on the way; this program does not.\n${code}` : code;
+}
+
+const EVENTS = {
+  kill: (event) => `simulate.Kill(${event.worker}, at=${event.time})`,
+  pause: (event) => `simulate.Pause(${event.worker}, at=${event.time}, seconds=${event.seconds})`,
+  join: (event) => `simulate.Join(at=${event.time})`,
+};
+
+function eventsText(events) {
+  const known = events.filter((event) => event.act in EVENTS).map((event) => EVENTS[event.act](event));
+  return known.length > 0 ? `    events=[${known.join(", ")}],\n    lease=10,\n` : "";
 }
 
 function modeText(s) {
@@ -183,12 +208,11 @@ function modeText(s) {
   if (!s.delay_adaptive) free.push("delay_adaptive=False");
   if (s.momentum_matching) free.push("momentum_matching=True");
   const asynchronous = `fastps.Async(${free.join(", ")})`;
-  const backup = Math.min(s.backup, s.workers - 1);
   return {
     async: asynchronous,
     local: `fastps.Local(push_every=${s.push_every}, pull_every=${s.pull_every}, lr=${s.local_lr}, overlap=False)`,
     bounded: `fastps.Bounded(staleness=${s.bound})`,
-    sync: `fastps.Sync(workers=${s.workers - backup}, backup=${backup})`,
+    sync: `fastps.Sync(workers=${s.workers - s.backup}, backup=${s.backup})`,
     warm: `fastps.WarmStart(steps=${s.warm_steps}, then=${asynchronous})`,
   }[s.mode];
 }
@@ -201,21 +225,22 @@ function optimizerText(s) {
   return `fastps.${names[s.optimizer]}(${more.join(", ")})`;
 }
 
-function runText(s, updates) {
+function runText(s, updates, events) {
   const codecs = { float32: "None", bfloat16: "fastps.BFloat16()", int8: "fastps.Int8()", stochastic: "fastps.Int8(stochastic=True)", onebit: "fastps.OneBit()" };
   const times = { constant: "Constant", exponential: "Exponential", pareto: "Pareto" }[s.durations];
   const mean = `${s.spread} ** (k / ${Math.max(1, s.workers - 1)}) * (${s.straggler} if k == ${s.workers - 1} else 1)`;
+  const late = events.filter((event) => event.act === "join").length; // as fast as the first one
   return `    mode=${modeText(s)},
     codec=${codecs[s.codec]},
-    durations=[simulate.${times}(${mean}) for k in range(${s.workers})],
+    durations=[simulate.${times}(${mean}) for k in range(${s.workers})]${late > 0 ? ` + [simulate.${times}(1)] * ${late}` : ""},
     delay=${s.delay},
-    updates=${updates},
+${eventsText(events)}    updates=${updates},
     seed=${s.seed},
 )
 print(trace.updates, trace.seconds, trace.staleness.mean(), trace.waiting_share)`;
 }
 
-function toyProgram(s, problem, updates) {
+function toyProgram(s, problem, updates, events) {
   return `import numpy as np
 
 import fastps
@@ -231,12 +256,12 @@ trace = simulate.run(
     start,
     lambda params, worker, step, rng: plane.gradient(params, rng),
     workers=${s.workers},
-${runText(s, updates)}
+${runText(s, updates, events)}
 print(store.pull("w"))
 `;
 }
 
-function digitsProgram(s, updates) {
+function digitsProgram(s, updates, events) {
   return `import fastps
 from fastps import simulate
 from fastps.live.problems import Digits
@@ -251,7 +276,7 @@ trace = simulate.run(
     start,
     lambda params, worker, step, rng: digits.gradient(params, rng),
     workers=${s.workers},
-${runText(s, updates)}
+${runText(s, updates, events)}
 print(digits.loss(store.pull(list(start))))
 `;
 }

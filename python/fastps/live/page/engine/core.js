@@ -2,7 +2,7 @@
 
 const ROW = 20;
 const STATE = 24;
-const WORKER = 12;
+const WORKER = 14;
 
 export class CoreError extends Error {}
 
@@ -122,6 +122,19 @@ export class Run {
     return Array.from({ length: rows }, (_, k) => numbers.subarray(k * 4, k * 4 + 4));
   }
 
+  /** Pushes by their staleness. */
+  staleness() {
+    this.ask("staleness");
+    return Array.from(this.core.numbers());
+  }
+
+  /** Pushes and bytes by codec. */
+  bytes() {
+    const rows = this.ask("bytes");
+    const numbers = this.core.numbers();
+    return Array.from({ length: rows }, (_, k) => [numbers[2 * k], numbers[2 * k + 1]]);
+  }
+
   messages(from) {
     this.ask("messages", from);
     const lines = this.core.text().split("\n").filter(Boolean);
@@ -160,6 +173,8 @@ function stateOf(n) {
       waited: n[at + 9],
       staleness: n[at + 10],
       residual: n[at + 11],
+      born: n[at + 12],
+      left: n[at + 13],
     });
   }
   return {

@@ -1,6 +1,6 @@
 // The way "in the page": the core in WebAssembly, under a virtual clock that the page advances.
 
-import { vectorOf } from "../settings.js";
+import { CODECS, vectorOf } from "../settings.js";
 import { Journal } from "./journal.js";
 
 /** Events that a step handles at most, and milliseconds that a frame spends on events: the page never hangs. */
@@ -16,6 +16,10 @@ export class Inside {
     this.journal = new Journal();
     this.run = null;
     this.furthest = 0;
+    this.events = []; // what a visitor does, in the order of time; the first `done` of them have happened
+    this.done = 0;
+    this.first = null;
+    this.settings = null; // those in force at the present moment
   }
 
   get isReal() {
@@ -23,21 +27,15 @@ export class Inside {
   }
 
   /** Makes the run of a state: from its settings, through its events, to its time. */
-  start(state) {
+  start({ settings, events, time }) {
+    const run = this.core.make(this.vector(settings));
     this.run?.destroy();
-    this.run = null;
-    this.run = this.core.make(this.vector(state.settings));
-    this.settings = { ...state.settings };
-    for (const event of state.events) {
-      this.run.advance(event.time, Infinity);
-      try {
-        this.apply(event);
-      } catch {
-        // A worker that is gone already: the core has said so.
-      }
-    }
-    if (state.time > 0) this.run.advance(state.time, Infinity);
-    this.furthest = state.time;
+    this.run = run;
+    this.first = this.settings = { ...settings };
+    this.events = events;
+    this.done = 0;
+    this.goOnTo(time);
+    this.furthest = Math.max(time, events.at(-1)?.time ?? 0);
     this.refresh();
   }
 
@@ -45,14 +43,44 @@ export class Inside {
     return vectorOf(settings, this.core, this.core.problem(settings.problem).toy ? {} : { evaluate_every: EVALUATE_EVERY });
   }
 
-  /** Carries out one event of a visitor at the present time. */
-  apply(event) {
+  /** Does what is due at the present moment: further events replace those that were to come. */
+  happen(events) {
+    this.events = events;
+    const { time } = this.journal.state;
+    const restarted = this.goOnTo(time);
+    this.furthest = time;
+    this.read();
+    return restarted;
+  }
+
+  /** Goes on to a time, with the events until then; whether one of them restarted the workers. */
+  goOnTo(time) {
+    let restarted = false;
+    while (this.due <= time) {
+      this.run.advance(this.due, Infinity);
+      restarted = this.applyNext() || restarted;
+    }
+    this.run.advance(time, Infinity);
+    return restarted;
+  }
+
+  /** The time of the next event of the visitor. */
+  get due() {
+    return this.events[this.done]?.time ?? Infinity;
+  }
+
+  /** Carries out the next event; whether it restarted the workers. */
+  applyNext() {
+    const event = this.events[this.done];
+    this.done += 1;
     if (event.act !== undefined) {
       this.run.act(ACTS.indexOf(event.act), Math.max(0, event.worker), event.seconds);
-      return;
+      return false;
     }
-    this.settings = { ...this.settings, [event.name]: event.value };
-    this.run.set(this.vector(this.settings));
+    const settings = { ...this.settings, [event.name]: event.value };
+    const restarted = this.run.set(this.vector(settings)) === 1;
+    this.settings = settings;
+    return restarted;
   }
 
   /** Reads everything again, as after a jump. */
@@ -69,10 +97,12 @@ export class Inside {
     journal.state = state;
     journal.settings = this.settings;
     const from = before === null ? Math.max(0, state.steps - 16384) : before.steps;
-    if (state.steps > from) journal.addRows(this.run.steps(from), this.settings.codec);
+    if (state.steps > from) journal.addRows(this.run.steps(from));
     const said = before === null ? 0 : before.said;
     if (state.said > said) journal.addMessages(this.run.messages(said));
     journal.curve = this.run.curve();
+    journal.histogram = this.run.staleness();
+    journal.setCodecs(this.run.bytes().map((sums, k) => [CODECS[k], sums]));
     journal.noteResidual();
     this.furthest = Math.max(this.furthest, state.time);
   }
@@ -81,22 +111,50 @@ export class Inside {
   pass(seconds) {
     const end = this.journal.state.time + seconds;
     const late = performance.now() + BUDGET;
-    while (this.run.advance(end, Infinity, 32) === 32 && performance.now() < late);
-    this.read();
+    do {
+      const { due } = this;
+      if (this.run.advance(Math.min(end, due), Infinity, 32) < 32) {
+        if (due > end) break;
+        this.applyNext();
+      }
+    } while (performance.now() < late);
+    this.finishMoment();
   }
 
   /** Goes on to the next update, or further ones. */
   step(updates = 1) {
     const { time, updates: made } = this.journal.state;
-    this.run.advance(time + 1000, made + updates, MOST_EVENTS);
+    const end = time + 1000;
+    for (;;) {
+      const { due } = this;
+      this.run.advance(Math.min(end, due), made + updates, MOST_EVENTS);
+      const now = this.run.read();
+      if (due > end || now.time < due || now.updates >= made + updates) break;
+      this.applyNext();
+    }
+    this.finishMoment();
+  }
+
+  /** Does all that happens at the present time, so that the time in an address says which moment it is. */
+  finishMoment() {
+    this.goOnTo(this.run.read().time);
     this.read();
   }
 
   /** Jumps to a time, also back. */
   jump(time) {
-    const furthest = this.furthest;
-    this.run.rewind(time);
+    const { furthest } = this;
+    if (time < this.journal.state.time) this.goBackTo(time);
+    else this.goOnTo(time);
     this.refresh();
     this.furthest = furthest;
+  }
+
+  /** The core repeats what happened until then; what comes later happens again when its time comes. */
+  goBackTo(time) {
+    this.run.rewind(time);
+    this.done = this.events.filter((event) => event.time <= time).length;
+    const set = this.events.slice(0, this.done).filter((event) => event.name !== undefined);
+    this.settings = set.reduce((all, { name, value }) => ({ ...all, [name]: value }), this.first);
   }
 }

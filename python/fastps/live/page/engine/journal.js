@@ -1,6 +1,6 @@
-// What the views draw: steps, losses, messages and the present state, from either way to run.
+// What the views draw: steps, losses, messages, sums and the present state, from either way to run.
 
-/** Rows that are kept. */
+/** Rows that are kept. Sums come from the run itself, which counts all steps. */
 const MOST = 16384;
 
 export const FIELD = {
@@ -23,28 +23,16 @@ export class Journal {
     this.histogram = new Array(256).fill(0);
     this.codecs = new Map();
     this.last = new Map();
-    this.waited = new Map();
-    this.applied = new Map();
     this.state = null;
     this.servers = [];
     this.settings = null;
   }
 
-  /** Takes in finished steps; `codec` is the one in force. */
-  addRows(rows, codec) {
+  /** Takes in finished steps. */
+  addRows(rows) {
     for (const row of rows) {
-      const worker = row[FIELD.worker];
       this.rows.push(row);
-      this.last.set(worker, row);
-      this.waited.set(worker, (this.waited.get(worker) ?? 0) + Math.max(0, row[FIELD.ended] - row[FIELD.arrived]));
-      if (row[FIELD.status] === APPLIED) this.applied.set(worker, (this.applied.get(worker) ?? 0) + 1);
-      if (row[FIELD.status] === APPLIED && row[FIELD.staleness] >= 0) this.histogram[Math.min(255, row[FIELD.staleness])] += 1;
-      if (row[FIELD.bytes] > 0) {
-        const sum = this.codecs.get(codec) ?? { bytes: 0, pushes: 0 };
-        sum.bytes += row[FIELD.bytes];
-        sum.pushes += 1;
-        this.codecs.set(codec, sum);
-      }
+      this.last.set(row[FIELD.worker], row);
     }
     if (this.rows.length > MOST) this.rows.splice(0, this.rows.length - MOST);
   }
@@ -52,6 +40,11 @@ export class Journal {
   addMessages(messages) {
     this.messages.push(...messages);
     if (this.messages.length > 400) this.messages.splice(0, this.messages.length - 400);
+  }
+
+  /** Takes pushes and bytes of the codecs that were used. */
+  setCodecs(sums) {
+    this.codecs = new Map(sums.filter(([, [pushes]]) => pushes > 0).map(([codec, [pushes, bytes]]) => [codec, { pushes, bytes }]));
   }
 
   /** Notes the residual norm for its curve. */
@@ -68,4 +61,9 @@ export class Journal {
     while (first > 0 && this.rows[first - 1][FIELD.ended] >= time) first -= 1;
     return this.rows.slice(first);
   }
+}
+
+/** How long a worker has been there. */
+export function presenceOf(worker, time) {
+  return Math.max(0, Math.min(time, worker.left) - worker.born);
 }

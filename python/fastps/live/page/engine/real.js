@@ -1,7 +1,7 @@
 // The way "for real": servers and workers of `fastps live` on this machine.
 
 import { forReal } from "../settings.js";
-import { Journal } from "./journal.js";
+import { Journal, presenceOf } from "./journal.js";
 
 const KEY = "fastps-live-token";
 
@@ -27,10 +27,12 @@ export class Real {
   /**
    * @param token of the link
    * @param onChange called when the connection or the controls come or go
+   * @param onRestart called with a text when the workers were restarted
    */
-  constructor(token, onChange) {
+  constructor(token, onChange, onRestart) {
     this.token = token;
     this.onChange = onChange;
+    this.onRestart = onRestart;
     this.journal = new Journal();
     this.connected = false;
     this.controls = false;
@@ -89,41 +91,52 @@ export class Real {
     }
     journal.settings = frame.settings;
     journal.servers = frame.servers;
-    journal.addRows(frame.rows.map(numbersOf), frame.settings.codec);
-    journal.addMessages(frame.messages);
+    const goesOn = journal.state !== null;
+    const heard = journal.messages.at(-1)?.[0] ?? 0;
+    const messages = frame.messages.filter(([number]) => number > heard);
+    journal.addRows(frame.rows.map(numbersOf));
+    journal.addMessages(messages);
+    journal.histogram = frame.state.staleness;
+    journal.setCodecs(Object.entries(frame.state.codecs));
     journal.state = this.stateOf(frame);
+    journal.noteResidual();
     const last = journal.curve.at(-1);
     if (last === undefined || last[0] !== journal.state.updates || journal.state.time - last[1] > 1) {
       journal.curve.push([journal.state.updates, journal.state.time, journal.state.loss, NaN]);
       if (journal.curve.length > 4096) journal.curve = journal.curve.filter((_, k) => k % 2 === 0);
     }
     if (String(before) !== String([this.controls, this.visit, this.trouble])) this.onChange();
+    const restart = messages.findLast(([, , kind]) => kind === "set");
+    if (goesOn && restart !== undefined) this.onRestart(restart[4]);
   }
 
   /** The state in the form that simulated ones have. */
   stateOf(frame) {
-    const { last, waited, applied, rows } = this.journal;
+    const { last, rows } = this.journal;
     const { state, settings } = frame;
-    const workers = frame.workers.map(({ index, pid, state: doing }) => {
+    const workers = frame.workers.map(({ index, pid, state: doing, at, applied, waited, residual, born, left }) => {
       const row = last.get(index);
       const phase = { running: "computes", paused: "paused", starting: "pulls" }[doing] ?? "gone";
       return {
         index,
         pid,
         phase,
-        x: row?.[10] ?? NaN,
-        y: row?.[11] ?? NaN,
+        x: at[0] ?? NaN,
+        y: at[1] ?? NaN,
         version: row === undefined ? 1 : Math.max(row[13], 0) + 1,
         step: row === undefined ? 0 : row[2] + 1,
         since: row?.[7] ?? 0,
         until: Infinity,
-        applied: applied.get(index) ?? 0,
-        waited: waited.get(index) ?? 0,
+        applied,
+        waited,
         staleness: row?.[14] ?? -1,
-        residual: NaN,
+        residual: residual ?? 0,
+        born: born ?? Infinity, // it is starting
+        left: left ?? Infinity,
       };
     });
-    const sum = [...waited.values()].reduce((all, one) => all + one, 0);
+    const sum = (of) => workers.reduce((all, worker) => all + of(worker), 0);
+    const present = sum((worker) => presenceOf(worker, state.time));
     return {
       time: state.time,
       updates: state.updates,
@@ -135,14 +148,14 @@ export class Real {
       bytesPlain: state.pushes * 4 * (settings.problem === "digits" ? 2410 : 2),
       pushes: state.pushes,
       refused: state.refused,
-      residual: NaN,
+      residual: state.residual ?? 0,
       momentum: rows.at(-1)?.[18] ?? NaN,
-      waiting: state.time > 0 && workers.length > 0 ? Math.min(1, sum / (state.time * workers.length)) : 0,
+      waiting: present > 0 ? Math.min(1, sum((worker) => worker.waited) / present) : 0,
       diverged: state.diverged,
       steps: state.steps,
       error: NaN,
-      fit: NaN,
-      fitRate: NaN,
+      fit: state.fit ?? NaN,
+      fitRate: state.fit_rate ?? NaN,
       still: false,
       lost: state.lost,
       workers,

@@ -20,7 +20,7 @@ export class BreakView {
 
   draw(journal) {
     const { state } = journal;
-    const key = JSON.stringify([state.workers.map((one) => [one.index, one.pid, isUp(one)]), journal.servers, this.app.mayChange]);
+    const key = JSON.stringify([state.workers.map((one) => [one.index, one.pid, isUp(one) || one.phase]), journal.servers, this.app.mayChange]);
     if (key !== this.key) this.build(journal);
     this.key = key;
     this.counts.textContent =
@@ -47,7 +47,7 @@ export class BreakView {
       const down = !isUp(worker);
       const process = worker.pid === undefined ? "" : `, process ${worker.pid}`;
       return make("div", { class: "actor" }, make("span", {}, `${name}${process}${down ? `: ${worker.phase}` : ""}`),
-        button("Kill", "kill", worker.index, down, name),
+        button("Kill", "kill", worker.index, worker.phase === "gone", name),
         button("Pause", "pause", worker.index, down, name),
         button("NaN gradient", "nan", worker.index, down, `of ${name}`));
     }));

@@ -26,7 +26,7 @@ export class BytesView {
     const ratio = state.bytes > 0 ? state.bytesPlain / state.bytes : NaN;
     this.caption.textContent =
       `${bytesText(state.bytes)} were pushed, ${plain(ratio)} times fewer than Float32 would have taken. ` +
-      `${this.app.isReal ? "The residuals lie in the workers' processes." : `A worker still owes a gradient of norm ${plain(state.residual)}.`}`;
+      `A worker still owes a gradient of norm ${plain(state.residual)}.`;
   }
 
   table(journal) {

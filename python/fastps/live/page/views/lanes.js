@@ -1,7 +1,7 @@
 // Lanes: what each worker does over time.
 
 import { drawWorker, fit, make, plain, theme, ticks } from "../draw.js";
-import { FIELD } from "../engine/journal.js";
+import { FIELD, presenceOf } from "../engine/journal.js";
 
 const PHASES = [
   ["compute", "computes", FIELD.began, FIELD.pushed],
@@ -85,9 +85,8 @@ export class LanesView {
 }
 
 function numbersOf(worker, state) {
-  const waiting = worker.waited + (worker.phase === "waits" ? state.time - worker.since : 0);
-  const time = Math.max(state.time, 1e-9);
-  return { share: Math.min(1, waiting / time), rate: worker.applied / time };
+  const present = Math.max(presenceOf(worker, state.time), 1e-9);
+  return { share: Math.min(1, worker.waited / present), rate: worker.applied / present };
 }
 
 function meanDuration(journal) {
