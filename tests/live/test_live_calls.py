@@ -73,6 +73,21 @@ def test_bytes_count_for_the_codec_that_sent_them(module):
     module.destroy(run)
 
 
+def test_pushes_of_workers_that_leave_while_they_wait_are_counted(module):
+    run = module.started(workers=4, lr=0.001, mode=2, bound=1, straggler=10, lease=2, seed=5)
+    module.advance(run, 6.0, INFINITY, 1 << 20)
+    head, workers = module.state(run)
+    waiting = np.flatnonzero(workers[:, 1] == 3)
+    assert head[1] == head[9] + len(waiting) > head[9]
+    module.act(run, 0, int(waiting[0]), 0.0)
+    module.advance(run, 8.5, INFINITY, 1 << 20)  # it has lost its place
+    module.give(module.settings(workers=4, lr=0.001, mode=2, bound=1, codec=1, lease=2, seed=5))
+    assert module.set(run) == 1
+    head, _ = module.state(run)
+    assert head[1] == head[9] == sent(module, run)[0][0]
+    module.destroy(run)
+
+
 def test_a_worker_that_pauses_keeps_the_version_of_its_gradient(module):
     run = module.started(workers=4, lr=0.001, mode=3, backup=2, durations=0, spread=2, lease=INFINITY)
     module.advance(run, 1.1, INFINITY, 1 << 20)  # worker 0 has pushed, and waits

@@ -104,7 +104,8 @@ impl Run {
     }
 
     /// The same run with other settings: the workers leave, and as many begin at the server's values.
-    pub(crate) fn restarted(self, settings: Settings) -> Result<Self> {
+    pub(crate) fn restarted(mut self, settings: Settings) -> Result<Self> {
+        (0..self.members.len()).for_each(|k| self.count_unended(k));
         let same = matches!(
             (self.settings.problem, settings.problem),
             (Problem::Toy(_), Problem::Toy(_)) | (Problem::Digits, Problem::Digits)
@@ -368,18 +369,33 @@ impl Run {
         }
         self.members[k].refused = told.refused.is_some();
         self.log.refused += u64::from(told.refused.is_some());
-        self.log.count_bytes(self.settings.codec_index(), told.bytes);
-        if let (Some(_), member) = (told.scale, &mut self.members[k]) {
-            member.applied += 1;
-            member.staleness = told.staleness;
-            self.log.acknowledged += 1;
-            self.log.plain_bytes += 4 * self.server.len() as u64;
-            if let Some(staleness) = told.staleness {
-                self.log.count(staleness);
-            }
-        }
+        self.count(k, &told);
         self.record(k, outcome, &told);
         self.begin(k);
+    }
+
+    /// Counts a push that was acknowledged, if there was one.
+    fn count(&mut self, k: usize, told: &Told) {
+        self.log.count_bytes(self.settings.codec_index(), told.bytes);
+        if told.scale.is_none() {
+            return;
+        }
+        let member = &mut self.members[k];
+        member.applied += 1;
+        member.staleness = told.staleness;
+        self.log.acknowledged += 1;
+        self.log.plain_bytes += 4 * self.server.len() as u64;
+        if let Some(staleness) = told.staleness {
+            self.log.count(staleness);
+        }
+    }
+
+    /// Counts the push of a member that leaves while it waits: it was applied, but its step never ends.
+    fn count_unended(&mut self, k: usize) {
+        let worker = self.members[k].worker.as_mut();
+        if let Some(told) = worker.and_then(|worker| worker.acknowledged(&self.server, &self.settings)) {
+            self.count(k, &told);
+        }
     }
 
     /// Notes a refusal, unless the member's last step was refused, too.
@@ -580,10 +596,11 @@ impl Run {
         if !member.dead && !member.paused(now) {
             return;
         }
-        let Some(worker) = member.worker.take() else { return };
         if member.dead {
-            member.left = Some(now);
+            member.left = member.left.or(Some(now));
         }
+        self.count_unended(k);
+        let Some(worker) = self.members[k].worker.take() else { return };
         worker.leave(&self.server);
         self.waiting.retain(|other| *other != k);
         self.message("lost", Some(k), format!("worker {k} lost its place"));

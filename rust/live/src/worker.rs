@@ -217,8 +217,7 @@ impl Worker {
             }
             return Ok(over);
         }
-        let answered = |part: &Part| part.answer.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if !self.under_way.iter().all(answered) {
+        if !self.is_answered() {
             return Ok(false);
         }
         let Some(report) = &self.reported else { return Ok(true) };
@@ -229,6 +228,22 @@ impl Worker {
                 clocks.map(|_| true)
             }
         }
+    }
+
+    /// Whether all parts of the push under way are answered.
+    fn is_answered(&self) -> bool {
+        let answered = |part: &Part| part.answer.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        self.under_way.iter().all(answered)
+    }
+
+    /// What became of the push under way of a worker that will not end its step; `None`: nothing was applied.
+    pub(crate) fn acknowledged(&mut self, server: &Server, settings: &Settings) -> Option<Told> {
+        if self.under_way.is_empty() || !self.is_answered() {
+            return None;
+        }
+        self.told = Told::default();
+        self.finish(server, settings).ok()?;
+        Some(std::mem::take(&mut self.told))
     }
 
     /// Ends a step whose wait is over, and fetches.
