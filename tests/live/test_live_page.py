@@ -288,7 +288,7 @@ def test_garbage_becomes_the_nearest_valid_state(page: Page, fragment: str) -> N
 
 def test_divergence_is_said_and_survived(page: Page) -> None:
     page.open("lr=5&speed=64")
-    page.tab.wait_for_function("document.body.innerText.includes('Diverged at update')", timeout=LATE)
+    page.tab.wait_for_selector("text=Diverged at update", timeout=LATE)
     page.tab.fill("#control-lr", "0.01")
     page.tab.click("#restart")
     page.tab.click("#play")

@@ -25,7 +25,7 @@ export class BytesView {
     this.chart.draw([journal.residuals.map(([time]) => time), journal.residuals.map(([, norm]) => norm)], ["norm"]);
     const ratio = state.bytes > 0 ? state.bytesPlain / state.bytes : NaN;
     this.caption.textContent =
-      `${bytesText(state.bytes)} were pushed, ${plain(ratio)} times fewer than Float32 would have taken. ` +
+      `${bytesText(state.bytes)} were pushed, ${comparison(ratio)} Float32 would have taken. ` +
       `A worker still owes a gradient of norm ${plain(state.residual)}.`;
   }
 
@@ -34,6 +34,11 @@ export class BytesView {
     const rows = [...journal.codecs].map(([codec, { bytes, pushes }]) => [names.get(codec), pushes, bytes, plain(bytes / pushes)]);
     return { head: ["codec", "pushes", "bytes", "bytes per push"], rows };
   }
+}
+
+function comparison(ratio) {
+  if (!(ratio >= 1)) return ratio > 0 ? `${plain(1 / ratio)} times as many as` : "as many as";
+  return ratio === 1 ? "as many as" : `${plain(ratio)} times fewer than`;
 }
 
 function barOf(name, bytes, pushes, most) {

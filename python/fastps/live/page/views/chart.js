@@ -46,7 +46,7 @@ export class Chart {
       fill: bars ? colours.compute : undefined,
       width: 2,
       dash: k === 1 ? [6, 4] : undefined,
-      points: { show: false },
+      points: { show: (plot) => plot.data[0].length === 1 }, // one point has no line
       paths: bars ? globalThis.uPlot.paths.bars({ size: [0.9, 60] }) : undefined,
     }));
     this.plot = new globalThis.uPlot(
