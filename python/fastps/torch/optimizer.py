@@ -332,9 +332,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
-        Of the smallest parameter that has gradients, predictors of `fastps.torch.parallel` left out. It goes on
-        after `fastps.torch.resume`, and a step that `GradScaler` skips does not count. `GlobalSchedule` makes
-        a learning rate scheduler follow it.
+        Of the smallest parameter that has gradients, predictors of `fastps.torch.parallel` left out. It goes
+        on after `fastps.torch.resume`, and a step that `GradScaler` skips does not count. `GlobalSchedule`
+        makes a learning rate scheduler follow it.
         """
         return self._open().global_step
 
