@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ import pytest
 import trustme
 
 import fastps
+
+# Other tests need the time in which torch's idle threads would spin. It must be set before OpenMP is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 #: Rust's `Debug` form, and Python's lists: options, structs, and lists of numbers or names.
 DEBUG = re.compile(r"""\b(?:Some|Ok|Err)\(|\w \{ \w+: |(?<!\w)\[(?:\d*(?:, \d+)*\]|["'])""")
