@@ -17,7 +17,7 @@ from torch import nn
 
 import fastps
 from fastps.rl import A3C, ActorCritic, EpisodeError, Naive, evaluate, take_turns, work
-from fastps.rl.learner import FRAMES, OBSERVATIONS
+from fastps.rl.learner import FRAMES, OBSERVATIONS, Learner
 from fastps.rl.playing.actions import actions_of
 from rl.environments import GOES_ON, TERMINATED, Faulty, Scripted, cart_pole
 
@@ -55,6 +55,16 @@ def frames_to(goal: float, algorithm, workers: int, seed: int, limit: int) -> in
 def test_it_learns(algorithm) -> None:
     """The best of three seeds; `make acceptance` asks for more, on all seeds."""
     assert any(frames_to(195.0, algorithm, 2, seed, 80_000) for seed in range(3))
+
+
+def test_updates_are_counted_of_parameters_that_have_gradients(store: fastps.Store) -> None:
+    model = two_headed(2)
+    model.unused = nn.Parameter(torch.zeros(3))
+    with Learner(store, A3C(), cart_pole, model, seed=0, frames=50) as learner:
+        while learner.turn():
+            pass
+        assert learner.updates == 10
+    assert store.versions("model.unused")["model.unused"] == 1
 
 
 def test_staleness_of_workers_in_turn_is_exact_and_a_run_repeats() -> None:

@@ -112,8 +112,11 @@ def observations_of(ps: ParameterServer, task: Task, row: int | None = None) -> 
 
 
 def updates_of(versions: Versions) -> int:
-    """Updates that a model of these versions has taken; its registration is version 1."""
-    return min((versions[name] for name in versions), default=1) - 1
+    """Updates that a model of these versions has taken; its registration is version 1.
+
+    Parameters that the loss does not depend on take none.
+    """
+    return max((versions[name] for name in versions), default=1) - 1
 
 
 class Rollout(NamedTuple):
