@@ -830,6 +830,22 @@ def test_a_replica_that_disagrees_raises_where_it_runs():
     assert raised == ["the objective is of other samples than the task: expected 96, got 95"]
 
 
+def test_a_run_that_another_one_has_begun_over_is_not_resumed(monkeypatch):
+    """Its commit may have reached some slices, and the vectors that the others need are overwritten."""
+    objective = Logistic()
+    with fastps.Store() as store:
+        objective.register(store)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            dying(patch, 30)
+            minimize(store, objective.names, objective, **OPTIONS)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            dying(patch, 10)
+            minimize(store, objective.names, objective, **OPTIONS)
+        with pytest.raises(fastps.ConfigError, match="nothing to resume"):
+            minimize(store, objective.names, objective, resume=True, **OPTIONS)
+        assert minimize(store, objective.names, objective, **OPTIONS).success
+
+
 def test_a_state_that_another_coordinator_has_stored_is_not_resumed():
     objective = Logistic()
     for state in ("at iteration 7", "[]", '{"number": 3}', '{"history": []}'):

@@ -108,6 +108,8 @@ class Coordinator:
     def _start(self) -> State:
         """Evaluates the point in the tensors, and commits it."""
         v = self._v
+        if v.stored is not None:  # the vectors of an interrupted run are overwritten from here on
+            v.save("")
         first = self._first_portion()
         losses, _, point = self._evaluate(0.0, v.copy("t", "w"))
         if losses[0] != first:
@@ -176,6 +178,8 @@ class Coordinator:
             if self._is_at_limit():
                 return Status.EVALUATIONS
             point = self._measure(best.step)[1]
+            if not point.is_finite:  # the objective is no function
+                return self._restart()
         slopes = slope, point.trial.slope
         directions.accept(Accepted(best.step, *slopes, state.square, point.square, point.mixed))
         at = Iteration(state.iteration + 1, point.trial.fun, point.norm, best.step, self._nfev)

@@ -329,14 +329,15 @@ class Vectors:
         return self._native.pull(self._id, self.names, self._index(vector), batch, out, self._timeout)
 
     def save(self, state: str) -> None:
-        """Stores up to 64 KiB (UTF-8) on shard 0 for a coordinator that takes over: see `stored`.
+        """Stores up to 64 KiB (UTF-8) on shard 0 for a coordinator that takes over: see `stored`. An empty
+        state removes what was stored.
 
         Raises:
             ConfigError: The state is too long.
             FencedError: Another coordinator has taken over the space.
         """
         self._native.store(self._id, self.term, state.encode(), self._timeout)
-        self.stored = state
+        self.stored = state or None
 
     def batch(
         self,
