@@ -27,8 +27,7 @@ from fastps.optimize.line_search import StrongWolfe, Trial
 from fastps.optimize.method import Accepted, Method
 from fastps.optimize.result import Iteration, OptimizeResult, Status
 from fastps.optimize.state import Limits, Problem, State
-from fastps.optimize.sums import exact_sum
-from fastps.optimize.vectors import BatchReport, Operation, PortionFailure, Vectors
+from fastps.optimize.vectors import BatchReport, Operation, PortionFailure, Vectors, exact_sum
 
 __all__ = ["Coordinator"]
 

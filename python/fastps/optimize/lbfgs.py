@@ -9,8 +9,7 @@ from typing import Any
 
 from fastps._shared.checks import given, integer
 from fastps.optimize.method import COMMON, Accepted, Method
-from fastps.optimize.sums import exact_sum
-from fastps.optimize.vectors import Operation, Vectors
+from fastps.optimize.vectors import Operation, Vectors, exact_sum
 
 __all__ = ["LBFGS"]
 

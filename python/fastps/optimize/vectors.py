@@ -22,9 +22,8 @@ from fastps._shared.checks import invalid
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError
-from fastps.optimize.sums import exact_sum
 
-__all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop"]
+__all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop", "exact_sum"]
 
 #: Seconds for which a program is sent again to a server that is being restarted, and between two attempts.
 _PATIENCE, _PAUSE = 60.0, 0.1
@@ -479,3 +478,11 @@ def _joined(operations: Sequence[Operation], slices: Sequence[Sequence[float]]) 
             width = len(operation.sources) - operation.to
             sums = list(map(exact_sum, columns))
             yield [sums[row * width : (row + 1) * width] for row in range(operation.to)]
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """The exact sum, rounded once; infinite or NaN where a value is, or where the sum is too large."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)
