@@ -2,7 +2,7 @@
 
 The function is evaluated on both sides of the point, for one tensor after the other, along a direction that
 changes this tensor only. So a wrong gradient of a small tensor does not hide behind that of a large one. The
-direction is the gradient itself, mixed with random signs, which show elements whose gradient is missing.
+direction is the gradient itself, mixed with random signs: a tensor whose gradient is 0 is checked, too.
 
 A difference quotient counts once a shorter step hardly changes it: before that, it shows how curved the
 function is. What lies below the rounding of the function is not seen.
