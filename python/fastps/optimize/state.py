@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +74,7 @@ class State:
         return self.history[-1].number
 
     def to_json(self) -> str:
-        return json.dumps({**dataclasses.asdict(self), "history": self.history[-_STORED:]})
+        return json.dumps({**vars(self), "history": self.history[-_STORED:]})  # no copy of a long history
 
     @classmethod
     def from_json(cls, text: str) -> State:
