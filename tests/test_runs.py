@@ -91,7 +91,7 @@ def test_runs_are_listed_and_freed(runs, server, capsys):
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["group"], listed["optimizer"]["lr"]) == ("table", "g", 0.5)
     assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
-    assert capsys.readouterr().out == "freed run a: 1 tensors, 16 bytes of values\n"
+    assert capsys.readouterr().out == "freed run a: 1 tensor, 16 bytes of values\n"
     assert none.names() == ["run:b/table", "w"]
     assert cli.main(["rm", server.addresses, "--run", "a"]) == 1
     assert "no run 'a'" in capsys.readouterr().err

@@ -95,7 +95,8 @@ def rm(args: argparse.Namespace) -> int:
             raise CommandError(f"there is no run {args.run!r}; fastps ls {args.addresses} lists them")
         for one in found:
             ps.unregister(f"{_MARK}{args.run}/{one.spec.name}")
-    print(f"freed run {args.run}: {len(found)} tensors, {sum(one.bytes for one in found):,} bytes of values")
+    tensors = f"{len(found)} tensor{'s' * (len(found) != 1)}"
+    print(f"freed run {args.run}: {tensors}, {sum(one.bytes for one in found):,} bytes of values")
     return EXIT_OK
 
 
