@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +185,50 @@ def test_portions_of_two_data_sets_do_not_mix(address):
         first, *others = parts.results()
     assert [len(rows) for rows in first] == [20, 30] * 3
     assert others == [first, first]
+
+
+LEAVES = """
+import time, torch
+from torch import nn
+from fastps.torch import parallel
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.1)
+        return super().forward(x)
+
+graph = parallel.Graph()
+hidden = graph.node("quick", nn.Linear(4, 2000), graph.input("x"), part=0)
+hidden = graph.decouple(hidden, torch.zeros_like, ahead=20)
+graph.loss(lambda v: v.mean(), graph.node("slow", Slow(2000, 2), hidden, part=1))
+with parallel.Replica(graph, timeout=30) as replica:
+    for _ in range(20):
+        replica.step(x=torch.ones(4, 4))
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_part_that_leaves_early_ends_well():
+    """A message that came while its interpreter ends would make it abort."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    parts = [
+        subprocess.Popen([sys.executable, "-c", LEAVES], env=os.environ | variables | {"RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        assert [part.wait(120) for part in parts] == [0, 0]
+    finally:
+        for part in parts:
+            part.kill()
+            part.wait()
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/synthetic_gradients.py"

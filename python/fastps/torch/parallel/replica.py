@@ -371,7 +371,10 @@ class Replica:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leaves the replica; parts that still wait for this one raise `ConnectionLostError`."""
+        """Leaves the replica; parts that still wait for this one raise `ConnectionLostError`.
+
+        Returns when the other parts have left, too, or after the timeout.
+        """
         if self._closed:
             return
         self._closed = True

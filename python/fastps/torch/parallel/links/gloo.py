@@ -29,7 +29,7 @@ _MOST_AHEAD = 1 << 26
 _MOST_KEPT = 64
 #: A receiving thread waits without a limit: a part may compute for hours.
 _FOREVER = datetime.timedelta(days=3650)
-#: Seconds in which an error reaches those that still listen, and in which threads end.
+#: Seconds in which an error reaches those that still listen.
 _LINGER = 2.0
 
 
@@ -90,7 +90,8 @@ class Gloo:
 
     Args:
         group: A gloo group whose ranks are the parts.
-        timeout: Seconds in which a tensor whose header has come must arrive.
+        timeout: Seconds in which a tensor whose header has come must arrive, and to wait in `close` for the
+            other parts to close.
         together: The parts that end each step together with this one. What the others are sent is freed when
             it has arrived, without `settle`, and they may leave earlier.
     """
@@ -161,8 +162,10 @@ class Gloo:
         self._closing = True
         self._apart.put(None)
         self._wait_for(self._former + self._small + self._large, _LINGER)
-        end = time.monotonic() + (0.0 if broken else _LINGER)
-        for thread in self._threads:  # each ends with the other part's CLOSE, or with the process
+        # A thread ends with the other part's CLOSE. A message that came while the interpreter ends would
+        # make it abort.
+        end = time.monotonic() + (0.0 if broken else self._timeout.total_seconds())
+        for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _wait_for(self, sends: list[tuple[Any, torch.Tensor]], seconds: float) -> None:
