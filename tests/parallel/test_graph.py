@@ -349,6 +349,9 @@ def test_state_dict_of_the_whole_model(ps):
     model = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     graph = Graph.sequential(model, [1], cross_entropy)
     state = {name: torch.randn_like(value) for name, value in model.state_dict().items() if value.ndim}
+    ps.register("0.weight", torch.zeros(8, 64).numpy(), optimizer=fastps.SGD(), group="part0")
+    with pytest.raises(fastps.ConfigError, match=r'not on the servers: "0.bias", .*"2.weight"; make the opt'):
+        graph.state_dict(ps)
     with local(graph) as replica:
         optimizer = replica.optimizer(ps, fastps.SGD())
         graph.load_state_dict(ps, state)
@@ -360,8 +363,12 @@ def test_state_dict_of_the_whole_model(ps):
         assert {ps.spec(name).group for name in ("0.weight", "2.weight")} == {"part0", "part1"}
         with pytest.raises(fastps.ConfigError, match=r'missing "2\.bias", unknown "3\.bias"'):
             graph.load_state_dict(ps, {("3.bias" if n == "2.bias" else n): v for n, v in state.items()})
-        with pytest.raises(fastps.ConfigError, match=r'tensor "2.bias".*shape'):
-            graph.load_state_dict(ps, state | {"2.bias": torch.zeros(3)})
+        for name in ("2.bias", "1.running_mean"):
+            with pytest.raises(fastps.ConfigError, match=rf'tensor "{name}".*shape'):
+                graph.load_state_dict(
+                    ps, {key: value * 2 for key, value in state.items()} | {name: torch.ones(1)}
+                )
+        assert all(torch.equal(value, state[name]) for name, value in graph.state_dict(ps).items())
         optimizer.close()
 
 

@@ -364,6 +364,9 @@ class Graph:
 
         Buffers (BatchNorm's statistics) are not among them: they stay with each part, in its modules.
 
+        Raises:
+            ConfigError: The servers lack parameters of modules that the graph was given.
+
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
         >>> graph = fastps.torch.parallel.Graph.sequential(model, [1], torch.nn.functional.mse_loss)
         >>> store = fastps.Store()
@@ -371,7 +374,16 @@ class Graph:
         >>> list(graph.state_dict(store)) == list(model.state_dict())
         True
         """
-        return {name: torch.from_numpy(ps.pull(name)) for name in self._registered(ps)}
+        names = self._registered(ps)
+        missing = self._given().keys() - set(names)
+        if missing:
+            raise ConfigError(
+                f"parameters of the model are not on the servers: {quoted(sorted(missing))}; make the "
+                "optimizers of all parts first",
+                expected=quoted(sorted(missing)),
+                got=quoted(names),
+            )
+        return {name: torch.from_numpy(ps.pull(name)) for name in names}
 
     def load_state_dict(self, ps: ParameterServer, state: Mapping[str, torch.Tensor]) -> None:
         """Assigns a whole model's parameters to the servers; call each optimizer's ``pull_model()`` after it.
@@ -399,8 +411,9 @@ class Graph:
                 expected=str(names),
                 got=str(list(state)),
             )
-        for name in names:
-            shape = ps.spec(name).shape
+        shapes = {name: ps.spec(name).shape for name in names}
+        shapes |= {name: tuple(buffer.shape) for name, buffer in buffers.items() if name in state}
+        for name, shape in shapes.items():
             if tuple(state[name].shape) != shape:
                 raise ConfigError(
                     f'the state is of another model (tensor "{name}"): expected shape {shape}, '
@@ -419,13 +432,23 @@ class Graph:
         present, found = ps.names(), dict[str, None]()
         predictors = tuple(node.prefix for node in self._nodes if node.decoupling is not None)
         present = [name for name in present if not predictors or not name.startswith(predictors)]
+        given = self._given()
         for node in self._nodes:
             if node.decoupling is None and isinstance(node.module, nn.Module):
-                own = [node.prefix + name for name, _ in node.module.named_parameters()]
+                own = [name for name, owner in given.items() if owner is node]
                 found |= dict.fromkeys(name for name in own if name in present)
             elif node.part is not None and node.decoupling is None:
                 found |= dict.fromkeys(name for name in present if name.startswith(node.prefix))
         return list(found)
+
+    def _given(self) -> dict[str, Node]:
+        """Names of the parameters of modules that the graph was given, to their first nodes; no predictors."""
+        found: dict[str, Node] = {}
+        for node in self._nodes:
+            if node.decoupling is None and isinstance(node.module, nn.Module):
+                for name, _ in node.module.named_parameters():
+                    found.setdefault(node.prefix + name, node)
+        return found
 
     def _twin(self, module: Any, params: str | None) -> Node | None:
         """Another node that has the same module, or parameters of it, and does not share them."""
