@@ -180,9 +180,10 @@ def test_graphs_that_differ_between_parts_are_refused():
     with Parts(2, different_graphs) as replica:
         for error in replica.errors(0, 1):
             assert error.kind == "ConfigError"
-            assert 'differs between parts (node "b")' in error.text
-            assert "a[:, :2]" in error.text
-            assert "a[:, :3]" in error.text
+            match = (
+                r'differs between parts .node "b".: part (.) has inputs "a(.*)"; part (.) has inputs "a(.*)"$'
+            )
+            assert set(re.search(match, error.text).groups()) == {"0", "1", "[:, :2]", "[:, :3]"}
 
 
 def test_parameters_of_two_parts_that_have_one_name_are_refused():

@@ -442,7 +442,7 @@ class Graph:
         return list(found)
 
     def _given(self) -> dict[str, Node]:
-        """Names of the parameters of modules that the graph was given, to their first nodes; no predictors."""
+        """Names of the parameters of given modules to their first nodes, without predictors."""
         found: dict[str, Node] = {}
         for node in self._nodes:
             if node.decoupling is None and isinstance(node.module, nn.Module):

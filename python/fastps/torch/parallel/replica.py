@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from fastps import optim
 from fastps._shared.checks import as_seconds, at_least
+from fastps._shared.text import quoted
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.data import Portions
@@ -463,12 +465,27 @@ class Replica:
 
 
 def _check_same_graph(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], own: int, part: int) -> None:
-    for k in range(max(len(ours), len(theirs))):
-        here, there = (nodes[k] if k < len(nodes) else {"name": "none"} for nodes in (ours, theirs))
-        if here != there:
-            raise ConfigError(
-                f'the graph differs between parts (node "{here["name"]}"): part {own} has {here}, '
-                f"part {part} has {there}",
-                expected=str(here),
-                got=str(there),
+    for here, there in itertools.zip_longest(ours, theirs, fillvalue={"name": "none"}):
+        if here == there:
+            continue
+        expected, got = (
+            ", ".join(
+                f"{key} {_text(node.get(key))}" for key in here | there if here.get(key) != there.get(key)
             )
+            for node in (here, there)
+        )
+        raise ConfigError(
+            f'the graph differs between parts (node "{here["name"]}"): part {own} has {expected}; part '
+            f"{part} has {got}",
+            expected=expected,
+            got=got,
+        )
+
+
+def _text(value: Any) -> str:
+    """A value of a described graph, as errors show it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return quoted(value)
+    return "none" if value is None else str(value)
