@@ -206,6 +206,21 @@ def failing_factory(pipe):
     parallel.Replica(graph, timeout=20)
 
 
+def two_replicas_at_once(pipe):
+    """Two in one group, then in groups of their own, then one after the other."""
+    graph = chain("mlp", [3])
+    with parallel.Replica(graph, timeout=20) as first:
+        try:
+            parallel.Replica(graph, timeout=20)
+        except fastps.ConfigError as error:
+            text = str(error)
+        with parallel.Replica(graph, torch.distributed.new_group(), timeout=20) as second:
+            found = [replica.predict(input=batch(0)[0])["output"] for replica in (first, second)]
+    with parallel.Replica(graph, timeout=20) as third:
+        found.append(third.predict(input=batch(0)[0])["output"])
+    return text, all(torch.equal(found[0], other) for other in found)
+
+
 def different_calls(pipe, how):
     graph = chain("mlp", [3])
     x, y = batch(0)

@@ -30,6 +30,7 @@ from models import (
     pulled,
     pushes_by_shard,
     train,
+    two_replicas_at_once,
     unsplit,
     uses_portions,
     warm_start,
@@ -191,6 +192,13 @@ def test_parameters_of_two_parts_that_have_one_name_are_refused():
         for error in replica.errors(0, 1):
             assert error.kind == "ConfigError"
             assert 'parameters of two nodes have one name (nodes "a" and "a.0")' in error.text
+
+
+def test_two_replicas_do_not_have_one_group():
+    with Parts(2, two_replicas_at_once) as replica:
+        for text, same in replica.results():
+            assert "the group has another replica" in text
+            assert same
 
 
 def test_a_factory_that_fails_is_heard_of_by_all_parts():

@@ -26,7 +26,7 @@ from fastps.torch.parallel.batch import cut
 from fastps.torch.parallel.engine import Engine, Total
 from fastps.torch.parallel.graph import Graph
 from fastps.torch.parallel.links.gloo import Gloo
-from fastps.torch.parallel.links.group import number_of_replica, open_group, size_of
+from fastps.torch.parallel.links.group import leave_group, number_of_replica, open_group, size_of
 from fastps.torch.parallel.links.mailbox import Mailbox
 from fastps.torch.parallel.links.messages import Kind, Message
 from fastps.torch.parallel.links.queues import Queues
@@ -70,6 +70,7 @@ class Replica:
 
     part: int | None
     parts: int
+    _group: dist.ProcessGroup | None
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Replica:
         plan, timeout = Plan(graph, size_of(group)), as_seconds("timeout", timeout)
         self._set_up(plan, number_of_replica(number), timeout)
         group, self._made_group = open_group(group, timeout)
-        self.part = group.rank()
+        self._group, self.part = group, group.rank()
         together = next(parts for parts in plan.groups(None) if self.part in parts)
         links = Gloo(group, timeout, together)
         self._links.append(links)
@@ -155,6 +156,7 @@ class Replica:
         self._links: list[Gloo] = []
         self._engines: list[Engine] = []
         self._threads: Threads | None = None
+        self._group = None
         self._made_group, self._closed = False, False
         #: The part whose optimizer is made first in a warm start.
         self._leader = 0
@@ -387,8 +389,8 @@ class Replica:
             links.close(broken)
         if self._threads is not None:
             self._threads.close()
-        if self._made_group:
-            dist.destroy_process_group()
+        if self._group is not None:
+            leave_group(self._group, self._made_group, broken)
 
     def __enter__(self) -> Self:
         return self

@@ -10,8 +10,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastps.errors import ConfigError, DeadlineError
 
-__all__ = ["number_of_replica", "open_group", "size_of"]
+__all__ = ["leave_group", "number_of_replica", "open_group", "size_of"]
 
+#: Those of replicas of this process that are open, or have failed and may still get messages.
+_in_use: list[dist.ProcessGroup] = []
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -34,7 +36,7 @@ def open_group(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Pr
     """The group, and whether it was made here.
 
     Raises:
-        ConfigError: It is not a gloo group.
+        ConfigError: It is not a gloo group, or another replica of this process has it.
         DeadlineError: The other processes did not come in time.
     """
     made = group is None and not dist.is_initialized()
@@ -61,7 +63,23 @@ def open_group(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Pr
             expected="a gloo group",
             got=backends,
         )
+    if any(group is other for other in _in_use):
+        raise ConfigError(
+            "the group has another replica, and messages of both would mix: expected a group of its own, got "
+            "one in use; close the other replica first, or make a group (torch.distributed.new_group)",
+            expected="a group of its own",
+            got="one in use",
+        )
+    _in_use.append(group)
     return group, made
+
+
+def leave_group(group: dist.ProcessGroup, made: bool, broken: bool) -> None:
+    """Gives the group back, unless messages for a replica that has failed may still come."""
+    if not broken:
+        _in_use[:] = [other for other in _in_use if other is not group]
+    if made:
+        dist.destroy_process_group()
 
 
 def number_of_replica(number: int | None) -> int:
