@@ -130,7 +130,8 @@ class Session:
         task = self._task if same else problem(settings.problem)
         values = task.start((settings.x, settings.y))
         if not start_over:
-            values = self._pull()[0]
+            values, versions = self._pull()
+            self._progress.look(max(versions.values()) - 1, self._task, values)
         course, former = next(self._courses), self._tensors
         self._tensors = self._register(course, values, settings.fastps_optimizer())
         self._course, self._settings, self._task = course, settings, task

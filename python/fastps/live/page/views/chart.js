@@ -56,7 +56,7 @@ export class Chart {
         legend: { show: series.length > 1 },
         cursor: { show: false },
         scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (_, least, most) => [Math.min(0, least), most > 0 ? most * 1.05 : 1] } },
-        axes: [axis(x, 36), axis(y, 58)],
+        axes: [axis(x, 36), axis(y, 68)],
         series: [{}, ...lines],
       },
       [[], ...series.map(() => [])],
