@@ -154,7 +154,7 @@ class Goal:
         return self.found <= self.most
 
     def row(self) -> list[str]:
-        return [self.what, f"{self.found:.2g}", f"<= {self.most:.2g}", "yes" if self.is_kept else "**no**"]
+        return [self.what, f"{self.found:.2g}", f"<= {self.most:.3g}", "yes" if self.is_kept else "**no**"]
 
 
 def goals(name: str, column: dict[str, int], gap: float) -> list[Goal]:
