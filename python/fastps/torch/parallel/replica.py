@@ -51,7 +51,8 @@ class Replica:
 
     Args:
         graph: The same in all processes.
-        group: A gloo group; None: the default group, or one from the environment that torchrun sets.
+        group: A gloo group that no other open replica has; None: the default group, or one from the
+            environment that torchrun sets.
         timeout: Seconds to wait for another part's message, > 0.
         number: The replica's number among all replicas, from 0: the rank of its workers, and part of the seed
             of dropout. None: ``REPLICA`` of the environment, or 0.
