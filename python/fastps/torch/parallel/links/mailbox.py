@@ -116,7 +116,7 @@ class Mailbox:
 
     def _late(self, source: int, waiting: str) -> DeadlineError:
         """Asks the part that a message is due from whether it waits for another one, and that one in turn."""
-        asked, state = {self._part}, "waits in a circle"
+        asked, state = {self._part}, "waits in a cycle"
         while source not in asked:
             asked.add(source)
             following = self._ask(source, waiting)
