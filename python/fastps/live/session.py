@@ -55,6 +55,7 @@ class Session:
         self._outage = ""
         self._tensors: dict[str, str] = {}
         self._task: Problem = problem(settings.problem)
+        self._progress = Progress(time.monotonic())
         self._servers = servers(SHARDS, folder)
         try:
             self._addresses = ",".join(server.address for server in self._servers)
