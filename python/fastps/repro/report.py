@@ -52,7 +52,7 @@ def _machine(results: list[Result]) -> str:
 
 
 def _processor() -> str:
-    """Its name, and on x86 its generation, on which the order of BLAS's additions depends."""
+    """Its name, and on x86 its generation: BLAS adds in an order that depends on the instruction set."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
