@@ -343,7 +343,7 @@ def small_runners(bench: Bench, rule: Rule, tensors: int) -> Iterator[tuple[str,
 def vectors(bench: Bench) -> list[str]:
     """Operations on vectors beside a tensor, and a block of inner products against the same one by one."""
     rows = []
-    for n, bits in itertools.product((bench.large, CACHED), (32, 64)):
+    for n, bits in itertools.product((bench.large // 4, CACHED), (32, 64)):
         for work, reference in vector_references(bench, n, bits):
             turns = bench.turns({"C": reference, "Rust": bench.rust.runner(f"vector{bits}-{work}", n)})
             figures = [per_element(turns, variant, n) for variant in ("C", "Rust")]

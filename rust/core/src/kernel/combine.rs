@@ -55,6 +55,17 @@ fn add_to<T: Real>(to: &mut [T], (own, by): (f64, f64), x: &[T]) {
     }
 }
 
+/// `to <- own to + by_0 x_0 + by_1 x_1`
+#[inline(always)]
+fn add_two_to<T: Real>(to: &mut [T], own: f64, by: [f64; 2], x: [&[T]; 2]) {
+    let len = to.len();
+    let x = x.map(|x| &x[..len]);
+    for i in 0..len {
+        let sum = by[0].mul_add(x[0][i].wide(), own * to[i].wide());
+        to[i] = T::nearest(by[1].mul_add(x[1][i].wide(), sum));
+    }
+}
+
 impl<T: Real> Kernel for Combine<'_, T> {
     type Out = ();
     #[inline(always)]
@@ -62,6 +73,9 @@ impl<T: Real> Kernel for Combine<'_, T> {
         let Self { to, terms } = self;
         if let [(own, None), (by, Some(x))] = terms {
             return add_to(to, (*own, *by), x);
+        }
+        if let [(own, None), (first, Some(x)), (second, Some(y))] = terms {
+            return add_two_to(to, *own, [*first, *second], [x, y]);
         }
         let mut own = [T::ZERO; BLOCK];
         let uses_own = terms.iter().any(|(_, x)| x.is_none());

@@ -203,22 +203,16 @@ pub(crate) fn products<T: Real>(isa: Isa, rows: &[&[T]], columns: &[&[T]]) -> Ve
 
 struct LargestMagnitude<'a, T>(&'a [T]);
 
-/// Elements whose largest magnitudes are kept apart: several vectors of the narrower type.
-const APART: usize = 64;
-
 impl<T: Real> Kernel for LargestMagnitude<'_, T> {
     type Out = f64;
     #[inline(always)]
     fn run(self) -> f64 {
-        let mut largest = [T::Magnitude::default(); APART];
-        let (chunks, rest) = self.0.as_chunks::<APART>();
-        for chunk in chunks {
-            for (largest, x) in largest.iter_mut().zip(chunk) {
-                *largest = x.magnitude().max(*largest);
-            }
+        // The compiler keeps several vectors of maxima apart.
+        let mut largest = T::Magnitude::default();
+        for x in self.0 {
+            largest = largest.max(x.magnitude());
         }
-        let rest = rest.iter().map(|x| x.magnitude());
-        T::of_magnitude(largest.into_iter().chain(rest).max().unwrap_or_default())
+        T::of_magnitude(largest)
     }
 }
 
