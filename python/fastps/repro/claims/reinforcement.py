@@ -72,7 +72,7 @@ def draw(figures: Figures, figure: Any) -> None:
     axes.set_xticks(list(map(int, found)), list(found))
     axes.set_ylim(bottom=0)
     axes.set_xlabel("workers that take turns (staleness + 1)")
-    axes.set_ylabel("thousand frames to a mean return of 475; line: medians")
+    axes.set_ylabel("thousand frames; line: medians")
 
 
 CLAIMS = [
