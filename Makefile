@@ -6,8 +6,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-# The profile of the wheel under test: dev has more assertions and builds faster, because it shares artifacts with the
-# Rust tests; release is what users get.
+# The profile of the wheel under test: dev has more assertions and builds faster, because it shares its libraries with
+# the Rust tests (tests/test_architecture.py checks that); release is what users get.
 PROFILE ?= dev
 BIN := $(CURDIR)/.venv/bin
 CARGO := env -u MAKEFLAGS cargo
@@ -16,8 +16,9 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
            $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
-# Only Python can link the extension module; the tests in tests/ cover it.
-RUST_TESTED := --workspace --exclude fastps-python
+# The wheel's own crate is among them, though it has no Rust tests: so its dependencies have the same features as in the
+# wheel and are built once. loom's would differ (see rust/transport/loom/Cargo.toml).
+RUST_TESTED := --workspace --exclude fastps-transport-loom
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
 # Packages are installed uncompiled and compiled on first import: tests import only a small part of torch and JAX.
@@ -83,15 +84,16 @@ test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
 	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
-test-python: # in tests/, so that the installed package is tested and not the source tree
+test-python: # in tests/, so that the installed package is tested; more processes than cores, because many tests wait
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
-	  $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal --junitxml=$(TARGET)/pytest.xml $(ARGS)
+	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest.xml $(ARGS)
 
 checkers:
 	@$(MAKE) --no-print-directory --jobs=1 loom tsan miri neon
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom
+	CARGO_TARGET_DIR=$(TARGET)/loom cargo test --locked --quiet -p fastps-transport-loom
 
 tsan: ## Check the core's threads for data races with ThreadSanitizer
 	CARGO_TARGET_DIR=$(TARGET)/tsan .ci/tsan
@@ -200,7 +202,7 @@ tools:
 $(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	@echo "Building the wheel: some minutes the first time."
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@MATURIN_PEP517_ARGS="--profile $* --compression-level 9" $(PIP) wheel --no-deps --wheel-dir $(@D) .
+	@MATURIN_PEP517_ARGS="--profile $* $(if $(filter dev,$*),--features failpoints) --compression-level 9" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
 # Installs the wheel of profile $(2), even over the same version, and the packages of its extras $(1).

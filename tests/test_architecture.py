@@ -6,6 +6,8 @@ import ast
 import collections
 import graphlib
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -393,3 +395,25 @@ def test_type_names_are_unique_within_a_crate(crate: str) -> None:
         name: found for name, found in several.items() if not any(set(found) <= a for a in ALTERNATIVES)
     }
     assert not repeated, "give each type a name of its own"
+
+
+def features(*packages: str) -> dict[str, set[str]]:
+    """Each package that a build of `packages` needs, with the sets of features that it is built with."""
+    command = ["cargo", "tree", "--locked", "--offline", "--no-dedupe", "--prefix=none", "--format={p}|{f}"]
+    listed = subprocess.run([*command, *packages], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert listed.returncode == 0, listed.stderr
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for line in filter(None, listed.stdout.splitlines()):  # an empty one stands between two packages
+        package, names = line.removesuffix(" (*)").split("|")
+        found[package].add(names)
+    return found
+
+
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
+def test_the_wheel_under_test_shares_its_libraries_with_the_rust_tests() -> None:
+    """Where features differ, a package is built twice, and so is every package that depends on it."""
+    wheel = features("--package=fastps-python", "--features=failpoints", "--edges=normal,build")
+    tests = features("--workspace", "--exclude=fastps-transport-loom", "--edges=normal,build,dev")
+    own = [package for package in wheel if package.startswith("fastps-python ")]
+    different = [package for package in wheel if package not in own and not wheel[package] <= tests[package]]
+    assert not different, {package: (wheel[package], tests[package]) for package in different}
