@@ -89,7 +89,7 @@ test-python: # in tests/, so that the installed package is tested; more processe
 	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest.xml $(ARGS)
 
 checkers:
-	@$(MAKE) --no-print-directory --jobs=1 loom tsan miri neon
+	@for checker in loom tsan miri neon; do $(MAKE) --no-print-directory $$checker; done
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom
