@@ -7,7 +7,7 @@ SHELL := bash
 
 PYTHON ?= python3
 # The profile of the wheel under test: dev has more assertions and builds faster, because it shares its libraries with
-# the Rust tests (tests/test_architecture.py checks that); release is what users get.
+# the Rust tests (tests/repository/test_architecture.py checks that); release is what users get.
 PROFILE ?= dev
 BIN := $(CURDIR)/.venv/bin
 CARGO := env -u MAKEFLAGS cargo
@@ -139,7 +139,7 @@ bench-shared: .venv/.test-release ## Measure processes that train in one shared 
 
 second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, write benchmarks/README.md, and run all sizes and kills for the same bits
 	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
-	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest test_minimize.py test_minimize_servers.py test_second_order.py faults/test_minimize_killed.py
+	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest optimize faults/test_minimize_killed.py
 
 bench-rl: .venv/.test-release ## Measure reinforcement learning with one and two processes and write benchmarks/README.md
 	$(BIN)/python benchmarks/rl.py --output benchmarks/README.md $(ARGS)
@@ -151,7 +151,7 @@ bench-live: .venv/.test-release ## Measure the script work per frame of the live
 	$(BIN)/python benchmarks/live.py --output benchmarks/README.md $(ARGS)
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
-	$(BIN)/python tests/acceptance.py $(ARGS)
+	$(BIN)/python tests/long/acceptance.py $(ARGS)
 
 repro: .venv/.test-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
 	$(BIN)/fastps repro all --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
@@ -160,19 +160,19 @@ acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synt
 	$(BIN)/fastps repro synthetic-gradients --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
-	$(BIN)/python tests/acceptance_rl.py $(ARGS)
+	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)
 
 training: .venv/.test-release ## Train MNIST with three uneven workers, kills and restarts, beside 5 plain seeds; options: make training ARGS="--data digits"
-	$(BIN)/python tests/training.py $(ARGS)
+	$(BIN)/python tests/long/training.py $(ARGS)
 
 mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests fail
-	$(BIN)/python tests/mutants.py $(ARGS)
+	$(BIN)/python tests/long/mutants.py $(ARGS)
 
 torture: .venv/.test-release ## Run servers and clients under faults, 10 seeds of 5 minutes, and write docs/internals/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
-	$(BIN)/python tests/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300) --jobs $(or $(JOBS),1)
+	$(BIN)/python tests/long/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300) --jobs $(or $(JOBS),1)
 
 soak: .venv/.test-$(PROFILE) ## Run a million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
-	$(BIN)/python tests/soak.py $(ARGS)
+	$(BIN)/python tests/long/soak.py $(ARGS)
 
 kills: ## Kill a server and its clients 200 times; options: make kills KILLS=1000
 	FASTPS_KILLS=$(or $(KILLS),200) $(CARGO) test --locked -p fastps-cli --test rpc everything_is_killed -- --nocapture

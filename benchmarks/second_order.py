@@ -4,7 +4,7 @@
 
 Counts and distances, no times: they do not depend on the machine's load. They depend on how a BLAS adds, so
 it has one thread, and a9a and w8a have the objective of the claims of `fastps repro`. Data is read from
-FASTPS_DATA_DIR. `tests/test_second_order.py` runs the quick form.
+FASTPS_DATA_DIR. `tests/optimize/test_second_order.py` runs the quick form.
 """
 
 from __future__ import annotations

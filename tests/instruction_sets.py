@@ -17,7 +17,7 @@ def printed_on(isa: str, file: str, timeout: float = 300) -> Any:
     """The JSON that `file` prints. Skips what the CPU lacks, unless `FASTPS_REQUIRE_ISA` lists it."""
     run = subprocess.run(
         [sys.executable, file],
-        env=os.environ | {"FASTPS_ISA": isa},
+        env=os.environ | {"FASTPS_ISA": isa, "PYTHONPATH": os.path.dirname(__file__)},
         capture_output=True,
         text=True,
         timeout=timeout,

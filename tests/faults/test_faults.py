@@ -22,7 +22,7 @@ import fastps
 from fastps.torture.faults.proxy import Proxy
 from faults.ledger import CODECS, SLICE, TENSORS, Author, Ledger, whole
 from faults.shards import PATIENT, Shards, free_ports
-from soak import transports
+from long.soak import transports
 
 LARGE = 2 * SLICE + 5
 

@@ -2,8 +2,8 @@
 
 ``logits = relu(x @ w1 + b1) @ w2 + b2``, trained on the mean cross-entropy of the softmax. Parameters are
 float32 and live in a dictionary, as a parameter server holds them: ``w1`` (inputs, hidden), ``b1``
-(hidden,), ``w2`` (hidden, classes), ``b2`` (classes,). ``tests/test_demo_model.py`` checks the gradients
-numerically.
+(hidden,), ``w2`` (hidden, classes), ``b2`` (classes,). ``tests/commands/test_demo_model.py`` checks the
+gradients numerically.
 """
 
 from __future__ import annotations

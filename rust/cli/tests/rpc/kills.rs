@@ -506,8 +506,8 @@ fn everything_is_killed_at_once_at_random_moments() {
     }
 }
 
-/// The servers of these tests have failpoints; `tests/test_wheel.py` looks for the same word in released
-/// binaries.
+/// The servers of these tests have failpoints; `tests/repository/test_wheel.py` looks for the same word in
+/// released binaries.
 #[test]
 fn the_server_of_these_tests_has_failpoints() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_fastps-server")).unwrap();

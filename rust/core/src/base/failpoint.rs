@@ -1,6 +1,6 @@
 //! Failpoints: named places where a test kills the process or makes a system call fail. They are compiled in
-//! only with the cargo feature `failpoints`, which the tests of fastps-cli and the wheel under test enable, and
-//! no release does.
+//! only with the cargo feature `failpoints`. The tests of fastps-cli and the wheel under test enable it; no
+//! release does.
 //!
 //! `FASTPS_FAILPOINT` selects them: `log_written:3` kills the process (SIGKILL) when it reaches `log_written`
 //! for the third time, and `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC).

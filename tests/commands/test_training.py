@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training import LR, WORKERS, cosine, dataset, plain, resumed, run
+from long.training import LR, WORKERS, cosine, dataset, plain, resumed, run
 
 EPOCHS = 15
 

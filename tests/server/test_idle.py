@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fastps
-from soak import Server, Setting, transports
+from long.soak import Server, Setting, transports
 
 SECONDS = 3.0
 

@@ -1,6 +1,6 @@
 """Sparse pushes and pulls: against a dictionary of rows, against torch, and refused input.
 
-`python tests/test_sparse.py` prints a digest per case, on the instruction set in `FASTPS_ISA`.
+`python tests/store/test_sparse.py` prints a digest per case, on the instruction set in `FASTPS_ISA`.
 """
 
 from __future__ import annotations

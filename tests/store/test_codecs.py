@@ -1,6 +1,6 @@
 """The byte contract from Python: golden digests and vectors on every instruction set, and refused input.
 
-`python tests/test_codecs.py` prints digests and vectors, on the instruction set in `FASTPS_ISA`.
+`python tests/store/test_codecs.py` prints digests and vectors, on the instruction set in `FASTPS_ISA`.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import pytest
 import fastps
 from instruction_sets import ISAS, printed_on
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "codecs.json").read_text())
+VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors/codecs.json").read_text())
 CODECS = [
     fastps.Float32(),
     fastps.BFloat16(),

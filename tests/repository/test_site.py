@@ -15,7 +15,7 @@ import pytest
 
 import fastps
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 pytest.importorskip("mkdocs", reason="MkDocs is not installed (extra docs)")
 

@@ -1,6 +1,6 @@
 """The optimizers, bit for bit: against the NumPy reference, on every instruction set, and against torch.
 
-`python tests/test_optim_parity.py` prints a digest per case, on the instruction set in `FASTPS_ISA`.
+`python tests/optim/test_optim_parity.py` prints a digest per case, on the instruction set in `FASTPS_ISA`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CODECS = ("float32", "bfloat16", "int8", "onebit")
 MISMATCH = 3
 RACE = ("--codec", "float32", "--push-every", "5", "--pull-every", "5", "--seconds", "20")

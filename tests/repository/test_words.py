@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # Most occurrences of stilted words, and most comment lines above 110 columns.
 STILTED = 0

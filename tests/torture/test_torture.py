@@ -17,7 +17,7 @@ from fastps.torture.history import History, read
 from fastps.torture.plan import PROFILES, Plan
 from fastps.torture.source import Planned, Recorded
 
-HISTORIES = Path(__file__).parent / "torture"
+HISTORIES = Path(__file__).parent / "histories"
 BAD = sorted(path.stem for path in HISTORIES.glob("*.jsonl") if path.stem not in ("good", "replay"))
 
 

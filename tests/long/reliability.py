@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/internals/reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/internals/reliability.md"
 BEGIN, END = "<!-- counts: written by make torture -->", "<!-- end of counts -->"
 
 

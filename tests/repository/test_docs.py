@@ -27,7 +27,7 @@ import pytest
 import fastps
 from interpreter import Interpreter
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [
     *EXECUTED,

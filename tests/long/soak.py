@@ -3,7 +3,7 @@
 Two worker processes take steps of random sizes and kinds with random pauses on a server in a third process:
 over every transport, pinned to cores and not, spinning and not, with and without other load. Gradients are -1
 and SGD's lr is 1, so every value counts its pushes. If a step makes no progress for a minute, the run fails
-and prints the state of both sides. `tests/test_soak.py` is the short form.
+and prints the state of both sides. `tests/commands/test_soak.py` is the short form.
 """
 
 from __future__ import annotations

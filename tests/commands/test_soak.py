@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from soak import Setting, run, transports
+from long.soak import Setting, run, transports
 
 
 @pytest.mark.timeout(600)  # a step without progress ends it after a minute

@@ -4,7 +4,7 @@ Trains an ordinary model with BatchNorm over MNIST (`FASTPS_DATA_DIR`) or the di
 The workers wait 0, 10 and 20 ms a step, share the samples by `Portions` and follow one cosine. On the way one
 worker is killed and started again, and the server is killed and started again from its data directory.
 
-    python tests/training.py --data mnist    # compares with 5 plain seeds, and shows what goes wrong without
+    python tests/long/training.py --data mnist  # compares with 5 plain seeds, shows what goes wrong without
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 import fastps
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "rust" / "core" / "src" / "kernel" / "optim"
 # The struct of each optimizer in core; AdamW differs from Adam in one default.
 STRUCTS = {"SGD": "Sgd", "RMSprop": "Rmsprop", "AdamW": "Adam"}

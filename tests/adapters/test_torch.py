@@ -22,7 +22,7 @@ from fastps.torch import ParameterServerOptimizer
 from fastps.torch import optimizer as module
 from fastps.torch._params import Entry
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RULES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta"]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tortured
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 MUTANTS = {
     "unfused_multiply_add": "SGD multiplies and adds with two roundings",
