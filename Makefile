@@ -92,7 +92,8 @@ checkers:
 	@for checker in loom tsan miri neon; do $(MAKE) --no-print-directory $$checker; done
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
-	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom
+	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom \
+	  --config profile.dev.package.fastps-core.opt-level=1 # loom takes the time, not the core
 	CARGO_TARGET_DIR=$(TARGET)/loom cargo test --locked --quiet -p fastps-transport-loom
 
 tsan: ## Check the core's threads for data races with ThreadSanitizer
