@@ -641,6 +641,21 @@ def test_accumulated_gradients_are_one_push_of_their_mean(ps, rng):
         fastps.Worker(ps, zeros(), mode=fastps.Async(), accumulate=0)
 
 
+@pytest.mark.parametrize("mode", [fastps.Async(), fastps.Sync(workers=1), fastps.Bounded(0)], ids=str)
+def test_what_begins_early_is_accumulated_as_well(ps, mode):
+    """Adagrad tells one push of the mean from several of its parts."""
+    ps.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=1.0))
+    with fastps.Worker(ps, {"w": np.zeros(2)}, mode, accumulate=2) as worker:
+        for k in range(1, 5):
+            worker.begin({"w": np.full(2, -1, np.float32)})
+            with pytest.raises(fastps.ConfigError, match="a second gradient"):
+                worker.begin({"w": np.full(2, -1, np.float32)})
+            worker.step({})
+            assert ps.versions("w")["w"] == 1 + k // 2
+        assert worker.stats()["acknowledged"] == {"w": 2}
+        assert worker.params["w"] == pytest.approx(1 + 1 / np.sqrt(2))
+
+
 @pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
 def test_accumulated_rows_are_pushed_with_the_others(ps, codec):
     ps.register("rows", np.zeros((5, 2), np.float32), optimizer=fastps.SGD(lr=1.0))

@@ -169,10 +169,13 @@ class Pushes:
         for name, gradient in grads.items():
             self.sum.add(name, gradient, base)
 
-    def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
-        """Starts to push some gradients of the next step."""
+    def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None, pushing: bool) -> None:
+        """Starts to push some gradients of the next step, or adds them to the sum if that does not push."""
         self.check(grads, lr)
-        self.start(grads, lr, base)
+        if pushing:
+            self.start(grads, lr, base)
+        else:
+            self.add(grads, base)
         self._begun.update(grads)
 
     def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
@@ -323,10 +326,10 @@ class Pushes:
 
     def turn(self) -> None:
         """Leaves the sum that is being pushed alone until that is done, and fills the other one."""
+        self._begun.clear()
         if not self._pushing:
             return
         self._pushing = False
-        self._begun.clear()
         rest, self._filling = self.sum, 1 - self._filling
         self.sum.take_over(rest)
 

@@ -310,7 +310,8 @@ class Worker:
             self._on_step(self._report(loss, lr))
 
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
-        """Starts to push some gradients of the next step while others are still computed.
+        """Starts to push some gradients of the next step while others are still computed. With `accumulate`,
+        only a step that pushes sends them; until then they are summed.
 
         With `fastps.Sync` and `fastps.Bounded` a program can compute while it waits for other workers: begin
         with all gradients, do other work until `ready`, then call ``step({})``, which ends the step without
@@ -334,7 +335,8 @@ class Worker:
         self._check_may_push(grads)
         lr = as_rates(lr, self.params)
         self._watched.check()
-        self._pushes.begin(grads, lr, self._fetches.installed)
+        pushing = (self._steps + 1) % self._pushes.every == 0
+        self._pushes.begin(grads, lr, self._fetches.installed, pushing)
 
     def ready(self) -> bool:
         """Whether ``step({})``, after `begin` was given all gradients, returns without waiting for others.
