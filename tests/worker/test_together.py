@@ -656,6 +656,15 @@ def test_what_begins_early_is_accumulated_as_well(ps, mode):
         assert worker.params["w"] == pytest.approx(1 + 1 / np.sqrt(2))
 
 
+def test_no_bytes_are_saved_by_rows_which_no_codec_encodes(ps):
+    ps.register("rows", np.zeros((1000, 4), np.float32), optimizer=fastps.SGD(lr=1.0))
+    row = fastps.Sparse([3], np.ones((1, 4), np.float32))
+    for mode in (fastps.Async(), fastps.Sync(workers=1)):
+        with fastps.Worker(ps, {"rows": np.zeros((1000, 4))}, mode, fastps.Int8()) as worker:
+            worker.step({"rows": row})
+            assert worker.stats()["bytes_saved"] == 0
+
+
 @pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
 def test_accumulated_rows_are_pushed_with_the_others(ps, codec):
     ps.register("rows", np.zeros((5, 2), np.float32), optimizer=fastps.SGD(lr=1.0))

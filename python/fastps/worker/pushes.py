@@ -44,6 +44,11 @@ class _Push:
     gradients: dict[str, Any]
     flight: _fastps.PushFlight
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it sends rows, which no codec encodes."""
+        return any(isinstance(gradient, Sparse) for gradient in self.gradients.values())
+
 
 class _Planned(NamedTuple):
     """A push to be made: gradients of one kind and one rate; whole ones are bound."""
@@ -351,7 +356,7 @@ class Pushes:
                 self._under_way.pop(0)
                 receipts = Receipts(native)
                 self._tally.acknowledge(tuple(push.gradients), receipts)
-                if self._feedback is not None:
+                if self._feedback is not None and not push.is_of_rows:
                     plain = 4 * sum(self._params[n].size for n in push.gradients)
                     self._tally.bytes_saved += plain - receipts.bytes
         if failed is not None:
