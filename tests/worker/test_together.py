@@ -609,6 +609,8 @@ def test_hogwild_steps_in_place():
             assert (worker.params["w"] == 1).all()
             store.push("w", np.full(6, -1.0, np.float32))  # no worker fetches
             assert (worker.params["w"] == 2).all()
+        with pytest.raises(fastps.ShapeError, match=r'"w".*expected \(6,\), got \(2, 3\)'):
+            fastps.Worker(store, {"w": np.zeros((2, 3))}, mode=fastps.Hogwild())
 
 
 def test_hogwild_takes_what_has_no_locks(server):

@@ -9,10 +9,10 @@ from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import quoted
 from fastps._shared.types import Rates
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DTypeError
+from fastps.errors import ConfigError, DTypeError, ShapeError
 from fastps.store import Store
 
-__all__ = ["as_rates", "check_float32", "check_hogwild", "must_be"]
+__all__ = ["as_rates", "check_float32", "check_hogwild", "check_shape", "must_be"]
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:
@@ -53,6 +53,17 @@ def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
                 expected='apply="hogwild"',
                 got=f'apply="{apply}"',
             )
+
+
+def check_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
+    """Raises `ShapeError` unless an array has its tensor's shape."""
+    if expected != got:
+        raise ShapeError(
+            f'wrong shape of an array in params (tensor "{name}"): expected {expected}, got {got}',
+            tensor=name,
+            expected=str(expected),
+            got=str(got),
+        )
 
 
 def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:

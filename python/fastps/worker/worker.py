@@ -27,7 +27,7 @@ from fastps.errors import (
 )
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
-from fastps.worker.arguments import as_rates, check_float32, check_hogwild, must_be
+from fastps.worker.arguments import as_rates, check_float32, check_hogwild, check_shape, must_be
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
 from fastps.worker.local import LocalStepper
@@ -211,7 +211,10 @@ class Worker:
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._views:
-            self.params.update({name: self._ps.view(name) for name in params})
+            views = {name: self._ps.view(name) for name in params}
+            for name, view in views.items():
+                check_shape(name, view.shape, np.shape(params[name]))
+            self.params.update(views)
             self._names = list(self.params)
             return None
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
