@@ -502,9 +502,10 @@ class Worker:
         """A copy of this worker's own state; waits until no push is in progress or in doubt.
 
         Returns:
-            ``step``: steps taken; ``summed``: gradients in the sum; ``sum`` and ``params``: names to arrays
-            (``params`` is empty with `fastps.Async`, whose values are on the server); ``rows``: names to
-            indices and values of sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
+            ``step``: steps taken; ``summed``: local steps whose gradients are in the sum, or with other modes
+            1 if there are any; ``sum`` and ``params``: names to arrays (``params`` is empty with modes other
+            than `fastps.Local`, whose values are on the server); ``rows``: names to indices and values of
+            sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
         """
         self._pushes.rest()
         return {
