@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,7 +21,7 @@ from fastps import _fastps
 from fastps._shared.checks import invalid
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError
+from fastps.errors import ConfigError, FastpsError, FencedError, StalePush, UnavailableError
 
 __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop", "exact_sum"]
 
@@ -162,6 +162,7 @@ class Vectors:
         self._ps = ps.another()
         self._timeout = timeout
         self._closed = False
+        self._fenced = False  # another coordinator has taken over
         self.space, self.names, self.vectors = space, list(names), list(vectors)
         try:
             self._native = _fastps.VectorSpaces(self._ps._native)
@@ -309,7 +310,8 @@ class Vectors:
         deadline = time.monotonic() + (_PATIENCE if self._timeout is None else self._timeout)
         while True:
             try:
-                return self._native.run(self._id, self.term, number, program, self._timeout)
+                with self._noting_a_fence():
+                    return self._native.run(self._id, self.term, number, program, self._timeout)
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -335,7 +337,8 @@ class Vectors:
             ConfigError: The state is too long.
             FencedError: Another coordinator has taken over the space.
         """
-        self._native.store(self._id, self.term, state.encode(), self._timeout)
+        with self._noting_a_fence():
+            self._native.store(self._id, self.term, state.encode(), self._timeout)
         self.stored = state or None
 
     def batch(
@@ -367,9 +370,10 @@ class Vectors:
             FencedError: Another coordinator has taken over the space.
         """
         task = (batch, portions, asked, samples, self._index(vector), min_replicas, backups)
-        number, over, replicas, finished, issued, won, failed = self._native.batch(
-            self._id, self.term, task, wait, self._timeout
-        )
+        with self._noting_a_fence():
+            number, over, replicas, finished, issued, won, failed = self._native.batch(
+                self._id, self.term, task, wait, self._timeout
+            )
         failures = [
             PortionFailure(name, portion, kind, tensor or None) for name, portion, kind, tensor in failed
         ]
@@ -399,13 +403,25 @@ class Vectors:
                 self._ps.close()
 
     def close(self) -> None:
-        """Frees the vectors; the tensors keep their values and take pushes again."""
-        if not self._closed:
+        """Frees the vectors; the tensors keep their values and take pushes again. After a `FencedError` the
+        space belongs to another coordinator: then this only leaves, as `leave` does.
+        """
+        if self._fenced:
+            self.leave()
+        elif not self._closed:
             self._closed = True
             try:
                 self._native.close(self._id, self._timeout)
             finally:
                 self._ps.close()
+
+    @contextmanager
+    def _noting_a_fence(self) -> Iterator[None]:
+        try:
+            yield
+        except FencedError:
+            self._fenced = True
+            raise
 
     def __enter__(self) -> Self:
         return self
