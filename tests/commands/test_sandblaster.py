@@ -13,8 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
+import fastps
 from fastps.sandblaster import problems
-from fastps.sandblaster.run import Config, run
+from fastps.sandblaster.replica import ReplicaProcess
+from fastps.sandblaster.run import _LR, Config, _downpour, run
 
 DATA = os.environ.get("FASTPS_DATA_DIR", "/nowhere")
 
@@ -115,6 +117,27 @@ def test_losses_have_the_gradients_that_they_say() -> None:
         _, gradients = problem.objective(at, indices)
         slope = sum(float((gradients[key] * along[key]).sum()) for key in at)
         assert (loss(1e-6) - loss(-1e-6)) / 2e-6 == pytest.approx(slope, rel=1e-5)
+
+
+def test_a_replica_that_ends_has_last_words(tmp_path: Path) -> None:
+    start = {"w": np.zeros(3, np.float32)}
+    process = ReplicaProcess("7", "w8a", None, start, tmp_path / "log", "127.0.0.1:1")
+    try:
+        text = str(process.ended())
+    finally:
+        process.close()
+    assert text.startswith("replica 7 ended with exit code 1: ")
+    assert "needs --data-dir" in text
+
+
+def test_downpour_begins_at_the_start_also_after_an_interrupted_one() -> None:
+    problem = problems.load("digits", None)
+    config = Config("digits", None, 1, [], True, 1, 0.0, 1)
+    with fastps.Store() as store:
+        for name, values in problem.start.items():
+            store.register(f"downpour/{name}", -50 * values, optimizer=fastps.Adagrad(lr=_LR))
+        curve = _downpour(store, config, problem, 0.0, lambda _: None)
+    assert curve.fun[0] < problem.fun(problem.start) + 1
 
 
 WRONG = [

@@ -7,6 +7,7 @@ announces: the trial point, when that is new, and the gradients. The process end
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -105,9 +106,12 @@ class ReplicaProcess:
         return self._gone()
 
     def _gone(self) -> CommandError:
-        words = self._log.read_text(errors="replace").strip().splitlines()
+        code = self.process.wait()
+        words: list[str] = []
+        with contextlib.suppress(FileNotFoundError):  # `close` deletes an empty log
+            words = self._log.read_text(errors="replace").strip().splitlines()
         last = words[-1] if words else "it left no message"
-        return CommandError(f"replica {self.name} ended with exit code {self.process.wait()}: {last}")
+        return CommandError(f"replica {self.name} ended with exit code {code}: {last}")
 
     def close(self) -> None:
         """Kills the child."""

@@ -238,7 +238,10 @@ def _downpour(
     """Downpour SGD with Adagrad, for as long as the slowest method took; its workers are threads."""
     curve, done, stop = Curve("downpour"), [0] * config.replicas, threading.Event()
     names = {name: f"downpour/{name}" for name in problem.start}
+    present = ps.names()
     for name, values in problem.start.items():
+        if names[name] in present:  # of a run that was interrupted here
+            ps.unregister(names[name])
         ps.register(names[name], values, optimizer=fastps.Adagrad(lr=_LR))
 
     def work(k: int) -> None:
