@@ -339,6 +339,16 @@ def test_a_figure_that_is_not_a_number_fails():
         assert CLAIMS[name].judge(figures).holds is False, name
 
 
+def test_toy_problems_name_the_rate_that_the_optimizer_has(monkeypatch):
+    monkeypatch.setattr(toys, "PROBLEMS", {"quadratic": toys.PROBLEMS["quadratic"]})
+    monkeypatch.setattr(toys, "RATES", (0.25,))
+    [table] = toys.measure(Setting(quick=True))["table"].values()
+    assert {name: run["rate"] for name, run in table.items()} == {
+        name: of(0.25).lr for name, of in toys.OPTIMIZERS.items()
+    }
+    assert table["Adadelta"]["rate"] == 2.5
+
+
 def test_the_help_says_which_data_a_claim_needs():
     told = repro("--help")
     assert "w8a/: w8a.gz\n    for sandblaster, conjugate-gradients, hogwild" in told

@@ -140,12 +140,12 @@ def measure(setting: Setting) -> Figures:
     for name, problem in PROBLEMS.items():
         table[name] = {}
         for optimizer, of in OPTIMIZERS.items():
-            runs = [(descend(problem, of(rate)), rate) for rate in RATES]
-            points, rate = min(runs, key=lambda run: len(run[0]))
+            runs = [(rule, descend(problem, rule)) for rule in map(of, RATES)]
+            rule, points = min(runs, key=lambda run: len(run[1]))
             updates = len(points) - 1
             table[name][optimizer] = {
                 "updates": updates if updates < MOST else None,
-                "rate": rate,
+                "rate": vars(rule)["lr"],
                 "points": [p for p in points[:400] if p[0] == p[0]],
             }
     return {"errors": errors, "table": table, "most": MOST}
