@@ -210,6 +210,7 @@ def test_bad_arguments_are_refused(store):
         ({"cut": 1}, "cut"),
         ({"idle": 0}, "idle"),
         ({"fn": None}, "fn"),
+        ({"names": "weights"}, "invalid names: expected a list of names, or None, got 'weights'"),
         ({"ps": None}, "ps"),
     ]:
         arguments = {"ps": store, "fn": metric, **changed}

@@ -90,6 +90,18 @@ def test_live_shows_a_line(store):
     assert "steps/s" in second
 
 
+def test_live_goes_on_after_a_loss_that_is_not_finite():
+    output = io.StringIO()
+    show = fastps.record.live(output)
+    for loss in (np.nan, 4.0, 4.0):
+        show._shown = -np.inf
+        show(fastps.Step(1, loss, 0, 8, 1.0, 3, None))
+    first, second, third = output.getvalue().splitlines()
+    assert "loss nan" in first
+    assert "loss 4" in second
+    assert "loss 4" in third
+
+
 def test_bad_targets_open_nothing(tmp_path):
     path = tmp_path / "steps.jsonl"
     for wrong in ("csv:x", "jsonl:", "jsonl", 3):

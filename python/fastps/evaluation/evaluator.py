@@ -269,6 +269,8 @@ def evaluator(
         patience = at_least(1, "patience", patience)
         if by is None:
             raise ConfigError("patience needs by=, the metric to compare by: expected a name, got None")
+    if isinstance(names, str):
+        raise invalid("names", "a list of names, or None", names)
     rule = _Rule(by, goal, patience)
     chosen = None if names is None else list(names)
     return Evaluator(ps, fn, at_least(1, "every", every), chosen, cut, keep, rule, as_seconds("idle", idle))

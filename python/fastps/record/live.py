@@ -32,7 +32,11 @@ class Live:
     def __call__(self, step: Step) -> None:
         now = time.monotonic()
         if step.loss is not None:
-            self._loss = step.loss if self._loss is None else self._loss + _NEW * (step.loss - self._loss)
+            mean = self._loss
+            if mean is None or not math.isfinite(mean):  # what is added to a NaN is one, too
+                self._loss = step.loss
+            else:
+                self._loss = mean + _NEW * (step.loss - mean)
         self._bytes += step.bytes
         if now - self._shown >= (_EVERY if self._terminal else _EVERY_ELSEWHERE):
             self._show(step, now)
