@@ -79,7 +79,7 @@ def minimize(
         max_evaluations: Most evaluations of the function and its gradient.
         callback: Called after each iteration with the result so far; stops the run if it returns True.
         check_gradient: Compare the gradient of each tensor at the first point with differences of the
-            function. Takes two more evaluations per tensor, and memory for the tensors in this process. A
+            function. Takes 2 to 12 evaluations per tensor, and memory for the tensors in this process. A
             wrong gradient raises before any step, and the space is closed.
         resume: Go on where a former call with the same arguments was interrupted, from its last accepted
             point, with the same bits.
