@@ -216,6 +216,19 @@ def test_numpy_workers_of_every_mode_have_it(ps, mode):
         assert worker.global_step == (2 if isinstance(mode, fastps.Local) else 10)
 
 
+def test_local_workers_have_it_before_they_fetch_what_came_later(ps):
+    ones = {"w": np.ones(3, np.float32), "late": np.ones(2, np.float32)}
+    for name, values in ones.items():
+        ps.register(name, values, fastps.SGD(lr=0.1))
+    told = []
+    mode = fastps.Local(2, 2, lr=0.1, overlap=False)
+    with fastps.Worker(ps, {"w": np.zeros(3)}, mode, on_step=told.append) as worker:
+        worker.add({"late": np.zeros(2)})
+        for _ in range(4):
+            worker.step(ones)
+        assert [step.global_step for step in told] == [0, 1, 1, 2]
+
+
 def test_jax_workers_have_it(store):
     start = {"w": jnp.zeros(2)}
     fastps.jax.register(store, start, fastps.SGD(lr=0.5))

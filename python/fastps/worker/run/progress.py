@@ -66,7 +66,7 @@ class Progress:
         if self._tensor is None:
             return 0
         installed = self._installed()
-        if installed is not None:
+        if installed is not None and self._tensor in installed:  # else it was added after the last fetch
             version = installed[self._tensor]
         else:
             if self._asked is None or step >= self._asked[0] + _ASK_EVERY:
