@@ -454,6 +454,21 @@ def test_a_limit_in_mid_search_keeps_the_lowest_point(method):
         assert result.fun == 999.0**2
 
 
+@pytest.mark.parametrize("method", METHODS, ids=ids)
+def test_a_limit_that_cuts_a_search_is_no_search_that_finds_nothing(method):
+    def objective(params, indices):
+        return 1e6 * params["w"][0] ** 2, {"w": 2e6 * params["w"]}
+
+    with fastps.Store() as store:
+        store.register("w", np.array([0.1]), optimizer=fastps.SGD(lr=1.0))
+        options = {"samples": 1, "portions": 1, "method": method}
+        # The first trial is too far away.
+        result = minimize(store, ["w"], objective, max_evaluations=2, **options)
+        assert (result.status, result.nfev, result.nit) == (2, 2, 0)
+        assert "stopped at max_evaluations=2" in result.message
+        assert minimize(store, ["w"], objective, max_evaluations=50, **options).success
+
+
 def test_nothing_is_left_open_and_a_second_run_continues():
     objective = Logistic()
     with fastps.Store() as store:

@@ -172,7 +172,7 @@ class Coordinator:
         best = search.best
         visible = self._problem.eps * abs(state.fun)
         if best is None or (search.accepted is None and best.fun >= state.fun - visible):
-            return self._restart()
+            return self._restart() if search.step is None else Status.EVALUATIONS
         if best != point.trial:
             if self._is_at_limit():
                 return Status.EVALUATIONS
