@@ -102,6 +102,14 @@ def test_live_goes_on_after_a_loss_that_is_not_finite():
     assert "loss 4" in third
 
 
+def test_a_closed_recorder_loses_no_step_silently(store, tmp_path):
+    with fastps.record.to(f"jsonl:{tmp_path}/steps.jsonl") as record:
+        pass
+    record.close()
+    with pytest.raises(fastps.ConfigError, match="the recorder is closed"):
+        train(store, record, steps=1)
+
+
 def test_bad_targets_open_nothing(tmp_path):
     path = tmp_path / "steps.jsonl"
     for wrong in ("csv:x", "jsonl:", "jsonl", 3):

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from fastps._shared.checks import at_least, invalid
+from fastps.errors import ConfigError
 from fastps.worker import Step
 
 __all__ = ["Recorder", "to"]
@@ -79,13 +80,18 @@ _KINDS: dict[str, Callable[[str], _Target]] = {"jsonl": _Lines, "tensorboard": _
 
 
 class Recorder:
-    """Writes steps to its targets; made by `to`. Call it with each `fastps.Step`, and `close` it."""
+    """Writes steps to its targets; made by `to`. Call it with each `fastps.Step`, and `close` it after the
+    last: then a call raises `ConfigError`.
+    """
 
     def __init__(self, targets: list[_Target], every: int) -> None:
         self._targets = targets
         self._every = every
+        self._closed = False
 
     def __call__(self, step: Step) -> None:
+        if self._closed:
+            raise ConfigError("the recorder is closed", expected="an open recorder", got="a closed one")
         if step.step % self._every:
             return
         values = {name: float(v) for name, v in step._asdict().items() if name != "step" and v is not None}
@@ -94,6 +100,7 @@ class Recorder:
 
     def close(self) -> None:
         """Completes and closes all targets."""
+        self._closed = True
         targets, self._targets = self._targets, []
         for target in targets:
             target.close()
