@@ -825,6 +825,24 @@ def test_no_replica_within_the_timeout_says_how_to_start_one():
         store.push("w", np.zeros(7))
 
 
+def test_an_objective_that_hangs_is_given_up_after_the_timeout():
+    goes_on = threading.Event()
+
+    def objective(params, indices):
+        goes_on.wait(20)
+        return float(params["w"] @ params["w"]), {"w": 2 * params["w"]}
+
+    with fastps.Store() as store:
+        store.register("w", np.ones(2), optimizer=fastps.SGD(lr=1.0))
+        options = {"samples": 4, "portions": 2}
+        began = time.monotonic()
+        with pytest.raises(fastps.DeadlineError, match=r"no portion of the batch was finished for 0\.3 s"):
+            minimize(store, ["w"], objective, timeout=0.3, **options)
+        assert time.monotonic() - began < 15
+        goes_on.set()
+        assert minimize(store, ["w"], objective, timeout=30, **options).success
+
+
 def test_a_replica_that_disagrees_raises_where_it_runs():
     smaller = Logistic(samples=SAMPLES - 1)
     raised = []

@@ -52,7 +52,8 @@ class LocalReplica:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._replica.stop()
-        self._thread.join()
+        if not isinstance(error, DeadlineError):  # else the objective may never return
+            self._thread.join()
 
 
 class Batches:
