@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -162,7 +162,6 @@ class Vectors:
         self._ps = ps.another()
         self._timeout = timeout
         self._closed = False
-        self._fenced = False  # another coordinator has taken over
         self.space, self.names, self.vectors = space, list(names), list(vectors)
         try:
             self._native = _fastps.VectorSpaces(self._ps._native)
@@ -310,8 +309,7 @@ class Vectors:
         deadline = time.monotonic() + (_PATIENCE if self._timeout is None else self._timeout)
         while True:
             try:
-                with self._noting_a_fence():
-                    return self._native.run(self._id, self.term, number, program, self._timeout)
+                return self._native.run(self._id, self.term, number, program, self._timeout)
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -337,8 +335,7 @@ class Vectors:
             ConfigError: The state is too long.
             FencedError: Another coordinator has taken over the space.
         """
-        with self._noting_a_fence():
-            self._native.store(self._id, self.term, state.encode(), self._timeout)
+        self._native.store(self._id, self.term, state.encode(), self._timeout)
         self.stored = state or None
 
     def batch(
@@ -370,10 +367,9 @@ class Vectors:
             FencedError: Another coordinator has taken over the space.
         """
         task = (batch, portions, asked, samples, self._index(vector), min_replicas, backups)
-        with self._noting_a_fence():
-            number, over, replicas, finished, issued, won, failed = self._native.batch(
-                self._id, self.term, task, wait, self._timeout
-            )
+        number, over, replicas, finished, issued, won, failed = self._native.batch(
+            self._id, self.term, task, wait, self._timeout
+        )
         failures = [
             PortionFailure(name, portion, kind, tensor or None) for name, portion, kind, tensor in failed
         ]
@@ -403,25 +399,17 @@ class Vectors:
                 self._ps.close()
 
     def close(self) -> None:
-        """Frees the vectors; the tensors keep their values and take pushes again. After a `FencedError` the
-        space belongs to another coordinator: then this only leaves, as `leave` does.
+        """Frees the vectors; the tensors keep their values and take pushes again. A space that another
+        coordinator has taken over stays open.
         """
-        if self._fenced:
-            self.leave()
-        elif not self._closed:
+        if not self._closed:
             self._closed = True
             try:
-                self._native.close(self._id, self._timeout)
+                with suppress(FencedError, ConfigError):  # its coordinator is another one, or it is closed
+                    self._native.store(self._id, self.term, b"", self._timeout)
+                    self._native.close(self._id, self._timeout)
             finally:
                 self._ps.close()
-
-    @contextmanager
-    def _noting_a_fence(self) -> Iterator[None]:
-        try:
-            yield
-        except FencedError:
-            self._fenced = True
-            raise
 
     def __enter__(self) -> Self:
         return self
