@@ -724,6 +724,19 @@ def test_states_of_others_are_refused(store):
     ours.load_state_dict(state)
 
 
+def test_a_state_of_another_codec_changes_nothing_on_new_servers(store):
+    model = nn.Linear(3, 1)
+    with fastps.Store() as former:
+        ours = wrap(model, former, fastps.Adam(lr=0.1), codec=fastps.OneBit())
+        backward(model)
+        ours.step()
+        state = ours.state_dict()
+    other = wrap(nn.Linear(3, 1), store, fastps.Adam(lr=0.1))
+    with pytest.raises(fastps.ConfigError, match="the saved residuals are of other parameters"):
+        other.load_state_dict(state)
+    assert store.state("weight")["step"].tolist() == [0]
+
+
 def test_a_state_of_other_groups_changes_nothing(store):
     def build(*groups):
         return fastps.torch.ParameterServerOptimizer(

@@ -310,6 +310,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             )
         states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
+        worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
