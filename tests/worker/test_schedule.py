@@ -315,6 +315,20 @@ def test_it_ends_with_its_length(store):
     assert schedule.get_last_lr() == [0.0]
 
 
+@pytest.mark.parametrize("length", [None, 8, 12])
+def test_a_cycle_ends_with_its_smallest_rate(store, length):
+    """torch's rate of the step after the last one is negative."""
+    model, optimizer = build(store)
+    cycle = lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.5, total_steps=8, anneal_strategy="linear", cycle_momentum=False
+    )
+    schedule = GlobalSchedule(cycle, length=length)
+    for _ in range(10):
+        step(model, optimizer)
+        schedule.step()
+    assert schedule.get_last_lr() == [pytest.approx(0.5 / 25 / 1e4, rel=1e-6)]
+
+
 def test_a_run_of_three_uneven_workers_ends_its_cosine(server):
     """Under `Portions`: each worker would otherwise end a cosine of the run's length before its end."""
     lengths, rates, failed = 300, {}, []

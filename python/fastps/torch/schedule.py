@@ -35,8 +35,8 @@ class GlobalSchedule:
 
     Args:
         scheduler: Of `torch.optim.lr_scheduler`, over a `ParameterServerOptimizer`; not `ReduceLROnPlateau`.
-        length: Steps after which the rates stay as they are. None: `OneCycleLR` ends after its
-            ``total_steps``, others go on as torch defines.
+        length: Steps after which the rates stay as they are. None: others than `OneCycleLR`, which has its
+            last rate from its last step on, go on as torch defines.
 
     Raises:
         ConfigError: The scheduler is of another kind or of another optimizer, or another worker of this run
@@ -68,7 +68,10 @@ class GlobalSchedule:
         own = [getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)]
         lengths = own if given is None else [given]
         self._scheduler, self._optimizer = scheduler, optimizer
-        self._end: int | None = getattr(scheduler, "total_steps", None) if given is None else given
+        ends = [] if given is None else [given]
+        if hasattr(scheduler, "total_steps"):  # its rate of the step after the last one may be negative
+            ends.append(scheduler.total_steps - 1)
+        self._end: int | None = min(ends, default=None)
         if lengths:
             self._agree(int(lengths[0]))
         optimizer._opt_called = True  # type: ignore[attr-defined] # torch would warn of a late worker
