@@ -305,6 +305,18 @@ def test_shared_parameters_have_the_sum_of_their_gradients():
                 optimizer.close()
 
 
+@pytest.mark.parametrize("threads", [False, True])
+def test_autocast_holds_for_all_parts(threads):
+    """torch has it for one thread only."""
+    x, y = batch(0)
+    with local(chain("mlp", [2]), threads) as replica:
+        plain = replica.step(input=x, target=y)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert replica.step(input=x, target=y) != plain
+            assert replica.predict(input=x)["output"].dtype == torch.bfloat16
+        assert replica.step(input=x, target=y) == plain
+
+
 def test_factories_run_under_the_graph_s_seed():
     torch.manual_seed(1)
     with local(factories()) as one:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,8 +44,9 @@ class Threads:
     def run(self, functions: Sequence[Callable[[Engine], Any]]) -> list[Any]:
         """Calls one function for each engine; returns what they return, or raises what went wrong first."""
         errors: list[BaseException] = []
+        precision = _autocast()
         futures: list[Future[Any]] = [
-            executor.submit(_call, function, engine, errors)
+            executor.submit(_call, function, engine, errors, precision)
             for executor, function, engine in zip(self._executors, functions, self._engines, strict=True)
         ]
         try:
@@ -64,10 +66,30 @@ class Threads:
             executor.shutdown(wait=False)
 
 
-def _call(function: Callable[[Engine], Any], engine: Engine, errors: list[BaseException]) -> Any:
+def _autocast() -> dict[str, torch.dtype]:
+    """The dtypes of `torch.autocast` in this thread, by device: other threads do not inherit them."""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return {device: torch.get_autocast_dtype(device) for device in devices}
+
+
+@contextlib.contextmanager
+def _in_autocast(precision: dict[str, torch.dtype]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for device, dtype in precision.items():
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
+
+
+def _call(
+    function: Callable[[Engine], Any],
+    engine: Engine,
+    errors: list[BaseException],
+    precision: dict[str, torch.dtype],
+) -> Any:
     """What the function returns; adds to the errors what it raises."""
     try:
-        return function(engine)
+        with _in_autocast(precision):
+            return function(engine)
     except BaseException as error:
         if not isinstance(error, NonFiniteError):  # which all parts raise at once, and may go on
             engine.fail(error)
