@@ -297,6 +297,9 @@ def test_the_command_fails_if_all_workers_fail_and_keeps_their_model(tmp_path: P
         (["a3c", "--env", "NoSuchEnv-v0"], "there is no such environment"),
         (["a3c", "--env", "no_such_module:Env-v0"], "there is no such environment"),
         (["a3c", "--pairs", "3"], "--pairs is not an option of fastps rl a3c"),
+        (["a3c", "--pairs", "0"], "--pairs is not an option of fastps rl a3c"),
+        (["a3c", "--steps", "0"], "invalid steps: expected an integer >= 1, got 0"),
+        (["es", "--sigma", "0"], "invalid sigma: expected a number > 0, got 0"),
         (["es", "--frames", "0"], "invalid frames"),
     ],
 )

@@ -96,14 +96,19 @@ def _algorithm(args: argparse.Namespace) -> Algorithm:
     kind, chosen, own = kinds[args.algorithm]
     every = {"steps": "--steps", "is_async": "--async", "normalize": "--normalize", "pairs": "--pairs"}
     for name, option in {**every, "sigma": "--sigma"}.items():
-        if getattr(args, name) not in (None, False) and name not in own:
+        if _is_given(getattr(args, name)) and name not in own:
             raise CommandError(f"{option} is not an option of fastps rl {args.algorithm}")
     if args.is_async:
         chosen["sync"] = False
     for name in (own - {"is_async"}) | {"lr"}:
-        if getattr(args, name) not in (None, False):
+        if _is_given(getattr(args, name)):
             chosen[name] = getattr(args, name)
     return kind(**chosen)
+
+
+def _is_given(value: object) -> bool:
+    """Whether an option has a value of its own; 0 is one, though it equals False."""
+    return value is not None and value is not False
 
 
 def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
