@@ -214,6 +214,23 @@ def test_evaluation_plays_the_most_probable_actions(store: fastps.Store) -> None
     assert evaluate(store, A3C(), cart_pole, 20, seed=7) == expected
 
 
+def test_an_environment_may_reuse_the_memory_of_its_observations() -> None:
+    class Reusing(Scripted):
+        memory = np.zeros(3, np.float32)
+
+        def _observe(self) -> np.ndarray:
+            self.memory[:] = super()._observe()
+            self.last = self.memory
+            return self.last
+
+    models = []
+    for kind in (Scripted, Reusing):
+        with fastps.Store() as store:
+            work(store, A3C(), lambda kind=kind: kind([GOES_ON, GOES_ON, TERMINATED]), seed=0, frames=50)
+            models.append(model_of(store))
+    assert models[0] == models[1]
+
+
 # -- what goes wrong -----------------------------------------------------------------------------------------
 
 

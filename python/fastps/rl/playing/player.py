@@ -178,7 +178,7 @@ class Player:
         self._env.close()
 
     def _seen(self, observation: Any) -> Array:
-        plain = np.asarray(observation, np.float32)
+        plain = np.array(observation, np.float32)  # a copy: some environments reuse the memory
         if not np.isfinite(plain).all():
             raise self._not_finite("observation", plain[~np.isfinite(plain)][0])
         return self._see(plain)
