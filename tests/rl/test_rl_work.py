@@ -16,9 +16,20 @@ from gymnasium import spaces
 from torch import nn
 
 import fastps
-from fastps.rl import A3C, ActorCritic, EpisodeError, Naive, evaluate, take_turns, work
+from fastps.rl import (
+    A3C,
+    ActorCritic,
+    EpisodeError,
+    EvolutionStrategies,
+    Naive,
+    evaluate,
+    take_turns,
+    work,
+)
 from fastps.rl.learner import FRAMES, OBSERVATIONS, Learner
 from fastps.rl.playing.actions import actions_of
+from fastps.rl.playing.models import for_greedy_play
+from fastps.rl.work import Evaluator
 from rl.environments import GOES_ON, TERMINATED, Faulty, Scripted, cart_pole
 
 
@@ -212,6 +223,32 @@ def test_evaluation_plays_the_most_probable_actions(store: fastps.Store) -> None
             total, over = total + reward, terminated or truncated
         expected.append(total)
     assert evaluate(store, A3C(), cart_pole, 20, seed=7) == expected
+
+
+class Dropping(nn.Module):
+    """Prefers action 1, which dropout hides in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.drop = nn.Parameter(torch.tensor([0.0, 1.0])), nn.Dropout(1.0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.drop(self.bias).expand(len(x), 2), self.bias.sum().expand(len(x))
+
+
+@pytest.mark.parametrize("algorithm", [A3C(), EvolutionStrategies(pairs=1)], ids=["a3c", "es"])
+def test_dropout_is_off_where_the_policy_plays_greedily(store: fastps.Store, algorithm) -> None:
+    envs = []
+
+    def make_env() -> Scripted:
+        envs.append(Scripted([GOES_ON, GOES_ON, TERMINATED]))
+        return envs[-1]
+
+    with Learner(store, algorithm, make_env, Dropping(), seed=0) as learner:
+        learner.play_greedily(learner.perturbed(np.zeros(learner.size, np.float32)), 0)
+    Evaluator(store, algorithm, make_env, Dropping()).play(2, 0)
+    assert [action for env in envs for _, action, *_ in env.record] == [1] * 9
+    assert for_greedy_play(nn.Sequential(nn.BatchNorm1d(2)))[0].training  # its statistics are not shared
 
 
 def test_an_environment_may_reuse_the_memory_of_its_observations() -> None:

@@ -26,7 +26,7 @@ from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownO
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of
-from fastps.rl.playing.models import checked, outputs
+from fastps.rl.playing.models import checked, for_greedy_play, outputs
 from fastps.rl.playing.player import Discarded, Episode, MakeEnv, Player, Transition, environment_name, made
 from fastps.rl.playing.returns import discounted
 from fastps.rl.totals import Normalizer, Totals, after_losses, is_shared
@@ -222,7 +222,7 @@ class Learner:
 
     @functools.cached_property
     def _perturbed(self) -> nn.Module:
-        return copy.deepcopy(self.model)
+        return for_greedy_play(copy.deepcopy(self.model))
 
     @torch.no_grad()
     def policy(self, observation: Array, model: nn.Module | None = None) -> Array:

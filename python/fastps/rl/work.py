@@ -16,7 +16,7 @@ from fastps.errors import ConfigError, NonFiniteError
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import Learner, Task, observations_of, updates_of
-from fastps.rl.playing.models import outputs
+from fastps.rl.playing.models import for_greedy_play, outputs
 from fastps.rl.playing.player import Episode, MakeEnv, made
 
 __all__ = ["evaluate", "take_turns", "work"]
@@ -54,7 +54,8 @@ def work(
             `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
             (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
             standard deviations. It is copied. It may have no state from step to step, as recurrent ones do,
-            and buffers are not shared. None: a small one, see `ActorCritic`.
+            and buffers are not shared. Dropout is off where the policy plays greedily. None: a small one, see
+            `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
@@ -204,6 +205,7 @@ class Evaluator:
         self, ps: ParameterServer, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None = None
     ) -> None:
         self.task = Task(algorithm, make_env, model, seed=0)
+        for_greedy_play(self.task.model)
         self._ps, self._make_env = ps, make_env
         if not settings.check(ps, self.task.settings(), ()):
             raise ConfigError(

@@ -16,7 +16,7 @@ from torch import nn
 from fastps.errors import ConfigError
 from fastps.rl.playing.actions import Actions, Gaussian
 
-__all__ = ["ActorCritic", "checked", "outputs"]
+__all__ = ["ActorCritic", "checked", "for_greedy_play", "outputs"]
 
 _HIDDEN = 64
 """Units of the hidden layer."""
@@ -82,6 +82,17 @@ def outputs(model: nn.Module, observations: torch.Tensor) -> tuple[torch.Tensor,
         return found, None
     policy, value = found
     return policy, value.reshape(-1)
+
+
+def for_greedy_play(model: nn.Module) -> nn.Module:
+    """The model in evaluation mode, so that dropout is off.
+
+    But for batch normalization: its statistics are not shared, so those of the batch have to do.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.training = False
+    return model
 
 
 def checked(
