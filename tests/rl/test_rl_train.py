@@ -145,6 +145,21 @@ def test_a_run_ends_without_a_worker_that_is_suspended(monkeypatch: pytest.Monke
 
 
 @pytest.mark.timeout(240)
+def test_a_run_ends_without_an_evaluator_that_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_module, "_SILENCE", 1.0)
+    with Training(A3C(), cart_pole, 1, 500, 0, 1, True) as training:
+        os.kill(training._evaluator.process.pid, signal.SIGSTOP)
+        while training.goes_on():
+            pass
+        training.finish()
+        assert training.fetched
+    (message,) = training.run.messages
+    assert message == (
+        "the evaluator gave no sign of life for 1 s after the last frame: the final model was not evaluated"
+    )
+
+
+@pytest.mark.timeout(240)
 def test_stopping_a_run_does_not_wait_for_servers_that_are_gone() -> None:
     with fastps.serve() as server:
         with Training(

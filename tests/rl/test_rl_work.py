@@ -251,6 +251,13 @@ def test_dropout_is_off_where_the_policy_plays_greedily(store: fastps.Store, alg
     assert for_greedy_play(nn.Sequential(nn.BatchNorm1d(2)))[0].training  # its statistics are not shared
 
 
+def test_an_evaluator_that_plays_gives_signs_of_life(store: fastps.Store) -> None:
+    work(store, A3C(), cart_pole, seed=0, frames=50)
+    calls = []
+    (total,) = Evaluator(store, A3C(), cart_pole, alive=lambda: calls.append(1)).play(1, 0)
+    assert len(calls) == 1 + total  # for a new environment, and at each step
+
+
 def test_an_environment_may_reuse_the_memory_of_its_observations() -> None:
     class Reusing(Scripted):
         memory = np.zeros(3, np.float32)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from torch import nn
@@ -195,18 +196,25 @@ def _one_thread() -> Iterator[None]:
 
 
 class Evaluator:
-    """Plays a run's model greedily, several episodes at a time. Arguments as for `evaluate`.
+    """Plays a run's model greedily, several episodes at a time.
+
+    Arguments as for `evaluate`; `alive` is called now and then while it plays.
 
     Attributes:
         updates: Those of the model that was fetched last.
     """
 
     def __init__(
-        self, ps: ParameterServer, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None = None
+        self,
+        ps: ParameterServer,
+        algorithm: Algorithm,
+        make_env: MakeEnv,
+        model: nn.Module | None = None,
+        alive: Callable[[], object] = lambda: None,
     ) -> None:
         self.task = Task(algorithm, make_env, model, seed=0)
         for_greedy_play(self.task.model)
-        self._ps, self._make_env = ps, make_env
+        self._ps, self._make_env, self._alive = ps, make_env, alive
         if not settings.check(ps, self.task.settings(), ()):
             raise ConfigError(
                 "there is no run to evaluate: expected the tensors of fastps.rl.work, got none",
@@ -237,17 +245,21 @@ class Evaluator:
     @torch.no_grad()
     def _side_by_side(self, seeds: range) -> list[float]:
         """The returns of episodes with these seeds."""
-        envs = [made(self._make_env) for _ in seeds]
-        totals = dict.fromkeys(range(len(envs)), 0.0)
+        envs: list[gymnasium.Env[Any, Any]] = []
+        states: dict[int, Any] = {}
+        totals = dict.fromkeys(range(len(seeds)), 0.0)
         try:
-            seeded = enumerate(zip(envs, seeds, strict=True))
-            states = {k: self._seen(env.reset(seed=seed)[0]) for k, (env, seed) in seeded}
+            for k, seed in enumerate(seeds):
+                self._alive()
+                envs.append(made(self._make_env))
+                states[k] = self._seen(envs[k].reset(seed=seed)[0])
             for _ in range(_MOST_STEPS):
                 if not states:
                     break
                 batch = torch.from_numpy(np.stack(list(states.values())))
                 policy = outputs(self.task.model, batch)[0].numpy()
                 for k, output in zip(list(states), policy, strict=True):
+                    self._alive()
                     action = self.task.actions.for_environment(self.task.actions.greedy(output))
                     observation, reward, terminated, truncated, _ = envs[k].step(action)
                     totals[k] += float(_finite("reward", np.asarray(reward, np.float64)))

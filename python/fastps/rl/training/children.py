@@ -36,6 +36,8 @@ _EPISODES = 20
 """Episodes of an evaluation, unless their mean reaches the threshold."""
 _REST = 3.0
 """Seconds that the evaluator rests per second of play, so that it takes little from the workers."""
+_ALIVE_EVERY = 1.0
+"""Seconds between two signs of life of an evaluator that plays."""
 
 
 class WorkerError(fastps.FastpsError, RuntimeError):
@@ -162,9 +164,17 @@ def evaluate(orders: Orders, pipe: Connection) -> None:
     """The evaluator's process: plays the model from time to time, and once more at the end of the run."""
     _begin(orders)
     os.nice(10)
+    due = 0.0
+
+    def alive() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _ALIVE_EVERY
+            pipe.send({"event": "alive"})
+
     try:
         with reach(orders.where, orders.shared) as ps:
-            evaluator = Evaluator(ps, orders.algorithm, orders.make_env, orders.model)
+            evaluator = Evaluator(ps, orders.algorithm, orders.make_env, orders.model, alive)
             totals = Totals(ps, FRAMES, 1)
             seed, last = 1 << 20, False
             while True:

@@ -34,6 +34,8 @@ _GRACE = 2.5
 """Seconds that workers get to end by themselves when a run is stopped, and in which its model is fetched."""
 _LAST = 10.0
 """Seconds that workers get to end by themselves after the last frame: one that is suspended never does."""
+_SILENCE = 120.0
+"""Seconds without a sign of life after which the last evaluation is given up; also a busy machine's start."""
 
 
 def train(
@@ -139,6 +141,7 @@ class Training:
         self._evaluator: Child | None = None
         self._error: FastpsError | None = None
         self._complete: float | None = None  # when a worker had seen the last frame
+        self._heard = 0.0  # when the evaluator gave the last sign of life
         self.fetched = False
         self._started = 0
         self._began = 0.0
@@ -260,6 +263,9 @@ class Training:
         code = self._evaluator.process.exitcode
         ended = code is not None
         for report in self._evaluator.reports():
+            self._heard = time.monotonic()
+            if report["event"] == "alive":
+                continue
             if report["event"] == "error":
                 self.run.messages.append(f"the evaluator ended with an error: {report['error']}")
                 continue
@@ -278,7 +284,12 @@ class Training:
         """Has the final model evaluated, and fetches it."""
         if self._evaluator is not None:
             self._evaluator.tell("finish")
+            self._heard = time.monotonic()
             while not self._look():
+                if time.monotonic() >= self._heard + _SILENCE:
+                    how = f"the evaluator gave no sign of life for {_SILENCE:g} s after the last frame"
+                    self.run.messages.append(f"{how}: the final model was not evaluated")
+                    break
                 time.sleep(_TICK)
         self._fetch()
 
