@@ -315,7 +315,10 @@ def test_what_is_not_finite_is_named(store: fastps.Store, which: str) -> None:
         evaluate(store, A3C(), lambda: Faulty(range(99), fault=which), 1)
 
 
-@pytest.mark.parametrize(("policy", "value", "which"), [(0.0, math.nan, "loss"), (math.nan, 0.0, "policy")])
+@pytest.mark.parametrize(
+    ("policy", "value", "which"),
+    [(0.0, math.nan, "loss"), (math.nan, 0.0, "policy"), (math.inf, 0.0, "policy")],
+)
 def test_outputs_that_are_not_finite_are_named(
     store: fastps.Store, policy: float, value: float, which: str
 ) -> None:

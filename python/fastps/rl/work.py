@@ -73,8 +73,8 @@ def work(
         ConfigError: There is no such environment; the algorithm does not support its spaces, or the model
             does not fit them; the servers have a run with other settings, or other tensors under these
             names. Nothing was registered.
-        NonFiniteError: An observation, a reward, the policy or the loss is NaN or infinite; names worker and
-            step.
+        NonFiniteError: An observation, a reward, the policy (but for logits of -inf) or the loss is NaN or
+            infinite; names worker and step.
         EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
         FastpsError: The servers could not be reached.
 
