@@ -202,6 +202,21 @@ def test_a_run_continues_with_more_frames_in_the_middle_of_a_version(store: fast
     assert [sum(frames)] == store.pull("rl.frames").tolist()
 
 
+@pytest.mark.parametrize("frozen", [["wide"], ["wide", "bias"]])
+def test_frozen_parameters_stay_as_they_are_unless_all_are_frozen(
+    store: fastps.Store, frozen: list[str]
+) -> None:
+    model = Wide()
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    with Learner(store, TWO, lambda: Scripted([0, 0, 1]), model, seed=4, patience=0.0) as learner:
+        assert learner.size == (2 if frozen == ["wide"] else 300_002)
+        while store.versions("model.bias")["model.bias"] < 3:
+            learner.turn()
+    untouched = {name for name in store.names() if "wide" in name and store.versions(name)[name] == 1}
+    assert untouched == ({"model.wide.0", "model.wide.1"} if frozen == ["wide"] else set())
+
+
 def test_a_shared_store_is_refused() -> None:
     with fastps.Store(shared=True) as store:
         with pytest.raises(fastps.ConfigError, match="shared store"):

@@ -109,11 +109,11 @@ class EvolutionStrategies(Algorithm):
         seed, ps, worker = learner.run["seed"], learner.ps, learner.worker
         fetched = worker.versions
         assert fetched is not None
-        version = min(fetched[name] for name in worker.params)
+        version = min(fetched[name] for name in learner.trained)
         returns = ps.pull(RETURNS)
         if (returns[:, 0] == version).all():
             # A tensor with a newer version has this step already: from a worker that died in its push.
-            behind = [name for name in worker.params if fetched[name] == version]
+            behind = [name for name in learner.trained if fetched[name] == version]
             gradient = learner.split(self.gradient(returns[:, 1:], seed, version, learner.size))
             learner.step({name: gradient[name] for name in behind})
             learner.count()

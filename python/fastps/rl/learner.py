@@ -64,11 +64,19 @@ class Task:
         self.model = checked(model, space, self.actions, algorithm._value, self.seed)
         self.shape: tuple[int, ...] = space.shape or ()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by the names of their tensors, in order."""
+    def tensors(self, model: nn.Module | None = None, *, trained: bool = False) -> dict[str, torch.Tensor]:
+        """The parameters of a model, its own by default, by the names of their tensors, in order.
+
+        Args:
+            model: A copy of its own.
+            trained: Without frozen parameters, unless all are frozen.
+        """
         most = self.algorithm._largest
+        parameters = dict((self.model if model is None else model).named_parameters())
+        if trained:
+            parameters = {name: p for name, p in parameters.items() if p.requires_grad} or parameters
         found: dict[str, torch.Tensor] = {}
-        for name, value in self.model.named_parameters():
+        for name, value in parameters.items():
             found |= _parts(_PREFIX + name, value.detach(), most or value.numel())
         return found
 
@@ -149,7 +157,8 @@ class Learner:
         run: The settings of the run on the servers.
         frames: Those of all workers, as far as this one knows.
         worker: Pushes gradients, and fetches values into the model.
-        size: Numbers of the model.
+        trained: Names of the tensors that are not frozen.
+        size: Their numbers.
     """
 
     def __init__(
@@ -176,7 +185,8 @@ class Learner:
         self.ps = ps
         self.model = task.model
         self._parameters = {_PREFIX + name: p for name, p in self.model.named_parameters()}
-        self.size = sum(p.numel() for p in self._parameters.values())
+        trained = task.tensors(trained=True)
+        self.trained, self.size = list(trained), sum(values.numel() for values in trained.values())
         self._totals = Totals(ps, FRAMES, 1, rank)
         self.normalizer = observations_of(ps, task, rank)
         self.frames = int(self._totals.read()[0])
@@ -316,18 +326,19 @@ class Learner:
         )
 
     def perturbed(self, noise: Array) -> nn.Module:
-        """A copy of the model with noise, shape (size,), added to its parameters."""
+        """A copy of the model with noise, shape (size,), added to what is trained."""
         model = self._perturbed
-        parts = torch.split(torch.from_numpy(noise), [p.numel() for p in model.parameters()])
-        with torch.no_grad():
-            for own, other, part in zip(self.model.parameters(), model.parameters(), parts, strict=True):
-                torch.add(own, part.view_as(own), out=other)
+        own, others = (self.task.tensors(one, trained=True) for one in (self.model, model))
+        parts = torch.split(torch.from_numpy(noise), [values.numel() for values in own.values()])
+        for (name, values), part in zip(own.items(), parts, strict=True):
+            torch.add(values, part.view_as(values), out=others[name])
         return model
 
     def split(self, vector: Array) -> dict[str, Array]:
-        """A vector of shape (size,) as arrays of the tensors' shapes, by name."""
+        """A vector of shape (size,) as arrays of the trained tensors' shapes, by name."""
         parts, at = {}, 0
-        for name, values in self.worker.params.items():
+        for name in self.trained:
+            values = self.worker.params[name]
             parts[name] = vector[at : at + values.size].reshape(values.shape)
             at += values.size
         return parts

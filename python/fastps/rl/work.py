@@ -55,8 +55,8 @@ def work(
             `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
             (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
             standard deviations. It is copied. It may have no state from step to step, as recurrent ones do,
-            and buffers are not shared. Dropout is off where the policy plays greedily. None: a small one, see
-            `ActorCritic`.
+            and buffers are not shared. Frozen parameters stay as they are, unless `EvolutionStrategies` gets
+            only such. Dropout is off where the policy plays greedily. None: a small one, see `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
