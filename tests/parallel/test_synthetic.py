@@ -76,6 +76,27 @@ def test_a_warm_up_beyond_the_run_has_the_bits_of_true_gradients(threads, micro_
     assert [edge["lag"] for edge in edges.values()] == [{0: 20}] * 2
 
 
+def test_a_caller_may_reuse_the_memory_of_a_batch_before_its_targets_come():
+    (x, y), found = digits()[:2], []
+    for reuses in (False, True):
+        with fastps.Store() as store, Replica.local(decoupled(stacks(3, 3)), delay=3) as replica:
+            optimizer = replica.optimizer(store, fastps.Adam(lr=1e-3))
+            image, label = x[:32].clone(), y[:32].clone()
+            for step in range(8):
+                rows = rows_of(step, len(x), size=32)
+                if reuses:
+                    image.copy_(x[rows])
+                    label.copy_(y[rows])
+                else:
+                    image, label = x[rows], y[rows]
+                optimizer.zero_grad()
+                replica.step(image=image, label=label)
+                optimizer.step()
+            optimizer.close()
+            found.append(pulled(store))
+    same(*found)
+
+
 def test_a_warm_up_ends():
     losses, *_ = run(decoupled(stacks(5, 3), "backprop"), 20)
     others, *_ = run(decoupled(stacks(5, 3), warm_up=10), 20)

@@ -92,7 +92,9 @@ class Decoupled:
         """Keeps a micro-batch's value and conditions until the target comes."""
         if not self._pairs or self._pairs[-1].call != call:
             self._pairs.append(Pair(call, step))
-        self._pairs[-1].inputs.append(tuple(value.detach() for value in inputs))
+        value, *conditions = (tensor.detach() for tensor in inputs)
+        copies = (condition.clone() for condition in conditions)  # the caller may reuse a batch's memory
+        self._pairs[-1].inputs.append((value, *copies))
 
     def put(self, pair: Pair, edge: Edge, micro: int, gradient: torch.Tensor | None) -> None:
         """Takes what a consumer gave back."""
