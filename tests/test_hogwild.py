@@ -178,6 +178,18 @@ def test_several_classes_partial_fit_and_warm_start():
     np.testing.assert_array_equal(loaded.predict(X), whole.predict(X))
 
 
+def test_early_stopping_without_shuffling_keeps_the_order():
+    """As the average shows, which depends on it."""
+    X = np.random.default_rng(0).standard_normal((300, 5)).astype(np.float32)
+    y = X.sum(1) + 3
+    settings = {"shuffle": False, "early_stopping": True, "average": True, "random_state": 1}
+    theirs = SGDRegressor(**settings).fit(X.astype(np.float64), y)
+    ours = HogwildRegressor(**settings).fit(X, y)
+    assert ours.n_iter_ == theirs.n_iter_
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5)
+
+
 def test_early_stopping_ends_and_scores():
     X, y = problem()
     model = HogwildClassifier(early_stopping=True, random_state=0, n_iter_no_change=3).fit(X, y)

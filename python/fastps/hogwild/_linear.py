@@ -173,7 +173,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
         kind = StratifiedShuffleSplit if stratified else ShuffleSplit
         split = kind(test_size=self.validation_fraction, random_state=self.random_state)
         learn, validate = next(split.split(np.zeros((len(y), 1)), y))
-        return rows[learn], rows[validate]
+        return rows[np.sort(learn)], rows[validate]  # in order, unless each epoch shuffles them
 
     def _train(
         self,
