@@ -13,8 +13,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the
-/// server has as --data-dir.
+/// Save, inspect, convert and copy snapshots. DIR is the --data-dir of the servers.
 #[derive(Debug, Parser)]
 #[command(name = "fastps checkpoint")]
 pub(crate) struct CheckpointArgs {
@@ -24,33 +23,33 @@ pub(crate) struct CheckpointArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Has every shard of a running cluster write a snapshot now, and waits until all are durable.
+    /// Make every shard of a running cluster write a snapshot now, and wait until all are durable.
     Save {
         /// Addresses of some or all shards: host:port, or unix:// and a path.
         #[arg(required = true, value_delimiter = ',')]
         addresses: Vec<String>,
-        /// One cut over all shards: the tensors of this group are as they are at one moment. Pushes wait for
-        /// some milliseconds when it begins, and take up to one more copy of the group's optimizer state
-        /// until it is written.
+        /// Save the tensors of this group as of one moment on all shards. Pushes wait for some milliseconds
+        /// when the cut begins. Until it is written, it takes memory for up to one more copy of the group's
+        /// optimizer state.
         #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
         cut: Option<String>,
-        /// How long to wait.
+        /// Seconds to wait.
         #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
         timeout: Duration,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-        /// The CA that has signed the servers' certificates (PEM).
+        /// The CA that signed the servers' certificates (PEM).
         #[arg(long, value_name = "FILE")]
         tls_ca: Option<PathBuf>,
-        /// A certificate for servers that ask for one (PEM).
+        /// The client certificate, for servers that require one (PEM).
         #[arg(long, value_name = "FILE")]
         tls_cert: Option<PathBuf>,
-        /// Its private key (PEM).
+        /// The private key of --tls-cert (PEM).
         #[arg(long, value_name = "FILE")]
         tls_key: Option<PathBuf>,
     },
-    /// Tells which snapshots each shard has; a server may be using them.
+    /// List the snapshots of each shard. Servers may be running.
     List {
         /// The data directory, or the URL that snapshots are copied to.
         dir: PathBuf,
@@ -58,8 +57,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Reads every byte and compares all checksums; exit code 1 if anything is damaged. A server may be using
-    /// them.
+    /// Read every byte and compare all checksums; the exit code is 1 if anything is damaged. Servers may be
+    /// running.
     Verify {
         /// The data directory, or the URL that snapshots are copied to.
         dir: PathBuf,
@@ -67,59 +66,59 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Writes a new data directory for another number of shards. No server may use the old one; it is not
-    /// changed. Takes as much memory as all tensors and their optimizer state.
+    /// Write a new data directory for another number of shards. No server may use the old one, which is not
+    /// changed. Needs memory for all tensors and their optimizer state.
     Restore {
-        /// The data directory that is read.
+        /// The data directory to read.
         source: PathBuf,
-        /// The one that is written; it must be new.
+        /// The data directory to write; it must not exist or must be empty.
         target: PathBuf,
-        /// For how many shards.
+        /// Number of shards of the new directory.
         #[arg(long)]
         shards: u32,
-        /// Use what can be read, although something that was durable cannot.
+        /// Continue even if durable data cannot be read, and drop what is lost.
         #[arg(long)]
         accept_loss: bool,
-        /// The newest cut over all shards, without what came later; a server may be using the directory.
+        /// Use the newest cut over all shards, without later changes. Servers may be running.
         #[arg(long, conflicts_with = "accept_loss")]
         cut: bool,
     },
-    /// Makes a new data directory of the newest copy of each shard. What came after these snapshots is not in
-    /// it.
+    /// Build a new data directory from the newest copy of each shard. It lacks all changes after these
+    /// snapshots.
     Fetch {
-        /// What servers were told by --copy-to.
+        /// The URL that servers have as --copy-to.
         url: String,
-        /// The directory that is written; it must be new.
+        /// The directory to write; it must not exist or must be empty.
         dir: PathBuf,
-        /// The newest cut over all shards, in place of each shard's newest copy.
+        /// Fetch the newest cut over all shards instead of each shard's newest copy.
         #[arg(long)]
         cut: bool,
     },
-    /// Copies the newest snapshot of each shard, as a server does with --copy-to. No server may use the
+    /// Copy the newest snapshot of each shard, as a server does with --copy-to. No server may use the
     /// directory.
     Upload {
         /// The data directory.
         dir: PathBuf,
-        /// Where to, as for --copy-to.
+        /// Where to copy them, as for --copy-to.
         url: String,
-        /// How many copies are kept there.
+        /// Number of copies to keep there.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         keep: usize,
     },
-    /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes
-    /// as much memory as all tensors and their optimizer state.
+    /// Write one safetensors file with every tensor under its name. No server may use the directory. Needs
+    /// memory for all tensors and their optimizer state.
     Export {
         /// The data directory.
         dir: PathBuf,
-        /// The file that is written; it must be new.
+        /// The file to write; it must not exist.
         file: PathBuf,
-        /// Optimizer state, too, as NAME.SLOT.
+        /// Also write optimizer state, as NAME.SLOT.
         #[arg(long)]
         state: bool,
-        /// Use what can be read, although something that was durable cannot.
+        /// Continue even if durable data cannot be read, and drop what is lost.
         #[arg(long)]
         accept_loss: bool,
-        /// The newest cut over all shards, without what came later; a server may be using the directory.
+        /// Use the newest cut over all shards, without later changes. Servers may be running.
         #[arg(long, conflicts_with = "accept_loss")]
         cut: bool,
     },
@@ -133,7 +132,7 @@ fn reading(accept_loss: bool, cut: bool) -> Reading {
     }
 }
 
-/// Runs one of them; the exit status.
+/// Runs the command and returns the exit status.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args = match CheckpointArgs::try_parse_from(args) {
         Ok(args) => args,

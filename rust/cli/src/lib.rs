@@ -16,80 +16,81 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
+/// How long stopping may take: less than the 5 s that service managers usually allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What `--copy-to` is for: rustdoc would take the URLs for links.
-const COPY_TO: &str = "Copy each snapshot there, too: s3://BUCKET/PREFIX, with the AWS_... settings of the environment, or file:///FOLDER";
+const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
-/// Serves shards of a fastps parameter server. `checkpoint` in place of options looks at data directories:
-/// see `checkpoint --help`.
+/// Run shards of a fastps parameter server. `checkpoint` in place of options works with snapshots and data
+/// directories: see `checkpoint --help`.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
     /// Number of shards in this process, on consecutive ports.
     #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
     shards: u32,
-    /// Where to listen (port 0: any free port); one per shard, or the first one's.
+    /// Addresses to listen on: one per shard, or only the first one's; port 0 takes any free port.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7070", env = "FASTPS_LISTEN")]
     listen: Vec<String>,
-    /// Listen on a Unix socket, too: where it lies, one path per shard.
+    /// Also listen on Unix sockets at these paths, one per shard.
     #[arg(long, value_delimiter = ',', value_name = "PATH", env = "FASTPS_LISTEN_UNIX")]
     listen_unix: Vec<PathBuf>,
-    /// Addresses of all shards of the cluster, in the order of their indices; left out, this process is the
-    /// cluster.
+    /// Addresses of all shards of the cluster, in order of index [default: the shards of this process].
     #[arg(long, value_delimiter = ',', env = "FASTPS_CLUSTER")]
     cluster: Vec<String>,
-    /// How others reach this process, where that is not the address it listens on: HOST or HOST:PORT.
+    /// Address at which others reach this process, if it differs from --listen: HOST or HOST:PORT.
     #[arg(long, env = "FASTPS_ADVERTISE")]
     advertise: Option<String>,
-    /// Most memory for tensors, readers and connections, as 4GiB, 500MB or bytes [default: 80 % of the
-    /// machine's].
+    /// Memory limit for tensors, readers and connections: 4GiB, 500MB or a number of bytes [default: 80 % of
+    /// the machine's memory].
     #[arg(long, value_parser = parse_bytes, env = "FASTPS_MEMORY_LIMIT")]
     memory_limit: Option<u64>,
-    /// How long a client may be silent before its session ends.
+    /// Milliseconds a client may be silent before its session ends.
     #[arg(long, default_value_t = 10_000, value_name = "MS", env = "FASTPS_LEASE_MS")]
     lease_ms: u64,
-    /// How long a thread looks for the next frame before it sleeps, where that paid of late; 0: never.
+    /// Microseconds a thread polls for the next frame before it sleeps, if polling paid off recently; 0 turns
+    /// polling off.
     #[arg(long, default_value_t = 200, value_name = "US", env = "FASTPS_SPIN_US")]
     spin_us: u64,
-    /// Speak TLS: the server's certificate, its issuers behind it (PEM).
+    /// Use TLS with this server certificate, followed by its issuers (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CERT")]
     tls_cert: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// The private key of --tls-cert (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// Ask clients for a certificate that one of these CAs has signed (PEM).
+    /// Require client certificates signed by one of these CAs (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
     tls_ca: Option<PathBuf>,
-    /// Let processes of this user on this machine in without a certificate, by a Unix socket, although
-    /// --tls-ca is given.
+    /// With --tls-ca: still accept processes of this user on this machine without a certificate, through a
+    /// Unix socket.
     #[arg(long)]
     local: bool,
-    /// Keep snapshots and a log here, a folder for each shard, and start from them; left out, nothing
-    /// outlives the process.
+    /// Keep a log and snapshots here, in one folder per shard, and start from them. Without it, the
+    /// parameters are lost when the process ends.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// How often a snapshot is taken.
+    /// Take a snapshot every so many seconds.
     #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
     snapshot_every: Duration,
-    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0:
-    /// never for that.
+    /// Also take a snapshot when the log after the last one exceeds this many times the size of the state; 0
+    /// turns this off.
     #[arg(long, default_value_t = 4, value_name = "TIMES", env = "FASTPS_SNAPSHOT_AFTER")]
     snapshot_after: u64,
-    /// How many snapshots are kept, and the log from the oldest of them on.
+    /// Number of snapshots to keep, with the log since the oldest of them.
     #[arg(long, default_value_t = 2, value_name = "COUNT", env = "FASTPS_KEEP")]
     keep: usize,
-    /// Besides, every snapshot that is younger than this is kept.
+    /// Also keep every snapshot younger than this many seconds.
     #[arg(long, default_value = "0", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_KEEP_FOR")]
     keep_for: Duration,
     /// Where each snapshot is copied to.
     #[arg(long, value_name = "URL", env = "FASTPS_COPY_TO", help = COPY_TO)]
     copy_to: Option<String>,
-    /// Start with what can be read of the data directory, although something that was durable cannot.
+    /// Start even if durable data in the data directory cannot be read, and drop what is lost.
     #[arg(long)]
     accept_loss: bool,
-    /// Listen off loopback although nothing is encrypted and everybody may do everything.
+    /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client may read and
+    /// change everything.
     #[arg(long)]
     insecure: bool,
 }
@@ -108,10 +109,11 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
         _ => {
-            return Err(format!("{unit:?} is no unit; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"));
+            return Err(format!("{unit:?} is not a unit; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"));
         }
     };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size; write for example 4GiB"))?;
+    let number: f64 =
+        number.parse().map_err(|_| format!("{text:?} is not a size; write for example 4GiB"))?;
     let bytes = number * factor as f64;
     if bytes < 1.0 || bytes > 2_f64.powi(60) {
         Err("the size must be from 1 byte to 1 EiB".into())
@@ -122,17 +124,17 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
+    seconds.ok_or_else(|| format!("{text:?} is not a number of seconds"))
 }
 
-/// What is logged: a level, or levels of modules (`info,h2=debug`). A level that is misspelt would be taken
-/// for a module, and nothing be logged at all.
+/// What is logged: a level, or levels of modules (`info,h2=debug`). Without the check, a misspelt level would
+/// count as a module, and nothing would be logged.
 fn log_filter(wanted: &str) -> Result<Targets> {
     if wanted.is_empty() {
         return Ok(Targets::new().with_default(LevelFilter::INFO));
     }
     let wrong = || {
-        let error = Error::new(Kind::Config, "FASTPS_LOG cannot be read");
+        let error = Error::new(Kind::Config, "invalid FASTPS_LOG");
         error.expected("off, error, warn, info, debug or trace", format!("{wanted:?}"))
     };
     if !wanted.contains(['=', ',']) {
@@ -144,8 +146,8 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or SIGHUP. Takes the arguments with the program's name first; gives the exit
-/// status. With `checkpoint` as the first of them it looks at data directories instead.
+/// Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit status. The first argument is the program's
+/// name. If the second is `checkpoint`, runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if args.get(1).is_some_and(|first| first == "checkpoint") {
@@ -178,7 +180,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// Lists, verifies, restores or exports data directories; takes the arguments with the program's name first.
+/// Runs `checkpoint` and returns the exit status. The first argument is the program's name.
 pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
     checkpoint::run(args)
 }
@@ -187,7 +189,7 @@ fn serve(args: ServeArgs) -> Result<()> {
     let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
-        // Before anybody learns that the server is there, so that no signal falls through.
+        // Before the server is reachable, so that no signal is missed.
         let stop = signals::stop().map_err(io)?;
         let server = Server::start(&ServerConfig {
             listen: args.listen,
