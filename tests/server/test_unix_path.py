@@ -81,7 +81,7 @@ def test_what_a_killed_server_left_is_replaced_and_a_live_one_is_not(tmp_path: P
         assert line(process) == f"fastps: shard 0 listening on unix://{path}\n"
         with fastps.connect(f"unix://{path}") as ps:
             ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
-        with pytest.raises(fastps.ConfigError, match="somebody listens there"):
+        with pytest.raises(fastps.ConfigError, match="listens there"):
             fastps.serve(listen_unix=path)
         process.send_signal(signal.SIGKILL)
         process.wait(20)

@@ -33,17 +33,18 @@ pub struct ServerConfig {
     pub lease: Duration,
     /// How long a registration may be silent.
     pub reservation_lease: Duration,
-    /// Most bytes of this process, for tensors, readers and connections; `None`: 80 % of the machine's or
-    /// cgroup's memory.
+    /// Limit on the bytes of this process, for tensors, readers and connections; `None`: 80 % of the memory
+    /// of the machine or cgroup.
     pub memory_limit: Option<u64>,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
-    /// Offer this machine's clients the abstract Unix socket and shared memory although clients on the
-    /// network must show a certificate; without that demand it is offered in any case.
+    /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
+    /// a certificate. Without `tls.ca` they are always offered.
     pub local: bool,
-    /// Listen off loopback although nothing is encrypted and everybody is admin.
+    /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client is admin.
     pub insecure: bool,
-    /// How long a thread looks for the next frame before it sleeps, where that paid of late; zero: never.
+    /// How long a thread polls for the next frame before it sleeps, if polling paid off recently; zero: not
+    /// at all.
     pub spin: Duration,
     /// Begins the name of each shard's Unix socket. Clients look for the default; under another name they do
     /// not find it, so a test can put somebody between.
@@ -52,20 +53,21 @@ pub struct ServerConfig {
     pub policy: Option<Arc<dyn Policy>>,
     /// Where records of changes go; `None`: nowhere, but where there is a data directory.
     pub sink: Option<Arc<dyn Sink>>,
-    /// Where snapshots and the log lie, a folder for each shard; `None`: nothing outlives the process.
+    /// The folder for the log and the snapshots, with one subfolder per shard; `None`: nothing survives the
+    /// process.
     pub data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
     pub snapshot_every: Duration,
-    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0:
-    /// never for that.
+    /// A snapshot is also taken when the log after the last one exceeds this many times the size of the
+    /// state; 0 turns this off.
     pub snapshot_after: u64,
     /// How many snapshots are kept, at least 1.
     pub keep: usize,
-    /// Younger ones are kept besides.
+    /// Snapshots younger than this are kept, too.
     pub keep_for: Duration,
     /// Where each snapshot is copied to, `s3://bucket/prefix` or `file:///folder`; `None`: nowhere.
     pub copy_to: Option<String>,
-    /// Start with what can be read, although something that was durable cannot.
+    /// Start even if durable data cannot be read, and drop what is lost.
     pub accept_loss: bool,
 }
 
@@ -127,11 +129,11 @@ impl ServerConfig {
             && self.tls.are_none()
             && let Some(open) = wanted.iter().find(|address| !address.ip().is_loopback())
         {
-            return Err(config("off loopback, connections would be neither encrypted nor authenticated")
+            return Err(config("without TLS, an address other than loopback is open to everyone")
                 .expected("a loopback address, --tls-cert and --tls-key, or --insecure", open));
         }
         if !self.listen_unix.is_empty() && self.listen_unix.len() != wanted.len() {
-            return Err(config("one path of a Unix socket per shard of this process")
+            return Err(config("wrong number of Unix socket paths")
                 .expected(format!("{} paths", wanted.len()), self.listen_unix.len()));
         }
         let mut listeners = Vec::new();
@@ -182,7 +184,7 @@ impl ServerConfig {
         if self.listen.is_empty()
             || (self.listen.len() > 1 && self.shards > 1 && self.listen.len() != self.shards as usize)
         {
-            return Err(config("one address to listen on per shard, or the first one's")
+            return Err(config("wrong number of addresses to listen on")
                 .expected(format!("1 or {} addresses", self.shards), self.listen.len()));
         }
         let first: Vec<_> = self.listen.iter().map(|a| resolve(a)).collect::<Result<_>>()?;
@@ -243,7 +245,7 @@ fn resolve(address: &str) -> Result<SocketAddr> {
     })?;
     found
         .next()
-        .ok_or_else(|| config("the address to listen on resolves to nothing").expected("host:port", address))
+        .ok_or_else(|| config("the address to listen on cannot be resolved").expected("host:port", address))
 }
 
 /// The memory of the machine, or of the cgroup if that has less.

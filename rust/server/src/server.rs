@@ -364,10 +364,10 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
 fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
     match tls {
         None => {
-            Some("--insecure: connections are neither encrypted nor authenticated, and everybody is admin")
+            Some("--insecure: connections are neither encrypted nor authenticated, and every client is admin")
         }
         Some(tls) if !tls.asks => Some(
-            "connections are encrypted and not authenticated, and everybody is admin: --tls-ca asks clients for certificates",
+            "connections are encrypted but not authenticated, and every client is admin; --tls-ca requires client certificates",
         ),
         Some(_) => None,
     }

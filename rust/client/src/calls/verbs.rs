@@ -56,7 +56,7 @@ impl Client {
             return Ok(());
         }
         self.leave_alone(call);
-        Err(Error::new(Kind::Internal, "the caller waits no longer"))
+        Err(Error::new(Kind::Internal, "the caller no longer waits"))
     }
 
     /// Lets a call go on in the background.

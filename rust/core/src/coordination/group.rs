@@ -144,7 +144,7 @@ impl GroupTable {
         if seat.mode != self.mode {
             let error = Error::new(
                 Kind::Precondition,
-                format!("the group's workers keep together in another way: {}", self.who()),
+                format!("the group's workers use another mode: {}", self.who()),
             );
             return Err(error.expected(self.mode, seat.mode));
         }

@@ -11,7 +11,7 @@ pub(crate) enum SharedMemory {}
 
 impl SharedMemory {
     pub(crate) fn create() -> Result<Self> {
-        Err(Error::new(Kind::Config, "a store can be shared by processes on Linux alone"))
+        Err(Error::new(Kind::Config, "processes can share a store on Linux only"))
     }
 
     pub(crate) fn open(_pid: u32, _fd: i32) -> Result<Self> {

@@ -40,7 +40,7 @@ pub fn check_form<'a>(
     let mut names = HashSet::with_capacity_and_hasher(at_least, RandomState::default());
     for (gradient, spec) in gradients {
         if !names.insert(gradient.name) {
-            let error = Error::new(Kind::Config, "a tensor stands twice in one push");
+            let error = Error::new(Kind::Config, "a tensor is named twice in one push");
             return Err(error.tensor(gradient.name));
         }
         check_codec(spec, options.codec, has_feedback)?;

@@ -96,7 +96,7 @@ impl Directory {
         let mut words = [0; WORDS];
         memory.read(0, bytemuck::cast_slice_mut(&mut words))?;
         if words[..END] != [MAGIC, id] {
-            return Err(Error::new(Kind::Unavailable, "another store has this address by now")
+            return Err(Error::new(Kind::Unavailable, "another store has this address now")
                 .expected(address, format_args!("{:x}", words[1])));
         }
         let head = memory.map(0, PAGE as usize)?;

@@ -67,7 +67,7 @@ impl Later {
             }
             if let Some(at_end) = caller.leaves() {
                 self.on_done(at_end);
-                return Err(Error::new(Kind::Unavailable, "the caller waits no longer").into());
+                return Err(Error::new(Kind::Unavailable, "the caller no longer waits").into());
             }
         }
     }

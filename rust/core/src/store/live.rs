@@ -35,7 +35,7 @@ impl Store {
     pub fn live(&self, name: &str) -> Result<Live> {
         let tensor = self.tensor(name)?;
         let shared = tensor.shared.clone().ok_or_else(|| {
-            Error::new(Kind::Config, "only a shared store has values that can be looked at where they lie")
+            Error::new(Kind::Config, "only a shared store has views of its values")
                 .tensor(name)
                 .expected("Store(shared=True)", "a store of one process")
         })?;

@@ -37,7 +37,7 @@ impl Peer {
     /// Fails where the connection has begun as many sessions as it may.
     pub(crate) fn check_hello(&self) -> Result<()> {
         self.hellos.take(Instant::now()).map_err(|wait| {
-            Error::new(Kind::Capacity, "the connection begins too many sessions")
+            Error::new(Kind::Capacity, "the connection opens too many sessions")
                 .expected(self.hellos.bounds(), "one more")
                 .retry_after_ms(wait.as_millis() as u64 + 1)
         })

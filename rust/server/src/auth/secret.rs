@@ -5,12 +5,12 @@ use fastps_durable::SecretHash;
 use fastps_transport::secret::{SECRET_BYTES, in_headers};
 use tonic::metadata::MetadataMap;
 
-/// The hash of the secret that a Hello brings.
+/// The hash of the secret in a Hello.
 pub(crate) fn of_hello(secret: &[u8]) -> Result<SecretHash> {
     if secret.len() == SECRET_BYTES {
         return Ok(SecretHash::of(secret));
     }
-    let error = Error::new(Kind::Config, "Hello brings no secret of its client");
+    let error = Error::new(Kind::Config, "Hello has no client secret");
     Err(error.expected(format!("{SECRET_BYTES} random bytes"), format!("{} bytes", secret.len())))
 }
 

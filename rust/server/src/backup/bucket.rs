@@ -60,29 +60,31 @@ impl Bucket {
         let refused = |why: &str| {
             // One with a password in it is not repeated.
             let got = if url.contains('@') { "another URL" } else { url };
-            Err(Error::new(Kind::Config, format!("copies of snapshots cannot go there: {why}"))
+            Err(Error::new(Kind::Config, format!("snapshots cannot be copied there: {why}"))
                 .expected("s3://BUCKET/PREFIX or file:///FOLDER", got))
         };
         let url = url.trim_end_matches('/');
         if url.contains(['?', '#', '@']) {
-            return refused("the URL has more than a place in it");
+            return refused("the URL contains ?, # or @");
         }
         if let Some(path) = url.strip_prefix("file://") {
-            let Ok(prefix) = Path::from_url_path(path) else { return refused("this is no path") };
+            let Ok(prefix) = Path::from_url_path(path) else { return refused("the path is not valid") };
             if !path.starts_with('/') || prefix.as_ref().is_empty() {
                 return refused("the path is not absolute");
             }
             let store = LocalFileSystem::new().with_fsync(true);
-            let Ok(folder) = store.path_to_filesystem(&prefix) else { return refused("this is no path") };
+            let Ok(folder) = store.path_to_filesystem(&prefix) else {
+                return refused("the path is not valid");
+            };
             return Ok(Self { url: url.to_owned(), store: Arc::new(store), prefix, folder: Some(folder) });
         }
         let Some(place) = url.strip_prefix("s3://") else { return refused("the scheme is unknown") };
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         let Ok(prefix) = Path::from_url_path(prefix) else {
-            return refused("the prefix has an odd name in it");
+            return refused("the prefix is not a valid path");
         };
         if bucket.is_empty() {
-            return refused("the bucket has no name");
+            return refused("the name of the bucket is empty");
         }
         let retry =
             RetryConfig { max_retries: MAX_RETRIES, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
@@ -146,7 +148,7 @@ impl Bucket {
         };
         let ObjectMeta { size, e_tag, version, .. } = got.meta.clone();
         if size > most {
-            return Err(Error::new(Kind::Internal, format!("{} is no file of fastps", self.name(place)))
+            return Err(Error::new(Kind::Internal, format!("{} is not a file of fastps", self.name(place)))
                 .expected(format!("at most {most} bytes"), size));
         }
         let mut bytes = Vec::new();
@@ -226,14 +228,14 @@ fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
         Err(Error::new(Kind::Config, message).expected(expected, "another one"))
     };
     if endpoint.contains('@') {
-        return refused("has a name or a password in it", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+        return refused("contains a user name or a password", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
     }
     let allowed = says(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
     let allowed = allowed.is_some_and(|allowed| {
         ["1", "true", "on", "yes", "y"].contains(&allowed.to_ascii_lowercase().as_str())
     });
     if endpoint.starts_with("http://") && !allowed {
-        return refused("would be spoken to without encryption", "https://..., or AWS_ALLOW_HTTP=true");
+        return refused("is not encrypted", "https://..., or AWS_ALLOW_HTTP=true");
     }
     Ok(())
 }

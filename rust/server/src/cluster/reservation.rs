@@ -388,7 +388,7 @@ fn check(wish: &Reserve) -> Result<()> {
         );
     }
     if wish.slices.iter().map(|(id, _)| id).collect::<HashSet<_>>().len() != wish.slices.len() {
-        return name(Error::new(Kind::Config, "a slice stands twice in one reservation"));
+        return name(Error::new(Kind::Config, "a slice is named twice in one reservation"));
     }
     Ok(())
 }

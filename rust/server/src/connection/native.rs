@@ -132,7 +132,7 @@ async fn exchange(
         let both = shared.and_then(|shared| Ok((shared, Arrivals::new(&peer.budget)?)));
         both.map_err(|error| convert::status(&error.shard(node.index())))
     } else {
-        Err(Status::unimplemented(format!("a native connection serves {EXCHANGE_PATH} alone, not {path}")))
+        Err(Status::unimplemented(format!("a native connection serves only {EXCHANGE_PATH}, not {path}")))
     };
     let (shared, arrivals) = match shared {
         Ok(both) => both,

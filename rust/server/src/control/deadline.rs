@@ -65,7 +65,7 @@ where
 }
 
 fn late(limit: Duration) -> Error {
-    Error::new(Kind::Deadline, format!("the call's {} ms are over", limit.as_millis()))
+    Error::new(Kind::Deadline, format!("the call's {} ms have passed", limit.as_millis()))
 }
 
 /// The header `grpc-timeout`: up to eight digits and a unit. What is not in order counts as none.

@@ -528,11 +528,11 @@ fn no_group(group: u32) -> Error {
 fn check_cut(asked: &pb::CheckpointRequest) -> Result<()> {
     let pb::CheckpointRequest { group, cut } = asked;
     if group.is_empty() && *cut != 0 {
-        return Err(Error::new(Kind::Config, "a cut is over a group").expected("a group, or no cut", cut));
+        return Err(Error::new(Kind::Config, "a cut needs a group").expected("a group, or no cut", cut));
     }
     if group.len() <= MAX_NAME {
         return Ok(());
     }
-    let error = Error::new(Kind::Config, "no group has such a long name");
+    let error = Error::new(Kind::Config, "the name of the group is too long");
     Err(error.expected(format!("at most {MAX_NAME} bytes"), group.len()))
 }

@@ -41,7 +41,7 @@ pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -
         }
     };
     if mode_to_wire(mode) != wire {
-        return Err(Error::new(Kind::Config, "the mode has settings of another one")
+        return Err(Error::new(Kind::Config, "the mode has settings of another mode")
             .expected(mode, settings_of(&wire)));
     }
     Ok(PlaceRequest { mode, rank, name })

@@ -103,14 +103,14 @@ fn make_way(path: &Path, failed: impl Fn(io::Error) -> Error) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
         Ok(file) if !file.file_type().is_socket() => {
-            return refused("there is a file of this name that is no socket");
+            return refused("the file exists and is not a socket");
         }
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
         Err(error) => Err(failed(error)),
-        Ok(_) => refused("somebody listens there"),
+        Ok(_) => refused("another process listens there"),
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
         let path = place("mode");
         let socket = SocketFile::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(refusal(&path).contains("somebody listens there"));
+        assert!(refusal(&path).contains("another process listens there"));
         drop(socket);
         assert!(!path.exists());
         fs::remove_dir(path.parent().unwrap()).unwrap();
@@ -184,7 +184,7 @@ mod tests {
     fn what_is_no_socket_stays() {
         let path = place("file");
         fs::write(&path, "text").unwrap();
-        assert!(refusal(&path).contains("no socket"));
+        assert!(refusal(&path).contains("not a socket"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "text");
         fs::remove_dir_all(path.parent().unwrap()).unwrap();
         assert!(refusal(&path).contains("No such file"));

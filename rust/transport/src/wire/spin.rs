@@ -44,12 +44,12 @@ impl Spin {
         Self::new(Duration::ZERO)
     }
 
-    /// Fails for a time that is too long to be meant.
+    /// Fails for a time that is too long.
     pub fn check(budget: Duration) -> Result<()> {
         if budget <= MAX_SPIN {
             return Ok(());
         }
-        Err(Error::new(Kind::Config, "a wait may not spin for so long")
+        Err(Error::new(Kind::Config, "the spin time is too long")
             .expected(format!("at most {MAX_SPIN:?}"), format!("{budget:?}")))
     }
 

@@ -1,3 +1,3 @@
-//! The atomics of the ring, which a model checker replaces (`rust/transport/tests/ring.rs`).
+//! The atomics of the ring, which a model checker replaces (`rust/transport/loom/ring.rs`).
 
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
