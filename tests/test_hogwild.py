@@ -420,7 +420,7 @@ def test_factors_predict_and_recommend():
     with pytest.raises(ValueError, match="n is -1"):
         model.recommend(0, -1)
     for wrong in ([-1], [80], [True, False], np.zeros(80, bool), [1.0]):
-        with pytest.raises(ValueError, match="exclude is numbers of items, from 0 to 79"):
+        with pytest.raises(ValueError, match="exclude must contain item numbers from 0 to 79"):
             model.recommend(0, exclude=wrong)
     assert len(model.recommend(0, 0)[0]) == 0
     assert len(model.recommend(0, 100, exclude={3, 79})[0]) == 78

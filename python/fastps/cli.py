@@ -75,74 +75,87 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
-        help="train a classifier by Downpour SGD on this machine, with a worker killed half-way",
-        description="Start shard servers and workers on this machine, train a classifier on handwritten\n"
-        "digits by Downpour SGD, kill a worker half-way, start a late one, and show that training goes on.",
+        help="train a classifier with Downpour SGD on this machine; one worker is killed half-way",
+        description="Start shard servers and workers on this machine and train a classifier on handwritten\n"
+        "digits with Downpour SGD. Kill a worker half-way, start another late; training continues.",
     )
     command.add_arguments(demo)
     demo.set_defaults(execute=command.execute)
     blaster = commands.add_parser(
         "sandblaster",
-        help="minimize a loss by L-BFGS and conjugate gradients, with replica processes",
-        description="Minimize a classifier's loss over all samples by batch optimizers. Replica processes\n"
-        "compute portions, and idle ones compute slow portions again; the result depends on neither.",
+        help="minimize a loss with L-BFGS and conjugate gradients, with replica processes",
+        description="Minimize a classifier's loss over all samples with batch optimizers. Replica processes\n"
+        "compute portions of the samples, idle ones repeat slow portions; neither changes the result.",
     )
     sandblaster.add_arguments(blaster)
     blaster.set_defaults(execute=sandblaster.execute)
-    commands.add_parser(
-        "serve", help="run shard servers (fastps serve --help lists its options)", add_help=False
-    )
+    commands.add_parser("serve", help="run shard servers (see fastps serve --help)", add_help=False)
     commands.add_parser(
         "checkpoint",
-        help="save, list, verify, restore, export, upload or fetch snapshots (... --help)",
+        help="save, list, verify, restore, export, upload or fetch snapshots (see fastps checkpoint --help)",
         add_help=False,
     )
     commands.add_parser(
         "rl",
-        help="train a policy by reinforcement learning (fastps rl --help lists its options)",
+        help="train a policy by reinforcement learning (see fastps rl --help)",
         add_help=False,
     )
-    status = commands.add_parser("status", help="show counters and open spaces of a running cluster")
+    status = commands.add_parser(
+        "status",
+        help="show counters and open spaces of a running cluster",
+        description="Show the counters of all shards of a running cluster, and its open spaces.\n"
+        "The exit code is 1 if a shard does not answer.",
+    )
     status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
     status.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
     )
     status.add_argument("--json", action="store_true", help="print one JSON object")
     tls = status.add_argument_group("TLS")
-    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that has signed the servers' certificates")
-    tls.add_argument("--tls-cert", metavar="FILE", help="a certificate for servers that ask for one")
-    tls.add_argument("--tls-key", metavar="FILE", help="its private key")
+    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that signed the servers' certificates")
+    tls.add_argument(
+        "--tls-cert", metavar="FILE", help="the client certificate, for servers that require one"
+    )
+    tls.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert")
     status.set_defaults(execute=_status)
-    lister = commands.add_parser("ls", help="list the tensors of a running cluster, by run")
+    lister = commands.add_parser(
+        "ls",
+        help="list the tensors of a running cluster, by run",
+        description="List the tensors of a running cluster, by run, with their last change.",
+    )
     runs.add_arguments(lister)
-    lister.add_argument("--run", metavar="NAME", help="only those of this run")
+    lister.add_argument("--run", metavar="NAME", help="list only the tensors of this run")
     lister.add_argument("--json", action="store_true", help="print one JSON list")
     lister.set_defaults(execute=runs.ls)
-    remover = commands.add_parser("rm", help="free the tensors of a run")
+    remover = commands.add_parser(
+        "rm",
+        help="free the tensors of a run",
+        description="Free all tensors of a run. The servers and later snapshots no longer have them.",
+    )
     runs.add_arguments(remover)
-    remover.add_argument("--run", metavar="NAME", required=True, help="the run")
+    remover.add_argument("--run", metavar="NAME", required=True, help="the run whose tensors are freed")
     remover.set_defaults(execute=runs.rm)
     physician = commands.add_parser(
         "doctor",
         help="check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
-        description="Examine this machine and measure its parts for about ten seconds; warn about problems.\n"
-        "Exit code 1 if a lane of a vector tears, else 0.",
+        description="Examine this machine, measure it for about ten seconds, and warn about problems.\n"
+        "The exit code is 1 if vector lanes tear, otherwise 0.",
     )
     doctor.add_arguments(physician)
     physician.set_defaults(execute=doctor.execute)
     torturer = commands.add_parser(
         "torture",
         help="inject faults into servers and clients, and check that nothing is lost or counted twice",
-        description="Start servers and clients on this machine, kill, stop, cut and flood them, and compare\n"
-        "the answers to every client with the servers' state.",
+        description="Start servers and clients on this machine, inject faults, and compare what each client\n"
+        "was told with the servers' state.",
     )
     torture.add_arguments(torturer)
     torturer.set_defaults(execute=torture.execute)
     reproducer = commands.add_parser(
         "repro",
-        help="check published claims about distributed training by runs of the real store",
-        description="Check claims of papers, and ours, by simulated runs of the real store; print what was\n"
-        "measured beside the threshold and the paper's figure, and draw pictures.",
+        help="check published claims about distributed training with runs of the real store",
+        description="Check claims from papers, and our own, with simulated runs of the real store. Print\n"
+        "the measured figures beside the thresholds and the papers' figures, and draw pictures.",
     )
     repro.add_arguments(reproducer)
     reproducer.set_defaults(execute=repro.execute)
@@ -150,8 +163,8 @@ def _parser() -> argparse.ArgumentParser:
         "live",
         help="watch servers and workers train, on a page in the browser",
         description="Start shard servers and workers on this machine and serve a page that shows them:\n"
-        "stale gradients, waiting, codecs, and what happens when one is killed. The page also runs the same\n"
-        "parameter server inside the browser.",
+        "stale gradients, waiting, codecs, and what happens when one is killed. The page also runs the\n"
+        "same parameter server inside the browser.",
     )
     live.add_arguments(viewer)
     viewer.set_defaults(execute=live.execute)

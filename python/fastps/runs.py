@@ -61,9 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for an answer (30)"
     )
     tls = parser.add_argument_group("TLS")
-    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that has signed the servers' certificates")
-    tls.add_argument("--tls-cert", metavar="FILE", help="a certificate for servers that ask for one")
-    tls.add_argument("--tls-key", metavar="FILE", help="its private key")
+    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that signed the servers' certificates")
+    tls.add_argument(
+        "--tls-cert", metavar="FILE", help="the client certificate, for servers that require one"
+    )
+    tls.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert")
 
 
 def ls(args: argparse.Namespace) -> int:

@@ -193,9 +193,9 @@ def test_wrong_usage_is_one_line_and_code_2(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "float31" in ran.stderr
     for option, text, says in (
-        ("--workers", "x", "'x' is no whole number"),
-        ("--push-every", "1.5", "'1.5' is no whole number"),
-        ("--seed", "x", "'x' is no whole number"),
+        ("--workers", "x", "'x' is not a whole number"),
+        ("--push-every", "1.5", "'1.5' is not a whole number"),
+        ("--seed", "x", "'x' is not a whole number"),
         ("--lr", "x", "'x' is not a positive number"),
     ):
         ran = demo(option, text, cwd=tmp_path)

@@ -141,7 +141,7 @@ def test_downpour_begins_at_the_start_also_after_an_interrupted_one() -> None:
 
 
 WRONG = [
-    (["--method", "newton"], 2, "'newton' is none of lbfgs, cg-pr, cg-hs, cg-fr, gd"),
+    (["--method", "newton"], 2, "'newton' is not one of lbfgs, cg-pr, cg-hs, cg-fr, gd"),
     (["--replicas", "0"], 2, "'0' is not a whole number above 0"),
     (["--tol", "-1"], 2, "'-1' is not a number >= 0"),
     (["--data", "a9a"], 1, "--data a9a needs --data-dir DIR"),

@@ -183,4 +183,4 @@ def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fastps", "torture", "--replay", str(tmp_path / "x")]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 1
-    assert "no history of fastps torture" in run.stderr
+    assert "not a history of fastps torture" in run.stderr

@@ -24,7 +24,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def _at_least_one(text: str) -> int:
@@ -63,44 +63,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     group = parser.add_argument_group("cluster")
-    group.add_argument("--shards", type=_at_least_one, default=2, help="shard server processes (2)")
-    group.add_argument("--workers", type=_at_least_one, default=4, help="worker processes (4)")
-    group.add_argument("--codec", choices=CODECS, default="int8", help="how gradients travel (int8)")
+    group.add_argument("--shards", type=_at_least_one, default=2, help="number of shard server processes (2)")
+    group.add_argument("--workers", type=_at_least_one, default=4, help="number of worker processes (4)")
+    group.add_argument("--codec", choices=CODECS, default="int8", help="encoding of gradients (int8)")
     group.add_argument(
-        "--optimizer", choices=tuple(LEARNING_RATES), default="adagrad", help="in the shards (adagrad)"
+        "--optimizer",
+        choices=tuple(LEARNING_RATES),
+        default="adagrad",
+        help="optimizer of the shards (adagrad)",
     )
-    group.add_argument("--lr", type=_positive, help="its learning rate (by optimizer: 0.04 for adagrad)")
+    group.add_argument("--lr", type=_positive, help="learning rate (default by optimizer: 0.04 for adagrad)")
     group.add_argument(
-        "--push-every", type=_push_every, default=1, help="minibatches a push, Downpour's n_push (1)"
+        "--push-every", type=_push_every, default=1, help="minibatches per push, Downpour's n_push (1)"
     )
     group.add_argument(
-        "--pull-every", type=_at_least_one, default=4, help="minibatches a pull, Downpour's n_fetch (4)"
+        "--pull-every", type=_at_least_one, default=4, help="minibatches per pull, Downpour's n_fetch (4)"
     )
     group.add_argument(
-        "--no-kill", action="store_true", help="do not kill a worker half-way (nor start a late one)"
+        "--no-kill", action="store_true", help="neither kill a worker half-way nor start one late"
     )
     group = parser.add_argument_group("training")
     times = ", ".join(f"{name} {task.seconds:.0f}" for name, task in TASKS.items())
     group.add_argument(
         "--data", choices=tuple(TASKS), default="digits", help="data set (digits, in the package)"
     )
-    group.add_argument("--data-dir", metavar="DIR", help="folder of the four original MNIST .gz files")
+    group.add_argument("--data-dir", metavar="DIR", help="folder with the four original MNIST .gz files")
     group.add_argument(
         "--seconds", type=_positive, help=f"training time ({times}; by default a slow machine gets more)"
     )
     group.add_argument(
-        "--updates", type=_at_least_one, help="end after about this many updates, if that comes earlier"
+        "--updates", type=_at_least_one, help="end after about this many updates, even if time is left"
     )
-    group.add_argument("--seed", type=_seed, default=0, help="of weights, data order and noise (0)")
+    group.add_argument(
+        "--seed", type=_seed, default=0, help="seed of the weights, the data order and the noise (0)"
+    )
     group = parser.add_argument_group("output")
     group.add_argument(
         "--out",
         default="fastps-demo",
         metavar="DIR",
-        help="folder for all files (./fastps-demo); files of an earlier run there are removed",
+        help="folder for all files (./fastps-demo); removes files of an earlier run there",
     )
     group.add_argument(
-        "--json", action="store_true", help="one JSON object as the last line; all else to stderr"
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
     )
 
 

@@ -44,7 +44,9 @@ class Report:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps doctor``."""
-    parser.add_argument("--quick", action="store_true", help="take 3 seconds instead of 10, less exactly")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure for 3 seconds instead of 10, less exactly"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

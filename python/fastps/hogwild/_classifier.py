@@ -136,7 +136,9 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         with self._attempt():
             self._check(partial=True)
             if isinstance(self.class_weight, str):
-                raise ValueError("class_weight 'balanced' is not for partial_fit; give sample_weight instead")
+                raise ValueError(
+                    "class_weight 'balanced' cannot be used with partial_fit; pass sample_weight instead"
+                )
             first = not hasattr(self, "classes_")
             X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, order="C", reset=first)
             check_classification_targets(y)

@@ -21,23 +21,23 @@ def _pairs(X: Any, y: Any) -> tuple[Array, Array, Array, tuple[int, int]]:
     """Users, items, ratings, and the shape of the whole matrix."""
     if hasattr(X, "tocoo"):
         if y is not None:
-            raise ValueError("a sparse matrix has the ratings in it: leave y out")
+            raise ValueError("a sparse matrix already contains the ratings: leave y out")
         entries = X.tocoo()
         users, items, values, shape = entries.row, entries.col, entries.data, entries.shape
     else:
         if y is None:
-            raise ValueError("ratings are a sparse matrix, or pairs (user, item) and y")
+            raise ValueError("expected a sparse matrix of ratings, or pairs (user, item) and y")
         users, items, shape = _split(X)
         values = np.asarray(y)
     values = np.ascontiguousarray(values, np.float32)
     if values.shape != users.shape:
-        raise ValueError(f"{users.size} pairs and {values.size} ratings")
+        raise ValueError(f"expected one rating per pair, got {users.size} pairs and {values.size} ratings")
     if values.size == 0:
-        raise ValueError("there are 0 ratings; at least 1 is needed")
+        raise ValueError("expected at least 1 rating, got 0")
     if not np.isfinite(values).all():
         raise ValueError("a rating is NaN or infinite")
     if max(shape) > np.iinfo(np.int32).max:
-        raise ValueError("more than 2^31 - 1 users or items")
+        raise ValueError("at most 2^31 - 1 users and items are supported")
     return np.ascontiguousarray(users, np.int32), np.ascontiguousarray(items, np.int32), values, shape
 
 
@@ -45,10 +45,10 @@ def _split(X: Any) -> tuple[Array, Array, tuple[int, int]]:
     pairs = np.asarray(X)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
         raise ValueError(
-            f"pairs are integers of shape (n, 2), user and item; got {pairs.dtype} of shape {pairs.shape}"
+            f"pairs must be integers of shape (n, 2), user and item; got {pairs.dtype} of shape {pairs.shape}"
         )
     if pairs.size and (pairs.min() < 0 or pairs.max() > np.iinfo(np.int32).max):
-        raise ValueError("users and items are numbers from 0 to 2^31 - 1")
+        raise ValueError("users and items must be numbers from 0 to 2^31 - 1")
     users, items = pairs[:, 0], pairs[:, 1]
     return users, items, (int(users.max(initial=-1)) + 1, int(items.max(initial=-1)) + 1)
 
@@ -143,7 +143,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
 
     def _begin(self, mean: float, goes_on: bool) -> None:
         if self.rank < 1 or self.max_iter < 1 or not self.learning_rate > 0 or not self.regularization >= 0:
-            raise ValueError("rank and max_iter are 1 or more, learning_rate > 0, regularization >= 0")
+            raise ValueError("rank and max_iter must be 1 or more, learning_rate > 0 and regularization >= 0")
         if not (goes_on and hasattr(self, "user_factors_")):
             self.mean_ = mean
             self.user_factors_ = self.item_factors_ = np.zeros((0, self.rank), np.float32)
@@ -194,7 +194,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
             mse = total / max(1, done)
             finite = math.isfinite(mse)
             if not finite:
-                raise DivergedError(f"training diverged in epoch {number}: take a smaller learning_rate")
+                raise DivergedError(f"training diverged in epoch {number}: use a smaller learning_rate")
             over = progress.tell(number, mse, None, done) or patience.ends(math.sqrt(mse))
             return None if over or number == epochs else (seed(), self._step)
 
@@ -229,13 +229,13 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         if not 0 <= user < len(self.user_biases_):
             raise ValueError(f"user {user} was never seen; users are 0 to {len(self.user_biases_) - 1}")
         if n < 0:
-            raise ValueError(f"n is {n}; it is 0 or more")
+            raise ValueError(f"n is {n}: expected 0 or more")
         ratings = self.item_factors_ @ self.user_factors_[user] + self.item_biases_
         ratings += np.float32(self.mean_) + self.user_biases_[user]
         left_out = np.asarray([*exclude])
         if left_out.size:
             if left_out.dtype.kind not in "iu" or left_out.min() < 0 or left_out.max() >= len(ratings):
-                raise ValueError(f"exclude is numbers of items, from 0 to {len(ratings) - 1}")
+                raise ValueError(f"exclude must contain item numbers from 0 to {len(ratings) - 1}")
             ratings[left_out] = -np.inf
         n = min(n, int(np.isfinite(ratings).sum()))
         best = np.argpartition(-ratings, n - 1)[:n] if n else np.zeros(0, np.intp)

@@ -142,9 +142,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}")
         if self.store is not None and self.average:
-            raise ValueError("average is not for coefficients in a store, which others may change")
+            raise ValueError("average cannot be used with store, whose coefficients others may change")
         if partial and self.early_stopping:
-            raise ValueError("early_stopping is not for partial_fit, which makes one epoch a call")
+            raise ValueError("early_stopping cannot be used with partial_fit, which runs one epoch per call")
 
     def _settings(self, sparse: bool, weights: tuple[float, float]) -> dict[str, Any]:
         ratio = {"l2": 0.0, "l1": 1.0, None: 0.0}

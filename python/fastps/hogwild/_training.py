@@ -65,7 +65,7 @@ def threads(n_jobs: int | None) -> int:
     if n_jobs is None:
         return 1
     if n_jobs == 0:
-        raise ValueError("n_jobs == 0 has no meaning; take None, 1 or more, or -1 for all CPUs")
+        raise ValueError("n_jobs == 0 is invalid: use None, 1 or more, or -1 for all CPUs")
     if n_jobs > _MOST_THREADS:
         raise ValueError(f"n_jobs == {n_jobs}: at most {_MOST_THREADS} threads; -1 for all CPUs")
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

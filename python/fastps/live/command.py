@@ -18,8 +18,8 @@ from fastps.live.settings import MOST_WORKERS, Settings
 __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
-exit codes: 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C (128 + signal number).
-Every process and folder that it makes goes with it. The page is served on this machine only."""
+exit codes: 0 done; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C (128 + signal
+number). Its processes and temporary folders end with it. The page is served on this machine only."""
 
 
 def _port(text: str) -> int:
@@ -36,7 +36,7 @@ def _between(text: str, least: int, most: int) -> int:
     except ValueError:
         number = least - 1
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
     return number
 
 
@@ -44,13 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps live``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("--port", type=_port, default=0, help="of the page (0: any free one)")
-    parser.add_argument("--no-browser", action="store_true", help="print the link, open no browser")
+    parser.add_argument("--port", type=_port, default=0, help="port of the page (0: any free port)")
     parser.add_argument(
-        "--workers", type=_workers, default=8, help=f"worker processes, at most {MOST_WORKERS} (8)"
+        "--no-browser", action="store_true", help="print the link instead of opening a browser"
     )
     parser.add_argument(
-        "--export", metavar="FILE", help="write the page as one HTML file that needs no server, and end"
+        "--workers", type=_workers, default=8, help=f"number of worker processes, at most {MOST_WORKERS} (8)"
+    )
+    parser.add_argument(
+        "--export", metavar="FILE", help="write the page as one HTML file that needs no server, and exit"
     )
 
 

@@ -68,16 +68,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps repro``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG + "\n".join(_data_lines())
-    parser.add_argument("names", nargs="+", metavar="NAME", help="claims by name, or list, or all")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names of claims; or list, or all")
     parser.add_argument(
-        "--quick", action="store_true", help="on the digits in the package, in less than 3 minutes"
+        "--quick", action="store_true", help="use the digits in the package; takes less than 3 minutes"
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="folder with mnist/ and more, for the full form")
-    parser.add_argument("--out", default="fastps-repro", metavar="DIR", help="for all files (./fastps-repro)")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="seeds follow this number (0)")
-    parser.add_argument("--jobs", type=_count, metavar="N", help="processes (one per core)")
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object as the last line; all else to stderr"
+        "--data-dir", metavar="DIR", help="folder with mnist/ and other data, for the full form"
+    )
+    parser.add_argument(
+        "--out", default="fastps-repro", metavar="DIR", help="folder for all files (./fastps-repro)"
+    )
+    parser.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="the runs have seeds N + 1, N + 2, ... (0)"
+    )
+    parser.add_argument("--jobs", type=_count, metavar="N", help="number of processes (one per core)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
     )
 
 
@@ -96,7 +104,7 @@ def execute(args: argparse.Namespace) -> int:
     try:
         claims = find(args.names, args.quick)
     except KeyError as error:
-        raise CommandError(f"no claim {error.args[0]!r}; fastps repro list has their names") from None
+        raise CommandError(f"no claim {error.args[0]!r}; fastps repro list shows all names") from None
     setting = Setting(args.quick, args.seed, args.data_dir)
     _check(claims, setting)
     out = Path(args.out)

@@ -43,7 +43,7 @@ def _methods(text: str) -> list[str]:
     found = text.split(",")
     for name in found:
         if name not in METHODS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(METHODS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(METHODS)}")
     return list(dict.fromkeys(found))
 
 
@@ -55,16 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         choices=problems.DATA,
         default="digits",
-        help="data set (digits, which needs no files)",
+        help="data set (digits; it needs no files)",
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of the data set's files")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with the files of the data set")
     parser.add_argument(
-        "--shards", type=_count, default=0, metavar="S", help="servers, each a process; default: a store"
+        "--shards",
+        type=_count,
+        default=0,
+        metavar="S",
+        help="number of server processes (default: a store in this process)",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with a run of servers that was interrupted"
-    )
-    parser.add_argument("--replicas", type=_count, default=4, help="replica processes (4)")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run with --shards")
+    parser.add_argument("--replicas", type=_count, default=4, help="number of replica processes (4)")
     parser.add_argument(
         "--method",
         type=_methods,
@@ -73,13 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"methods, separated by commas, of {', '.join(METHODS)} (lbfgs,cg-pr)",
     )
     parser.add_argument(
-        "--beside", choices=("downpour",), help="train by asynchronous Adagrad for as long, to compare"
+        "--beside", choices=("downpour",), help="also train with asynchronous Adagrad for as long, to compare"
     )
-    parser.add_argument("--iterations", type=_count, default=100, help="most iterations of a method (100)")
     parser.add_argument(
-        "--tol", type=_tolerance, default=1e-5, help="largest gradient element to reach (1e-5)"
+        "--iterations", type=_count, default=100, help="maximum number of iterations per method (100)"
     )
-    parser.add_argument("--portions", type=_count, default=64, help="portions of the samples (64)")
+    parser.add_argument(
+        "--tol", type=_tolerance, default=1e-5, help="end when no gradient element is larger (1e-5)"
+    )
+    parser.add_argument("--portions", type=_count, default=64, help="number of portions of the samples (64)")
     parser.add_argument(
         "--out",
         default="fastps-sandblaster",
@@ -87,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for all files (./fastps-sandblaster)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object as the last line; all else to stderr"
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
     )
 
 

@@ -41,21 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=60.0,
         metavar="N",
-        help=f"how long faults last (60; at most {MAX_SECONDS:g})",
+        help=f"seconds of faults (60; at most {MAX_SECONDS:g})",
     )
     parser.add_argument(
-        "--seed", type=int, metavar="S", help="of every action (drawn at random, and printed)"
+        "--seed", type=int, metavar="S", help="seed of all actions (random by default, and printed)"
     )
-    parser.add_argument("--profile", choices=PROFILES, default="all", help="which faults (all)")
+    parser.add_argument("--profile", choices=PROFILES, default="all", help="kinds of faults (all)")
     parser.add_argument(
         "--ack",
         choices=("applied", "logged"),
-        help="what receipts mean (by the seed: logged if it is even, applied if it is odd)",
+        help="what receipts mean (default: logged if the seed is even, applied if it is odd)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object as the last line; all else to standard error"
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
     )
-    parser.add_argument("--replay", metavar="FILE", help="the actions of this history again, and no others")
+    parser.add_argument("--replay", metavar="FILE", help="repeat the actions of this history, and no others")
 
 
 def _seconds(text: str) -> float:
@@ -125,7 +127,7 @@ def _recorded(path: Path) -> list[Event]:
     except (OSError, ValueError) as error:
         raise CommandError(f"--replay {path}: {error}") from error
     if not events or events[0].get("ev") != "begin":
-        raise CommandError(f"--replay {path}: this is no history of fastps torture")
+        raise CommandError(f"--replay {path}: not a history of fastps torture")
     return events
 
 

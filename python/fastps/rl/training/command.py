@@ -29,7 +29,7 @@ _PLAIN_EVERY = 5.0
 _EPILOG = """\
 exit codes: 0 the frames were played; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C
 (128 + signal number). Every process that the command starts ends with it. The --out folder gets curve.png,
-run.jsonl (each evaluation, what happened, and the result as the last line), model.safetensors (torch's
+run.jsonl (evaluations, events, and the result as the last line), model.safetensors (torch's
 state_dict) and the workers' logs."""
 
 
@@ -57,17 +57,28 @@ def _parser() -> argparse.ArgumentParser:
         help="synchronous REINFORCE, asynchronous actor-critic, or evolution strategies",
     )
     parser.add_argument(
-        "--env", default="CartPole-v1", metavar="NAME", help="a gymnasium environment (CartPole-v1)"
+        "--env", default="CartPole-v1", metavar="NAME", help="Gymnasium environment (CartPole-v1)"
     )
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes (2)")
-    parser.add_argument("--frames", type=int, default=200_000, metavar="N", help="of all workers (200000)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of worker processes (2)")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of model and episodes; one per machine (0)"
+        "--frames", type=int, default=200_000, metavar="N", help="frames of all workers together (200000)"
     )
-    parser.add_argument("--lr", type=float, metavar="R", help="learning rate (by algorithm)")
-    parser.add_argument("--steps", type=int, metavar="N", help="naive, a3c: steps of an update (80, 20)")
-    parser.add_argument("--async", dest="is_async", action="store_true", help="naive: wait for no worker")
-    parser.add_argument("--pairs", type=int, metavar="N", help="es: pairs of episodes of a version (16)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of model and episodes; give each machine its own (0)",
+    )
+    parser.add_argument("--lr", type=float, metavar="R", help="learning rate (default by algorithm)")
+    parser.add_argument("--steps", type=int, metavar="N", help="naive, a3c: steps per update (80, 20)")
+    parser.add_argument(
+        "--async",
+        dest="is_async",
+        action="store_true",
+        help="naive: update without waiting for other workers",
+    )
+    parser.add_argument("--pairs", type=int, metavar="N", help="es: pairs of episodes per version (16)")
     parser.add_argument("--sigma", type=float, metavar="X", help="es: standard deviation of the noise (0.1)")
     parser.add_argument(
         "--normalize", action="store_true", help="naive, a3c: normalize observations by mean and variance"
@@ -75,13 +86,19 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--servers", metavar="ADDRESSES", help="use these servers: host:port,host:port")
     where.add_argument(
-        "--shards", type=int, default=1, metavar="N", help="server shards to start (1); 0: a shared store"
+        "--shards",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of server shards to start (1); 0 uses a shared store",
     )
     parser.add_argument(
         "--out", default="fastps-rl", metavar="DIR", help="folder for all files (./fastps-rl)"
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object as the last line; all else to stderr"
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
     )
     return parser
 
