@@ -32,7 +32,7 @@ class Codec:
         Args:
             array: C-contiguous float32, any shape, read in row-major order; finite.
             residual: Writable C-contiguous float32 of as many elements, or None. If given, ``array +
-                residual`` is encoded, and `residual` is set to what the body lacks (error feedback).
+                residual`` is encoded, and `residual` becomes the rounding error (error feedback).
             first_element: Index of the first element in its tensor, a multiple of 8; only stochastic rounding
                 uses it.
             sequence: Number of the push; only stochastic rounding uses it.

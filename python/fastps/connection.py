@@ -54,8 +54,8 @@ class TensorSpec:
         apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
             ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
             may overwrite each other.
-        group: The group that mode, quota and consistent cut belong to.
-        optimizer: The rule by which gradients are applied.
+        group: Name of the tensor's group. The workers of a group use one mode, and a cut covers one group.
+        optimizer: The optimizer that applies gradients.
     """
 
     name: str
@@ -110,7 +110,7 @@ class ParameterServer:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Creates a tensor with these values. Registering the same spec again keeps the present values.
+        """Creates a tensor with these values. Registering the same spec again keeps the current values.
 
         Args:
             name: 1 to 1024 bytes of UTF-8.
@@ -134,7 +134,7 @@ class ParameterServer:
         self._native.register(name, array, optimizer, apply, group, timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:
-        """Removes a tensor. Raises `UnknownTensorError` if there is none."""
+        """Removes a tensor. Raises `UnknownTensorError` if it is not registered."""
         self._native.unregister(name, timeout)
 
     def names(self, *, timeout: float | None = None) -> list[str]:
@@ -142,11 +142,11 @@ class ParameterServer:
         return self._native.names(timeout)
 
     def spec(self, name: str, *, timeout: float | None = None) -> TensorSpec:
-        """The description of a tensor. Raises `UnknownTensorError` if there is none."""
+        """The description of a tensor. Raises `UnknownTensorError` if it is not registered."""
         return TensorSpec(name, *self._native.spec(name, timeout))
 
     def versions(self, names: str | Iterable[str] | None = None, *, timeout: float | None = None) -> Versions:
-        """The present versions of tensors: the number of changes of each slice, registration included.
+        """The current versions of tensors: the number of changes of each slice, registration included.
 
         Args:
             names: A name, or several; None: all tensors.
@@ -185,7 +185,8 @@ class ParameterServer:
         Args:
             name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
                 list made by `bind`.
-            grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows; a list may have both.
+            grad: Gradient of the tensor's shape, or a `fastps.Sparse` gradient of some rows; a list may mix
+                both.
             codec: How gradients are encoded; None sends them as they are. `fastps.OneBit` needs a bound list
                 or a `Worker`.
             lr: Learning rate of this step, instead of the optimizers'.
@@ -197,8 +198,8 @@ class ParameterServer:
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
-            ConfigError: An option is invalid, a name has no array, a mapping or bound list has one, or an
-                optimizer or codec takes no sparse gradients; nothing was sent or changed.
+            ConfigError: An option is invalid, `grad` is missing or superfluous, or an optimizer or codec does
+                not support sparse gradients; nothing was sent or changed.
             PartialPush: Some slices were, or may have been, applied; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -236,8 +237,8 @@ class ParameterServer:
     ) -> PushHandle[Any]:
         """Pushes without waiting. Checks the gradients now, and reads them until the handle is done.
 
-        Arguments as for `push`. Errors found now are raised now; later errors are raised by the handle or, if
-        it is not asked, by the next call on this object.
+        Arguments as for `push`. Invalid arguments raise at once. Later errors are raised by the handle or, if
+        its result is not read, by the next call on this object.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -433,8 +434,8 @@ class ParameterServer:
 
         Args:
             name: A tensor's name.
-            array: New values, of the tensor's shape; or `fastps.Sparse` with those of some rows, of which the
-                last given for a repeated index remain. They must be finite even with ``check_finite=False``.
+            array: New values of the tensor's shape; or `fastps.Sparse` with the values of some rows, where
+                the last values of a repeated index count. Must be finite even with ``check_finite=False``.
 
         Returns:
             A `Receipt`: every slice that has some of these values has a version higher by one. Without rows
@@ -539,9 +540,9 @@ class ParameterServer:
         return other
 
     def close(self) -> None:
-        """Waits for pushes in progress and ends the session; raises an error of a push that was not read.
+        """Waits for pushes in progress and ends the session; raises errors of pushes that were not read.
 
-        Gives a `RuntimeWarning` for a loss (`VersionsLost`) that no call has raised. A second call does
+        Issues a `RuntimeWarning` for a loss (`VersionsLost`) that no call has raised. A second call does
         nothing; every other method then raises `ConfigError`.
         """
         self._close(stacklevel=3)
@@ -564,7 +565,7 @@ class ParameterServer:
 
     @property
     def run(self) -> str | None:
-        """The run whose names it has, as given to `connect`."""
+        """The run given to `connect`, or None."""
         run: str | None = None if self._reattach is None else self._reattach[1].get("run")
         return run
 
@@ -717,17 +718,18 @@ def connect(
         transport: ``"tcp"``, ``"unix"`` or ``"shm"`` fixes how gradients and values reach the servers. By
             default, servers of the same user on this machine are reached through shared memory (or a Unix
             socket if they have no memory for that), others over TCP; `ParameterServer.transport` says which
-            and why. ``"tcp"`` does not go with ``"unix:///path"``.
+            and why. ``"tcp"`` cannot be combined with ``"unix:///path"``.
         spin_us: Busy-poll time before a call sleeps, in microseconds (adaptive; 0 disables it; at most 1 s).
             Polling shortens calls and occupies a core.
         ack: What a receipt means. ``"applied"``: the push is in the server's memory. ``"logged"``: it is also
             in the server's log on disk (``--data-dir``), so it survives a crash of the process or machine; a
             push then waits for the disk. Of `hogwild` tensors only snapshots survive.
-        run: The name of a run (1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``): a name space of its own for
-            tensors, groups and portions, so that several runs can use one server. None: the names of no run;
-            those of run ``a`` begin with ``run:a/`` there. `fastps ls` and `fastps rm` list and free runs.
-        tls_ca: Use TLS, and trust servers whose certificate a CA in this PEM file has signed.
-        tls_cert: This client's certificate (PEM), followed by its issuers, for servers that ask for one.
+        run: The name of a run (1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``): a separate name space for
+            tensors, groups and portions, so that several runs can use one server. None: names belong to no
+            run, and those of run ``a`` begin with ``run:a/``. ``fastps ls`` and ``fastps rm`` list and free
+            runs.
+        tls_ca: Use TLS, and trust servers whose certificate is signed by a CA in this PEM file.
+        tls_cert: This client's certificate (PEM), followed by its issuers, for servers that require one.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
         tls_server_name: The name in the servers' certificates, if it is not the host of their address.
 
@@ -737,8 +739,8 @@ def connect(
 
     Raises:
         ConnectionLostError, DeadlineError: No server could be reached; the error lists the addresses.
-        PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, only one end
-            uses TLS, or a Unix socket belongs to another user.
+        PermissionDeniedError: A server's certificate is not trusted, a server rejects this client's
+            certificate, only one end uses TLS, or a Unix socket belongs to another user.
         CapacityError: This process cannot open more files, or a server has no memory for another client.
         ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
             ``ack="logged"``.

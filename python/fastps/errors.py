@@ -78,15 +78,15 @@ class FastpsError(Exception):
 
 
 class UnknownTensorError(FastpsError, KeyError):
-    """No tensor of this name is registered."""
+    """No tensor with this name is registered."""
 
 
 class ShapeError(FastpsError, ValueError):
-    """A shape is not the registered one, or an array is not C-contiguous."""
+    """A shape differs from the registered one, or an array is not C-contiguous."""
 
 
 class DTypeError(FastpsError, TypeError):
-    """Not an array, not of the dtype that is needed, or not in host memory."""
+    """The argument is not an array, has the wrong dtype, or is not in host memory."""
 
 
 class NonFiniteError(FastpsError, ValueError):
@@ -129,7 +129,7 @@ class UnknownOutcomeError(FastpsError):
 
 
 class PermissionDeniedError(FastpsError, PermissionError):
-    """The client's role does not allow the call, or TLS does not allow the connection."""
+    """The server refuses the client: because of TLS, its secret, or another user's Unix socket."""
 
 
 class UnavailableError(FastpsError):
@@ -145,7 +145,7 @@ class ConnectionLostError(FastpsError, ConnectionError):
 
 
 class ForkError(FastpsError, RuntimeError):
-    """The object was made before a fork and is used in the child; make a new one there, or use ``spawn``."""
+    """An object from before a fork was used in the child; create a new one there, or use ``spawn``."""
 
 
 class ForeignWriteError(FastpsError, RuntimeError):
@@ -183,7 +183,7 @@ class InDoubts(tuple["InDoubt", ...]):
 
 
 class PartialPush(FastpsError):  # noqa: N818
-    """A push of which some slices were, or may have been, applied and others not.
+    """Some slices of a push were, or may have been, applied, and others were not.
 
     Attributes:
         error: The first refusal, or what ended the call early (also the ``__cause__``).
@@ -229,7 +229,7 @@ class PartialPush(FastpsError):  # noqa: N818
 
 
 class Lost(NamedTuple):
-    """What a restarted server lost of a tensor; where slices differ, of the slice that lost most.
+    """What a restarted server lost of a tensor; if its slices differ, for the slice that lost most.
 
     Attributes:
         tensor: Its name.
@@ -250,7 +250,7 @@ class Lost(NamedTuple):
 class VersionsLost(FastpsError):  # noqa: N818
     """A server was restarted and lost changes that this client had seen; with ``ack="applied"`` the log may
     lack the last ones. The next call raises this once and does nothing else: call again to continue. If there
-    is no next call, ``close`` gives a `RuntimeWarning`.
+    is no next call, ``close`` issues a `RuntimeWarning`.
 
     Attributes:
         lost: A `Lost` for each restart, tensor and shard. The sum of their ``own`` is

@@ -4,10 +4,10 @@ A tensor is registered with one of them; every push is one step of it. The arith
 kernels with an IEEE square root (formulas in ``rust/core/src/kernel/optim``). All numbers are float64 until a
 step rounds its scalars once to float32.
 
-Sparse pushes (`fastps.Sparse`) step the rows that they name and leave the others alone. `Adagrad`, `SGD`
-without momentum, and `Adam` without amsgrad (which is then torch's ``SparseAdam``) can do that, all without
-weight decay, and `Ftrl`; the others raise `fastps.ConfigError`, saying why. Steps are counted per slice of
-the tensor, by pushes that touch it: for a tensor of one slice (up to 258,048 elements) as torch counts.
+Sparse pushes (`fastps.Sparse`) step only the rows that they name. `Ftrl` supports them, and so do, without
+weight decay, `Adagrad`, `SGD` without momentum, and `Adam` without amsgrad (which then is torch's
+``SparseAdam``). The others raise `fastps.ConfigError` with the reason. Each slice counts the pushes that
+touch it as its steps; a tensor of one slice (up to 258,048 elements) thus counts as torch does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EpsMode = Literal["outside", "inside", "both"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimizers are; make one of the subclasses. Invalid settings raise `fastps.ConfigError`."""
+    """Base of all optimizers; use a subclass. Invalid settings raise `fastps.ConfigError`."""
 
     _kind: ClassVar[str] = ""
 
@@ -72,7 +72,7 @@ class Adagrad(Optimizer):
         lr: Learning rate, >= 0.
         lr_decay: The rate of step t (from 0) is ``lr / (1 + t * lr_decay)``.
         weight_decay: L2 penalty, >= 0, added to the gradient.
-        initial_accumulator_value: What the sum of squares starts with, >= 0.
+        initial_accumulator_value: Initial value of the sum of squares, >= 0.
         eps: Added for numerical stability, >= 0.
         eps_mode: ``"outside"``: ``sqrt(s) + eps`` (the paper, torch); ``"inside"``: ``sqrt(s + eps)`` (neon);
             ``"both"``: ``sqrt(s + eps) + eps``.
@@ -96,7 +96,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """RMSprop (Tieleman and Hinton 2012), centered after Graves (arXiv:1308.0850) if asked to.
+    """RMSprop (Tieleman and Hinton 2012), optionally centered as by Graves (arXiv:1308.0850).
 
     Args:
         lr: Learning rate, >= 0.
@@ -206,15 +206,16 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True)
 class Ftrl(Optimizer):
-    """FTRL-proximal (McMahan et al., KDD 2013): what sparse linear models are trained with.
+    """FTRL-proximal (McMahan et al., KDD 2013), for sparse linear models.
 
-    The values follow from the state: those of the registration (or of `assign`) count as the point of an
-    element's next gradient and are then replaced, so begin with zeros.
+    The values follow from the state. A value from the registration (or from `assign`) is only the point at
+    which the element's next gradient was computed, and is then replaced; so begin with zeros.
 
     Args:
         lr: The paper's alpha, > 0. A push with ``lr=0`` changes no value.
-        beta: Added to the root of the sum of squares, >= 0: how slowly the rate falls at first.
-        l1: L1 penalty, >= 0: what has little weight is exactly 0.
+        beta: Added to the root of the sum of squares, >= 0. With a larger one the rate falls more slowly at
+            first.
+        l1: L1 penalty, >= 0; makes small weights exactly 0.
         l2: L2 penalty, >= 0.
         maximize: Ascend instead of descend.
 
@@ -234,14 +235,14 @@ class Ftrl(Optimizer):
 
 @dataclass(frozen=True)
 class Average(Optimizer):
-    """A running average of what is pushed: ``W += lr * scale * (x - W)`` for pushed *values* x.
+    """A running average of pushed values: ``W += lr * scale * (x - W)`` for pushed *values* x.
 
-    For statistics of a model, such as BatchNorm's, so that they are pushed exactly once, logged, saved and
-    moved like gradients. Push them with a client, not with a `Worker`, which sums what it pushes. Sparse
-    pushes are refused.
+    For statistics of a model, such as BatchNorm's: they are pushed exactly once, logged, saved and moved like
+    gradients. Push them with a client, not with a `Worker`, which sums what it pushes. Sparse pushes are
+    refused.
 
     Args:
-        lr: Share of the pushed value in the new one, from 0 to 1; 1 keeps the latest.
+        lr: Weight of the pushed value, from 0 to 1; 1 keeps the latest value.
 
     State: none.
 

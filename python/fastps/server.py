@@ -1,4 +1,4 @@
-"""`serve`: shard servers in this process, by the same code as the program ``fastps-server``."""
+"""`serve`: shard servers in this process, with the code of the program ``fastps-server``."""
 
 from __future__ import annotations
 
@@ -78,21 +78,22 @@ def serve(
     copy_to: str | None = None,
     accept_loss: bool = False,
 ) -> Server:
-    """Starts gRPC shard servers on threads of this process; ``fastps serve`` from Python.
+    """Starts gRPC shard servers on threads of this process, like ``fastps serve``.
 
     Args:
         shards: Number of shards in this process.
         listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
             Port 0 is any free port.
-        memory_limit: Most bytes for tensors, readers and connections; None: 80 % of the memory of the
+        memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
             machine or container.
         lease: Seconds of silence after which a client's session ends.
         tls_cert: Use TLS with this certificate (PEM), followed by its issuers.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
-        tls_ca: Ask clients for a certificate that a CA of this PEM file has signed.
+        tls_ca: Require client certificates signed by a CA in this PEM file.
         local: With `tls_ca`: admit processes of this user on this machine without a certificate, through a
             Unix socket and shared memory, as servers without `tls_ca` do.
-        insecure: Needed to listen off loopback without TLS: nothing is encrypted and every client is admin.
+        insecure: Allow addresses other than loopback without TLS: nothing is encrypted, and every client is
+            admin.
         listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
             this machine that connect to ``"unix:///path"``. The files are removed when the server stops.
         cluster: Addresses of all shards in the order of their indices, if other processes serve some of them.
@@ -114,8 +115,8 @@ def serve(
         A `Server`, to be used as a context manager.
 
     Raises:
-        ConfigError: A port or the path of a Unix socket is in use, an address is off loopback without TLS or
-            `insecure`, an option is invalid, or a TLS file cannot be read.
+        ConfigError: A port or the path of a Unix socket is in use, an address is not loopback and there is
+            neither TLS nor `insecure`, an option is invalid, or a TLS file cannot be read.
 
     >>> with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
     ...     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))

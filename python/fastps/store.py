@@ -19,18 +19,17 @@ class Store(ParameterServer):
     """Parameters in this process, without a server. It has the same methods as a client from `connect`.
 
     Args:
-        threads: Most threads that one call uses, including its own; None: one per core. Only calls on large
-            tensors use more than one.
+        threads: Maximum number of threads per call, including the calling one; None: one per core. Only
+            calls on large tensors use more than one.
         check_finite: Scan gradients for NaN and infinity before anything is changed. False skips that scan
             only for uncompressed pushes without error feedback, which then apply any value. Other codecs and
             error feedback always scan.
-        memory_limit: Most bytes of parameters and optimizer state; None: no limit.
-
+        memory_limit: Limit in bytes for parameters and optimizer state; None: no limit.
         shared: Keep the parameters in memory that other processes of this user can open (Linux): by fork, by
             pickling the store (``spawn``), or with `Store.open` and `Store.address`. All tensors must then be
             ``apply="hogwild"``: processes update them in place without locks, and racing pushes may overwrite
-            each other (``stats()`` has the number of updates probed, and of those lost). Receipts are for
-            this process only; nothing is logged. The memory has no name and is freed with the last process
+            each other (``stats()`` counts the updates that were probed and lost). Receipts are for this
+            process only; nothing is logged. The memory has no name and is freed with the last process
             that has it open, however that ends.
 
     >>> with fastps.Store() as store:
@@ -91,7 +90,7 @@ class Store(ParameterServer):
 
     @property
     def address(self) -> str | None:
-        """The address by which other processes open this store while it is open here; None if not shared."""
+        """Address at which other processes open this store while it is open here; None if not shared."""
         return self._native.address
 
     def view(self, name: str) -> Array:

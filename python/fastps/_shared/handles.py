@@ -1,4 +1,4 @@
-"""What calls return: receipts, handles of pushes, bound lists."""
+"""Results of calls: receipts, handles of pushes, bound lists."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Receipts(Mapping[str, Receipt]):
 
     @property
     def scale(self) -> float:
-        """The smallest factor that was put on a gradient; infinity if there are no tensors."""
+        """The smallest factor applied to a gradient; infinity if there are no tensors."""
         return self._native.scale()
 
 
@@ -68,8 +68,8 @@ class PushPulled(NamedTuple):
 class PushHandle(Generic[R]):
     """A push in progress, from `push_async`.
 
-    Its arrays are read until it is done; leave them unchanged until then. It can be awaited in asyncio. The
-    next call on the object that pushed, or its ``close()``, raises an error that was not read here.
+    Its arrays are read until it is done, so do not change them before. It can be awaited in asyncio. An error
+    that `result` has not raised is raised by the next call on the object that pushed, or by its ``close()``.
     """
 
     __slots__ = ("_flight", "_name")

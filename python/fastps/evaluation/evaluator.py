@@ -1,4 +1,4 @@
-"""`evaluator`: pulls the parameters now and then, and judges them."""
+"""`evaluator`: pulls the parameters periodically and evaluates them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _POLL = 0.1
 
 
 class Evaluation(NamedTuple):
-    """What `Evaluator` found.
+    """The result of one evaluation.
 
     Attributes:
-        version: Largest version of a trained tensor; 1 is its registration.
+        version: Largest version of the trained tensors; 1 means registered and not yet trained.
         metrics: What `fn` returned.
         best: Whether these are the best parameters so far.
     """
@@ -90,9 +90,9 @@ class Evaluator:
 
         Raises:
             NonFiniteError: A parameter or a metric is NaN or infinite; the best parameters stay as they are.
-            ConfigError: `fn` returned something else than numbers by name, or not the one to compare by.
-            DeadlineError: With `cut`: the parameters changed during every pull, for the timeout of `ps`.
-            FastpsError: The servers could not be asked.
+            ConfigError: `fn` did not return numbers by name, or not the metric to compare by.
+            DeadlineError: With `cut`: the parameters changed during every pull until the timeout of `ps`.
+            FastpsError: The servers could not be reached.
             Exception: Whatever `fn` raised, with a note of the version.
         """
         values, versions = self._pull()
@@ -224,20 +224,20 @@ def evaluator(
     patience: int | None = None,
     idle: float = 60.0,
 ) -> Evaluator:
-    """Makes a reader that evaluates the parameters every so many steps, beside the workers.
+    """Creates an `Evaluator`, which evaluates the parameters every so many steps while workers train them.
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`. It only reads.
-        fn: Gets names to float32 arrays, and returns numbers by name.
-        every: Versions (steps of all workers) between two evaluations.
+        fn: Called with a dict of float32 arrays by name; returns a dict of metrics by name.
+        every: Steps of all workers together (versions) between two evaluations.
         names: The tensors; None: all.
-        cut: Evaluate only parameters of one moment: none of them changed while they were pulled. Without,
-            each slice is one version, and slices may be some steps apart.
+        cut: True: evaluate only parameters of one moment, none of which changed while they were pulled.
+            False: each slice is one version, and slices may be some steps apart.
         keep: A file for the best parameters (safetensors), replaced whenever there are better ones.
-        by: The metric that says which are better; needed by `patience`, and for `keep` to mean the best.
-        goal: Whether more of it is better, ``"max"``, or less, ``"min"``.
-        patience: The iteration ends after so many evaluations in a row that are not better; None: never.
-        idle: Seconds without a change after which the iteration ends; the last parameters are evaluated.
+        by: The metric to compare by. `patience` needs it; without it, `keep` keeps the latest parameters.
+        goal: ``"max"`` if larger values of `by` are better, ``"min"`` if smaller ones are.
+        patience: End after this many evaluations in a row without improvement; None: never.
+        idle: End after this many seconds without a change; the last parameters are still evaluated.
 
     Raises:
         ConfigError: An argument is invalid.

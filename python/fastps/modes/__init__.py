@@ -1,4 +1,4 @@
-"""Modes: how a worker and the parameter server keep together. A mode is a value; `Worker` executes it."""
+"""Modes: when a worker pushes, pulls and waits. A mode is a value; `Worker` executes it."""
 
 from __future__ import annotations
 

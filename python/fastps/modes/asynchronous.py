@@ -13,7 +13,7 @@ __all__ = ["Async"]
 
 @dataclass(frozen=True)
 class Async(Mode):
-    """Asynchronous training: each step pushes gradients, applied when they arrive, and fetches values.
+    """Asynchronous training: each step pushes gradients, which are applied on arrival, and fetches values.
 
     Workers never wait for each other. Each push names the versions that its gradients were computed at, so
     its receipt has the staleness: the number of pushes by others in between. With one worker and without
@@ -23,7 +23,7 @@ class Async(Mode):
         max_staleness: Bound on the staleness tau, beyond which `on_stale` applies; None: no bound.
         on_stale: ``"scale"``: the gradient is scaled by max_staleness / tau. ``"reject"``: the server refuses
             it; `Worker` counts that (``stats()["rejected"]``), drops the gradient and continues.
-        delay_adaptive: A gradient is scaled by min(1, C / tau), where C is the number of workers that push to
+        delay_adaptive: Scale a gradient by min(1, C / tau), where C is the number of workers that push to
             the slice (Koloskova et al. 2022, Mishchenko et al. 2022). This changes nothing for one worker or
             equally fast ones; a much slower worker does less harm.
         momentum_matching: Reduces the optimizer's momentum (SGD's, RMSprop's) by what asynchrony adds

@@ -15,14 +15,14 @@ class WarmStart(Mode):
     """Warm start (Dean et al., NIPS 2012): the first worker trains by itself for some steps; the others wait
     and start from its values.
 
-    The first worker trains as with `fastps.Async`; the others wait in `Worker`'s constructor. If it is gone
+    The first worker trains as with `fastps.Async`; the others wait in `Worker`'s constructor. If it leaves
     before it has taken its steps, the next one continues from there. After those steps all continue with
     `then`; a worker that joins later starts with `then`.
 
     Args:
         steps: Steps that the first worker takes, >= 1.
         then: The mode after that; not another `WarmStart`.
-        timeout: How long another worker waits at most, in seconds, > 0.
+        timeout: Maximum seconds that another worker waits, > 0.
 
     Raises:
         ConfigError: An argument is out of range.

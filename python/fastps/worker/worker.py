@@ -1,4 +1,4 @@
-"""`Worker`: carries out a mode, step by step."""
+"""`Worker`: executes a mode, step by step."""
 
 from __future__ import annotations
 
@@ -55,18 +55,19 @@ class Worker:
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
-        params: Names to arrays of the registered shapes. Only names and shapes are used; values are pulled.
+        params: A mapping of names to arrays of the registered shapes. Only names and shapes are used; the
+            values are pulled.
         mode: `fastps.Async`, `fastps.Local`, `fastps.Bounded`, `fastps.Sync`, `fastps.Hogwild` or
             `fastps.WarmStart`.
-        codec: How gradients are encoded; None is `fastps.Float32`. What a codec drops is added to the next
+        codec: The encoding of gradients; None means `fastps.Float32`. What a codec drops is added to the next
             push (error feedback), and so is what a server refuses or fences. Sparse gradients are sent as
             float32.
         copy: False: the worker takes over the memory of `params` and pulls values straight into it. They are
             writable, C-contiguous float32 arrays, buffers or torch CPU tensors. The next fetch overwrites
             what anything else writes there. Such writes raise `ForeignWriteError` for torch tensors, except
             through ``.data`` or a NumPy view; for arrays they go unnoticed.
-        on_step: Called with a `Step` at the end of each one.
-        accumulate: Steps per push, which is of the mean of their gradients, and per fetch; must be 1 with
+        on_step: Called with a `Step` at the end of each step.
+        accumulate: Steps per push and per fetch; a push is the mean of their gradients. Must be 1 with
             `fastps.Local`, which has ``push_every``. `flush` pushes each gradient times 1 / accumulate.
         rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it.
         name: Shown where others wait for this worker; None: machine and process.
@@ -74,15 +75,15 @@ class Worker:
             start is over, and until then `step` and `begin` raise. The other modes never wait there.
 
     Attributes:
-        params: Names to the worker's own float32 arrays. They change only in `step` and `add`; treat them as
+        params: The worker's own float32 arrays by name. They change only in `step` and `add`; treat them as
             read-only.
-        mode: The mode given.
+        mode: The mode passed to the constructor.
 
     Raises:
-        ConfigError: The mode does not fit these tensors, or the group runs another mode.
+        ConfigError: The mode does not fit these tensors, or the group uses another mode.
         UnavailableError: All places of `fastps.Sync` are taken.
         UnknownTensorError: A name is not registered.
-        ShapeError: A shape is not the registered one.
+        ShapeError: A shape differs from the registered one.
 
     Not safe for use by several threads at once.
 
@@ -263,7 +264,7 @@ class Worker:
                 because of ``check_finite=False``, were taken and are dropped.
             ForeignWriteError: Something else wrote to the worker's torch tensors (``copy=False``); nothing
                 was sent or changed.
-            DeadlineError: The other workers were not there in time; names those present or those behind.
+            DeadlineError: Other workers did not arrive in time; the error names those present or behind.
             LeaseError: The worker missed its lease, so the others continued without it; its gradients were
                 dropped. It has its place again and has fetched new values.
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
