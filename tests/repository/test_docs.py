@@ -304,6 +304,12 @@ def test_links_and_paths_exist(page: Path) -> None:
         assert list(ROOT.glob(path.rstrip("/"))), f"{path} does not exist"
 
 
+def test_nothing_tells_to_install_fastps_from_an_index() -> None:
+    """It is built from source: another package may have its name there."""
+    texts = [*PAGES, *(ROOT / "python").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    assert [name(path) for path in texts if re.search(r"pip install '?fastps\b", path.read_text())] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

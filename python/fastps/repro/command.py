@@ -126,7 +126,7 @@ def execute(args: argparse.Namespace) -> int:
     counts = {
         status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "reported")
     }
-    picture = "" if has_matplotlib() else "; for pictures: pip install 'fastps[repro]'"
+    picture = "" if has_matplotlib() else "; for pictures: pip install matplotlib"
     told = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
     print(f"\n{told}, in {time.perf_counter() - begin:.0f} s; files in {out}{picture}", file=stream)
     stream.flush()

@@ -1,8 +1,8 @@
-"""Reinforcement learning by workers that share one model; any of them may come late or die.
+"""Reinforcement learning by workers that share one model; any of them may join late or die.
 
 `A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `work` is one worker in this process, on
 any machine; `train` starts servers, workers and an evaluator on this one; `take_turns` runs logical workers
-in one thread; `evaluate` plays the model. Needs gymnasium and torch: ``pip install 'fastps[rl]'``.
+in one thread; `evaluate` plays the model. Needs gymnasium and torch: ``pip install gymnasium torch``.
 
 >>> import gymnasium, fastps.rl
 >>> make_env = lambda: gymnasium.make("CartPole-v1")
@@ -17,7 +17,7 @@ try:
     import gymnasium as _gymnasium
     import torch as _torch
 except ImportError as _error:
-    raise ImportError("fastps.rl needs gymnasium and torch: pip install 'fastps[rl]'") from _error
+    raise ImportError("fastps.rl needs gymnasium and torch: pip install gymnasium torch") from _error
 
 from fastps.rl.a3c import A3C
 from fastps.rl.evolution import EvolutionStrategies
