@@ -43,8 +43,8 @@ def work(
     """Trains as one worker of a run, in this process, until all workers together have played `frames`.
 
     Any number of workers on any machines may call this with the same servers, at any time. The first one
-    registers the model and its settings; the others continue from what is there. So does a later call with
-    more `frames`. Meanwhile torch computes with one thread.
+    registers the model and its settings; the others continue from its current state. So does a later call
+    with more `frames`. Meanwhile torch computes with one thread.
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
@@ -54,9 +54,9 @@ def work(
         model: Takes float32 observations of shape (batch, ...). It returns the policy and, but for
             `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
             (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
-            standard deviations. It is copied. It may have no state from step to step, as recurrent ones do,
-            and buffers are not shared. Frozen parameters stay as they are, unless `EvolutionStrategies` gets
-            only such. Dropout is off where the policy plays greedily. None: a small one, see `ActorCritic`.
+            standard deviations. It is copied. It must be stateless (not recurrent), and its buffers are not
+            shared. Frozen parameters are not trained, unless all are frozen and the algorithm is
+            `EvolutionStrategies`. Dropout is off in greedy play. None: a small one, see `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
@@ -73,7 +73,7 @@ def work(
         ConfigError: There is no such environment; the algorithm does not support its spaces, or the model
             does not fit them; the servers have a run with other settings, or other tensors under these
             names. Nothing was registered.
-        NonFiniteError: An observation, a reward, the policy (but for logits of -inf) or the loss is NaN or
+        NonFiniteError: An observation, a reward, the policy (except logits of -inf) or the loss is NaN or
             infinite; names worker and step.
         EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
         FastpsError: The servers could not be reached.
@@ -177,7 +177,7 @@ def evaluate(
         The undiscounted return of each episode.
 
     Raises:
-        ConfigError: As for `work`, or there is no run.
+        ConfigError: As for `work`, or the servers have no run.
         NonFiniteError: An observation or a reward is NaN or infinite.
     """
     with _one_thread():

@@ -187,10 +187,10 @@ def load(
         source: A `fastps.Store`, the result of `fastps.connect`, arrays by name, or a file: of ``fastps
             checkpoint export``, `fastps.checkpoint.save`, `fastps.evaluator` or `fastps.torch.save`.
         prefix: Put before every name.
-        strict: False: what the source lacks stays as it is.
+        strict: False: tensors that the source lacks stay as they are.
 
     Raises:
-        ConfigError: The source lacks a tensor, or the file is none of these; nothing is changed.
+        ConfigError: The source lacks a tensor, or the file has another format; nothing is changed.
         ShapeError: A tensor has another shape; nothing is changed.
         OSError: The file cannot be read.
 

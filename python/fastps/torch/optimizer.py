@@ -49,20 +49,20 @@ _SETTINGS = sorted(
 class ParameterServerOptimizer(torch.optim.Optimizer):
     """A `torch.optim.Optimizer` that pushes gradients to a parameter server and pulls the parameters from it.
 
-    The server runs the optimizer and has its state. Parameters that it does not have yet are registered with
-    the model's values: the first worker's win, the others begin with what is there. ``step()`` pushes
-    ``.grad`` with the rate that the group's ``lr`` has now, so learning rate schedulers work as usual.
+    The server runs the optimizer and keeps its state. Parameters that it does not have yet are registered
+    with the model's values: those of the first worker win, and the others start from them. ``step()`` pushes
+    ``.grad`` with the group's current ``lr``, so learning rate schedulers work as usual.
 
     Args:
         params: ``model.named_parameters()``, or groups of it: ``[{"params": [(name, tensor), ...],
-            "lr": 0.1}, ...]``. A group may have settings of its own for everything that `optimizer` has. The
-            server has the same names, but for torch.compile's ``_orig_mod.``.
+            "lr": 0.1}, ...]``. A group may override every setting of `optimizer`. The server has
+            the same names, without torch.compile's ``_orig_mod.``.
         ps: `fastps.Store` or what `fastps.connect` returns.
         optimizer: Such as ``fastps.Adam(lr=1e-3)``. After the first step of a group only its ``lr`` may
             change.
         mode: As for `fastps.Worker`; `fastps.Async` if none is given.
-        codec: How gradients travel; None is `fastps.Float32`.
-        prefix: Put before every name, where several models share a server.
+        codec: The encoding of gradients; None means `fastps.Float32`.
+        prefix: Prefix of all names, for several models on one server.
         apply: How new parameters are registered, see `fastps.TensorSpec`.
         push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
@@ -86,7 +86,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     Values that something else writes into a parameter (``model.load_state_dict``, an average that is swapped
     in) would be replaced by the server's: the next step raises `ForeignWriteError` until `push_model` or
-    `pull_model` says which are meant. Writes through ``.data`` or a NumPy view are not noticed, and are lost.
+    `pull_model` chooses which to keep. Writes through ``.data`` or a NumPy view go unnoticed and are lost.
 
     Raises:
         ConfigError: A setting is invalid, a parameter has no name, or the server has parameters of these
@@ -173,7 +173,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     # -- what torch asks for ---------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Takes on more parameters, as ``torch.optim.Optimizer.add_param_group``, with their names."""
+        """Adds named parameters, like ``torch.optim.Optimizer.add_param_group``."""
         group = dict(param_group)
         for key in group.keys() - self.defaults.keys():
             if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
@@ -288,7 +288,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave.
+        """Continues from a state that `state_dict` returned.
 
         The optimizer state goes to the servers if they have taken no step yet. If they have, training goes
         on with theirs, and a warning is logged unless they are as many as the saved ones; see
@@ -344,9 +344,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return self._open().stats()
 
     def push_model(self) -> None:
-        """Assigns the model's present values to the servers' tensors; see `fastps.Worker.push_model`.
+        """Assigns the model's current values to the servers' tensors; see `fastps.Worker.push_model`.
 
-        Those of its buffers, too, if the servers have them.
+        If the servers have its buffers, those are assigned, too.
 
         >>> import torch, fastps.torch
         >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
@@ -368,7 +368,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._follow_schedule()
 
     def pull_model(self) -> None:
-        """Fetches the servers' values into the model now, in the place of what something else wrote there.
+        """Fetches the servers' values into the model now, replacing what something else wrote there.
 
         The model keeps its buffers.
         """

@@ -1,4 +1,4 @@
-"""A training run's checkpoint in one file: saved, and resumed in whatever order a script makes its parts."""
+"""Saves and resumes a training run's checkpoint in one file, in any order of a script's calls."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def resume(
     *,
     keep: Literal["checkpoint", "servers"] | None = None,
 ) -> dict[str, Any]:
-    """Goes on from a checkpoint, on new servers or on those that still have the run.
+    """Continues from a checkpoint, on new servers or on those that still have the run.
 
     Every worker calls it, before its first step and in any order with other calls. If the servers have taken
-    no step, the checkpoint's values and optimizer state go there; where several workers resume at once, one
-    does that and the others wait for it. If the servers have the same run and are as far or further, training
-    goes on with their values. Anything else is refused, unless `keep` says which values are meant.
+    no step, the checkpoint's values and optimizer state go there; if several workers resume at once, one does
+    that and the others wait for it. If the servers have the same run and are as far or further, training
+    continues with their values. Anything else is refused, unless `keep` chooses which values to keep.
 
     The saver's own state (its steps, and what its codec dropped) goes to the worker of its rank, or without
     ranks to the first worker of the run, if the servers have taken no step since. All others begin without,

@@ -27,9 +27,9 @@ _Kind = TypeVar("_Kind")
 class GlobalSchedule:
     """Makes a learning rate scheduler follow `ParameterServerOptimizer.global_step`.
 
-    A scheduler counts its own worker's steps: of three workers, each ends a cosine at a third of its way.
-    This one takes as many steps as the servers have taken, so all workers have the rate of the same point, a
-    late or resumed worker included; the scheduler's own state need not be saved. It follows
+    A scheduler counts its own worker's steps: with three workers, a cosine gets a third of the way on each.
+    This one takes as many steps as the servers have taken, so all workers use the rate of the same point,
+    also late and resumed ones; the scheduler's own state need not be saved. It follows
     `fastps.torch.resume`, ``load_state_dict``, ``push_model`` and ``pull_model`` at once. With
     `fastps.data.Portions`, a run takes ``len(portions) * epochs`` steps.
 
@@ -116,7 +116,7 @@ class GlobalSchedule:
         return [{name: group[name] for name in _RATES if name in group} for group in groups]
 
     def get_last_lr(self) -> list[float]:
-        """The present rates, one of each parameter group."""
+        """The current rates, one per parameter group."""
         return [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def _agree(self, length: int) -> None:

@@ -64,7 +64,7 @@ class Replica:
     Raises:
         ConfigError: The graph is not complete, does not fit the group, or differs between the parts; nothing
             but the comparison of graphs was sent.
-        DeadlineError: Other parts did not come in time.
+        DeadlineError: Other parts did not join in time.
 
     Not safe for use by several threads at once.
     """
@@ -190,7 +190,7 @@ class Replica:
             NonFiniteError: A gradient is NaN or infinite, on any part; training may go on with other data,
                 after ``zero_grad()``.
             ConnectionLostError: A part is gone.
-            DeadlineError: A part stands still.
+            DeadlineError: A part hangs.
         """
         micro_batches = at_least(1, "micro_batches", micro_batches)
         self._totals = self._run(self._plan.training, micro_batches, inputs, Engine.step)
@@ -297,7 +297,8 @@ class Replica:
             ConfigError: A setting is invalid, or the mode is `fastps.Sync` and a value is decoupled.
 
         Returns:
-            A `fastps.torch.ParameterServerOptimizer`, or what does nothing if this part has no parameters.
+            A `fastps.torch.ParameterServerOptimizer`, or one that does nothing if this part has no
+            parameters.
         """
         if self._plan.decoupled:
             check_fits_predictors(mode, self._plan.edge_of(self._plan.decoupled[0]))
