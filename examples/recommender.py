@@ -3,7 +3,7 @@
     pip install '.[sklearn]'      # in the checkout
     python examples/recommender.py
 
-The ratings are synthetic: 1,000 people, 400 films, 40 ratings each, from hidden tastes.
+The ratings are synthetic: 1,000 people rate 40 of 400 films each, according to hidden tastes.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ model = HogwildMatrixFactorization(8, learning_rate=0.03, max_iter=40, n_jobs=2,
 
 pairs = np.column_stack([users, items])[~known]
 error = np.sqrt(np.mean((model.predict(pairs) - ratings[~known]) ** 2))
-print(f"RMSE {error:.3f}, of the mean alone {np.std(ratings[~known]):.3f}")
+print(f"RMSE {error:.3f} (predicting the mean: {np.std(ratings[~known]):.3f})")
 
 best, scores = model.recommend(0, 5, exclude=matrix[0].indices)
 for film, score in zip(best, scores, strict=True):

@@ -1,4 +1,4 @@
-"""Reinforcement learning with an environment and a model of one's own, and any number of workers.
+"""Reinforcement learning with your own environment and model, and any number of workers.
 
 fastps serve                                        # terminal 1: a server at port 7070
 python examples/rl_custom.py 127.0.0.1:7070 0       # terminal 2, 3, ...: a worker each, with its own seed
@@ -15,7 +15,7 @@ import fastps.rl
 
 
 class Corridor(gymnasium.Env):
-    """Ten fields in a row: a step costs 0.1, the last field pays 1. The observation is one-hot."""
+    """Ten fields in a row. A step costs 0.1, and reaching the last field pays 1. Observations are one-hot."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (10,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)  # left, right

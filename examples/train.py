@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("servers", help="addresses of all shards, separated by commas")
     parser.add_argument("--steps", type=int, default=2_000, help="minibatches (2000)")
-    parser.add_argument("--tls-ca", metavar="FILE", help="speak TLS with servers that this CA has certified")
+    parser.add_argument("--tls-ca", metavar="FILE", help="use TLS, and trust servers certified by this CA")
     args = parser.parse_args()
 
     rng = np.random.default_rng(os.getpid())

@@ -56,7 +56,7 @@ class Ledger:
         self._words[2] = pushes
 
     def read(self) -> Account:
-        """The account as it stands."""
+        """The account so far."""
         return Account(*self._words.tolist())
 
 

@@ -158,7 +158,7 @@ pub fn error_from_status(status: &Status) -> Error {
         _ => Kind::Internal,
     };
     let mut message = format!("{}: {}", status.code().description(), status.message());
-    // What the transport heard last, a farewell of the server included, stands at the end of the chain.
+    // What the transport heard last, including a farewell of the server, is at the end of the chain.
     let cause = std::iter::successors(std::error::Error::source(status), |error| error.source()).last();
     if let Some(cause) = cause.map(ToString::to_string).filter(|cause| !message.contains(cause)) {
         message = format!("{message} ({cause})");
