@@ -227,7 +227,7 @@ def _guarded(action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except Interrupted as stop:
-        print(f"fastps: stopped by signal {stop.exit_code - 128}", file=sys.stderr)
+        print(f"fastps: {stop}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
         print("fastps: stopped by Ctrl-C", file=sys.stderr)

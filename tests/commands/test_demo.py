@@ -165,7 +165,8 @@ def test_nothing_stays_behind_when_it_is_stopped(
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number
-        assert errors == f"fastps: stopped by signal {number.value}\n"
+        by = "Ctrl-C" if number == signal.SIGINT else number.name
+        assert errors == f"fastps: stopped by {by}\n"
     assert wait_until_gone(tmp_path) == []
     assert {p.name for p in tmp_path.iterdir()} <= {"fastps-demo"}
 

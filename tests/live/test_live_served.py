@@ -285,7 +285,8 @@ def test_nothing_is_left_behind(tmp_path: Path, signum: int) -> None:
             until(lambda: frame()["workers"][:1])
             assert list(tmp_path.iterdir()) != []
             code, errors = live.end(signum)
-        assert (code, errors) == (128 + signum, f"fastps: stopped by signal {signum.value}\n")
+        by = "Ctrl-C" if signum == signal.SIGINT else signum.name
+        assert (code, errors) == (128 + signum, f"fastps: stopped by {by}\n")
         assert list(tmp_path.iterdir()) == []
         until(lambda: live.processes() == [])
     finally:

@@ -180,7 +180,7 @@ def test_a_run_has_a_column_for_each_client() -> None:
 
 def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{}\n")
-    command = [sys.executable, "-m", "fastps", "torture", "--replay", str(tmp_path / "x")]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 1
-    assert "not a history of fastps torture" in run.stderr
+    for file, why in (("x", "not a history of fastps torture"), ("y", "No such file or directory")):
+        command = [sys.executable, "-m", "fastps", "torture", "--replay", str(tmp_path / file)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (1, f"fastps: --replay {tmp_path / file}: {why}\n")

@@ -37,7 +37,8 @@ class Interrupted(BaseException):
     """A signal asked the command to stop; carries the exit code 128 + signal number."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by signal {signum}")
+        by = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        super().__init__(f"stopped by {by}")
         self.exit_code = 128 + signum
 
 

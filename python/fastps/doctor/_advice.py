@@ -1,4 +1,4 @@
-"""What of the findings of `fastps doctor` would surprise, in plain words, each with what to do."""
+"""Findings of `fastps doctor` that may surprise, in plain words, each with what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TORN = (
 
 
 def about_litmus(trials: Sequence[Trial]) -> Iterator[str]:
-    """What is wrong with the lanes, or with the trial."""
+    """Problems of the lanes, or of the trial."""
     torn = {trial.isa: None for trial in trials if trial.torn}
     raced = {trial.isa for trial in trials if trial.mixed}
     calm = {trial.isa: None for trial in trials if trial.isa not in raced | set(torn)}
@@ -26,19 +26,19 @@ def about_litmus(trials: Sequence[Trial]) -> Iterator[str]:
         yield f"torn lanes with {', '.join(torn)}: {TORN}"
     if calm:
         yield (
-            f"the litmus saw no two stores meet with {', '.join(calm)}, so it proves little there: "
+            f"the litmus test saw no two stores meet with {', '.join(calm)}, so it proves little there: "
             "give the process three cores, and run it again when the machine is idle"
         )
 
 
 def about_machine(machine: Machine) -> Iterator[str]:
-    """What would surprise, each with what to do."""
+    """Properties of the machine that may surprise, each with what to do."""
     yield from _about_cores(machine)
     yield from _about_memory(machine)
     clock = machine.clock_source
     if clock and clock not in CLOCKS:
         yield (
-            f"clock source {clock}: each look at the clock is a system call. Boot with tsc=reliable if "
+            f"clock source {clock}: reading the clock takes a system call. Boot with tsc=reliable if "
             "the CPU's counter can be trusted, or choose another kind of virtual machine"
         )
     if machine.open_files is not None and machine.open_files < 1024:
@@ -57,14 +57,14 @@ def _about_cores(machine: Machine) -> Iterator[str]:
         )
     if usable and quota and quota < usable:
         yield (
-            f"the cgroup allows {quota:.3g} CPUs of {usable} usable cores: threads beyond that are stopped "
-            f"for parts of each period. Start at most {max(1, int(quota))} shards and workers here, "
+            f"the cgroup allows {quota:.3g} CPUs of {usable} usable cores: more threads than that are "
+            f"throttled. Start at most {max(1, int(quota))} shards and workers here, "
             "or raise the quota"
         )
     if usable and machine.load_average is not None and machine.load_average > usable:
         yield (
-            f"load average {machine.load_average:.3g} on {usable} usable cores: others use this machine, "
-            "and what was measured is too low. Run fastps doctor again when it is idle"
+            f"load average {machine.load_average:.3g} on {usable} usable cores: the machine is busy, "
+            "so the measured speeds are too low. Run fastps doctor again when it is idle"
         )
 
 
@@ -74,13 +74,13 @@ def _about_memory(machine: Machine) -> Iterator[str]:
         share = size_text(limit * 8 // 10).replace(" ", "")
         yield (
             f"cgroup memory limit {size_text(limit)}: a process that takes more is killed. "
-            f"Set --memory-limit {share} for all servers here together leaves room for the rest"
+            f"--memory-limit {share} for all servers here together leaves room for the rest"
         )
     if free is not None and free < GIB:
         yield f"{size_text(free)} of memory free: end other programs, or set --memory-limit below that"
     if machine.swap_used and machine.swap_used > 64 * MIB:
         yield (
-            f"{size_text(machine.swap_used)} are swapped out: a push to swapped parameters waits for "
+            f"{size_text(machine.swap_used)} swapped out: a push to swapped parameters waits for "
             "the disk. Use less memory (--memory-limit), or turn swap off"
         )
     if machine.transparent_huge_pages == "never":
@@ -91,25 +91,25 @@ def _about_memory(machine: Machine) -> Iterator[str]:
 
 
 def about_speed(measured: Measured) -> Iterator[str]:
-    """What is slower than it is on any sound machine."""
+    """Measurements that are slower than on a healthy machine."""
     missing = [name for name, value in asdict(measured).items() if value is None]
     if missing:
         yield f"not measured: {', '.join(missing)}. Are processes, memory and loopback allowed here?"
     touch, wakeup, tcp = measured.first_touch_us_per_page, measured.wakeup_us, measured.tcp_round_trip_us
     if touch and touch > 2:
         yield (
-            f"{touch:.2g} us for each fresh page of memory, and 2 is much: registering large "
-            "tensors is slow. Make arrays once and reuse them (pull with out=)"
+            f"{touch:.2g} us for each fresh page of memory (more than 2 is slow): registering large "
+            "tensors takes long. Allocate arrays once and reuse them (pull with out=)"
         )
     if wakeup and wakeup > 100:
         yield (
-            f"{wakeup:.0f} us to wake a sleeping process, and 100 is much: small pushes are slow. "
+            f"{wakeup:.0f} us to wake a sleeping process (more than 100 is slow): small pushes take long. "
             "Is the machine busy, or does it save power? Push more tensors per call, or use push_async"
         )
     if tcp and tcp > 500:
         yield (
-            f"{tcp:.0f} us for a round trip over loopback, and 500 is much: "
-            "is there a firewall or a proxy in its way, or is the machine busy?"
+            f"{tcp:.0f} us for a round trip over loopback (more than 500 is slow): "
+            "is there a firewall or a proxy in between, or is the machine busy?"
         )
 
 

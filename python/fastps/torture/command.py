@@ -124,7 +124,9 @@ def _recorded(path: Path) -> list[Event]:
     try:
         with path.open() as file:
             events = read(file)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CommandError(f"--replay {path}: {error.strerror}") from error
+    except ValueError as error:
         raise CommandError(f"--replay {path}: {error}") from error
     if not events or events[0].get("ev") != "begin":
         raise CommandError(f"--replay {path}: not a history of fastps torture")

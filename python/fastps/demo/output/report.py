@@ -64,10 +64,10 @@ def closing(run: Run) -> str:
             "  serial baseline",
             f"{100 * run.serial_accuracy:.2f} % (plain NumPy Adagrad, same number of updates)",
         ),
-        ("updates", f"{run.updates:,} in {run.seconds:.1f} s ({run.updates / run.seconds:,.0f} a second)"),
+        ("updates", f"{run.updates:,} in {run.seconds:.1f} s ({run.updates / run.seconds:,.0f} per second)"),
         (
             "staleness",
-            f"p50 {percentile(stale, 0.5)}, p99 {percentile(stale, 0.99)}, most {max(stale, default=None)}",
+            f"p50 {percentile(stale, 0.5)}, p99 {percentile(stale, 0.99)}, max {max(stale, default=None)}",
         ),
         ("gradients sent", f"{human_bytes(run.bytes_pushed)}, {human_bytes(run.bytes_saved)} saved"),
         ("ledger", _ledger(run)),
@@ -119,7 +119,7 @@ def _codecs(run: Run) -> list[str]:
     """Bytes of one push in each codec, by the byte contract, against float32."""
     sizes = [value.size for value in initial_params(run.config, run.inputs).values()]
     plain = sum(payload_bytes("float32", size) for size in sizes)
-    lines = [f"{'codec':<10}{'bytes a push':>14}{'of float32':>12}{'this run':>12}"]
+    lines = [f"{'codec':<10}{'bytes per push':>14}{'of float32':>12}{'this run':>12}"]
     for name in CODECS:
         each = sum(payload_bytes(name, size) for size in sizes)
         sent = human_bytes(run.bytes_pushed) if name == run.config.codec else ""
