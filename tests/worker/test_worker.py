@@ -206,6 +206,8 @@ def test_refusals_change_nothing(ps):
         assert caught.value.tensor == "x"
         with pytest.raises(fastps.ConfigError, match="own memory"):
             worker.step({**good, "b": worker.params["b"]})
+        with pytest.raises(fastps.ConfigError, match="expected a mapping of names to gradients, got list"):
+            worker.step([good["w"]])
         assert worker.stats()["steps"] == 0
         assert not any(p.any() for p in worker.params.values())
         worker.step(good)
@@ -244,8 +246,11 @@ def test_never_registers_and_pulls_first(ps):
     with pytest.raises(fastps.UnknownTensorError):
         fastps.Worker(ps, {"w": np.zeros(2)}, mode=fastps.Local(lr=0.1))
     ps.register("w", np.array([1, 2], np.float32), optimizer=fastps.SGD())
-    with pytest.raises(fastps.ShapeError):
+    with pytest.raises(fastps.ShapeError) as caught:
         fastps.Worker(ps, {"w": np.zeros(3)}, mode=fastps.Local(lr=0.1))
+    assert str(caught.value) == 'wrong shape of a parameter (tensor "w"): expected (2,), got (3,)'
+    with pytest.raises(fastps.ConfigError, match="expected a mapping of names to arrays, got list"):
+        fastps.Worker(ps, [np.zeros(2)], mode=fastps.Local(lr=0.1))
     with pytest.raises(fastps.ConfigError):
         fastps.Worker(ps, {"w": np.zeros(2)}, mode="local")
     for codec in ("int8", fastps.Int8):

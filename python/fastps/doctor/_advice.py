@@ -80,7 +80,7 @@ def _about_memory(machine: Machine) -> Iterator[str]:
         yield f"{size_text(free)} of memory free: end other programs, or set --memory-limit below that"
     if machine.swap_used and machine.swap_used > 64 * MIB:
         yield (
-            f"{size_text(machine.swap_used)} swapped out: a push to swapped parameters waits for "
+            f"{size_text(machine.swap_used)} are swapped out: a push to swapped parameters waits for "
             "the disk. Use less memory (--memory-limit), or turn swap off"
         )
     if machine.transparent_huge_pages == "never":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import quoted
 from fastps._shared.types import Rates
@@ -12,13 +14,33 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
 from fastps.store import Store
 
-__all__ = ["as_rates", "check_float32", "check_hogwild", "check_shape", "must_be"]
+__all__ = ["as_rates", "check_float32", "check_hogwild", "check_mapping", "check_shapes", "must_be"]
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:
     """Raises `ConfigError` unless the argument `name` is of a type."""
     if not isinstance(value, kind):
         raise invalid(name, expected, value)
+
+
+def check_mapping(what: str, of: str, value: object) -> None:
+    """Raises `ConfigError` unless an argument maps names to arrays; `of` says which arrays."""
+    if not isinstance(value, Mapping):
+        expected, got = f"a mapping of names to {of}", type(value).__name__
+        raise ConfigError(f"invalid {what}: expected {expected}, got {got}", expected=expected, got=got)
+
+
+def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
+    """Raises `ShapeError` unless the arrays have the shapes of their tensors."""
+    for name, array in params.items():
+        expected, got = str(ps.spec(name).shape), str(np.shape(array))
+        if expected != got:
+            raise ShapeError(
+                f'wrong shape of a parameter (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
 
 
 def check_float32(ps: ParameterServer, params: Iterable[str]) -> None:
@@ -53,17 +75,6 @@ def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
                 expected='apply="hogwild"',
                 got=f'apply="{apply}"',
             )
-
-
-def check_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
-    """Raises `ShapeError` unless an array has its tensor's shape."""
-    if expected != got:
-        raise ShapeError(
-            f'wrong shape of an array in params (tensor "{name}"): expected {expected}, got {got}',
-            tensor=name,
-            expected=str(expected),
-            got=str(got),
-        )
 
 
 def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:

@@ -27,7 +27,14 @@ from fastps.errors import (
 )
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
-from fastps.worker.arguments import as_rates, check_float32, check_hogwild, check_shape, must_be
+from fastps.worker.arguments import (
+    as_rates,
+    check_float32,
+    check_hogwild,
+    check_mapping,
+    check_shapes,
+    must_be,
+)
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
 from fastps.worker.local import LocalStepper
@@ -124,6 +131,7 @@ class Worker:
                 expected="accumulate=1",
                 got=f"accumulate={accumulate}",
             )
+        check_mapping("params", "arrays", params)
         check_float32(ps, params)
         if isinstance(then, Hogwild):
             check_hogwild(ps, params)
@@ -191,6 +199,7 @@ class Worker:
             UnknownTensorError, ShapeError, DTypeError: A name is not registered, has another shape, or is not
                 float32.
         """
+        check_mapping("params", "arrays", params)
         twice = sorted(params.keys() & self.params.keys())
         if twice:
             raise ConfigError(
@@ -211,11 +220,10 @@ class Worker:
             self._fetches.restart()  # those under way know no versions of the new ones
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
+        if self._views or copy:
+            check_shapes(self._ps, params)
         if self._views:
-            views = {name: self._ps.view(name) for name in params}
-            for name, view in views.items():
-                check_shape(name, view.shape, np.shape(params[name]))
-            self.params.update(views)
+            self.params.update({name: self._ps.view(name) for name in params})
             self._names = list(self.params)
             return None
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
@@ -409,7 +417,8 @@ class Worker:
         return all(new > old for n in names for new, old in zip(now.slices(n), base.slices(n), strict=True))
 
     def _check_may_push(self, grads: Mapping[str, Any]) -> None:
-        """Raises if no gradient may be pushed now."""
+        """Raises if no gradient may be pushed now, or `grads` is not a mapping."""
+        check_mapping("gradients", "gradients", grads)
         if self._warming and not self._end_warm_start():
             raise ConfigError(
                 "the warm start is not over; call ready() until it returns True",
