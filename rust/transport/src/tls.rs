@@ -56,7 +56,7 @@ impl TlsFiles {
             (None, None) => Ok(None),
             (cert, _) => Err(config("a TLS certificate and its private key go together").expected(
                 "tls_cert and tls_key",
-                if cert.is_some() { "tls_cert alone" } else { "tls_key alone" },
+                if cert.is_some() { "only tls_cert" } else { "only tls_key" },
             )),
         }
     }
@@ -145,7 +145,7 @@ impl ServerTls {
         }
         let Some((chain, key)) = files.identity()? else {
             return Err(config("a server with TLS needs a certificate and its private key")
-                .expected("tls_cert and tls_key", "tls_ca alone"));
+                .expected("tls_cert and tls_key", "only tls_ca"));
         };
         let internal = |error| Error::new(Kind::Internal, format!("TLS: {error}"));
         let builder = ServerConfig::builder_with_provider(provider())
@@ -200,7 +200,7 @@ impl ClientTls {
                 return Ok(None);
             }
             return Err(config("a client with TLS needs the CA that has signed the servers' certificates")
-                .expected("tls_ca", "other TLS options alone"));
+                .expected("tls_ca", "only other TLS options"));
         };
         let name = name.map(server_name).transpose()?;
         Self::of(files, roots(ca)?, files.identity()?, name).map(Some)

@@ -40,8 +40,8 @@ impl Copies {
     pub(crate) fn check(config: &ServerConfig) -> Result<Option<Bucket>> {
         let Some(url) = &config.copy_to else { return Ok(None) };
         if config.data_dir.is_none() {
-            return Err(Error::new(Kind::Config, "what is copied are the snapshots of a data directory")
-                .expected("--copy-to with --data-dir", "--copy-to alone"));
+            return Err(Error::new(Kind::Config, "only the snapshots of a data directory can be copied")
+                .expected("--copy-to with --data-dir", "only --copy-to"));
         }
         Bucket::open(url).map(Some)
     }

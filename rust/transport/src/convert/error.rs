@@ -157,7 +157,12 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Precondition,
         _ => Kind::Internal,
     };
-    let mut message = format!("{}: {}", status.code().description(), status.message());
+    let mut message = match (kind, status.message()) {
+        (_, "") => status.code().description().to_owned(),
+        // The transport's own words say more than "the service is currently unavailable".
+        (Kind::Connection, text) => text.to_owned(),
+        (_, text) => format!("{}: {text}", status.code().description()),
+    };
     // What the transport heard last, including a farewell of the server, is at the end of the chain.
     let cause = std::iter::successors(std::error::Error::source(status), |error| error.source()).last();
     if let Some(cause) = cause.map(ToString::to_string).filter(|cause| !message.contains(cause)) {
@@ -256,6 +261,8 @@ mod tests {
     #[test]
     fn a_foreign_status_has_a_kind() {
         assert_eq!(error_from_status(&Status::unavailable("refused")).kind, Kind::Connection);
+        assert_eq!(error_from_status(&Status::unavailable("refused")).to_string(), "refused");
+        assert!(!error_from_status(&Status::unavailable("")).to_string().is_empty());
         assert_eq!(error_from_status(&Status::deadline_exceeded("late")).kind, Kind::Deadline);
         assert_eq!(error_from_status(&Status::out_of_range("too large")).kind, Kind::Frame);
         assert_eq!(error_from_status(&Status::internal("its bug")).kind, Kind::Internal);
