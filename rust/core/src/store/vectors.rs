@@ -177,7 +177,7 @@ impl VectorSpaces for Store {
         }
         match answer.recv_timeout(wait) {
             Ok(report) => Ok(report),
-            Err(_) => lock(spaces).withdraw_batch(self.client, (space, term)),
+            Err(_) => lock(spaces).withdraw_batch(space, term),
         }
     }
 

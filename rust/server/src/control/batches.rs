@@ -67,12 +67,12 @@ pub(super) async fn answer_batch(
     node: &Arc<Node>,
     asked: Waiting<BatchQuestion, BatchReport>,
 ) -> Result<pb::BatchResponse> {
-    let Waiting { client, question, wait, answer } = asked;
+    let Waiting { question, wait, answer, .. } = asked;
     let report = match answer {
         Ok(report) => Some(report),
         Err(answer) => wait_for(node, wait, answer).await,
     };
-    let now = || node.spaces()?.withdraw_batch(client, (question.space, question.term));
+    let now = || node.spaces()?.withdraw_batch(question.space, question.term);
     let report = report.map_or_else(now, Ok)?;
     Ok(convert::report_to_wire(&report, question.first))
 }

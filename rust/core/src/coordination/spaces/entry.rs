@@ -54,15 +54,21 @@ impl SpaceEntry {
             + 4 * round
     }
 
-    /// Fails for a former coordinator. The present one has the seat again if its session had ended, or the
-    /// server had.
-    pub(super) fn check_term(&mut self, client: u64, term: u64) -> Result<()> {
+    /// Fails for a former coordinator.
+    pub(super) fn check_term(&self, term: u64) -> Result<()> {
         if term == self.term {
-            self.coordinator.get_or_insert(client);
             return Ok(());
         }
         let message = format!("another coordinator has taken over space {:?}", self.spec.space.name);
         Err(Error::new(Kind::Fenced, message).expected(format!("term {}", self.term), format!("term {term}")))
+    }
+
+    /// As [`SpaceEntry::check_term`]. The present coordinator has the seat again if its session had ended, or
+    /// the server had.
+    pub(super) fn seat(&mut self, client: u64, term: u64) -> Result<()> {
+        self.check_term(term)?;
+        self.coordinator.get_or_insert(client);
+        Ok(())
     }
 
     pub(super) fn report(&self) -> BatchReport {

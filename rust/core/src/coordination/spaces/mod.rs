@@ -188,7 +188,7 @@ impl Spaces {
     ) -> Result<Option<BatchReport>> {
         task.check()?;
         let entry = self.entry(space)?;
-        entry.check_term(client, term)?;
+        entry.seat(client, term)?;
         let last = entry.round.as_ref().map_or(0, |round| round.task().batch);
         if task.batch < last {
             return Err(Error::new(Kind::StalePush, "a later batch has begun")
@@ -210,10 +210,11 @@ impl Spaces {
         Ok(None)
     }
 
-    /// Ends the coordinator's wait, and returns the present state of its batch.
-    pub fn withdraw_batch(&mut self, client: u64, (space, term): (SpaceId, u64)) -> Result<BatchReport> {
+    /// Ends the coordinator's wait, and returns the present state of its batch. A coordinator that has lost
+    /// its seat meanwhile does not get it back: it may be gone.
+    pub fn withdraw_batch(&mut self, space: SpaceId, term: u64) -> Result<BatchReport> {
         let entry = self.entry(space)?;
-        entry.check_term(client, term)?;
+        entry.check_term(term)?;
         entry.waiter = None;
         Ok(entry.report())
     }
@@ -369,10 +370,20 @@ mod tests {
         // A report of another batch counts for nothing.
         assert!(at.batch(task(2, 1)).unwrap().is_none());
         assert_eq!(at.take(3, Some((1, 3))), 0);
-        assert_eq!(
-            at.spaces.withdraw_batch(COORDINATOR, (at.space, 1)).unwrap().finished,
-            [None, None, None, None]
-        );
+        assert_eq!(at.spaces.withdraw_batch(at.space, 1).unwrap().finished, [None, None, None, None]);
+    }
+
+    #[test]
+    fn a_coordinator_that_goes_while_it_waits_leaves_a_free_seat() {
+        let mut at = at();
+        assert!(at.batch(task(1, 1)).unwrap().is_none());
+        at.spaces.forget_client(COORDINATOR);
+        // Its call ends only now.
+        assert!(!at.spaces.withdraw_batch(at.space, 1).unwrap().over);
+        assert_eq!(at.spaces.list()[0].1, None);
+        let take = SeatRequest::Take { at_least: 0, name: "other".into() };
+        assert_eq!(at.spaces.coordinate(8, at.space, &take).unwrap().term, 2);
+        assert_eq!(at.spaces.withdraw_batch(at.space, 1).unwrap_err().kind, Kind::Fenced);
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Spaces {
                 entry.waiter = None;
             }
             SeatRequest::Store { term, state } => {
-                entry.check_term(client, *term)?;
+                entry.seat(client, *term)?;
                 if state.len() > MAX_STATE {
                     let error = Error::new(Kind::Config, "the state of a coordinator is too long");
                     return Err(error.expected(format!("at most {MAX_STATE} bytes"), state.len()));
