@@ -604,6 +604,22 @@ fn records_from_before_an_image_change_nothing() {
 }
 
 #[test]
+fn records_of_a_former_coordinator_from_before_an_image_change_nothing() {
+    let mut at = here().open();
+    at.run(vec![Op::Copy { to: 1, from: TENSOR }]).unwrap();
+    at.run(vec![Op::Copy { to: TENSOR, from: 1 }]).unwrap();
+    let program = Program::new(vec![Op::MaxAbs { x: 1 }]).unwrap();
+    at.slice.run_program(at.command(2, 3), &program).unwrap();
+    let (told, image) = (at.log.0.lock().unwrap().clone(), at.slice.image().unwrap());
+    let restored = here();
+    restored.slice.restore(&image.standing, image.values.as_ref(), image.state.as_ref()).unwrap();
+    let vectors = image.vectors.as_ref().unwrap();
+    let arrays: Vec<_> = vectors.vectors.iter().map(AsRef::as_ref).collect();
+    restored.slice.restore_space(&vectors.space, &vectors.standing, &arrays).unwrap();
+    assert_eq!((replay(&restored.slice, &told), restored.all()), (0, at.all()));
+}
+
+#[test]
 fn records_and_images_restore_the_space_but_not_an_open_sum() {
     let mut at = here().open();
     some_history(&mut at);

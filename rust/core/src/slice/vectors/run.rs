@@ -45,9 +45,13 @@ impl Slice {
         let mut memory = self.exact()?;
         let next = memory.version + 1;
         let Ok(vectors) = memory.space(record.command.space) else { return Ok(false) };
+        if record.command.number <= vectors.standing.number {
+            // It is from before an image, perhaps of a coordinator whose term was over by then.
+            return Ok(false);
+        }
         if record.program.commits() && record.version < next {
             // The tensor has the program's change: it comes from a later image.
-            vectors.standing.number = vectors.standing.number.max(record.command.number);
+            vectors.standing.number = record.command.number;
             return Ok(false);
         }
         if record.program.commits() && record.version > next {
@@ -164,11 +168,8 @@ impl ExactMemory {
         ended: Ended<'_>,
     ) -> Result<bool> {
         let vectors = self.space(command.space)?;
-        match (vectors.admit(command), ended) {
-            (Ok(true), _) => {}
-            (Ok(false), _) => return Ok(false),
-            (Err(error), Ended::Recorded(_)) if error.kind == Kind::StalePush => return Ok(false),
-            (Err(error), _) => return Err(error),
+        if !vectors.admit(command)? {
+            return Ok(false);
         }
         program.check(vectors.arrays.len())?;
         vectors.check_sums(program, ended)?;
