@@ -402,6 +402,22 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_in_a_tensor_that_cannot_be_is_refused() {
+        let mut at = at();
+        assert!(at.batch(task(1, 1)).unwrap().is_none());
+        assert_eq!(at.take(1, None), 0);
+        for (bytes, refused) in [(crate::tensor::MAX_NAME + 1, true), (crate::tensor::MAX_NAME, false)] {
+            let outcome = Err((FailureKind::NotFinite, "t".repeat(bytes).into()));
+            let report = Some(PortionReport { batch: 1, portion: 0, outcome });
+            let request =
+                ReplicaRequest { space: "s".into(), replica: 1, name: "r".into(), report, then: Then::Rest };
+            let answer = at.spaces.portion(1, &request, || Box::new(|_| ()));
+            assert_eq!(answer.err().map(|error| error.kind), refused.then_some(Kind::Config));
+            assert_eq!(at.told().is_none(), refused);
+        }
+    }
+
+    #[test]
     fn those_who_wait_learn_that_a_space_opens_and_closes() {
         let mut at = at();
         let request = |space: &str| ReplicaRequest {

@@ -6,7 +6,7 @@ use crate::base::sync::Arc;
 use crate::coordination::batch::{BatchTask, FailureKind, ReplicaId};
 use crate::coordination::portions::Then;
 use crate::memory::Purpose;
-use crate::tensor::SpaceId;
+use crate::tensor::{MAX_NAME, SpaceId};
 
 /// What a replica reports of its portion.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +17,20 @@ pub struct PortionReport {
     pub portion: u64,
     /// The sum of its samples' losses, if every shard has added it; else why not, and the tensor concerned.
     pub outcome: Result<f64, (FailureKind, Arc<str>)>,
+}
+
+impl PortionReport {
+    /// Fails if the tensor's name is longer than any tensor's: the batch keeps it.
+    fn check(&self) -> Result<()> {
+        match &self.outcome {
+            Err((_, tensor)) if tensor.len() > MAX_NAME => {
+                let error =
+                    Error::new(Kind::Config, "no tensor has as long a name as that of a failed portion");
+                Err(error.expected(format!("at most {MAX_NAME} bytes"), format!("{} bytes", tensor.len())))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A replica's request.
@@ -66,6 +80,7 @@ impl Spaces {
         later: impl FnOnce() -> SpaceWaiter<ReplicaAnswer>,
     ) -> Result<Option<ReplicaAnswer>> {
         check_name("replica", &request.name)?;
+        request.report.as_ref().map_or(Ok(()), PortionReport::check)?;
         let id = (client, request.replica);
         let Some(entry) = self.entries.get_mut(&request.space) else {
             return self.wait_for_space(id, request, later);
@@ -102,7 +117,7 @@ impl Spaces {
         if request.then != Then::Take {
             return Ok(Some(None));
         }
-        if self.early.len() >= MAX_REPLICAS || request.space.len() > crate::tensor::MAX_NAME {
+        if self.early.len() >= MAX_REPLICAS || request.space.len() > MAX_NAME {
             let message = "too many replicas wait for a space to be opened, or for one with too long a name";
             return Err(
                 Error::new(Kind::Capacity, message).expected(format!("at most {MAX_REPLICAS}"), "one more")
