@@ -4,6 +4,7 @@
 use crate::client::Client;
 use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
+use crate::state::run::RunNames;
 use crate::state::runtime::lock;
 use crate::state::time::after;
 use fastps_core::batch::BatchTask;
@@ -74,6 +75,14 @@ async fn close_all(links: &[Arc<Link>], deadline: Instant, space: SpaceId) -> Re
         }
     }
     Ok(())
+}
+
+/// A report whose failures name tensors as users know them.
+fn here(run: &RunNames, mut report: BatchReport) -> BatchReport {
+    for failure in &mut report.failures {
+        failure.tensor = run.here(&failure.tensor).map_or_else(|| failure.tensor.clone(), Arc::from);
+    }
+    report
 }
 
 impl Client {
@@ -213,7 +222,7 @@ impl Client {
     ) -> Result<BatchReport> {
         self.alive()?;
         let (link, task) = (self.links[0].clone(), convert::batch_to_wire(task));
-        self.block(async move {
+        let report = self.block(async move {
             let (mut report, mut first, mut was_over) = (BatchReport::default(), 0, false);
             loop {
                 let wait = if first == 0 { wait } else { Duration::ZERO };
@@ -235,7 +244,8 @@ impl Client {
                     None => return Ok(report),
                 }
             }
-        })
+        })?;
+        Ok(here(self.map.run(), report))
     }
 
     /// Reports a replica's portion and asks for the next one; the server may keep the answer for as long as
@@ -279,5 +289,28 @@ impl Client {
             *tensor = self.map.run().there(tensor).into();
         }
         there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fastps_core::batch::{FailureKind, PortionFailure};
+
+    #[test]
+    fn failures_name_tensors_as_users_know_them() {
+        let report = |tensors: [&str; 2]| {
+            let failure = |tensor: &str| PortionFailure {
+                replica: "r".into(),
+                portion: 0,
+                kind: FailureKind::NotFinite,
+                tensor: tensor.into(),
+            };
+            BatchReport { failures: tensors.map(failure).into(), ..BatchReport::default() }
+        };
+        let run = RunNames::new(Some("a")).unwrap();
+        // A loss that is not finite names none.
+        assert_eq!(here(&run, report(["run:a/w", ""])), report(["w", ""]));
+        assert_eq!(here(&RunNames::default(), report(["w", ""])), report(["w", ""]));
     }
 }
