@@ -406,3 +406,6 @@ async fn sweep(node: Arc<Node>, danger: Option<&'static str>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ const ANSWER_PART_BYTES: u64 = 256;
 
 impl Exchange {
     /// Runs a program on each of its slices, whole or not at all. Between two slices, others have their turn.
-    pub(super) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
+    pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
         let (program, memory) = match self.prepare(&run).await {
             Ok(prepared) => prepared,
             Err(error) => return self.refuse(place, tag, error),
@@ -25,6 +25,8 @@ impl Exchange {
         let begin = Instant::now();
         for slice in run.slices() {
             self.node.gate.pass().await;
+            // A record has the values of the sum that the program ends.
+            self.node.files.wait_for_space().await;
             let ran = self.run_on(slice, (route, run), &program, begin).await;
             outcomes.push(ran.map_err(|error| error.shard(self.node.index())));
             tokio::task::yield_now().await;
