@@ -319,7 +319,7 @@ def test_a_group_is_bound_by_its_first_worker(ps):
             fastps.Bounded(staleness=1),
             fastps.Sync(workers=2),
         ):
-            with pytest.raises(fastps.ConfigError, match=r"in another way: \"first\"") as caught:
+            with pytest.raises(fastps.ConfigError, match=r"use another mode: \"first\"") as caught:
                 fastps.Worker(ps, zeros(), mode=mode)
             assert caught.value.expected == "Sync(workers=1, backup=1)"
             assert caught.value.got.startswith(
@@ -330,7 +330,7 @@ def test_a_group_is_bound_by_its_first_worker(ps):
             ps.push("b", np.ones(4, np.float32))
         ps.assign("b", np.ones(4, np.float32))
     with fastps.Worker(ps, zeros(), mode=fastps.Async()) as worker:
-        with pytest.raises(fastps.ConfigError, match="in another way"):
+        with pytest.raises(fastps.ConfigError, match="use another mode"):
             fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1))
         worker.step(ones(1.0))
     ps.push("b", np.ones(4, np.float32))

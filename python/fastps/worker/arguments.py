@@ -33,7 +33,7 @@ def check_mapping(what: str, of: str, value: object) -> None:
 def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
     """Raises `ShapeError` unless the arrays have the shapes of their tensors."""
     for name, array in params.items():
-        expected, got = str(ps.spec(name).shape), str(np.shape(array))
+        expected, got = str(ps.spec(name).shape), str(tuple(np.shape(array)))
         if expected != got:
             raise ShapeError(
                 f'wrong shape of a parameter (tensor "{name}"): expected {expected}, got {got}',
