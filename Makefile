@@ -16,8 +16,8 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
            $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
-# The wheel's own crate is among them, though it has no Rust tests: so its dependencies have the same features as in the
-# wheel and are built once. loom's would differ (see rust/transport/loom/Cargo.toml).
+# This includes the wheel's own crate, which has no Rust tests, so that dependencies have the same features as in the wheel
+# and are built once. loom would change their features (see rust/transport/loom/Cargo.toml).
 RUST_TESTED := --workspace --exclude fastps-transport-loom
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
@@ -93,7 +93,7 @@ checkers:
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom \
-	  --config profile.dev.package.fastps-core.opt-level=1 # loom takes the time, not the core
+	  --config profile.dev.package.fastps-core.opt-level=1 # most of the time is spent in loom, not in the core
 	CARGO_TARGET_DIR=$(TARGET)/loom cargo test --locked --quiet -p fastps-transport-loom
 
 tsan: ## Check the core's threads for data races with ThreadSanitizer

@@ -84,8 +84,8 @@ def minimize(
         resume: Go on where a former call with the same arguments was interrupted, from its last accepted
             point, with the same bits.
         min_replicas: Replicas that must be present before samples are dealt.
-        timeout: Seconds to wait for replicas or for the next portion of a batch; None: no limit. A call of
-            `objective` that takes longer runs to its end on its thread.
+        timeout: Seconds to wait for replicas or for the next portion of a batch; None: no limit. A call
+            of `objective` that takes longer continues on its own thread.
 
     Returns:
         `OptimizeResult`. A limit, or a search that finds nothing lower, returns ``success=False``; `message`

@@ -405,7 +405,7 @@ class Vectors:
         if not self._closed:
             self._closed = True
             try:
-                with suppress(FencedError, ConfigError):  # its coordinator is another one, or it is closed
+                with suppress(FencedError, ConfigError):  # another coordinator has it, or it is closed
                     self._native.store(self._id, self.term, b"", self._timeout)
                     self._native.close(self._id, self._timeout)
             finally:

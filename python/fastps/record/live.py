@@ -33,7 +33,7 @@ class Live:
         now = time.monotonic()
         if step.loss is not None:
             mean = self._loss
-            if mean is None or not math.isfinite(mean):  # what is added to a NaN is one, too
+            if mean is None or not math.isfinite(mean):  # a running mean would stay NaN
                 self._loss = step.loss
             else:
                 self._loss = mean + _NEW * (step.loss - mean)

@@ -81,7 +81,7 @@ _KINDS: dict[str, Callable[[str], _Target]] = {"jsonl": _Lines, "tensorboard": _
 
 class Recorder:
     """Writes steps to its targets; made by `to`. Call it with each `fastps.Step`, and `close` it after the
-    last: then a call raises `ConfigError`.
+    last one. A call after `close` raises `ConfigError`.
     """
 
     def __init__(self, targets: list[_Target], every: int) -> None:

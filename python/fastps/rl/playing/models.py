@@ -87,7 +87,7 @@ def outputs(model: nn.Module, observations: torch.Tensor) -> tuple[torch.Tensor,
 def for_greedy_play(model: nn.Module) -> nn.Module:
     """The model in evaluation mode, so that dropout is off.
 
-    But for batch normalization: its statistics are not shared, so those of the batch have to do.
+    Batch normalization stays in training mode: its running statistics are not shared.
     """
     for layer in model.modules():
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm):

@@ -35,7 +35,7 @@ _GRACE = 2.5
 _LAST = 10.0
 """Seconds that workers get to end by themselves after the last frame: one that is suspended never does."""
 _SILENCE = 120.0
-"""Seconds without a sign of life after which the last evaluation is given up; also a busy machine's start."""
+"""Seconds without a report after which the last evaluation is abandoned; enough for a slow start."""
 
 
 def train(

@@ -25,7 +25,7 @@ impl Exchange {
         let begin = Instant::now();
         for slice in run.slices() {
             self.node.gate.pass().await;
-            // A record has the values of the sum that the program ends.
+            // If the program ends a sum, its record holds the values.
             self.node.files.wait_for_space().await;
             let ran = self.run_on(slice, (route, run), &program, begin).await;
             outcomes.push(ran.map_err(|error| error.shard(self.node.index())));

@@ -63,8 +63,8 @@ impl SpaceEntry {
         Err(Error::new(Kind::Fenced, message).expected(format!("term {}", self.term), format!("term {term}")))
     }
 
-    /// As [`SpaceEntry::check_term`]. The present coordinator has the seat again if its session had ended, or
-    /// the server had.
+    /// Checks the term, and gives the present coordinator its seat back if its session had ended or the
+    /// server restarted.
     pub(super) fn seat(&mut self, client: u64, term: u64) -> Result<()> {
         self.check_term(term)?;
         self.coordinator.get_or_insert(client);

@@ -210,8 +210,8 @@ impl Spaces {
         Ok(None)
     }
 
-    /// Ends the coordinator's wait, and returns the present state of its batch. A coordinator that has lost
-    /// its seat meanwhile does not get it back: it may be gone.
+    /// Ends the coordinator's wait, and returns the present state of its batch. A coordinator that lost its
+    /// seat in the meantime does not get it back, because it may be gone.
     pub fn withdraw_batch(&mut self, space: SpaceId, term: u64) -> Result<BatchReport> {
         let entry = self.entry(space)?;
         entry.check_term(term)?;

@@ -20,12 +20,11 @@ pub struct PortionReport {
 }
 
 impl PortionReport {
-    /// Fails if the tensor's name is longer than any tensor's: the batch keeps it.
+    /// Fails if the name of the failed tensor, which the batch stores, exceeds the limit on names.
     fn check(&self) -> Result<()> {
         match &self.outcome {
             Err((_, tensor)) if tensor.len() > MAX_NAME => {
-                let error =
-                    Error::new(Kind::Config, "no tensor has as long a name as that of a failed portion");
+                let error = Error::new(Kind::Config, "the tensor's name in a failed portion is too long");
                 Err(error.expected(format!("at most {MAX_NAME} bytes"), format!("{} bytes", tensor.len())))
             }
             _ => Ok(()),

@@ -46,7 +46,7 @@ impl Slice {
         let next = memory.version + 1;
         let Ok(vectors) = memory.space(record.command.space) else { return Ok(false) };
         if record.command.number <= vectors.standing.number {
-            // It is from before an image, perhaps of a coordinator whose term was over by then.
+            // The image already has it. The term of its coordinator may have ended before the image.
             return Ok(false);
         }
         if record.program.commits() && record.version < next {
