@@ -68,8 +68,8 @@ class Task:
         """The parameters of a model, its own by default, by the names of their tensors, in order.
 
         Args:
-            model: A copy of its own.
-            trained: Without frozen parameters, unless all are frozen.
+            model: A copy of the task's model.
+            trained: Leave out frozen parameters, unless all are frozen.
         """
         most = self.algorithm._largest
         parameters = dict((self.model if model is None else model).named_parameters())
@@ -158,7 +158,7 @@ class Learner:
         frames: Those of all workers, as far as this one knows.
         worker: Pushes gradients, and fetches values into the model.
         trained: Names of the tensors that are not frozen.
-        size: Their numbers.
+        size: Number of elements in them.
     """
 
     def __init__(

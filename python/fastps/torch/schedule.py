@@ -35,8 +35,8 @@ class GlobalSchedule:
 
     Args:
         scheduler: Of `torch.optim.lr_scheduler`, over a `ParameterServerOptimizer`; not `ReduceLROnPlateau`.
-        length: Steps after which the rates stay as they are. None: others than `OneCycleLR`, which has its
-            last rate from its last step on, go on as torch defines.
+        length: Steps after which the rates stay as they are. None: `OneCycleLR` keeps its last rate,
+            others go on as torch defines.
 
     Raises:
         ConfigError: The scheduler is of another kind or of another optimizer, or another worker of this run
