@@ -20,7 +20,7 @@ import fastps
 import fastps.torch
 from fastps.torch import ParameterServerOptimizer
 from fastps.torch import optimizer as module
-from fastps.torch._params import Entry
+from pretended_gpu import pretended
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta"]
@@ -932,40 +932,15 @@ def test_threads_train_one_model(store):
 # -- models on a GPU -----------------------------------------------------------------------------------------
 
 
-class Late:
-    """Simulates a GPU: a copy arrives only when it is waited for."""
-
-    def __init__(self):
-        self.queued = []
-
-    def fetch(self, tensor, into):
-        into.fill_(torch.nan)
-        self.queued.append((tensor, into))
-
-    def wait(self):
-        for tensor, into in self.queued:
-            into.copy_(tensor)
-        self.queued.clear()
-
-    def show(self, entries):
-        for entry in entries:
-            entry.param.copy_(torch.from_numpy(entry.array))
-
-
 @pytest.fixture(params=["pretended", "cuda"])
-def gpu(request, monkeypatch):
+def gpu(request):
     if request.param == "cuda":
         if not torch.cuda.is_available():
-            pytest.skip("no CUDA GPU: only the order of copies is tested, without one")
-        return torch.device("cuda")
-    late = Late()
-
-    def of(cls, name, param, gpus):
-        own, staged = torch.empty(param.shape), torch.empty(param.shape)
-        return cls(name, param, own.copy_(param.detach()).numpy(), None, late, staged)
-
-    monkeypatch.setattr(Entry, "of", classmethod(of))
-    return torch.device("cpu")
+            pytest.skip("no CUDA GPU: one is pretended in CPU memory")
+        yield torch.device("cuda")
+        return
+    with pretended():
+        yield torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

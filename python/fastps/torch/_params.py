@@ -30,6 +30,10 @@ class Gpu:
         self._device, self._module = device, torch.get_device_module(device)
         self._stream = self._module.Stream(device=device)
 
+    def pinned(self, shape: torch.Size) -> torch.Tensor:
+        """Memory that the GPU reads and writes by itself, for float32 values of this shape."""
+        return torch.empty(shape, dtype=torch.float32, pin_memory=True)
+
     @contextlib.contextmanager
     def _after_what_is_queued(self) -> Iterator[None]:
         self._stream.wait_stream(self._module.current_stream(self._device))
@@ -55,10 +59,19 @@ class Gpu:
         self._module.current_stream(self._device).wait_stream(self._stream)
 
 
-class Gpus(dict[torch.device, Gpu]):
-    def __missing__(self, device: torch.device) -> Gpu:
-        self[device] = Gpu(device)
-        return self[device]
+class Gpus:
+    """One `Gpu` for each device that parameters are on."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, Gpu] = {}
+
+    def of(self, device: torch.device) -> Gpu | None:
+        """The GPU of parameters on a device; None if they are in CPU memory."""
+        if device.type == "cpu":
+            return None
+        if device not in self._by_device:
+            self._by_device[device] = Gpu(device)
+        return self._by_device[device]
 
 
 @dataclasses.dataclass(eq=False)
@@ -92,9 +105,10 @@ class Entry:
                 got=got,
             )
         values = param.detach()
-        if values.is_cuda:
-            own, staged = (torch.empty(param.shape, dtype=torch.float32, pin_memory=True) for _ in range(2))
-            return cls(name, param, own.copy_(values).numpy(), None, gpus[values.device], staged)
+        gpu = gpus.of(values.device)
+        if gpu is not None:
+            own, staged = gpu.pinned(param.shape), gpu.pinned(param.shape)
+            return cls(name, param, own.copy_(values).numpy(), None, gpu, staged)
         if values.dtype == torch.float32 and values.is_contiguous():
             return cls(name, param, values.numpy(), values.data_ptr())
         own = torch.empty(values.shape, dtype=torch.float32).copy_(values)

@@ -1,0 +1,107 @@
+"""A GPU that is pretended in CPU memory, so that what is written for a GPU can run without one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from fastps.torch._params import Entry, Gpu, Gpus
+
+
+class Copy(NamedTuple):
+    """A copy between the GPU and CPU memory; times in microseconds."""
+
+    to_gpu: bool
+    bytes: int
+    begin: float
+    end: float
+
+
+class _Stream:
+    def wait_stream(self, other: _Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Driver:
+    """Stands for `torch.cuda`."""
+
+    def __init__(self) -> None:
+        self.current = _Stream()
+
+    def current_stream(self, device: torch.device) -> _Stream:
+        return self.current
+
+    @contextlib.contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class PretendedGpu(Gpu):
+    """A gradient arrives only when it is waited for.
+
+    Attributes:
+        copies: All copies so far.
+    """
+
+    def __init__(self) -> None:
+        self._device, self._module, self._stream = torch.device("cpu"), _Driver(), _Stream()
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._broken = False
+        self.copies: list[Copy] = []
+
+    def pinned(self, shape: torch.Size) -> torch.Tensor:
+        return torch.empty(shape)
+
+    def fetch(self, tensor: torch.Tensor, into: torch.Tensor) -> None:
+        with self._copying(False, tensor.nbytes):
+            arrived = torch.empty_like(into)
+            super().fetch(tensor, arrived)
+            into.fill_(torch.nan)
+            self._late.append((arrived, into))
+
+    def wait(self) -> None:
+        self._check()
+        super().wait()
+        for arrived, into in self._late:
+            into.copy_(arrived)
+        self._late.clear()
+
+    def show(self, entries: Iterable[Entry]) -> None:
+        entries = list(entries)
+        with self._copying(True, sum(entry.array.nbytes for entry in entries)):
+            super().show(entries)
+
+    def fail(self) -> None:
+        """From now on every call fails, as those of CUDA do after a kernel has failed."""
+        self._broken = True
+
+    def _check(self) -> None:
+        if self._broken:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    @contextlib.contextmanager
+    def _copying(self, to_gpu: bool, size: int) -> Iterator[None]:
+        self._check()
+        begin = time.time_ns() / 1e3
+        yield
+        self.copies.append(Copy(to_gpu, size, begin, time.time_ns() / 1e3))
+
+
+@contextlib.contextmanager
+def pretended() -> Iterator[PretendedGpu]:
+    """Parameters of optimizers that are made meanwhile count as being on a GPU."""
+    gpu, of = PretendedGpu(), Gpus.of
+    Gpus.of = lambda self, device: gpu
+    try:
+        yield gpu
+    finally:
+        Gpus.of = of
