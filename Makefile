@@ -29,7 +29,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live live-check bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live acceptance-rl acceptance-synthetic second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live gpu-check acceptance-rl acceptance-synthetic second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +150,17 @@ bench-parallel: .venv/.test-release ## Measure models in two parts against one, 
 
 bench-live: .venv/.test-release ## Measure the script work per frame of the live page in Chromium and write benchmarks/README.md
 	$(BIN)/python benchmarks/live.py --output benchmarks/README.md $(ARGS)
+
+# A folder that a GPU machine needs nothing beside, but for the packages that the script names.
+gpu-check: .venv/.test-release ## Build the wheel for benchmarks/gpu.py, collect it with scripts and images, and print the command for a GPU machine
+	@rm -rf $(TARGET)/gpu-check && mkdir -p $(TARGET)/gpu-check
+	@cp $(TARGET)/wheel/release/*.whl $(TARGET)/gpu-check/
+	@cp --parents benchmarks/*.py benchmarks/device/*.py benchmarks/cores/*.py tests/gpu/*.py tests/pretended_gpu.py $(TARGET)/gpu-check/
+	@if [ -d "$(FASTPS_DATA_DIR)/cifar10" ]; then cd benchmarks && \
+	  $(BIN)/python -m device.images "$(FASTPS_DATA_DIR)/cifar10" $(TARGET)/gpu-check/images.npz; \
+	else echo "FASTPS_DATA_DIR has no cifar10: the row of CIFAR-10 will be skipped"; fi
+	@echo "Copy $(TARGET:$(CURDIR)/%=%)/gpu-check to a machine with a GPU, and run in that folder:"
+	@cd $(TARGET)/gpu-check && echo "  python3 benchmarks/gpu.py --wheel $$(ls *.whl)$$(ls images.npz 2>/dev/null | sed 's/^/ --images /') --out out --cores --minutes 9"
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/long/acceptance.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -10,6 +11,9 @@ from typing import NamedTuple
 import torch
 
 from fastps.torch._params import Entry, Gpu, Gpus
+
+#: `benchmarks/gpu.py --rehearse` sets it: checks for a GPU run on a pretended one.
+REHEARSAL = "FASTPS_REHEARSE_GPU" in os.environ
 
 
 class Copy(NamedTuple):

@@ -6,8 +6,6 @@ They need torch, NumPy and pytest (one file needs JAX), and none of the packages
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,52 +18,24 @@ import fastps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pretended_gpu import PretendedGpu, pretended
-
-#: `benchmarks/gpu.py --rehearse` sets it.
-REHEARSAL = "FASTPS_REHEARSE_GPU" in os.environ
-#: The file in which a run of `benchmarks/gpu.py` finds each verdict, also if the process dies later.
-VERDICTS = os.environ.get("FASTPS_GPU_VERDICTS")
+from pretended_gpu import REHEARSAL, PretendedGpu, pretended
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a CUDA GPU")
+    for marker in ("gpu", "timeout"):  # without pyproject.toml and pytest-timeout on the GPU machine
+        config.addinivalue_line("markers", marker)
     # Differences between the CPU's and the GPU's products are then those of rounding float32.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    without = pytest.mark.skip(reason="no CUDA GPU; the rehearsal of benchmarks/gpu.py pretends one")
+    without = pytest.mark.skip(reason="no CUDA GPU; tests/commands/test_gpu_check.py pretends one")
     for item in items:
-        if here in item.path.parents and item.path.name != "test_gpu_rehearsal.py":
+        if here in item.path.parents:
             item.add_marker("gpu")
             if not (REHEARSAL or torch.cuda.is_available()):
                 item.add_marker(without)
-
-
-def pytest_runtest_logstart(nodeid: str) -> None:
-    _note(nodeid, "started", 0.0, "")
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or report.outcome != "passed":
-        _note(report.nodeid, report.outcome, report.duration, _reason(report))
-
-
-def _reason(report: pytest.TestReport) -> str:
-    """The last line of a failure, or the reason of a skip."""
-    if report.skipped and isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return "" if report.passed else str(crash.message if crash else report.longrepr)
-
-
-def _note(nodeid: str, verdict: str, seconds: float, reason: str) -> None:
-    if VERDICTS:
-        line = {"test": nodeid.rpartition("/")[2], "verdict": verdict, "seconds": seconds, "reason": reason}
-        with open(VERDICTS, "a") as file:
-            file.write(json.dumps(line) + "\n")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastps
-from conftest import REHEARSAL
+from pretended_gpu import REHEARSAL
 
 
 class OnDevice:

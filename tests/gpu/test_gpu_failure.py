@@ -7,13 +7,12 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from children import Child
+from gpu_processes import Child
 from gpu_training import give_gradients, mlp, pulled, wrap
 from torch import nn
 
 import fastps
-from conftest import REHEARSAL
-from pretended_gpu import pretended
+from pretended_gpu import REHEARSAL, pretended
 
 #: Steps before the one that fails.
 STEPS = 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fastps
-from conftest import REHEARSAL
+from pretended_gpu import REHEARSAL
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch is on the same card
 jax = pytest.importorskip("jax", reason="JAX is not installed")

@@ -8,15 +8,14 @@ import datetime
 import pytest
 import torch
 import torch.distributed as dist
-from children import Child
+from gpu_processes import Child
 from gpu_training import assert_close, pulled
 from torch import nn
 
 import fastps
 import fastps.torch
-from conftest import REHEARSAL
 from fastps.torch import parallel
-from pretended_gpu import pretended
+from pretended_gpu import REHEARSAL, pretended
 
 STEPS = 6
 RULE = fastps.SGD(lr=0.05, momentum=0.9)

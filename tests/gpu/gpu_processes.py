@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from conftest import REHEARSAL
+from pretended_gpu import REHEARSAL
 
 CONTEXT = multiprocessing.get_context("fork" if REHEARSAL else "spawn")
 
