@@ -169,9 +169,15 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.stdin.close()
-            process.wait(60)
+        try:
+            for process in self._processes:
+                process.stdin.close()
+            for process in self._processes:
+                process.wait(60)
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.wait()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +86,18 @@ def measure(way: str, processes: int, seconds: float) -> tuple[float, float, flo
     if way == "fastps":
         for name, parameter in model.named_parameters():
             shared.register(name, parameter.detach(), fastps.SGD(lr=LR), apply="hogwild")
-    start, results = context.Barrier(processes), context.Queue()
+    start, results = context.Barrier(processes, timeout=120), context.Queue()
     workers = [
         context.Process(target=work, args=(shared, start, seconds, rank, results))
         for rank in range(processes)
     ]
-    for worker in workers:
-        worker.start()
-    rates, accuracies = zip(*(results.get(timeout=120) for _ in workers), strict=True)
-    for worker in workers:
-        worker.join()
+    with ExitStack() as stack:
+        for worker in workers:
+            worker.start()
+            stack.callback(worker.kill)
+        rates, accuracies = zip(*(results.get(timeout=120) for _ in workers), strict=True)
+        for worker in workers:
+            worker.join()
     lost = float("nan")
     if way == "fastps":
         counters = shared.stats()["shards"][0]["counters"]
