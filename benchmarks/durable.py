@@ -368,10 +368,10 @@ def read_once(folder: Path) -> float:
     return time.monotonic() - began
 
 
-def started(place: Path) -> float:
+def started(place: Path, shards: int = 1) -> float:
     """Seconds that a start from there takes."""
     began = time.monotonic()
-    with fastps.serve(data_dir=place, snapshot_every=1e6, snapshot_after=0):
+    with fastps.serve(shards, data_dir=place, snapshot_every=1e6, snapshot_after=0):
         return time.monotonic() - began
 
 
@@ -398,7 +398,7 @@ def replayed(size: Size, folder: Path, codec: fastps.Codec) -> tuple[float, floa
                 push_all(ps, names)
             while ps.stats()["shards"][0]["counters"]["log_pending"]:
                 time.sleep(0.1)
-            server._process.kill()
+            server.kill()
         forget(place)
         reading = read_once(place)
         forget(place)

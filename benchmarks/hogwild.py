@@ -128,11 +128,12 @@ def scikit(seed: int = 0, **more: Any) -> SGDClassifier:
 
 def epochs(data: Split, threads: int) -> Runner:
     """Only the epochs, without the checks of `fit`."""
-    settings = model(threads)._settings(True, (1.0, 1.0))
+    sparse = scipy.sparse.issparse(data.x)
+    settings = model(threads)._settings(sparse, (1.0, 1.0))
     y = np.where(data.y > 0, np.float32(1), np.float32(-1))
     rows, columns = data.x.shape
     order, coef = np.arange(rows, dtype=np.uint32), np.zeros(columns, np.float32)
-    parts = (data.x.data, data.x.indices, data.x.indptr)
+    parts = (data.x.data, data.x.indices, data.x.indptr) if sparse else data.x
 
     def repetition() -> int:
         trainer = LinearTrainer(parts, y, None, order, coef, 0.0, 1, None, threads, settings)

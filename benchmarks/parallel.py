@@ -60,7 +60,7 @@ def built(kind: str, parts: int) -> parallel.Graph:
         spec.loader.exec_module(example)
         value = (example.by_rows if kind == "rows" else example.by_layers)(graph, value, SIDE, parts)
     else:
-        width, layers = (1024, 4) if kind == "dense" else (64, 3)
+        width, layers = {"dense": (1024, 4), "deep": (1024, 8), "small": (64, 3)}[kind]
         value = graph.node("flat", lambda x: x.flatten(1)[:, :width], value, part=0)
         for k in range(layers):
             make = lambda: nn.Sequential(nn.Linear(width, width), nn.ReLU())  # noqa: E731
