@@ -135,6 +135,6 @@ def show(figures: Figures) -> list[str]:
 
 
 ROWS = [
-    Row("cluster-workers", more_workers, show, limit=90),
-    Row("cluster-shards", more_shards, show, limit=90),
+    Row("workers of four shards", more_workers, show, limit=90),
+    Row("shards of eight workers", more_shards, show, limit=90),
 ]

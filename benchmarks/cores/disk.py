@@ -163,6 +163,6 @@ def show_snapshots(figures: Figures) -> list[str]:
 
 
 ROWS = [
-    Row("start", starts, show_starts, limit=120),
-    Row("snapshot", snapshots, show_snapshots, limit=90),
+    Row("a start from the log, by shards", starts, show_starts, limit=120),
+    Row("snapshots, by shards", snapshots, show_snapshots, limit=90),
 ]

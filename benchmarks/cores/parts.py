@@ -56,4 +56,4 @@ def show(figures: Figures) -> list[str]:
     return table(columns, rows)
 
 
-ROWS = [Row("parts", measure, show, limit=120)]
+ROWS = [Row("a model in parts", measure, show, limit=120)]

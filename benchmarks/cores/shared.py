@@ -42,4 +42,4 @@ def show(figures: Figures) -> list[str]:
     return table([*columns, "test accuracy, torch / fastps", "updates lost"], map(row, figures["rows"]))
 
 
-ROWS = [Row("shared-store", measure, show, limit=120)]
+ROWS = [Row("processes that share a store", measure, show, limit=120)]

@@ -96,6 +96,6 @@ def show(figures: Figures) -> list[str]:
 
 
 ROWS = [
-    Row("hogwild-sparse", partial(measure, sparse), show, limit=60),
-    Row("hogwild-dense", partial(measure, dense), show, limit=60),
+    Row("Hogwild threads on sparse data", partial(measure, sparse), show, limit=60),
+    Row("Hogwild threads on dense data", partial(measure, dense), show, limit=60),
 ]
