@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias, final, overload
+from typing import Any, Literal, Self, TypeAlias, final, overload
 
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
@@ -113,6 +113,9 @@ class ErrorFeedback:
 
 @final
 class PushFlight:
+    def __new__(cls) -> Self: ...
+    @property
+    def begun(self) -> bool: ...
     def done(self) -> bool: ...
     def wait(self, timeout: float | None) -> Receipts | None: ...
     def on_done(self, callback: Callable[[], object]) -> None: ...
@@ -200,6 +203,7 @@ class Client:
         settings: PushSettings,
         tracked: bool,
         every_slice: bool = False,
+        flight: PushFlight | None = None,
     ) -> PushFlight: ...
     def push_pull(
         self, what: dict[str, Any] | BoundList, out: dict[str, Any] | None, settings: PushSettings

@@ -522,10 +522,11 @@ class Unsure:
 
 
 class Failing:
-    """A worker's client whose pushes end as specified, once each."""
+    """The client of a worker, whose pushes end as specified, once each."""
 
-    def __init__(self, native, *errors):
-        self._native, self.errors = native, list(errors)
+    def __init__(self, worker, *errors):
+        self._native, self._pushes, self.errors = worker._native, worker._pushes, list(errors)
+        worker._native = worker._pushes._native = self
 
     def __getattr__(self, name):
         return getattr(self._native, name)
@@ -533,8 +534,10 @@ class Failing:
     def push_async(self, what, *how):
         if not self.errors or type(what) is dict:
             return self._native.push_async(what, *how)
-        error = self.errors.pop(0)
-        return SimpleNamespace(wait=lambda timeout: self._raise(error))
+        error, push = self.errors.pop(0), self._pushes._under_way[-1]
+        flight = SimpleNamespace(begun=True, wait=lambda timeout: self._raise(error))
+        object.__setattr__(push, "flight", flight)  # it is frozen
+        return flight
 
     def exchange(self, *step):
         return (None, None, self.errors.pop(0)) if self.errors else self._native.exchange(*step)
@@ -586,7 +589,7 @@ def test_parts_of_a_sum_return_whole(store):
     refused = [("b", range(k, k + 1), fastps.UnavailableError("later")) for k in (0, 1, 3)]
     partial = fastps.PartialPush(refused=refused, in_doubt=[Unsure("b", range(2, 3), "fenced")])
     with fastps.Worker(store, {"b": np.zeros(4)}, fastps.Async(overlap=True)) as worker:
-        worker._native = worker._pushes._native = Failing(worker._native, partial)
+        Failing(worker, partial)
         worker.begin({"b": np.full(4, -1, np.float32)})
         with pytest.raises(fastps.PartialPush):
             worker.add({"s": np.zeros(())})
@@ -607,9 +610,7 @@ def test_what_was_not_applied_goes_with_the_next_push_once(store, overlap):
     )
     ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
     with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
-        failing = Failing(worker._native, partial, fastps.ConnectionLostError("gone"))
-        worker._native = worker._pushes._native = failing
-
+        Failing(worker, partial, fastps.ConnectionLostError("gone"))
         with pytest.raises(fastps.PartialPush):
             worker.step(ones)
             worker.step({})
@@ -635,7 +636,7 @@ def test_what_comes_back_meanwhile_is_pushed_with_the_step_s_own(store, rows, ac
     mode = fastps.Async()
     with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=mode, accumulate=accumulate) as worker:
         fenced = fastps.PartialPush(in_doubt=[Unsure("t", range(7), "fenced")])
-        worker._pushes._take_back({"t": gradient}, fenced)
+        worker._pushes.not_applied({"t": gradient}, fenced)
         for _ in range(accumulate):
             worker.step({"t": gradient})
         worker.flush()
@@ -649,7 +650,7 @@ def test_a_step_that_fails_over_what_came_back_is_kept_as_well(store):
     with fastps.Worker(store, {"w": np.zeros(4)}, mode=fastps.Async()) as worker:
         doubts = [Unsure("w", range(4), "fenced"), Unsure("w", range(4), "unknown")]
         gradient = {"w": np.full(4, -1, np.float32)}
-        worker._pushes._take_back(gradient, fastps.PartialPush(in_doubt=doubts))
+        worker._pushes.not_applied(gradient, fastps.PartialPush(in_doubt=doubts))
         with pytest.raises(fastps.UnknownOutcomeError):
             worker.step(gradient)
         worker.flush()
@@ -682,9 +683,7 @@ def test_gradients_that_are_no_arrays_return_as_well(store, lend, overlap, long_
     with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
         if long_way:
             worker._exchanged = None
-        worker._native = worker._pushes._native = Failing(
-            worker._native, partial, fastps.ConnectionLostError("gone")
-        )
+        Failing(worker, partial, fastps.ConnectionLostError("gone"))
         for error in (fastps.PartialPush, fastps.ConnectionLostError):
             with pytest.raises(error):
                 worker.step(gradients)
@@ -701,7 +700,7 @@ def test_rows_that_were_not_applied_return(store):
     with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=fastps.Async()) as worker:
         rows = fastps.Sparse([3, 1, 1], np.ones((3, 3), np.float32))
         error = fastps.PartialPush(refused=[("t", range(5, 10), fastps.UnavailableError("later"))])
-        worker._pushes._take_back({"t": rows}, error)
+        worker._pushes.not_applied({"t": rows}, error)
         with pytest.raises(fastps.NonFiniteError):
             worker.step({"t": fastps.Sparse([0], np.full((1, 3), np.nan, np.float32))})
         state = worker.state_dict()

@@ -85,8 +85,9 @@ class Gradients:
                     np.concatenate([waits.indices, indices]), np.concatenate([waits.values, values])
                 )
         elif waits is None:
-            array = self.waiting[name] = self.array(name)
-            array[...] = whole(gradient)
+            array = self.array(name)
+            array[...] = whole(gradient)  # first: until then it has a former sum
+            self.waiting[name] = array
         else:
             self._whole(name)[...] += whole(gradient)
 
@@ -119,10 +120,9 @@ class Gradients:
 
     def take_over(self, rest: Gradients) -> None:
         """Adds what another sum holds, and empties that one."""
-        for name, gradient in rest.waiting.items():
-            self.add(name, gradient, rest.base)
+        for name in tuple(rest.waiting):
+            self.add(name, rest.waiting.pop(name), rest.base)
         self.local_steps += rest.local_steps
-        rest.waiting.clear()
         rest.local_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,10 +147,11 @@ class Gradients:
         waits = self.waiting.get(name)
         if isinstance(waits, np.ndarray):
             return waits
-        array = self.waiting[name] = self.array(name)
+        array = self.array(name)
         array[...] = 0
         if waits is not None:
             np.add.at(array, waits.indices, waits.values)
+        self.waiting[name] = array
         return array
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastps import _fastps
@@ -37,12 +37,16 @@ LISTS = 32
 Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Push:
-    """A push in progress, and the gradients that it reads."""
+    """A push, and the gradients that it reads.
+
+    It is noted before it begins. An exception may arrive between any two instructions (Ctrl-C, the handler of
+    a signal), and only `flight` knows whether the first frame has left by then.
+    """
 
     gradients: dict[str, Any]
-    flight: _fastps.PushFlight
+    flight: _fastps.PushFlight = field(default_factory=_fastps.PushFlight)
 
     @property
     def is_of_rows(self) -> bool:
@@ -56,6 +60,36 @@ class _Planned(NamedTuple):
     gradients: dict[str, Any]
     settings: _fastps.PushSettings
     bound: _fastps.BoundList | None
+
+
+class _Step:
+    """The gradients of one step until they are sent.
+
+    Attributes:
+        given: Those that were neither sent nor refused for their staleness.
+        left: Those of them that are not in the sum.
+        before: What the sum had of the others before.
+        pushes: The pushes, each noted before it begins.
+    """
+
+    def __init__(self, grads: Mapping[str, Any]) -> None:
+        self.given = {name: gradient for name, gradient in grads.items() if gradient is not None}
+        self.left = self.given.copy()
+        self.before: dict[str, Gradient | None] = {}
+        self.pushes: list[_Push] = []
+
+    def done(self, names: Iterable[str]) -> None:
+        """The gradients of these tensors do not return to the sum."""
+        for name in names:
+            for place in (self.given, self.left, self.before):
+                place.pop(name, None)
+
+    def note_begun(self) -> bool:
+        """Notes what was sent; returns whether anything was."""
+        begun = [push for push in self.pushes if push.flight.begun]
+        for push in begun:
+            self.done(push.gradients)
+        return bool(begun)
 
 
 class Pushes:
@@ -89,8 +123,8 @@ class Pushes:
         self._sums = [Gradients(params) for _ in range(2)]
         self._lists: list[dict[tuple[str, ...], _fastps.BoundList]] = [{}, {}]
         self._filling = 0  # which sum
+        self._pushed: int | None = None  # which sum pushes were last taken from
         self._begun: set[str] = set()
-        self._pushing = False  # part of the next step is already in progress
         self._under_way: list[_Push] = []
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
@@ -117,17 +151,17 @@ class Pushes:
     @property
     def idle(self) -> bool:
         """Whether nothing waits, is in progress or in doubt."""
-        return not (self._under_way or self._pushing or self._doubts or self.sum.waiting)
+        return not (self._under_way or self.has_begun or self._doubts or self.sum.waiting)
 
     @property
     def has_begun(self) -> bool:
-        """Whether part of the next step was pushed."""
-        return self._pushing
+        """Whether part of the next step was pushed; `turn` ends this with a single assignment."""
+        return self._pushed == self._filling
 
     @property
     def under_way_done(self) -> bool:
         """Whether no push is still in progress."""
-        return all(push.flight.done() for push in self._under_way)
+        return all(push.flight.done() for push in self._under_way if push.flight.begun)
 
     @property
     def names_under_way(self) -> list[str]:
@@ -176,6 +210,7 @@ class Pushes:
 
     def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None, pushing: bool) -> None:
         """Starts to push some gradients of the next step, or adds them to the sum if that does not push."""
+        self.resume()
         self.check(grads, lr)
         if pushing:
             self.start(grads, lr, base)
@@ -190,45 +225,43 @@ class Pushes:
         before this one may fail with the same errors, and refuses nothing of it.
         """
         self.refused = own = False
-        #: Gradients that are not in the sum, and what waited of the others before.
-        left = {n: g for n, g in grads.items() if g is not None}
-        before: dict[str, Gradient | None] = {}
+        step = _Step(grads)
         try:
             self._end_the_last()
             own = True
-            self._sum_up(left, before, base)
+            self._sum_up(step, base)
             pushes = self._plan(grads, lr, base)
             if len(pushes) > 1:
-                self._check_sums(before)
+                self._check_sums(step.before)
             for push in pushes:
-                self._send(push, left, before)
+                self._send(push, step)
         except BaseException as error:
-            self.refused = own and isinstance(error, Refused)
-            self._recover(error, left, before, base)
+            begun = step.note_begun()
+            self._leave_the_sum()
+            self.refused = own and not begun and isinstance(error, Refused)
+            self._recover(error, step, base)
             raise
         self.sum.local_steps = 0
 
     def _end_the_last(self) -> None:
         """Waits for the pushes of earlier steps, unless this step has begun already."""
-        if not self._pushing:
+        if not self.has_begun:
             self.finish()
             # While part of a gradient may still join a version, no second one for that version follows.
             self._doubts.settle(self.sum, wait=self._mode._together)
-            self._pushing = True
+            self._pushed = self._filling
 
-    def _sum_up(
-        self, left: dict[str, Any], before: dict[str, Gradient | None], base: Versions | None
-    ) -> None:
+    def _sum_up(self, step: _Step, base: Versions | None) -> None:
         """Moves into the sum the gradients that cannot be sent from where they are."""
         waiting = self.sum
         # The step that pushes sends rows from where they are, whatever the codec.
         here = self.every == 1
-        for name, gradient in tuple(left.items()):
+        for name, gradient in step.given.items():
             in_place = self.direct or (here and isinstance(gradient, Sparse))
             if name in waiting.waiting or not in_place:
-                before[name] = waiting.kept(name)
+                step.before[name] = waiting.kept(name)
                 waiting.add(name, gradient, base)
-                del left[name]
+                del step.left[name]
 
     def _plan(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> list[_Planned]:
         """The pushes of a step: one for each rate, and for rows and whole gradients."""
@@ -254,44 +287,57 @@ class Pushes:
             if waits is not None:
                 check(name, self.sum.waiting[name], self._params[name], self._native.check_finite)
 
-    def _send(self, push: _Planned, left: dict[str, Any], before: dict[str, Gradient | None]) -> None:
-        """Sends one push; what it took leaves the sum."""
+    def _send(self, planned: _Planned, step: _Step) -> None:
+        """Sends gradients of one kind: whole ones, which are bound, or rows. They leave the sum."""
+        some, settings, bound = planned
+        push = _Push(some)
+        step.pushes.append(push)
+        self._under_way.append(push)
+        # With `Sync`, the version of each slice waits for the rows of every worker, even if there are none.
+        every_slice = bound is None and isinstance(self._mode, Sync)
+        what = some if bound is None else bound
         try:
-            self._push(push)
-        except (PartialPush, StalePush) as error:
-            _remove(push.gradients, left, before, self.sum.waiting)
-            if not self._take_back(push.gradients, error):
-                raise
-        else:
-            _remove(push.gradients, left, before, self.sum.waiting)
+            self._native.push_async(what, settings, False, every_slice, push.flight)
+        except StalePush as error:  # no slice has taken it
+            step.done(some)
+            self.sum.drop(some)
+            self.not_applied(some, error)
+        self._leave_the_sum()
+        if bound is None and push.flight.begun and not every_slice:  # the rows are the caller's
+            failed = self._end(push)
+            if failed is not None:
+                raise failed
 
-    def _recover(
-        self,
-        error: BaseException,
-        left: Mapping[str, Any],
-        before: Mapping[str, Gradient | None],
-        base: Versions | None,
-    ) -> None:
-        """Keeps what was not sent, or undoes the step if it was refused."""
+    def _leave_the_sum(self) -> None:
+        """Takes gradients that were sent from the sum, and forgets pushes that have not begun."""
+        waiting = self.sum.waiting
+        for push in self._under_way:
+            if push.flight.begun:
+                for name in [name for name, sent in push.gradients.items() if waiting.get(name) is sent]:
+                    del waiting[name]
+        self._under_way = [push for push in self._under_way if push.flight.begun]
+
+    def _recover(self, error: BaseException, step: _Step, base: Versions | None) -> None:
+        """Keeps what was not sent, unless the step was refused."""
+        self.sum.undo(step.before)
         if self.refused:
-            self.sum.undo(before)
             if isinstance(error, NonFiniteError):
-                self._drop_broken(error, left)
+                self._drop_broken(error, step.left)
             self.let_go()
         elif isinstance(self._mode, Sync):  # the next gradient is of another version
             self.sum.drop(self.sum.waiting)
         else:
-            for name, gradient in left.items():
+            for name, gradient in step.given.items():
                 self.sum.add(name, gradient, base)
 
     def let_go(self) -> None:
         """After a refused step: stops reading the caller's arrays that `begin` was given."""
-        if self._pushing:
+        if self.has_begun:
             with contextlib.suppress(
                 FastpsError
             ):  # the refusal is raised, and what failed returns to the sum
                 self.finish()
-            self._pushing = bool(self._begun)
+            self._pushed = self._filling if self._begun else None
 
     def _drop_broken(self, error: NonFiniteError, own: Mapping[str, Any]) -> None:
         """Drops sums that no server would accept: not finite, or of which a step overflows.
@@ -316,25 +362,17 @@ class Pushes:
             lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
         return lists[names]
 
-    def _push(self, push: _Planned) -> None:
-        """Pushes gradients of one kind: whole ones, which are bound, or rows."""
-        some, settings, bound = push
-        if bound is not None:
-            flight = self._native.push_async(bound, settings, False)
-        elif isinstance(self._mode, Sync):
-            # The version of each slice waits for the rows of every worker, even if there are none.
-            flight = self._native.push_async(some, settings, False, True)
-        else:
-            self._tally.acknowledge(tuple(some), Receipts(self._native.push(some, None, settings)))
-            return
-        self._under_way.append(_Push(some, flight))
+    def resume(self) -> None:
+        """Ends a step that an exception has left before it turned, before gradients of the next one come."""
+        if self.has_begun and not self._begun:
+            self.turn()
 
     def turn(self) -> None:
         """Leaves the sum that is being pushed alone until that is done, and fills the other one."""
         self._begun.clear()
-        if not self._pushing:
+        if not self.has_begun:
             return
-        self._pushing = False
+        self._leave_the_sum()
         rest, self._filling = self.sum, 1 - self._filling
         self.sum.take_over(rest)
 
@@ -342,25 +380,29 @@ class Pushes:
 
     def finish(self) -> None:
         """Waits for the pushes in progress."""
+        self._leave_the_sum()
         failed: FastpsError | None = None
         while self._under_way:
-            push = self._under_way[0]
-            try:
-                native = push.flight.wait(None)
-            except FastpsError as error:
-                self._under_way.pop(0)
-                raised = self.not_applied(push.gradients, error)
-                failed = failed or raised
-            else:
-                assert native is not None
-                self._under_way.pop(0)
-                receipts = Receipts(native)
-                self._tally.acknowledge(tuple(push.gradients), receipts)
-                if self._feedback is not None and not push.is_of_rows:
-                    plain = 4 * sum(self._params[n].size for n in push.gradients)
-                    self._tally.bytes_saved += plain - receipts.bytes
+            raised = self._end(self._under_way[0])
+            failed = failed or raised
         if failed is not None:
             raise failed
+
+    def _end(self, push: _Push) -> FastpsError | None:
+        """Waits for a push; returns its error, unless slices were too stale and nothing else failed."""
+        try:
+            native = push.flight.wait(None)
+        except FastpsError as error:
+            self._under_way.remove(push)
+            return self.not_applied(push.gradients, error)
+        assert native is not None
+        self._under_way.remove(push)
+        receipts = Receipts(native)
+        self._tally.acknowledge(tuple(push.gradients), receipts)
+        if self._feedback is not None and not push.is_of_rows:
+            plain = 4 * sum(self._params[n].size for n in push.gradients)
+            self._tally.bytes_saved += plain - receipts.bytes
+        return None
 
     def rest(self) -> None:
         """Waits until nothing is in progress or in doubt."""
@@ -382,9 +424,6 @@ class Pushes:
         """Keeps what a failed push has not applied; None if slices were too stale and nothing else failed."""
         return self._unapplied.take_back(self.sum, gradients, error)
 
-    def _take_back(self, gradients: dict[str, Any], error: PartialPush | StalePush) -> bool:
-        return self._unapplied.take_back_slices(self.sum, gradients, error)
-
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
         """Whether a server has dropped this worker."""
         return self._unapplied.is_fenced(error)
@@ -405,12 +444,6 @@ class Pushes:
         self.sum.load_state_dict(state)
         if self._feedback is not None:
             self._feedback.load_state_dict(dict(state["residuals"]))
-
-
-def _remove(names: Iterable[str], *places: dict[str, Any]) -> None:
-    for name in names:
-        for place in places:
-            place.pop(name, None)
 
 
 def _by_rate(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:

@@ -291,6 +291,7 @@ class Worker:
             self._groups.wait(0)
         self._tally.told = NOTHING
         k, pushes = self._steps + 1, self._pushes
+        pushes.resume()
         pushing = k % pushes.every == 0
         if self._local is not None:
             self._local.step(grads, self._fetches.installed)

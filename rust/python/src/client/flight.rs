@@ -3,13 +3,13 @@
 use super::waiting::Turn;
 use crate::arrays::buffer::sweep;
 use crate::call::{self, Here};
-use crate::errors::OrRaise;
+use crate::errors::{self, OrRaise};
 use crate::results::failure::raise_push;
 use crate::results::{Names, Receipts};
 use fastps_core::verbs::{Pushed, Ticket};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -101,24 +101,30 @@ impl Flight {
     }
 }
 
-/// A push in progress.
-#[pyclass(frozen, module = "fastps._fastps", name = "PushFlight")]
+/// A push that has begun.
 #[derive(Debug)]
-pub(crate) struct PushFlight {
+struct Begun {
     flight: Here<Arc<Flight>>,
     names: Names,
     unread: Option<Arc<Unread>>,
 }
 
+/// A push in progress, or one that has not begun: a caller may note it before its first frame leaves, so that
+/// no exception of a signal handler can come between the two.
+#[pyclass(frozen, module = "fastps._fastps", name = "PushFlight")]
+#[derive(Debug, Default)]
+pub(crate) struct PushFlight(OnceLock<Begun>);
+
 impl PushFlight {
     /// `tracked`: the next call on the client raises an error that is not read.
     pub(crate) fn start(
+        &self,
         ticket: Arc<dyn Ticket<Pushed>>,
         names: Names,
         turn: Option<Turn>,
         unread: &Arc<Unread>,
         tracked: bool,
-    ) -> Self {
+    ) {
         let flight = Arc::new(Flight {
             ticket,
             read: AtomicBool::new(false),
@@ -137,15 +143,32 @@ impl PushFlight {
             }
             ended.end();
         }));
-        Self { flight: Here::new("push handle", flight), names, unread }
+        let begun = Begun { flight: Here::new("push handle", flight), names, unread };
+        self.0.get_or_init(|| begun);
+    }
+
+    fn get(&self, py: Python<'_>) -> PyResult<&Begun> {
+        let not_begun = || errors::config(py, "the push has not begun", "a push that was sent", "a new one");
+        self.0.get().ok_or_else(not_begun)
     }
 }
 
 #[pymethods]
 impl PushFlight {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    #[getter]
+    pub(super) fn begun(&self) -> bool {
+        self.0.get().is_some()
+    }
+
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let done = self.flight.get(py)?.ticket.is_done();
-        if done && let Some(unread) = &self.unread {
+        let begun = self.get(py)?;
+        let done = begun.flight.get(py)?.ticket.is_done();
+        if done && let Some(unread) = &begun.unread {
             // A caller that saw this gets the error with the next call, even if the callback runs a moment
             // later.
             unread.finished.store(true, Ordering::Release);
@@ -155,7 +178,8 @@ impl PushFlight {
 
     /// The receipts; None after the timeout in seconds (None: no limit).
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Receipts>> {
-        let flight = self.flight.get(py)?;
+        let begun = self.get(py)?;
+        let flight = begun.flight.get(py)?;
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;
         let Some(pushed) = call::wait(py, &*flight.ticket, timeout)? else { return Ok(None) };
         flight.read.store(true, Ordering::Release);
@@ -163,12 +187,12 @@ impl PushFlight {
         drop(lock(&flight.turn).take());
         sweep(py);
         let receipts = pushed.or_raise(py)?;
-        Ok(Some(Receipts { names: self.names.clone(), receipts }))
+        Ok(Some(Receipts { names: begun.names.clone(), receipts }))
     }
 
     /// Calls `callback()` once when done, from any thread; at once if it is done already.
     fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        let flight = self.flight.get(py)?;
+        let flight = self.get(py)?.flight.get(py)?;
         lock(&flight.callbacks).push(callback);
         if flight.ended.load(Ordering::Acquire) {
             flight.end();

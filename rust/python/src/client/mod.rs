@@ -231,28 +231,35 @@ impl Client {
     }
 
     /// Starts to push a dict of gradients by name, or a bound list. `tracked`: the next call raises an error
-    /// that is not read. `every_slice`: slices without a row of a sparse gradient take part, too.
-    #[pyo3(signature = (what, settings, tracked, every_slice=false))]
-    fn push_async(
+    /// that is not read. `every_slice`: slices without a row of a sparse gradient take part, too. `flight`: a
+    /// new one, which the caller has noted already.
+    #[pyo3(signature = (what, settings, tracked, every_slice=false, flight=None))]
+    fn push_async<'py>(
         &self,
-        py: Python<'_>,
-        what: &Bound<'_, PyAny>,
+        py: Python<'py>,
+        what: &Bound<'py, PyAny>,
         settings: &PushSettings,
         tracked: bool,
         every_slice: bool,
-    ) -> PyResult<PushFlight> {
+        flight: Option<Bound<'py, PushFlight>>,
+    ) -> PyResult<Bound<'py, PushFlight>> {
         let server = self.enter(py)?;
+        let flight = flight.map_or_else(|| Bound::new(py, PushFlight::default()), Ok)?;
+        if flight.get().begun() {
+            return Err(errors::config(py, "the push has begun already", "a new flight", "one that was used"));
+        }
         match Gradients::of(what)? {
             Gradients::Listed(list) => {
                 let options = PushOptions { every_slice, ..self.options(py, settings)? };
-                self.send_async(py, server, &List::borrow(list)?, options, None, tracked)
+                self.send_async(py, server, &List::borrow(list)?, options, None, tracked, flight.get())?;
             }
             Gradients::Bound(list) => {
                 let options = PushOptions { every_slice, ..self.bound_options(py, list, settings)? };
                 let turn = Turn::take(py, &list.busy)?;
-                self.send_async(py, server, &list.list, options, Some(turn), tracked)
+                self.send_async(py, server, &list.list, options, Some(turn), tracked, flight.get())?;
             }
         }
+        Ok(flight)
     }
 
     /// Pushes a dict of gradients by name, or a bound list, and pulls the same tensors.

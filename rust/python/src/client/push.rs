@@ -133,10 +133,12 @@ impl Client {
         options: PushOptions,
         turn: Option<Turn>,
         tracked: bool,
-    ) -> PyResult<PushFlight> {
+        flight: &PushFlight,
+    ) -> PyResult<()> {
         let gradients = list.gradients.to_vec();
         let ticket = py.detach(|| server.push_async(gradients, options)).or_raise(py)?;
-        Ok(PushFlight::start(ticket, list.names.clone(), turn, &self.unread, tracked))
+        flight.start(ticket, list.names.clone(), turn, &self.unread, tracked);
+        Ok(())
     }
 
     pub(super) fn send_pull<'py>(
