@@ -151,16 +151,14 @@ bench-parallel: .venv/.test-release ## Measure models in two parts against one, 
 bench-live: .venv/.test-release ## Measure the script work per frame of the live page in Chromium and write benchmarks/README.md
 	$(BIN)/python benchmarks/live.py --output benchmarks/README.md $(ARGS)
 
-# A folder that a GPU machine needs nothing beside, but for the packages that the script names.
 gpu-check: .venv/.test-release ## Build the wheel for benchmarks/gpu.py, collect it with scripts and images, and print the command for a GPU machine
-	@rm -rf $(TARGET)/gpu-check && mkdir -p $(TARGET)/gpu-check
-	@cp $(TARGET)/wheel/release/*.whl $(TARGET)/gpu-check/
-	@cp --parents benchmarks/*.py benchmarks/device/*.py benchmarks/cores/*.py tests/gpu/*.py tests/pretended_gpu.py $(TARGET)/gpu-check/
+	@mkdir -p $(TARGET)
+	@rm -f $(TARGET)/images.npz
 	@if [ -d "$(FASTPS_DATA_DIR)/cifar10" ]; then cd benchmarks && \
-	  $(BIN)/python -m device.images "$(FASTPS_DATA_DIR)/cifar10" $(TARGET)/gpu-check/images.npz; \
+	  $(BIN)/python -m device.images "$(FASTPS_DATA_DIR)/cifar10" $(TARGET)/images.npz; \
 	else echo "FASTPS_DATA_DIR has no cifar10: the row of CIFAR-10 will be skipped"; fi
-	@echo "Copy $(TARGET:$(CURDIR)/%=%)/gpu-check to a machine with a GPU, and run in that folder:"
-	@cd $(TARGET)/gpu-check && echo "  python3 benchmarks/gpu.py --wheel $$(ls *.whl)$$(ls images.npz 2>/dev/null | sed 's/^/ --images /') --out out --cores --minutes 9"
+	@$(BIN)/python benchmarks/gpu.py --collect $(TARGET)/gpu-check --wheel $(TARGET)/wheel/release/*.whl \
+	  $$(ls $(TARGET)/images.npz 2>/dev/null | sed 's/^/--images /')
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/long/acceptance.py $(ARGS)

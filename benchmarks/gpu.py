@@ -2,10 +2,12 @@
 
     python3 benchmarks/gpu.py --wheel FILE --out DIR [--minutes 6] [--images FILE] [--cores]
     python3 benchmarks/gpu.py --wheel FILE --out DIR --rehearse
+    python3 benchmarks/gpu.py --wheel FILE --collect DIR [--images FILE]
     python3 benchmarks/gpu.py --publish DIR
 
 It unpacks the wheel into a temporary folder. The machine needs Python, NumPy, torch with CUDA and pytest, and
-JAX, SciPy and scikit-learn for some rows. `make gpu-check` builds the wheel and prints the command. Each row
+JAX, SciPy and scikit-learn for some rows. `make gpu-check` builds the wheel, collects all files in a folder
+for that machine (`--collect`) and prints the command. Each row
 runs in a process of its own, so one that fails ends no other. DIR gets `gpu.json` and `gpu.md`, also if the
 time is over before all rows have run. `--publish` writes the table of such a folder into
 `benchmarks/README.md`. `--cores` adds rows that need many cores and no GPU.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -26,6 +29,15 @@ from typing import Any
 from device import report, runs
 
 HERE = Path(__file__).resolve().parent
+#: All that a run needs beside the wheel, from the root of the repository.
+FILES = (
+    "benchmarks/*.py",
+    "benchmarks/device/*.py",
+    "benchmarks/cores/*.py",
+    "examples/model_parallel.py",
+    "tests/gpu/*.py",
+    "tests/pretended_gpu.py",
+)
 
 
 def parse() -> argparse.Namespace:
@@ -37,10 +49,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--images", type=Path, metavar="FILE", help="images of CIFAR-10, from make gpu-check")
     parser.add_argument("--cores", action="store_true", help="also measure scaling on many cores")
     parser.add_argument("--rehearse", action="store_true", help="all rows, small, on a pretended GPU")
+    parser.add_argument("--collect", type=Path, metavar="DIR", help="copy what a run needs there, and stop")
     parser.add_argument("--publish", type=Path, metavar="DIR", help="put DIR/gpu.md into README.md")
     arguments = parser.parse_args()
-    if arguments.publish is None and not (arguments.wheel and arguments.out):
-        parser.error("--wheel and --out are needed, or --publish")
+    if arguments.publish is None and not (arguments.wheel and (arguments.out or arguments.collect)):
+        parser.error("--wheel and --out are needed, or --wheel and --collect, or --publish")
     for file in (arguments.wheel, arguments.images):
         if file is not None and not file.is_file():
             parser.error(f"there is no file {file}")
@@ -114,6 +127,23 @@ def counted(outcomes: list[dict[str, Any]]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
+def collect(arguments: argparse.Namespace) -> None:
+    """Copies all files of a run to an empty folder, and prints the command."""
+    root, folder = HERE.parent, arguments.collect
+    shutil.rmtree(folder, ignore_errors=True)
+    for file in (file for pattern in FILES for file in sorted(root.glob(pattern))):
+        target = folder / file.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    words = ["python3 benchmarks/gpu.py --out out --cores --minutes 9"]
+    for option in ("wheel", "images"):
+        file = getattr(arguments, option)
+        if file is not None:
+            shutil.copy(file, folder / file.name)
+            words.append(f"--{option} {file.name}")
+    print(f"Copy {folder} to a machine with a GPU, and run in it:\n  {' '.join(words)}")
+
+
 def publish(folder: Path) -> None:
     """Writes the table of a run into the README beside this file."""
     from harness import write_between_markers
@@ -126,6 +156,9 @@ def main() -> int:
     arguments = parse()
     if arguments.publish is not None:
         publish(arguments.publish)
+        return 0
+    if arguments.collect is not None:
+        collect(arguments)
         return 0
     with tempfile.TemporaryDirectory() as site:
         zipfile.ZipFile(arguments.wheel).extractall(site)

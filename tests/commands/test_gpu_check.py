@@ -33,28 +33,30 @@ def variables(*paths):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "benchmarks", *paths]))}
 
 
-def run(*arguments, cwd):
-    """The script as on the GPU machine, which has no installation of fastps."""
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+def run(*arguments, cwd, script=SCRIPT):
+    command = [sys.executable, str(script), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
 
 
 @needs_a_wheel
 @pytest.mark.timeout(900)
 def test_the_rehearsal_passes_in_every_row(tmp_path):
-    """From an empty folder, with the wheel alone."""
-    out = tmp_path / "out"
-    done = run("--wheel", WHEEL, "--out", out, "--rehearse", "--cores", "--minutes", "14", cwd=tmp_path)
+    """In the folder for the GPU machine, which has neither the repository nor an installation of fastps."""
+    box = tmp_path / "gpu-check"
+    collected = run("--wheel", WHEEL, "--collect", box, cwd=tmp_path)
+    assert f"--wheel {WHEEL.name}" in collected.stdout, collected.stderr
+    out = box / "out"
+    command = ["--wheel", WHEEL.name, "--out", "out", "--rehearse", "--cores", "--minutes", "14"]
+    done = run(*command, cwd=box, script=box / "benchmarks" / "gpu.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["gpu.json", "gpu.md"]
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     result = json.loads((out / "gpu.json").read_text())
     assert result["rehearsal"] is True
     files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
     assert result["checks"].keys() == files
     for file, outcomes in result["checks"].items():
         assert {outcome["verdict"] for outcome in outcomes} == {"passed"}, file
-    assert len(result["rows"]) >= 8
+    assert len(result["rows"]) >= 13
     for name, row in result["rows"].items():
         assert row["verdict"] == "passed", name
         assert any(line.startswith("| ") for line in row["table"]), name

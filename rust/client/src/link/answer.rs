@@ -77,7 +77,7 @@ impl Link {
                 pending.attempts = 0;
                 queue.frames.insert(tag, pending);
                 if let Some(pause) = error.retry_after_ms {
-                    self.ask_again(tag, Duration::from_millis(pause));
+                    self.send_again_after(Duration::from_millis(pause), tag, queue.session);
                 }
                 self.check_drained(&queue);
             }
@@ -94,7 +94,7 @@ impl Link {
 
     /// The answer to a frame of a call.
     fn answer_call(
-        &self,
+        self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
         answered: Answered<'_>,
         answer: convert::Answer,
@@ -112,6 +112,9 @@ impl Link {
                 let outcomes = scalar_outcomes(parts.len(), refusals);
                 return self.answer_parts(pending, call, parts.clone(), outcomes, payload);
             }
+            convert::Answer::Refused(error) if retry(error.kind) == Retry::Later && convert::passes(&error) => {
+                return self.wait_and_send_again(queue, answered, error);
+            }
             convert::Answer::Refused(error) => {
                 let error = call.parts[parts.start].refused(error);
                 self.judge_refusal(&mut queue, pending, call.identified, error)
@@ -119,6 +122,26 @@ impl Link {
             answer => judge(pending, &call.parts[parts.start], call.identified, answer),
         };
         self.conclude(queue, answered, verdict, lent);
+    }
+
+    /// A server that stops, recovers or is held says when to try again: the frame keeps its identity, and
+    /// waits for that time or for the next connection, until the deadline of its call.
+    fn wait_and_send_again(
+        self: &Arc<Self>,
+        mut queue: MutexGuard<'_, Queue>,
+        answered: Answered<'_>,
+        error: Error,
+    ) {
+        let Answered { tag, mut pending, .. } = answered;
+        if pending.attempts == 1 || !pending.identified() {
+            // It was certainly not applied, so it is as if it had not been sent.
+            (pending.attempts, pending.sender.client) = (0, 0);
+        }
+        let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+        pending.refused = Some(error);
+        queue.frames.insert(tag, pending);
+        self.send_again_after(pause, tag, queue.session);
+        self.check_drained(&queue);
     }
 
     /// What a refusal of a whole frame means.
@@ -181,17 +204,13 @@ impl Link {
         }
     }
 
-    /// Repeats a question that was sent on this connection, unless another one has taken it.
-    fn ask_again(self: &Arc<Self>, tag: u64, pause: Duration) {
+    /// Sends a frame again on the connection of this session, unless that has ended by then.
+    fn send_again_after(self: &Arc<Self>, pause: Duration, tag: u64, session: u64) {
         let (Some(driver), link) = (self.driver.upgrade(), Arc::downgrade(self)) else { return };
         driver.spawn(async move {
             tokio::time::sleep(pause).await;
-            let Some(link) = link.upgrade() else { return };
-            let mut queue = lock(&link.queue);
-            let waits = queue.frames.get(&tag).is_some_and(|pending| pending.attempts == 0);
-            if let Some(pending) = waits.then(|| queue.frames.remove(&tag)).flatten() {
-                queue.push(pending.header, pending.payload, pending.waiter, pending.sender);
-                queue.wake();
+            if let Some(link) = link.upgrade() {
+                lock(&link.queue).send_again(tag, session);
             }
         });
     }

@@ -14,6 +14,7 @@ use foldhash::fast::RandomState;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 /// Unanswered pushes per slice: less than what a slice remembers, so that each may be sent again.
@@ -43,6 +44,8 @@ pub(crate) struct Pending {
     pub(crate) sender: Sender,
     /// How often it was given to a connection.
     pub(crate) attempts: u32,
+    /// The last refusal, if it is sent again because of its retry time.
+    pub(crate) refused: Option<Error>,
 }
 
 /// For whom a frame is sent.
@@ -152,8 +155,30 @@ impl Queue {
     ) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
-        self.frames.insert(tag, Pending { header, payload, waiter, sender, attempts: 0 });
+        let (attempts, refused) = (0, None);
+        self.frames.insert(tag, Pending { header, payload, waiter, sender, attempts, refused });
         tag
+    }
+
+    /// Queues a frame behind all others, to be sent again on the present connection.
+    fn requeue(&mut self, pending: Pending) {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        if let Waiter::Parts(call, parts) = &pending.waiter {
+            call.parts[parts.clone()].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
+        }
+        self.frames.insert(tag, pending);
+        self.wake();
+    }
+
+    /// Sends a refused frame again if it still waits and this is still the connection of `session`; another
+    /// one sends it anyway.
+    pub(crate) fn send_again(&mut self, tag: u64, session: u64) {
+        if self.session == session
+            && let Some(pending) = self.frames.remove(&tag)
+        {
+            self.requeue(pending);
+        }
     }
 
     pub(crate) fn wake(&mut self) {

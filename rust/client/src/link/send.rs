@@ -130,7 +130,8 @@ impl Link {
             }
             Abandoned::Sent(doubts)
         } else {
-            Abandoned::NotSent(part.refused(self.not_sent(&queue)))
+            let reason = pending.refused.unwrap_or_else(|| self.not_sent(&queue));
+            Abandoned::NotSent(part.refused(reason))
         };
         self.check_drained(&queue);
         abandoned
