@@ -152,6 +152,26 @@ def test_resume_is_right_in_every_order(runs, file, steps, first):
     torch.testing.assert_close(weights(model), end, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("ranks", [[None] * 3, [0, 1, 2]], ids=["no ranks", "ranks"])
+def test_several_workers_load_one_state_and_push_its_residuals_once(ps, ranks):
+    """What the codec had dropped is part of one gradient, whoever loads the state."""
+    with fastps.Store() as former:
+        model, optimizer = build(former, codec=fastps.OneBit(), rank=ranks[-1])
+        train(model, optimizer, range(3))
+        state = optimizer.state_dict()
+    kept = state["fastps"]["residuals"]
+    assert any(residual.any() for residual in kept.values())
+    workers = [build(ps, codec=fastps.OneBit(), rank=rank)[1] for rank in ranks]
+    found = []
+    for worker in workers:
+        worker.load_state_dict(state)
+        found.append(worker.state_dict()["fastps"]["residuals"])
+    having = [any(residual.any() for residual in residuals.values()) for residuals in found]
+    assert having == ([True, False, False] if ranks[0] is None else [False, False, True])
+    for worker in workers:
+        worker.close()
+
+
 def test_a_worker_resumes_while_the_run_goes_on(tmp_path):
     """The servers are further than its checkpoint: their values count."""
     with fastps.Store() as store:

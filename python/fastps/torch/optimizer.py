@@ -284,7 +284,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         own = self._open().state_dict()
         states, those = fetch(self._ps, self._those()), enumerate(self._entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
-        state["fastps"] = {key: _tensors(value) for key, value in own.items()}
+        state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, "rank": self._rank}
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -292,7 +292,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
         The optimizer state goes to the servers if they have taken no step yet. If they have, training goes
         on with theirs, and a warning is logged unless they are as many as the saved ones; see
-        `fastps.torch.resume`.
+        `fastps.torch.resume`. As there, the saver's own state (steps, and what its codec dropped) goes to the
+        worker of its rank, or without ranks to the first worker, if the servers have taken no step since:
+        several workers would push the same residuals. The others begin without, which is logged.
 
         Raises:
             ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
@@ -310,14 +312,19 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             )
         states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
+        rank = own.pop("rank", self._rank)
         worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
             self._filled.watched.check()
-        self._take_over(states)
-        worker.load_state_dict(own)
+        if self._take_over(states) and self._has_saved(rank):
+            worker.load_state_dict(own)
+        else:
+            _log.warning("this worker begins without the saver's own state, which belongs to another worker")
+            self._filled.watched.note()
+            worker.pull_model()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._filled.show()
         self._follow_schedule()
@@ -458,10 +465,24 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 )
         return states
 
-    def _take_over(self, states: Mapping[str, State]) -> None:
-        """Gives a saved optimizer state to servers that have taken no step."""
+    def _has_saved(self, rank: int | None) -> bool:
+        """Whether this worker is the one that saved: what its codec dropped must not be pushed by several.
+
+        Args:
+            rank: Of the worker that saved. Without ranks it is the first worker of the run.
+        """
+        if rank is None and self._rank is None:
+            return self._open()._groups.present == 1
+        return rank == self._rank
+
+    def _take_over(self, states: Mapping[str, State]) -> bool:
+        """Gives a saved optimizer state to servers that have taken no step.
+
+        Returns:
+            Whether the servers are at the saved step now.
+        """
         if not states:
-            return
+            return True
         saved = max(int(state.get("step", 0)) for state in states.values())
         now = self._steps_taken()
         if now == 0:
@@ -473,6 +494,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 now,
                 saved,
             )
+        return now in (0, saved)
 
     def _steps_taken(self) -> int:
         """Most steps that the servers have taken with a parameter."""

@@ -154,7 +154,7 @@ def resume(
     optimizer.pull_model()
     for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
         group.update(rates)
-    if saved.own is not None and (puts or same) and _has_saved(saved, optimizer):
+    if saved.own is not None and (puts or same) and optimizer._has_saved(saved.rank):
         _go_on(worker, saved.own)
         optimizer._filled.show()
     optimizer._follow_schedule()
@@ -169,16 +169,6 @@ def _go_on(worker: Worker, own: dict[str, Any]) -> None:
         _log.warning("this worker begins without the state of the one that saved: %s", error)
     else:
         worker.load_state_dict(own)
-
-
-def _has_saved(saved: _Saved, optimizer: ParameterServerOptimizer) -> bool:
-    """Whether a worker is the one that saved: what its codec dropped must not be pushed by several.
-
-    Without ranks it is the first worker that is there.
-    """
-    if saved.rank is None and optimizer._rank is None:
-        return optimizer._open()._groups.present == 1
-    return saved.rank == optimizer._rank
 
 
 @dataclass(frozen=True)
