@@ -83,7 +83,7 @@ class ParameterServer:
     `close`.
     """
 
-    __slots__ = ("__weakref__", "_assigned", "_native", "_portioned", "_reattach")
+    __slots__ = ("__weakref__", "_assigned", "_native", "_portioned", "_reattach", "_server")
 
     #: How often values or state of a tensor were replaced here: changes of its version that are no steps.
     _assigned: dict[str, int]
@@ -92,11 +92,19 @@ class ParameterServer:
     _portioned: bool
     #: Address and options by which an unpickled client connects; None if it cannot be pickled.
     _reattach: tuple[str, dict[str, Any]] | None
+    #: The result of `fastps.serve` that it is connected to, which stops when nothing refers to it any more.
+    _server: Server | None
 
-    def __init__(self, native: _fastps.Client, reattach: tuple[str, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        native: _fastps.Client,
+        reattach: tuple[str, dict[str, Any]] | None = None,
+        server: Server | None = None,
+    ) -> None:
         self._assigned = {}
         self._native = native
         self._reattach = reattach
+        self._server = server
 
     # -- tensors ---------------------------------------------------------------------------------------------
 
@@ -535,7 +543,7 @@ class ParameterServer:
     def another(self) -> Self:
         """Another client of the same parameters, with its own identity, such as each `Worker` uses."""
         other = object.__new__(type(self))
-        ParameterServer.__init__(other, self._native.another(), self._reattach)
+        ParameterServer.__init__(other, self._native.another(), self._reattach, self._server)
         other._assigned = self._assigned
         return other
 
@@ -616,7 +624,7 @@ _reaching = threading.RLock()
 
 def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
     client = object.__new__(kind)
-    client._assigned, client._reattach = {}, reattach
+    client._assigned, client._reattach, client._server = {}, reattach, None
     return client
 
 
@@ -707,7 +715,8 @@ def connect(
 
     Args:
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others. Or the result of `fastps.serve`, or a port of this machine, such as 7070.
+            the others. Or the result of `fastps.serve`, which then runs as long as this client is referred to,
+            or a port of this machine, such as 7070.
             ``"unix:///path"`` is a server on this machine that listens on this path (``--listen-unix``); it
             is used only through that socket, without TLS. Shards that are not listed are reached over TCP, so
             list the sockets of all.
@@ -760,4 +769,5 @@ def connect(
     }
     if run is not None:
         options["run"] = run
-    return ParameterServer(_fastps.connect(text, **options), (text, options))
+    server = addresses if isinstance(addresses, Server) else None
+    return ParameterServer(_fastps.connect(text, **options), (text, options), server)

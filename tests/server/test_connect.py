@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import threading
@@ -41,6 +42,19 @@ def test_a_server_a_port_and_lists_are_addresses() -> None:
         ):
             with fastps.connect(addresses) as ps:
                 assert sorted(ps.transport) == sorted(server.address_list)
+
+
+def test_a_client_keeps_its_server_running() -> None:
+    """Also if nothing else refers to either: a worker's own client does."""
+    ps = fastps.connect(fastps.serve(), timeout=5.0)
+    gc.collect()
+    ps.register("w", np.zeros(3, np.float32), fastps.SGD(lr=1.0))
+    worker = fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async())
+    del ps
+    gc.collect()
+    worker.step({"w": ONES})
+    assert worker.params["w"].tolist() == [-1.0] * 3
+    worker.close()
 
 
 @pytest.mark.parametrize(
