@@ -1,7 +1,9 @@
 """Arrays of every library are passed without a copy."""
 
 import array
+import ctypes
 import gc
+import struct
 import sys
 import weakref
 
@@ -165,6 +167,57 @@ def test_dlpack(w, versioned):
         w.push("w", Capsule(np.ones(4), versioned))
     with pytest.raises(fastps.ShapeError, match="contiguous"):
         w.push("w", Capsule(np.ones((4, 2), np.float32)[:, 0], versioned))
+
+
+class Raw:
+    """A DLPack capsule with any fields. The struct lives as long as this object."""
+
+    def __init__(self, ndim=1, offset=0, shape=(4,)):
+        self._values = np.ones(16, np.float32)
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        data, sizes = self._values.ctypes.data, ctypes.addressof(self._shape)
+        self._struct = bytearray(64)
+        # DLManagedTensor: data, device, ndim, dtype, shape, strides, byte_offset; no context, no deleter
+        struct.pack_into(
+            "=Qiii BBH QQQ QQ", self._struct, 0, data, 1, 0, ndim, 2, 32, 1, sizes, 0, offset, 0, 0
+        )
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        if options:
+            raise TypeError("no max_version here")
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(ctypes.c_char.from_buffer(self._struct)), b"dltensor", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"ndim": 1 << 20}, "0 to 64 dimensions"),
+        ({"ndim": 65}, "0 to 64 dimensions"),
+        ({"ndim": -1}, "0 to 64 dimensions"),
+        ({"offset": 1 << 63}, "memory of a process"),
+        ({"offset": (1 << 64) - 4}, "memory of a process"),
+        ({"shape": (1 << 62,)}, "memory of a process"),
+        ({"shape": (-4,)}, "memory of a process"),
+    ],
+    ids=str,
+)
+def test_impossible_dlpack_capsules_are_refused(w, fields, text):
+    w.push("w", Raw())
+    before = w.pull("w")
+    for call in (
+        lambda: w.push("w", Raw(**fields)),
+        lambda: w.pull("w", out=Raw(**fields)),
+        lambda: w.bind({"w": Raw(**fields)}),
+    ):
+        with pytest.raises(fastps.ShapeError, match=text) as caught:
+            call()
+        assert len(str(caught.value)) < 500
+    np.testing.assert_array_equal(w.pull("w"), before)
 
 
 def test_dlpack_on_a_device_is_refused(w):

@@ -246,19 +246,22 @@ impl Client {
         let server = self.enter(py)?;
         let flight = flight.map_or_else(|| Bound::new(py, PushFlight::default()), Ok)?;
         if flight.get().begun() {
-            return Err(errors::config(py, "the push has begun already", "a new flight", "one that was used"));
+            return Err(errors::config(
+                py,
+                "the push has begun already",
+                "a new flight",
+                "one that was used",
+            ));
         }
-        match Gradients::of(what)? {
-            Gradients::Listed(list) => {
-                let options = PushOptions { every_slice, ..self.options(py, settings)? };
-                self.send_async(py, server, &List::borrow(list)?, options, None, tracked, flight.get())?;
-            }
+        let (list, options, turn) = match Gradients::of(what)? {
+            Gradients::Listed(list) => (List::borrow(list)?, self.options(py, settings)?, None),
             Gradients::Bound(list) => {
-                let options = PushOptions { every_slice, ..self.bound_options(py, list, settings)? };
-                let turn = Turn::take(py, &list.busy)?;
-                self.send_async(py, server, &list.list, options, Some(turn), tracked, flight.get())?;
+                let options = self.bound_options(py, list, settings)?;
+                (list.list.clone(), options, Some(Turn::take(py, &list.busy)?))
             }
-        }
+        };
+        let ticket = Self::send_async(py, server, &list, PushOptions { every_slice, ..options })?;
+        flight.get().start(ticket, list.names, turn, &self.unread, tracked);
         Ok(flight)
     }
 

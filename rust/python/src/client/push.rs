@@ -1,6 +1,5 @@
 //! Pushes: a list of gradients, lent for the call, kept for a flight, or bound.
 
-use super::flight::PushFlight;
 use super::settings::PushSettings;
 use super::waiting::{Filler, Turn, Waiting, reshaped, targets};
 use super::{Client, Shared};
@@ -16,7 +15,7 @@ use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Bound as Local, Store};
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Pushed, Values};
+use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Pushed, Ticket, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -126,19 +125,13 @@ impl Client {
     }
 
     pub(super) fn send_async(
-        &self,
         py: Python<'_>,
         server: &Shared,
         list: &List,
         options: PushOptions,
-        turn: Option<Turn>,
-        tracked: bool,
-        flight: &PushFlight,
-    ) -> PyResult<()> {
+    ) -> PyResult<Arc<dyn Ticket<Pushed>>> {
         let gradients = list.gradients.to_vec();
-        let ticket = py.detach(|| server.push_async(gradients, options)).or_raise(py)?;
-        flight.start(ticket, list.names.clone(), turn, &self.unread, tracked);
-        Ok(())
+        py.detach(|| server.push_async(gradients, options)).or_raise(py)
     }
 
     pub(super) fn send_pull<'py>(

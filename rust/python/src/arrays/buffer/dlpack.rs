@@ -10,6 +10,7 @@
 use super::{Access, Borrowed, Owner, Shape, describe, finish, not_contiguous, read_only, wrong_dtype};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind};
+use fastps_core::text;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -41,6 +42,9 @@ impl Drop for Managed {
     }
 }
 
+/// Most dimensions of an array, as NumPy and the buffer protocol have it.
+const MAX_NDIM: usize = 64;
+
 #[repr(C)]
 struct DlDevice {
     kind: i32,
@@ -67,6 +71,32 @@ impl DlTensor {
             (DL_FLOAT, 64, 1) => Some(DType::Float64),
             _ => None,
         }
+    }
+
+    /// Refuses what no array of a process can be; a capsule may come from anywhere.
+    fn check(&self) -> Result<(), Error> {
+        let invalid = |what| Error::new(Kind::Shape, format!("the DLPack capsule is invalid: {what}"));
+        let dimensions = usize::try_from(self.ndim).ok().filter(|ndim| *ndim <= MAX_NDIM);
+        let Some(dimensions) = dimensions else {
+            return Err(invalid("ndim").expected(format!("0 to {MAX_NDIM} dimensions"), self.ndim));
+        };
+        if dimensions > 0 && self.shape.is_null() {
+            return Err(invalid("shape").expected(format!("{dimensions} sizes"), "none"));
+        }
+        // SAFETY: by the DLPack standard, as long as the tensor lives.
+        let shape = unsafe { numbers(self.shape, self.ndim) };
+        let itemsize = u64::from(self.dtype_bits / 8);
+        let bytes = shape.iter().try_fold(itemsize, |bytes, dim| bytes.checked_mul(*dim));
+        let end = bytes
+            .and_then(|bytes| bytes.checked_add(self.byte_offset))
+            .and_then(|bytes| bytes.checked_add(self.data.addr() as u64))
+            .filter(|end| isize::try_from(*end).is_ok());
+        if end.is_none() {
+            let expected = "an array that lies in the memory of a process";
+            let got = format!("byte_offset {} and shape {}", self.byte_offset, text::shape(shape));
+            return Err(invalid("memory").expected(expected, got));
+        }
+        Ok(())
     }
 
     fn is_contiguous(&self) -> bool {
@@ -230,6 +260,7 @@ fn checked(
     let Some(dtype) = tensor.dtype() else {
         return Err(wrong_dtype(object, None));
     };
+    tensor.check()?;
     // SAFETY: by the DLPack standard, as long as the tensor lives.
     let shape = Shape::from_slice(unsafe { numbers(tensor.shape, tensor.ndim) });
     if !tensor.is_contiguous() {
@@ -260,6 +291,7 @@ pub(super) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &
     let tensor = unsafe { tensor.assume_init() };
     let fits = in_host_memory(tensor.device.kind)
         && tensor.dtype() == Some(DType::Float32)
+        && tensor.check().is_ok()
         && tensor.is_contiguous();
     // SAFETY: the shape is the object's own, by the DLPack standard.
     fits.then(|| (tensor.data(), unsafe { numbers(tensor.shape, tensor.ndim) }))
