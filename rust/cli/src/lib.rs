@@ -2,19 +2,19 @@
 
 mod bucket;
 mod checkpoint;
+mod log;
 mod signals;
 
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::{Server, ServerConfig, TlsFiles};
 use fastps_transport::open_files;
+use log::Log;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// How long stopping may take: less than the 5 s that service managers usually allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
@@ -167,17 +167,24 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             return 2;
         }
     };
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    // A second call in one process keeps the first one's subscriber.
-    let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
+    let log = match Log::start() {
+        Ok(log) => log,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: error: cannot start the log: {error}");
+            return 1;
+        }
+    };
+    log.install(filter);
     open_files::raise();
-    match serve(args) {
+    let status = match serve(args) {
         Ok(()) => 0,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+            log.line(format!("fastps: error: {error}\n").as_bytes());
             1
         }
-    }
+    };
+    log.flush();
+    status
 }
 
 /// Runs `checkpoint` and returns the exit status. The first argument is the program's name.

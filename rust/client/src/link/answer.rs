@@ -112,7 +112,9 @@ impl Link {
                 let outcomes = scalar_outcomes(parts.len(), refusals);
                 return self.answer_parts(pending, call, parts.clone(), outcomes, payload);
             }
-            convert::Answer::Refused(error) if retry(error.kind) == Retry::Later && convert::passes(&error) => {
+            convert::Answer::Refused(error)
+                if retry(error.kind) == Retry::Later && convert::passes(&error) =>
+            {
                 return self.wait_and_send_again(queue, answered, error);
             }
             convert::Answer::Refused(error) => {

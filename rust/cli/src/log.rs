@@ -1,0 +1,231 @@
+//! The log on standard error. Writing a line never waits for whoever reads it, and a warning that recurs
+//! appears once in [`PAUSE`].
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Lines that wait to be written. When there are more, new ones are dropped.
+const WAITING: usize = 4096;
+/// How long the end of the process waits for the last lines.
+const LAST_LINES: Duration = Duration::from_millis(500);
+/// The same warning or error appears again after this time.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Warnings that are remembered.
+const REMEMBERED: usize = 1024;
+
+enum Message {
+    Line(Vec<u8>),
+    /// Everything before it has been written.
+    Flush(SyncSender<()>),
+}
+
+/// Writes lines on a thread of its own: a terminal that is stopped, or a pipe that is not read, stops only
+/// that.
+#[derive(Clone)]
+pub(crate) struct Log {
+    lines: SyncSender<Message>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Log {
+    /// Starts the thread, which writes to standard error.
+    pub(crate) fn start() -> io::Result<Self> {
+        Self::to(standard_error()?)
+    }
+
+    fn to(out: impl Write + Send + 'static) -> io::Result<Self> {
+        let (lines, waiting) = mpsc::sync_channel(WAITING);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let counter = dropped.clone();
+        std::thread::Builder::new()
+            .name("fastps-log".into())
+            .spawn(move || write(out, &waiting, &counter))?;
+        Ok(Self { lines, dropped })
+    }
+
+    /// Makes this log that of the process. A second call keeps the first one's.
+    pub(crate) fn install(&self, filter: Targets) {
+        let lines = tracing_subscriber::fmt::layer().with_writer(self.clone());
+        let lines = lines.with_filter(Repeats::default());
+        let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
+    }
+
+    /// Adds a line, unless too many wait.
+    pub(crate) fn line(&self, text: &[u8]) {
+        if self.lines.try_send(Message::Line(text.to_vec())).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits a moment until all lines are written.
+    pub(crate) fn flush(&self) {
+        let (done, wait) = mpsc::sync_channel(1);
+        if self.lines.try_send(Message::Flush(done)).is_ok() {
+            let _ = wait.recv_timeout(LAST_LINES);
+        }
+    }
+}
+
+/// Standard error without the lock of [`io::stderr`], which a thread that waits for the reader would hold.
+#[cfg(unix)]
+fn standard_error() -> io::Result<std::fs::File> {
+    use std::os::fd::AsFd;
+    Ok(io::stderr().as_fd().try_clone_to_owned()?.into())
+}
+
+#[cfg(not(unix))]
+fn standard_error() -> io::Result<io::Stderr> {
+    Ok(io::stderr())
+}
+
+fn write(mut out: impl Write, waiting: &Receiver<Message>, dropped: &AtomicU64) {
+    for message in waiting {
+        let line = match message {
+            Message::Line(line) => line,
+            Message::Flush(done) => {
+                let _ = done.send(());
+                continue;
+            }
+        };
+        let _ = out.write_all(&line);
+        let lost = dropped.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            let _ = writeln!(out, "fastps: {lost} lines of the log were dropped: they were not read in time");
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Write for Log {
+    /// A whole line: the subscriber writes each event with one call.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.line(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lets a warning or an error pass once in [`PAUSE`], if all of its text is the same.
+#[derive(Default)]
+struct Repeats(Mutex<HashMap<u64, Instant>>);
+
+impl Repeats {
+    fn passes(&self, text: u64, now: Instant) -> bool {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.get(&text).is_some_and(|last| now.duration_since(*last) < PAUSE) {
+            return false;
+        }
+        if seen.len() >= REMEMBERED {
+            seen.retain(|_, last| now.duration_since(*last) < PAUSE);
+        }
+        if seen.len() < REMEMBERED {
+            seen.insert(text, now);
+        }
+        true
+    }
+}
+
+impl<S> Filter<S> for Repeats {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        *event.metadata().level() > Level::WARN || {
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            let mut hasher = DefaultHasher::new();
+            (event.metadata().callsite(), text.0).hash(&mut hasher);
+            self.passes(hasher.finish(), Instant::now())
+        }
+    }
+}
+
+/// All fields of an event.
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, "{field}={value:?};");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::Sender;
+
+    /// A reader that takes a line when it is asked to.
+    struct Stuck(Receiver<()>, Sender<Vec<u8>>);
+
+    impl Write for Stuck {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            let _ = self.1.send(line.to_vec());
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn nothing_waits_for_a_reader_and_dropped_lines_are_counted() {
+        let ((read, asked), (write, lines)) = (mpsc::channel(), mpsc::channel());
+        let log = Log::to(Stuck(asked, write)).unwrap();
+        let begun = Instant::now();
+        for k in 0..WAITING + 100 {
+            log.line(format!("line {k}\n").as_bytes());
+        }
+        log.flush();
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        drop(read); // from now on all is read
+        let text: Vec<u8> = std::iter::from_fn(|| lines.recv_timeout(Duration::from_secs(20)).ok())
+            .take_while(|line| !line.starts_with(b"line 4095"))
+            .flatten()
+            .collect();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.starts_with("line 0\n"), "{}", &text[..100]);
+        assert!(text.contains("lines of the log were dropped"), "the loss is told");
+        log.line(b"again\n");
+        log.flush();
+        assert!(lines.try_iter().any(|line| line == b"again\n"));
+    }
+
+    #[test]
+    fn the_same_warning_passes_once_in_a_while() {
+        let (repeats, begin) = (Repeats::default(), Instant::now());
+        assert!(repeats.passes(1, begin));
+        assert!(repeats.passes(2, begin), "another one");
+        assert!(!repeats.passes(1, begin + PAUSE / 2));
+        assert!(repeats.passes(1, begin + PAUSE));
+        for text in 0..2 * REMEMBERED as u64 {
+            repeats.passes(text, begin + 2 * PAUSE);
+        }
+        assert!(repeats.0.lock().unwrap().len() <= REMEMBERED);
+    }
+}
