@@ -123,13 +123,13 @@ def test_results_of_many_slices_groups_and_messages_come_in_order():
 def test_status_lists_spaces_and_a_space_outlives_its_coordinator_for_a_while(capfd):
     with fastps.serve(shards=2, lease=0.5) as server, fastps.connect(server.addresses) as ps:
         Logistic().register(ps)
-        v = Vectors(ps, Logistic.names, ["g", "p"], space="short", keep_for=1.0)
+        v = Vectors(ps, Logistic.names, ["g", "p"], space="short", keep_for=3.0)
         assert main(["status", server.addresses, "--json"]) == 0
         [space] = json.loads(capfd.readouterr().out)["spaces"]
         assert (space["name"], space["vectors"]) == ("short", ["g", "p"])
         assert space["tensors"] == list(Logistic.names)
         assert "process" in space["coordinator"]
-        time.sleep(1.5)  # its coordinator is there
+        time.sleep(3.5)  # its coordinator is there
         assert v.run(v.dot("g", "w")) == (0.0,)
         v._ps.close()
         assert main(["status", server.addresses]) == 0

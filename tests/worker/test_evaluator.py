@@ -50,27 +50,52 @@ def test_the_best_is_kept(ps, tmp_path):
 
 
 def test_it_follows_a_run_and_ends_when_nothing_changes(server):
+    over = threading.Event()
+
+    def work(ps):
+        while not over.is_set():
+            push(ps, 1)
+            time.sleep(0.005)
+        push(ps, 5)
+
+    def judge(params):
+        judged.append(params)
+        if len(judged) == 3:
+            over.set()
+        return metric(params)
+
     with fastps.connect(server.addresses) as ps, fastps.connect(server.addresses) as reader:
         filled(ps)
-        worker = threading.Thread(target=lambda: [push(ps, 1) or time.sleep(0.005) for _ in range(100)])
+        judged, worker = [], threading.Thread(target=work, args=(ps,))
         worker.start()
-        evaluator = fastps.evaluator(reader, metric, every=20, idle=1.0)
-        found = list(evaluator)
-        worker.join()
+        try:
+            evaluator = fastps.evaluator(reader, judge, every=20, idle=3.0)
+            found = list(evaluator)
+        finally:
+            over.set()
+            worker.join()
+        last = ps.versions("w")["w"]
     versions = [evaluation.version for evaluation in found]
-    assert versions[-1] == 101  # the last ones, too
+    assert versions[-1] == last  # the last ones, too
     assert all(late - early >= 20 for early, late in itertools.pairwise(versions[:-1]))
     assert len(found) >= 3
     assert evaluator.stopped == "idle"
 
 
-def test_it_waits_for_the_first_worker(store):
+def test_it_waits_for_the_first_worker(store, monkeypatch):
     """An evaluator that starts first; it names a tensor that never comes."""
-    evaluator = fastps.evaluator(store, metric, names=["w"], idle=0.5)
-    late = threading.Timer(0.2, filled, [store, 1])
-    late.start()
-    assert [evaluation.version for evaluation in evaluator] == [2]
-    late.join()
+    asked, plain = [], fastps.Store.versions
+
+    def versions(store, names):
+        asked.append(names)
+        if len(asked) == 5:
+            filled(store, 1)
+        return plain(store, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fastps.Store, "versions", versions)
+        evaluator = fastps.evaluator(store, metric, names=["w"], idle=0.5)
+        assert [evaluation.version for evaluation in evaluator] == [2]
     with pytest.raises(fastps.UnknownTensorError, match='"v"'):
         list(fastps.evaluator(store, metric, names=["w", "v"], idle=0.3))
 
@@ -104,14 +129,14 @@ def test_a_server_that_is_away_is_not_idle(tmp_path):
     with fastps.serve(listen=listen, data_dir=data) as server:
         ps = fastps.connect(server.addresses)
         filled(ps, 1)
-        evaluator = fastps.evaluator(ps.another(), metric, every=1, idle=2.0)
+        evaluator = fastps.evaluator(ps.another(), metric, every=1, idle=3.0)
         evaluations = iter(evaluator)
         assert next(evaluations).version == 2
         server.stop()
     found = []
     reader = threading.Thread(target=lambda: found.append(next(evaluations, None)))
     reader.start()
-    time.sleep(2.2)
+    time.sleep(3.2)
     with fastps.serve(listen=listen, data_dir=data) as server, fastps.connect(server.addresses) as again:
         time.sleep(1.0)
         push(again, 1)
