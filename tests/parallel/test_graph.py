@@ -309,11 +309,22 @@ def test_shared_parameters_have_the_sum_of_their_gradients():
 def test_autocast_holds_for_all_parts(threads):
     """torch has it for one thread only."""
     x, y = batch(0)
+
+    def dtypes():
+        """Of what the parts give in a step."""
+        found.clear()
+        replica.step(input=x, target=y)
+        return set(found)
+
+    found = []
     with local(chain("mlp", [2]), threads) as replica:
+        for part in ("0-1", "2-4"):
+            replica.modules[part].register_forward_hook(lambda *call: found.append(call[2].dtype))
         plain = replica.step(input=x, target=y)
         with torch.autocast("cpu", torch.bfloat16):
-            assert replica.step(input=x, target=y) != plain
+            assert dtypes() == {torch.bfloat16}
             assert replica.predict(input=x)["output"].dtype == torch.bfloat16
+        assert dtypes() == {torch.float32}
         assert replica.step(input=x, target=y) == plain
 
 
