@@ -123,38 +123,37 @@ def trained(pipe, address, how, layers, parts, steps, options):
         return train(replica, ps, digits(), steps, micro_batches=2), replica.stats()["edges"]
 
 
-class Slow(nn.Module):
-    """Sleeps in each step."""
+class Asks(nn.Module):
+    """Says that it is in one of some steps, and waits there until it hears that it may go on."""
 
-    def __init__(self, seconds=0.02):
+    def __init__(self, pipe, steps):
         super().__init__()
-        self.seconds = seconds
+        self.pipe, self.steps, self.step = pipe, steps, 0
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
     def forward(self, x):
-        time.sleep(self.seconds)
+        if self.step in self.steps:
+            self.pipe.send(("said", self.step))
+            self.pipe.recv()
+        self.step += 1
         return self.layers(x)
 
 
-def slept(pipe, how, steps):
-    """Seconds that two slow parts take for some steps, after ten others, on the upper one."""
-    graph = decoupled([Slow(), Slow()], how, width=8)
-    x, begun = torch.ones(4, 8), 0.0
-    with parallel.Replica(graph, timeout=30) as replica:
-        for step in range(10 + steps):
-            if step == 10:
-                begun = time.monotonic()
-            replica.step(image=x, label=torch.zeros(4, dtype=torch.long))
-        return time.monotonic() - begun, replica.stats()["edges"]
+def in_step(pipe, how, steps):
+    """Two parts that say when they are in a step."""
+    graph = decoupled([Asks(pipe, range(steps)) for _ in range(2)], how, width=8)
+    with parallel.Replica(graph, timeout=60) as replica:
+        for _ in range(steps):
+            replica.step(image=torch.ones(4, 8), label=torch.zeros(4, dtype=torch.long))
 
 
 def leaves(pipe, steps):
-    """A part that is done seconds before the one above it."""
-    graph = decoupled([Slow(0.0), Slow(0.06)], "dni", width=8, ahead=steps)
-    with parallel.Replica(graph, timeout=30) as replica:
+    """A part that is done while the one above it is in an early step."""
+    graph = decoupled([Asks(pipe, []), Asks(pipe, [5])], "dni", width=8, ahead=steps)
+    with parallel.Replica(graph, timeout=60) as replica:
         for _ in range(steps):
             replica.step(image=torch.ones(4, 8), label=torch.zeros(4, dtype=torch.long))
-        return time.monotonic()
+        pipe.send(("said", "done"))
 
 
 def without_gradient(pipe, steps, ahead):

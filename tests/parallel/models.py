@@ -203,7 +203,7 @@ def failing_factory(pipe):
     graph = parallel.Graph()
     a = graph.node("a", nn.Linear(64, 4), graph.input("input"), part=0)
     graph.loss(lambda x: x.sum(), graph.node("b", a, part=1, make=lambda: nn.Linear(-1, 4)))
-    parallel.Replica(graph, timeout=20)
+    parallel.Replica(graph, timeout=60)
 
 
 def two_replicas_at_once(pipe):
@@ -303,7 +303,7 @@ def pushes_by_shard(pipe, address):
 def uses_portions(pipe, address):
     """Trains two epochs of portions, the same on each part."""
     graph = chain("mlp", [3])
-    with fastps.connect(address) as ps, parallel.Replica(graph, timeout=2) as replica:
+    with fastps.connect(address) as ps, parallel.Replica(graph, timeout=5) as replica:
         portions, seen = replica.portions(ps, n=100, size=16, seed=5), []
         while portions.epoch < 2:
             for rows in portions:

@@ -17,9 +17,11 @@ from processes import Parts
 import fastps
 from fastps.torch.parallel import Replica
 
-#: Seconds in which the other parts hear of a failure, and processes end.
-SOON = 5.0
-TIMEOUT = 1.5
+#: Seconds in which the other parts hear of a failure, and processes end, on a busy machine, too. Where they
+#: have a timeout of their own, it is 60 s.
+SOON = 25.0
+#: A step of all parts takes less.
+TIMEOUT = 6.0
 
 
 def versions(address):
@@ -105,12 +107,12 @@ def test_signals_end_parts_that_wait(number):
 
 
 def test_a_part_that_computes_for_too_long_is_told_from_one_that_is_stopped():
-    with Parts(2, waits, 1.0) as replica:
+    with Parts(2, waits, 4.0) as replica:
         (error,) = replica.errors(0)
         assert error.kind == "DeadlineError"
         assert 'part 1 of the replica is still computing (nodes "slow", "loss")' in error.text
         assert "its end of the step" in error.text or 'the gradient of node "quick"' in error.text
-        assert "1.0 s" in error.text
+        assert "4.0 s" in error.text
 
 
 def test_ctrl_c_ends_threads():

@@ -136,7 +136,7 @@ def test_portions_are_the_same_on_every_part():
             for part in range(2):
                 assert replica.heard(part) == "third"
             with pytest.raises(TimeoutError):  # they wait for `held`, for longer than their own timeout
-                replica.result(0, timeout=5)
+                replica.result(0, timeout=8)
             other.close()
             first, second = replica.results()
     assert first == second
@@ -205,7 +205,7 @@ def test_a_factory_that_fails_is_heard_of_by_all_parts():
     begun = time.monotonic()
     with Parts(2, failing_factory) as replica:
         waits, fails = replica.errors(0, 1)
-    assert time.monotonic() - begun < 15  # before the timeout
+    assert time.monotonic() - begun < 50  # before the timeout
     assert (waits.kind, fails.kind) == ("ConnectionLostError", "RuntimeError")
     assert "part 1 has left the replica (RuntimeError: Trying to create tensor with negative" in waits.text
 
@@ -221,7 +221,7 @@ def test_a_factory_that_fails_is_heard_of_by_all_parts():
 )
 def test_parts_that_make_different_calls_hear_of_it(how, match):
     with Parts(2, different_calls, how) as replica:
-        for error in replica.errors(0, 1, timeout=15):
+        for error in replica.errors(0, 1):
             assert error.kind == "ConfigError"
             assert re.search(match, error.text)
 
