@@ -104,7 +104,7 @@ def test_a_killed_shard_leaves_receipts_and_says_what_is_in_doubt(shards: Shards
         both.push()
         both.check()
         shards.signal(1, signal.SIGKILL)
-        partials = both.push_in_part(timeout=2.0)
+        partials = both.push_in_part(timeout=6.0)
         shards.restart(1)
         for author, partial in zip(both.authors, partials, strict=True):
             assert 0 < len(partial.receipts) < len(author.tensors)
@@ -177,7 +177,7 @@ def test_a_stopped_client_costs_the_others_nothing(shards: Shards, transport: st
                     start = time.monotonic()
                     ps.push_pull(one)
                     own += 1
-                    assert time.monotonic() - start < 5.0, "it waits for a client that is stopped"
+                    assert time.monotonic() - start < PATIENT / 3, "it waits for a client that is stopped"
                 while ours.poll():
                     theirs_pushed = ours.recv()
                 os.kill(process.pid, signal.SIGCONT)

@@ -90,7 +90,7 @@ def test_a_killed_worker_and_a_killed_server(served: Served) -> None:
         state = frame_with(frame, lambda f: all(w["state"] == "running" for w in f["workers"]))
         victim = state["workers"][1]["pid"]
         assert served.call("POST", "/act", {"what": "kill", "number": 1})[0] == 204
-        until(lambda: not Path(f"/proc/{victim}").exists(), late=2.0)
+        until(lambda: not Path(f"/proc/{victim}").exists())
         killed = frame_with(frame, lambda f: f["workers"][1]["state"] == "killed")
         until(lambda: frame()["state"]["updates"] > killed["state"]["updates"] + 20)
 
