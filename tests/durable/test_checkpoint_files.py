@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 import fastps
 import fastps.checkpoint
 import fastps.torch
+from torch_rounding import fuses
 
 RULES = {
     "b": fastps.SGD(lr=0.1),
@@ -303,7 +304,7 @@ def test_a_torch_run_moves_to_a_store_and_back(ps, rule, settings):
     again.load_state_dict(last.state_dict())  # it is a state as torch makes it
     train(model, again, range(8, 12))
     for a, b in zip(model.parameters(), alone.parameters(), strict=True):
-        if rule == "SGD":
+        if rule == "SGD" and fuses():
             assert torch.equal(a, b)
         else:
             np.testing.assert_allclose(a.detach(), b.detach(), rtol=1e-4, atol=1e-5)
