@@ -93,6 +93,9 @@ def work(address: str, folder: Path, which: int, epochs: int, name: str, *, righ
         cosine = CosineAnnealingLR(optimizer, T_max=length)
         schedule = fastps.torch.GlobalSchedule(cosine, length=length) if right else cosine
         print("ready", flush=True)
+        (folder / f"ready-{which}").touch()
+        while len(list(folder.glob("ready-*"))) < WORKERS:  # one that comes late has no share of a short run
+            time.sleep(0.02)
         own = 0
         while portions.epoch < epochs:
             for rows in portions:
@@ -104,6 +107,8 @@ def work(address: str, folder: Path, which: int, epochs: int, name: str, *, righ
                 own += 1
                 if right and which == 0 and own % SAVE_EVERY == 0 and optimizer.global_step < 0.7 * length:
                     fastps.torch.save(model, optimizer, file, step=optimizer.global_step)
+        if right:
+            optimizer.pull_model()  # another one may have taken the last step
         said = {"steps": own, "rate": schedule.get_last_lr()[0], "lost": optimizer.stats()["lost"]}
         optimizer.close()
         print(json.dumps({**said, "accuracy": accuracy(model, data)}), flush=True)
@@ -116,7 +121,7 @@ def evaluate(address: str, name: str) -> None:
     model = build(data, 0)
     with fastps.connect(address, timeout=60.0) as ps:
         judge = fastps.torch.evaluator(
-            model, ps, lambda m: {"accuracy": accuracy(m, data)}, every=50, by="accuracy", idle=2.0
+            model, ps, lambda m: {"accuracy": accuracy(m, data)}, every=50, by="accuracy", idle=6.0
         )
         print("ready", flush=True)
         found = [evaluation.metrics["accuracy"] for evaluation in judge]
@@ -169,7 +174,7 @@ def run(name: str, epochs: int, folder: Path, *, right: bool = True, kill: bool 
         evaluator = None
         with fastps.connect(address, timeout=60.0) as ps:
             if right:
-                _wait_for(ps, 0, "1.running_var")  # the last tensor that a worker registers
+                _wait_for(ps, 1)
                 evaluator = start("evaluate", address, name)
             if kill:
                 _wait_for(ps, length // 4)
