@@ -201,6 +201,7 @@ def test_every_instruction_set_gives_the_same_bits(isa: str, digests: dict[str, 
     assert printed_on(isa, __file__) == digests
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_every_number_of_shards_gives_the_same_bits(shards: int, digests: dict[str, str]) -> None:
     with fastps.serve(shards=shards) as server, fastps.connect(server.addresses) as ps:

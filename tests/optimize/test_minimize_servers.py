@@ -188,7 +188,7 @@ def dying(monkeypatch, moments):
 METHODS = [LBFGS(history=2), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
 
 
-@pytest.mark.timeout(600 if LONG else 120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS if LONG else METHODS[:1], ids=str)
 def test_a_coordinator_dropped_at_any_message_is_resumed_with_the_same_bits(method, monkeypatch):
     objective = Logistic()
