@@ -203,11 +203,17 @@ def test_several_workers_of_the_training_example() -> None:
             )
             for _ in range(2)
         ]
+        first, last = [], []
         for worker in workers:
             output, _ = worker.communicate(timeout=120)
             assert worker.returncode == 0, output
             losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
-            assert losses[-1] < losses[0] / 10, output
+            first.append(losses[0])
+            last.append(losses[-1])
+        assert max(last) < max(first) / 10, (
+            first,
+            last,
+        )  # one may have begun late
         with fastps.connect(server.addresses) as ps:
             assert ps.versions("w")["w"] == 1 + 2 * 500  # the registration, and every push of both
 

@@ -10,7 +10,7 @@ import fastps
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stderr == ""
     return done.stdout.strip()
@@ -60,6 +60,7 @@ def test_interpreter_exit_does_not_hang(work):
     assert run(code) == "end"
 
 
+@pytest.mark.timeout(320)
 def test_parts_with_packages_of_their_own_are_imported_when_they_are_named():
     pytest.importorskip("sklearn")
     code = (

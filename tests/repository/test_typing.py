@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import assert_type
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import fastps
@@ -51,14 +52,16 @@ def test_connect() -> None:
         ps.close()
 
 
+@pytest.mark.timeout(320)
 def test_this_file_is_well_typed() -> None:
     code = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(Path(__file__).resolve())]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(code, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.timeout(320)
 def test_stub() -> None:
     """The stub is the compiled module."""
     code = [sys.executable, "-m", "mypy.stubtest", "fastps._fastps"]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(code, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
