@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -77,11 +79,21 @@ def cart_pole() -> gymnasium.Env:
 
 def slow_cart_pole() -> gymnasium.Env:
     """Slow enough for a test to interfere in the middle of a run."""
-    import time
-
-    class Slow(gymnasium.Wrapper):
-        def step(self, action):
-            time.sleep(0.002)
-            return super().step(action)
-
     return Slow(cart_pole())
+
+
+def waiting_cart_pole(file: Path) -> gymnasium.Env:
+    """Hardly goes on as long as there is a file: a test can wait for a process to start meanwhile."""
+    return Slow(cart_pole(), file)
+
+
+class Slow(gymnasium.Wrapper):
+    """Its steps take 2 ms, or 100 ms as long as there is a file."""
+
+    def __init__(self, env: gymnasium.Env, file: Path | None = None) -> None:
+        super().__init__(env)
+        self.file = file
+
+    def step(self, action):
+        time.sleep(0.1 if self.file is not None and self.file.exists() else 0.002)
+        return super().step(action)

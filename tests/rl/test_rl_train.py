@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -25,23 +26,34 @@ from fastps.rl.playing.actions import actions_of
 from fastps.rl.training import train as train_module
 from fastps.rl.training.children import Child
 from fastps.rl.training.train import Training
-from rl.environments import Faulty, cart_pole, slow_cart_pole
+from rl.environments import Faulty, cart_pole, slow_cart_pole, waiting_cart_pole
 
 LINES = ("model.policy.0.weight", "model.value.2.bias")
 
 
+def kill_one(training: Training, number: int, frames: int, waits: Path) -> None:
+    """Runs to the end; kills a worker after some frames, and lets the other one wait until it is back."""
+    victim = None
+    while training.goes_on():
+        if victim is None and training.run.frames >= frames:
+            victim = training._workers[number]
+            waits.touch()
+            os.kill(victim.process.pid, signal.SIGKILL)
+        now = training._workers.get(number)
+        if victim is not None and now is not None and now is not victim and now.reported:
+            waits.unlink(missing_ok=True)
+
+
 @pytest.mark.timeout(240)
-def test_a_killed_worker_is_started_again_and_nothing_is_lost() -> None:
+def test_a_killed_worker_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
     """On running servers, so that their versions can be compared with what the workers say."""
+    waits = tmp_path / "waits"
     with fastps.serve(shards=2, lease=3.0) as server, fastps.connect(server.address_list) as ps:
         with Training(
-            A3C(steps=20), slow_cart_pole, 2, 4000, 0, 1, True, servers=server.addresses, evaluated=False
-        ) as training:
-            killed = 0
-            while training.goes_on():
-                if not killed and training.run.frames >= 1000:
-                    killed = training._workers[0].process.pid
-                    os.kill(killed, signal.SIGKILL)
+            A3C(steps=20), functools.partial(waiting_cart_pole, waits), 2, 4000, 0, 1, True,
+            servers=server.addresses, evaluated=False,
+        ) as training:  # fmt: skip
+            kill_one(training, 0, 1000, waits)
             training.finish()
         run = training.run
         assert run.restarts == 1
@@ -59,16 +71,14 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.timeout(240)
-def test_synchronous_workers_go_on_without_a_killed_one_until_it_is_back() -> None:
+def test_synchronous_workers_go_on_without_a_killed_one_until_it_is_back(tmp_path: Path) -> None:
+    waits = tmp_path / "waits"
     with fastps.serve(lease=2.0) as server:
         with Training(
-            Naive(steps=20), slow_cart_pole, 2, 1500, 0, 1, True, servers=server.addresses, evaluated=False
-        ) as training:
-            killed = False
-            while training.goes_on():
-                if not killed and training.run.frames >= 300:
-                    os.kill(training._workers[1].process.pid, signal.SIGKILL)
-                    killed = True
+            Naive(steps=20), functools.partial(waiting_cart_pole, waits), 2, 1500, 0, 1, True,
+            servers=server.addresses, evaluated=False,
+        ) as training:  # fmt: skip
+            kill_one(training, 1, 300, waits)
         run = training.run
     assert run.messages == ["worker 1 was killed by signal 9; it was started again"]
     assert run.frames >= 1500

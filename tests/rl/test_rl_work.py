@@ -62,6 +62,7 @@ def frames_to(goal: float, algorithm, workers: int, seed: int, limit: int) -> in
     return solved[0] if solved else None
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm", [A3C(steps=20), Naive(steps=80)], ids=["a3c", "naive"])
 def test_it_learns(algorithm) -> None:
     """The best of three seeds; `make acceptance` asks for more, on all seeds."""
