@@ -17,6 +17,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+#: Seconds that anything may take; a first start imports torch, which takes long on a busy machine.
+LATE = 150.0
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "fastps.torch.parallel"])  # of torch what optimizers need
 
@@ -36,7 +38,7 @@ def _run(
     torch.set_num_threads(1)
     try:
         store = dist.FileStore(file, count)
-        timeout = datetime.timedelta(seconds=60)
+        timeout = datetime.timedelta(seconds=LATE)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timeout)
         result = function(pipe, *args)
         pipe.send(("done", result))
@@ -78,7 +80,7 @@ class Parts:
     def signal(self, part: int, number: int) -> None:
         os.kill(self._processes[part].pid, number)
 
-    def heard(self, part: int, timeout: float = 60.0) -> Any:
+    def heard(self, part: int, timeout: float = LATE) -> Any:
         """The next thing that a part says."""
         kind, value = self._next(part, timeout)
         assert kind == "said", (kind, value)
@@ -91,7 +93,7 @@ class Parts:
     def say(self, part: int, value: Any) -> None:
         self._pipes[part].send(value)
 
-    def result(self, part: int, timeout: float = 60.0) -> Any:
+    def result(self, part: int, timeout: float = LATE) -> Any:
         """What a part returned; `Failed` if it raised."""
         while True:
             kind, value = self._next(part, timeout)
@@ -102,10 +104,10 @@ class Parts:
             if kind == "done":
                 return value
 
-    def results(self, timeout: float = 60.0) -> list[Any]:
+    def results(self, timeout: float = LATE) -> list[Any]:
         return [self.result(part, timeout) for part in range(len(self._pipes))]
 
-    def errors(self, *parts: int, timeout: float = 60.0) -> list[Failed]:
+    def errors(self, *parts: int, timeout: float = LATE) -> list[Failed]:
         """What some parts raised."""
         found = []
         for part in parts:

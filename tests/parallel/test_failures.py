@@ -17,6 +17,7 @@ from processes import Parts
 import fastps
 from fastps.torch.parallel import Replica
 
+pytestmark = pytest.mark.timeout(300)
 #: Seconds in which the other parts hear of a failure, and processes end, on a busy machine, too. Where they
 #: have a timeout of their own, it is 60 s.
 SOON = 25.0
@@ -151,7 +152,7 @@ except KeyboardInterrupt:
 
 def test_the_interpreter_ends_when_threads_have_computed():
     """A thread that computes meanwhile would abort the process."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
@@ -165,7 +166,6 @@ def told(parts, part):
     return acknowledged, seen
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", ["Async", "Sync"])
 def test_two_replicas_a_kill_a_stop_and_a_restart(mode):
     """Versions are 1 and the acknowledged steps; with Async, the other replica takes every step."""

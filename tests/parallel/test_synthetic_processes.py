@@ -31,6 +31,7 @@ from processes import Parts
 import fastps
 from fastps.torch.parallel import Replica
 
+pytestmark = pytest.mark.timeout(300)
 #: Seconds in which the other parts hear of a failure, on a busy machine, too; their own timeout is 60 s.
 SOON = 25.0
 
@@ -221,7 +222,6 @@ with parallel.Replica(graph, timeout=30) as replica:
 """
 
 
-@pytest.mark.timeout(180)
 def test_a_part_that_leaves_early_ends_well():
     """A message that came while its interpreter ends would make it abort."""
     with socket.socket() as free:

@@ -52,6 +52,7 @@ with fastps.connect(sys.argv[1]) as ps:
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["equal", "portions", "seed"])
 def test_two_workers(server, how):
     """The second one is warned, once, and the warning names both."""
@@ -85,7 +86,7 @@ def two(server, script, how, cure):
             if line.startswith("ready"):
                 pids.append(line.split()[1])
                 break
-    errors = [worker.communicate("\n", timeout=60)[1] for worker in workers]
+    errors = [worker.communicate("\n", timeout=200)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], errors
     assert "RuntimeWarning" not in errors[0]
     assert errors[1].count(cure) == int(how == "equal"), errors[1]
