@@ -21,7 +21,6 @@ import fastps.torch
 from fastps.torch import ParameterServerOptimizer
 from fastps.torch import optimizer as module
 from pretended_gpu import pretended
-from fastps.torch._params import Entry
 from torch_rounding import fuses
 
 ROOT = Path(__file__).resolve().parents[2]
