@@ -64,6 +64,21 @@ class Loop:
         assert not self._thread.is_alive()
 
 
+def restart_under(loops, shards, k):
+    """Restarts a server while all loops run."""
+    for loop in loops:
+        loop.more(STEPS)
+    restart(shards, k)
+
+
+def finish(loops):
+    """Ends the loops, which have seen no error."""
+    for loop in loops:
+        loop.more(STEPS)
+        loop.stop()
+    assert [loop.error for loop in loops] == [None] * len(loops)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES)
 def test_workers_train_through_planned_restarts(shards, mode):
@@ -79,13 +94,8 @@ def test_workers_train_through_planned_restarts(shards, mode):
         ]
         loops = [Loop(lambda worker=worker: worker.step(gradients)) for worker in workers]
         for k in (0, 1, 0):
-            for loop in loops:
-                loop.more(STEPS)
-            restart(shards, k)
-        for loop in loops:
-            loop.more(STEPS)
-            loop.stop()
-        assert [loop.error for loop in loops] == [None] * 3
+            restart_under(loops, shards, k)
+        finish(loops)
         for worker in workers:
             worker.close()
         steps = sum(loop.count for loop in loops)
@@ -116,13 +126,8 @@ def test_every_call_waits_through_a_planned_restart(shards, transport):
         ]
         loops = [Loop(call) for call in calls]
         for k in (0, 1):
-            for loop in loops:
-                loop.more(STEPS)
-            restart(shards, k)
-        for loop in loops:
-            loop.more(STEPS)
-            loop.stop()
-        assert [loop.error for loop in loops] == [None] * len(calls)
+            restart_under(loops, shards, k)
+        finish(loops)
         w, b = (loops[k].count for k in (0, 2))
         assert (ps.pull("b") == w + b).all()
         assert (ps.pull("w") == w + loops[1].count + loops[4].count).all()
@@ -137,6 +142,6 @@ def test_a_server_that_does_not_come_back_is_named_at_the_deadline(shards):
         for k in (0, 1):
             shards.signal(k, signal.SIGTERM)
         loop._thread.join(PATIENT)
-        told = (fastps.UnavailableError, fastps.ConnectionLostError, fastps.PartialPush)
-        assert isinstance(loop.error, told), repr(loop.error)
+        errors = (fastps.UnavailableError, fastps.ConnectionLostError, fastps.PartialPush)
+        assert isinstance(loop.error, errors), repr(loop.error)
         assert "stopping" in str(loop.error) or any(a in str(loop.error) for a in shards.addresses)

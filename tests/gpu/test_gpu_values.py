@@ -101,7 +101,7 @@ def test_a_large_model(ps, device):
             model.weight.grad = torch.ones_like(model.weight)
             model.weight.grad[0, 0] = 2.0
             optimizer.step()
-            model.weight.grad.fill_(7.0)  # what was pushed does not change any more
+            model.weight.grad.fill_(7.0)  # does not change the gradient that was pushed
         assert_shown(model, ps)
         expected = start
         for _ in range(3):

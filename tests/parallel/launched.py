@@ -23,7 +23,7 @@ with fastps.connect(address) as ps, Replica(chain("mlp", [3]), timeout=60) as re
         x, y = batch(step)
         if first and step == 3 and replica.part == 1:
             while any(ps.versions(name)[name] < 1 + step for name in ps.names()):
-                time.sleep(0.01)  # what was pushed by the other part, or by this one, has not arrived yet
+                time.sleep(0.01)  # a push of either part has not arrived yet
             file.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()

@@ -83,7 +83,7 @@ def slow_cart_pole() -> gymnasium.Env:
 
 
 def waiting_cart_pole(file: Path) -> gymnasium.Env:
-    """Hardly goes on as long as there is a file: a test can wait for a process to start meanwhile."""
+    """Steps slowly while a file exists, so that a test can wait for a process to start."""
     return Slow(cart_pole(), file)
 
 

@@ -166,7 +166,7 @@ def test_resume_is_right_in_every_order(runs, file, steps, first):
 
 @pytest.mark.parametrize("ranks", [[None] * 3, [0, 1, 2]], ids=["no ranks", "ranks"])
 def test_several_workers_load_one_state_and_push_its_residuals_once(ps, ranks):
-    """What the codec had dropped is part of one gradient, whoever loads the state."""
+    """The residuals are part of one gradient, even if several workers load the state."""
     with fastps.Store() as former:
         model, optimizer = build(former, codec=fastps.OneBit(), rank=ranks[-1])
         train(model, optimizer, range(3))

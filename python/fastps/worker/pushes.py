@@ -376,7 +376,7 @@ class Pushes:
         rest, self._filling = self.sum, 1 - self._filling
         self.sum.take_over(rest)
 
-    # -- what became of them ---------------------------------------------------------------------------------
+    # -- outcomes --------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Waits for the pushes in progress."""

@@ -1,5 +1,5 @@
-//! The log on standard error. Writing a line never waits for whoever reads it, and a warning that recurs
-//! appears once in [`PAUSE`].
+//! The log on standard error. Writing a line never waits for its reader, and a warning that recurs appears
+//! once in [`PAUSE`].
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -210,7 +210,7 @@ mod tests {
             .collect();
         let text = String::from_utf8(text).unwrap();
         assert!(text.starts_with("line 0\n"), "{}", &text[..100]);
-        assert!(text.contains("lines of the log were dropped"), "the loss is told");
+        assert!(text.contains("lines of the log were dropped"), "the log reports the loss");
         log.line(b"again\n");
         log.flush();
         assert!(lines.try_iter().any(|line| line == b"again\n"));
