@@ -64,6 +64,7 @@ def environment(site: str, rehearse: bool) -> dict[str, str]:
     """Of all child processes: the unpacked wheel, and nothing of another installation of fastps."""
     paths = [site, str(HERE), str(HERE.parent / "tests")]
     more = {"PYTHONPATH": os.pathsep.join(paths), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    more |= {"JAX_PLATFORMS": "", "GLOO_SOCKET_IFNAME": "lo", "TEARDOWN_CUPTI": "0"}
     if rehearse:
         more |= {"FASTPS_REHEARSE_GPU": "1", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     return {**os.environ, **more, "OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -88,7 +89,7 @@ def check(arguments: argparse.Namespace, site: str) -> dict[str, Any]:
     budget, variables = runs.Budget(arguments.minutes), environment(site, rehearsal)
     images = pretended_images(site) if rehearsal and arguments.images is None else arguments.images
     setting = (rehearsal, None if images is None else str(images.resolve()))
-    first = runs.row("facts", setting, variables, budget.left(120))
+    first = runs.row("facts", setting, variables, budget.left(240))
     if first["verdict"] != "passed":
         raise SystemExit(f"{first['reason']}\n{first.get('output', '')}")
     card, limits = first["facts"]["card"], first["limits"]
@@ -105,7 +106,9 @@ def check(arguments: argparse.Namespace, site: str) -> dict[str, Any]:
         print(f"{result['seconds']:6.1f} s  {name}: {text}", flush=True)
 
     if gpu:
-        for file, outcomes in runs.checks(variables, budget, 2 if rehearsal else 6):
+        # Some time is left for the rows, whatever the checks do.
+        time_of_checks = runs.Budget(arguments.minutes / 2)
+        for file, outcomes in runs.checks(variables, time_of_checks, 2 if rehearsal else 6):
             ended("checks", file, outcomes, counted(outcomes))
     wanted = (limits["gpu"] if gpu else {}) | (limits["cores"] if arguments.cores else {})
     for name, outcome in runs.rows(wanted, setting, variables, budget, 2 if rehearsal else 1):
@@ -135,7 +138,7 @@ def collect(arguments: argparse.Namespace) -> None:
         target = folder / file.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    words = ["python3 benchmarks/gpu.py --out out --cores --minutes 9"]
+    words = ["python3 benchmarks/gpu.py --out out --cores --minutes 9.5"]
     for option in ("wheel", "images"):
         file = getattr(arguments, option)
         if file is not None:

@@ -44,8 +44,8 @@ def card() -> dict[str, Any] | None:
     found = torch.cuda.get_device_properties(0)
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        driver = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
-    except OSError:
+        driver = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split("\n")[0]
+    except (OSError, subprocess.SubprocessError):
         driver = ""
     return {
         "name": found.name,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from device.row import Figures, Row, Setting
-from device.trace import STEP, Copies, traced
+from device.trace import STEP, Copies, Steps, traced
 from harness import readable, table
 from processes import server_process
 from torch import nn
@@ -35,12 +35,17 @@ class Size(NamedTuple):
 
     width: int
     layers: int
-    #: Steps that are timed, and that are profiled.
+    #: Steps of a run, and runs that are timed.
     steps: int
+    runs: int
+    #: Seconds for the whole row.
+    limit: float
 
 
-SIZES = {"10 M": Size(1024, 10, 10), "100 M": Size(4096, 6, 4)}
-SMALL = Size(128, 4, 2)
+SIZES = {"10 M": Size(1024, 10, 10, 3, 60.0), "100 M": Size(4096, 6, 3, 2, 110.0)}
+SMALL = Size(128, 4, 2, 1, 60.0)
+#: The way without fastps.
+PLAIN = "torch.optim.SGD"
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},
     "BFloat16": {"codec": fastps.BFloat16()},
@@ -59,31 +64,38 @@ def measure(size: str, transport: str, setting: Setting) -> Figures:
         address = stack.enter_context(server_process(shards=SHARDS))
         ps = stack.enter_context(fastps.connect(address, timeout=120.0, transport=transport))
         net = model(shape, gpu)
-        plain = Script(net, torch.optim.SGD(net.parameters(), lr=1e-4), gpu)
-        found: Figures = {"bandwidth": bandwidth(gpu), "plain": {"period": plain.period(shape.steps)}}
+        scripts = {PLAIN: Script(net, torch.optim.SGD(net.parameters(), lr=1e-4), gpu)}
         for way, options in WAYS.items():
-            found[way] = of_way(ps, shape, gpu, options)
-    return found
+            net = model(shape, gpu)
+            named, prefix = net.named_parameters(), f"{way}/"
+            made = fastps.torch.ParameterServerOptimizer(named, ps, RULE, prefix=prefix, **options)
+            scripts[way] = Script(net, stack.enter_context(made), gpu)
+        periods = {way: script.period(shape) for way, script in scripts.items()}
+        runs = {way: functools.partial(script.run, shape.steps) for way, script in scripts.items()}
+        found = traced(runs, None if gpu is None else functools.partial(add_copies, gpu))
+        if gpu is None:
+            check(found, 4 * shape.layers * shape.width**2)
+    return {
+        "bandwidth": bandwidth(setting.small),
+        "ways": {way: {"unprofiled": periods[way], **as_json(steps)} for way, steps in found.items()},
+    }
 
 
-def of_way(
-    ps: fastps.ParameterServer, shape: Size, gpu: PretendedGpu | None, options: dict[str, Any]
-) -> Figures:
-    """One codec or mode, on tensors of its own."""
-    net = model(shape, gpu)
-    named = net.named_parameters()
-    with fastps.torch.ParameterServerOptimizer(named, ps, RULE, **options) as optimizer:
-        script = Script(net, optimizer, gpu)
-        period = script.period(shape.steps)
-        if gpu is not None:
-            gpu.copies.clear()
-        complete = None if gpu is None else functools.partial(add_copies, gpu)
-        steps = traced(functools.partial(script.run, shape.steps), complete)
-    for name in ps.names():
-        ps.unregister(name)
-    copies = {"to_gpu": steps.to_gpu._asdict(), "to_cpu": steps.to_cpu._asdict()}
-    times = {"step": steps.step, "stall": steps.stall, "copying": steps.copying}
-    return {"period": period, "profiled_period": steps.period, **times, **copies}
+def as_json(steps: Steps) -> Figures:
+    """The figures by name."""
+    return {**steps._asdict(), "to_gpu": steps.to_gpu._asdict(), "to_cpu": steps.to_cpu._asdict()}
+
+
+def check(found: dict[str, Steps], size: int) -> None:
+    """Raises if the profiler has lost events: each step copies all gradients there and all values back."""
+    for way, steps in found.items():
+        wanted = 0 if way == PLAIN else size
+        copied = steps.to_cpu.bytes, steps.to_gpu.bytes
+        if steps.idle >= steps.period or (way != PLAIN and copied != (wanted, wanted)):
+            raise RuntimeError(
+                f"the trace of {way} is not complete: {copied} bytes copied in a step instead of {wanted}, "
+                f"no kernel in {steps.idle:.4f} of {steps.period:.4f} s"
+            )
 
 
 def model(shape: Size, gpu: PretendedGpu | None) -> nn.Module:
@@ -110,30 +122,29 @@ class Script:
         if self._real:
             torch.cuda.synchronize()
 
-    def period(self, steps: int) -> float:
-        """Seconds from one step to the next, without a profiler; the median of three."""
+    def period(self, shape: Size) -> float:
+        """Seconds from one step to the next, without a profiler; the median of some runs."""
         self.run(2)
         times = []
-        for _ in range(3):
+        for _ in range(shape.runs):
             begun = time.perf_counter()
-            self.run(steps)
-            times.append((time.perf_counter() - begun) / steps)
+            self.run(shape.steps)
+            times.append((time.perf_counter() - begun) / shape.steps)
         return statistics.median(times)
 
 
-def bandwidth(gpu: PretendedGpu | None, size: int = 1 << 28) -> Figures:
+def bandwidth(small: bool) -> Figures:
     """Bytes a second of one large copy from and to pinned memory: the best of five."""
-    if gpu is not None:
-        size >>= 6
-    here = torch.ones(size, dtype=torch.uint8, pin_memory=gpu is None)
-    there = torch.ones(size, dtype=torch.uint8, device="cuda" if gpu is None else "cpu")
+    size = 1 << (22 if small else 28)
+    here = torch.ones(size, dtype=torch.uint8, pin_memory=not small)
+    there = torch.ones(size, dtype=torch.uint8, device="cpu" if small else "cuda")
 
     def speed(into: torch.Tensor, source: torch.Tensor) -> float:
         times = []
         for _ in range(5):
             begun = time.perf_counter()
             into.copy_(source, non_blocking=True)
-            if gpu is None:
+            if not small:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - begun)
         return size / min(times)
@@ -159,33 +170,30 @@ def add_copies(gpu: PretendedGpu, trace: dict[str, Any]) -> None:
 
 def show(figures: Figures) -> list[str]:
     """One line for each way."""
-    plain, best = figures["plain"]["period"], figures["bandwidth"]
-    rows = [["torch.optim.SGD", readable(1e9 * plain), "1", *[""] * 5]]
-    for way in WAYS:
-        found = figures[way]
-        step, stall, period = found["step"], found["stall"], found["profiled_period"]
-        rows.append(
-            [
-                way,
-                readable(1e9 * found["period"]),
-                f"{found['period'] / plain:.2f}",
-                readable(1e9 * step),
-                f"{stall / step:.2f}",
-                f"{stall / period:.2f}",
-                moved(Copies(**found["to_cpu"]), best["to_cpu"]),
-                moved(Copies(**found["to_gpu"]), best["to_gpu"]),
-            ]
-        )
+    best, ways = figures["bandwidth"], figures["ways"]
+    rows = [
+        [
+            way,
+            readable(1e9 * found["unprofiled"]),
+            f"{found['unprofiled'] / ways[PLAIN]['unprofiled']:.2f}",
+            f"{found['idle'] / found['period']:.2f}",
+            readable(1e9 * found["step"]),
+            f"{found['stall'] / found['step']:.2f}",
+            moved(Copies(**found["to_cpu"]), best["to_cpu"]),
+            moved(Copies(**found["to_gpu"]), best["to_gpu"]),
+        ]
+        for way, found in ways.items()
+    ]
     best_of = f"{best['to_cpu'] / 1e9:.1f} GB/s from the GPU, {best['to_gpu'] / 1e9:.1f} to it"
-    columns = ["", "training step", "to torch's", "`step()`", "idle share of it", "idle share of all"]
+    columns = ["", "training step", "to torch's", "idle share of it", "`step()`", "idle share of `step()`"]
     columns += ["gradients to the CPU", "values to the GPU"]
-    return [f"One copy of 256 MiB of pinned memory: {best_of}.", "", *table(columns, rows)]
+    return [f"One large copy of pinned memory: {best_of}.", "", *table(columns, rows)]
 
 
 def moved(copies: Copies, best: float) -> str:
     """Bytes of a step, and their speed against the device's."""
     if not copies.seconds:
-        return f"{copies.bytes / 1e6:.1f} MB"
+        return ""
     speed = copies.bytes / copies.seconds
     return f"{copies.bytes / 1e6:.1f} MB, {speed / 1e9:.1f} GB/s ({speed / best:.2f})"
 
@@ -194,7 +202,7 @@ def row(size: str, transport: str) -> Row:
     """A row of the check."""
     names = {"shm": "shared memory", "tcp": "TCP"}
     run: Callable[[Setting], Figures] = functools.partial(measure, size, transport)
-    return Row(f"a step of {size} parameters over {names[transport]}", run, show, 60.0)
+    return Row(f"a step of {size} parameters over {names[transport]}", run, show, SIZES[size].limit)
 
 
 def rows() -> Iterator[Row]:

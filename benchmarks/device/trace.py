@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 #: The annotation around each `step()`.
 STEP = "step()"
+#: Begins the annotation around the steps of a way.
+WAY = "way "
 
 Interval = tuple[float, float]
 
@@ -27,8 +29,9 @@ class Copies(NamedTuple):
 class Steps(NamedTuple):
     """Means over the profiled steps, in seconds."""
 
-    #: From the end of one `step()` to the end of the next.
+    #: From the end of one `step()` to the end of the next, and the part of it in which no kernel ran.
     period: float
+    idle: float
     step: float
     #: Part of `step()` in which no kernel ran.
     stall: float
@@ -38,23 +41,43 @@ class Steps(NamedTuple):
     to_cpu: Copies
 
 
-def traced(run: Callable[[], object], complete: Callable[[dict[str, Any]], None] | None = None) -> Steps:
-    """Profiles `run`, which takes steps within `record_function(STEP)`.
+def traced(
+    ways: dict[str, Callable[[], object]], complete: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Steps]:
+    """Profiles ways to take steps, all in one session: later sessions of a process may lose events.
 
     Args:
-        run: Takes some steps, and waits for the GPU at its end.
+        ways: Functions that take some steps within `record_function(STEP)`, and wait for the GPU at their
+            end. Each is called once before it counts, because the start of the profiler costs time.
         complete: Adds a pretended GPU's events to the trace, in a rehearsal.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if complete is None else [])
     with profile(activities=activities) as recorded:
-        run()
+        for name, run in ways.items():
+            run()
+            with record_function(WAY + name):
+                run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
     if complete is not None:
         complete(trace)
-    return summary(trace["traceEvents"])
+    return {name: summary(events) for name, events in by_way(trace["traceEvents"]).items()}
+
+
+def by_way(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The events that happened while each way counted."""
+    windows = {
+        event["name"].removeprefix(WAY): interval(event)
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith(WAY)
+    }
+    complete = [event for event in events if event.get("ph") == "X"]
+    return {
+        name: [event for event in complete if begin <= float(event["ts"]) <= end]
+        for name, (begin, end) in windows.items()
+    }
 
 
 def summary(events: Iterable[dict[str, Any]]) -> Steps:
@@ -67,10 +90,12 @@ def summary(events: Iterable[dict[str, Any]]) -> Steps:
     kernels = union(interval(event) for event in by_kind.get("kernel", []))
     copies = by_kind.get("gpu_memcpy", [])
     moved = union(interval(event) for event in copies)
-    count = len(steps) or 1
-    total = sum(end - begin for begin, end in steps)
+    count, total = len(steps), sum(end - begin for begin, end in steps)
+    window = steps[0][1], steps[-1][1]
+    length, pauses = window[1] - window[0], max(1, count - 1)
     return Steps(
-        period=(steps[-1][1] - steps[0][1]) / (count - 1) / 1e6 if count > 1 else 0.0,
+        period=length / pauses / 1e6,
+        idle=(length - overlap(window, kernels)) / pauses / 1e6,
         step=total / count / 1e6,
         stall=(total - sum(overlap(step, kernels) for step in steps)) / count / 1e6,
         copying=sum(overlap(step, moved) for step in steps) / count / 1e6,

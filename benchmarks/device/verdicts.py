@@ -36,7 +36,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """The verdict of a test, or the failure of its fixtures."""
     if report.when == "call" or report.outcome != "passed":
-        note(report.nodeid, report.outcome, report.duration, reason(report))
+        note(report.nodeid, report.outcome, report.duration, reason(report), output(report))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
@@ -53,9 +53,15 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return "" if report.passed else str(crash.message if crash else report.longrepr)
 
 
-def note(test: str, verdict: str, seconds: float, reason: str) -> None:
+def output(report: pytest.TestReport) -> str:
+    """The traceback of a failure and the standard error: there is no second run to look at."""
+    return (report.longreprtext + "\n" + report.capstderr)[-6000:] if report.failed else ""
+
+
+def note(test: str, verdict: str, seconds: float, reason: str, output: str = "") -> None:
     """Appends one line."""
     line = {"test": short(test), "verdict": verdict, "seconds": round(seconds, 2), "reason": reason}
+    line |= {"output": output} if output else {}
     with open(os.environ[FILE], "a") as file:
         file.write(json.dumps(line) + "\n")
 

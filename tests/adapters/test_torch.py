@@ -714,9 +714,12 @@ def test_a_state_that_was_loaded_to_a_gpu(store, place):
     state, expected = ours.state_dict(), ours.state_dict()["fastps"]["residuals"]
     moved = {n: t.cuda() if place == "cuda" else t.as_subclass(Elsewhere) for n, t in expected.items()}
     assert moved
+    ours.close()
     other = wrap(model, store, codec=fastps.OneBit())
     other.load_state_dict({**state, "fastps": {**state["fastps"], "residuals": moved}})
-    for name, residual in other.state_dict()["fastps"]["residuals"].items():
+    found = other.state_dict()["fastps"]["residuals"]
+    assert found.keys() == expected.keys()
+    for name, residual in found.items():
         assert torch.equal(residual, expected[name])
 
 

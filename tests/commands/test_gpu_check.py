@@ -193,6 +193,7 @@ def test_the_summary_of_a_trace(device):
     )
     assert found.step == pytest.approx(10e-3)
     assert found.period == pytest.approx(30e-3)
+    assert found.idle == pytest.approx(15e-3)
     assert found.stall == pytest.approx((6e-3 + 10e-3) / 2)
     assert found.copying == pytest.approx(4e-3 / 2)
     assert found.to_cpu == Copies(1_000_000, pytest.approx(1e-3))

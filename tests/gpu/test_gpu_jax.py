@@ -17,15 +17,16 @@ import jax.numpy as jnp  # noqa: E402
 
 import fastps.jax  # noqa: E402
 
-if not REHEARSAL and jax.default_backend() != "gpu":
+if not REHEARSAL and jax.default_backend() not in ("gpu", "cuda"):
     pytest.skip(f"JAX has no GPU here: its backend is {jax.default_backend()}", allow_module_level=True)
 
 MODES = [fastps.Async(), fastps.Async(overlap=True), fastps.Local(2, 2, lr=0.05), fastps.Sync(workers=1)]
 
 
-def start(dtype=jnp.float32):
-    key = jax.random.key(0)
-    return {"layers": [{"w": jax.random.normal(key, (8, 4), dtype)}], "b": jnp.zeros((), dtype)}
+def start(dtype="float32"):
+    """From NumPy, because random numbers of JAX are rounded in another way on each device."""
+    values = np.random.default_rng(0).standard_normal((8, 4))
+    return {"layers": [{"w": jnp.asarray(values, dtype)}], "b": jnp.zeros((), dtype)}
 
 
 def gradient(step, like):
@@ -35,7 +36,7 @@ def gradient(step, like):
 
 def test_trees_go_there_and_back(ps):
     tree = start()
-    assert REHEARSAL or {leaf.device.platform for leaf in jax.tree.leaves(tree)} == {"gpu"}
+    assert REHEARSAL or {leaf.device.platform for leaf in jax.tree.leaves(tree)} <= {"gpu", "cuda"}
     fastps.jax.register(ps, tree, fastps.SGD(lr=1.0))
     back = fastps.jax.pull(ps, tree)
     assert {leaf.device for leaf in jax.tree.leaves(back)} == {leaf.device for leaf in jax.tree.leaves(tree)}

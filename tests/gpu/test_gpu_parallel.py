@@ -109,3 +109,19 @@ def test_autocast_reaches_the_threads_of_parts(store, device):
         optimizer.step()
         optimizer.close()
     assert seen == [torch.bfloat16]
+
+
+def test_dropout_is_the_same_in_threads(device):
+    """Nodes draw one at a time and under their own seeds, also from the GPU's generator."""
+
+    def losses(threads):
+        first = [nn.Linear(16, 32), nn.Dropout(0.5), nn.ReLU()]
+        torch.manual_seed(1)
+        model = nn.Sequential(*first, nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 4)).to(device)
+        made = parallel.Graph.sequential(model, [3], nn.functional.cross_entropy, seed=3)
+        with fastps.Store() as store, parallel.Replica.local(made, threads=threads) as replica:
+            for values in model.parameters():
+                nn.init.constant_(values, 0.1)
+            return train(replica, store, device, 3)
+
+    assert losses(True) == pytest.approx(losses(False), rel=1e-4)

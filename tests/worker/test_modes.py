@@ -563,6 +563,27 @@ def test_a_refusal_of_the_push_before_refuses_nothing_of_a_step(server, overlap)
         assert (ps.pull("w") == 4).all()
 
 
+@pytest.mark.parametrize("broken", ["overflow", "nan"])
+def test_a_refused_second_push_of_a_step_does_not_block_the_worker(broken):
+    """Of two pushes with rates of their own the first was applied; the gradient of the second is dropped."""
+    with fastps.Store(check_finite=False) as store:
+        for name in ("a", "b"):
+            store.register(name, np.zeros(3, np.float32), fastps.SGD(lr=1.0))
+        rates = {"a": 1.0, "b": 2.0}
+        params = {"a": np.zeros(3), "b": np.zeros(3)}
+        with fastps.Worker(store, params, fastps.Async(overlap=True), fastps.Int8()) as worker:
+            ones = np.full(3, -1, np.float32)
+            wrong = np.full(3, np.nan if broken == "nan" else -3e38, np.float32)
+            for k in range(6):
+                try:
+                    worker.step({"a": ones, "b": wrong if k == 1 else ones}, lr=rates)
+                except fastps.NonFiniteError:
+                    assert k == 1
+            worker.flush()
+        assert store.pull("a").tolist() == [6.0] * 3
+        assert store.pull("b").tolist() == [10.0] * 3
+
+
 @pytest.mark.parametrize("rates", [None, {"b": 1.0}], ids=["one rate", "rates"])
 def test_a_refused_step_reads_nothing_afterwards_and_may_be_repeated(server, rates):
     """Of what was begun for it: its arrays are the caller's again, and it is not begun twice."""

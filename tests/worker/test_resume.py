@@ -184,6 +184,27 @@ def test_several_workers_load_one_state_and_push_its_residuals_once(ps, ranks):
         worker.close()
 
 
+@pytest.mark.parametrize("ranks", [(None, None), (0, None), (None, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("mode", [None, fastps.WarmStart(steps=1, then=fastps.Async())], ids=str)
+def test_one_worker_takes_its_own_state(ranks, mode):
+    """With a rank at one side only, in a warm start, and beside others that joined before."""
+    with fastps.Store() as store, fastps.Store() as new:
+        model, optimizer = build(store, codec=fastps.OneBit(), rank=ranks[0])
+        train(model, optimizer, range(3))
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        _, other = build(new, codec=fastps.OneBit(), rank=ranks[1], mode=mode)
+        other.load_state_dict(state)
+        for found in (optimizer.state_dict(), other.state_dict()):
+            residuals = found["fastps"]["residuals"]
+            assert residuals.keys() == state["fastps"]["residuals"].keys()
+            assert any(residual.any() for residual in residuals.values())
+        _, late = build(store, codec=fastps.OneBit(), rank=ranks[0])
+        own = late.state_dict()
+        late.load_state_dict(own)
+        assert late.state_dict()["fastps"].keys() == own["fastps"].keys()
+
+
 def test_a_worker_resumes_while_the_run_goes_on(tmp_path):
     """The servers are further than its checkpoint: their values count."""
     with fastps.Store() as store:

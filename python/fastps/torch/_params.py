@@ -85,6 +85,8 @@ class Entry:
     gpu: Gpu | None = None
     #: Where a gradient is copied to from the GPU.
     staged: torch.Tensor | None = None
+    #: The gradient that is being copied: its memory must not be reused before the copy has ended.
+    held: torch.Tensor | None = None
 
     @classmethod
     def of(cls, name: str, param: torch.Tensor, gpus: Gpus) -> Self:
@@ -132,6 +134,7 @@ class Entry:
             grad = grad.to_dense()
         if self.gpu is None or self.staged is None:
             return float32(grad)
+        self.held = grad
         self.gpu.fetch(grad, self.staged)
         staged: Array = self.staged.numpy()
         return staged

@@ -8,6 +8,7 @@ import difflib
 import logging
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -151,6 +152,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._schedule: Callable[[], object] | None = None
         self._rows = not local
         self._told = on_step is not None
+        #: Knows its own state again.
+        self._id = secrets.token_hex(8)
         self._push_in_backward = push_in_backward
         self._bucket: dict[str, Any] = {}
         #: What has left already: the gradient, and the version of its memory.
@@ -284,7 +287,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         own = self._open().state_dict()
         states, those = fetch(self._ps, self._those()), enumerate(self._entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
-        state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, "rank": self._rank}
+        saver = {"rank": self._rank, "saver": self._id}
+        state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -292,9 +296,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
         The optimizer state goes to the servers if they have taken no step yet. If they have, training goes
         on with theirs, and a warning is logged unless they are as many as the saved ones; see
-        `fastps.torch.resume`. As there, the saver's own state (steps, and what its codec dropped) goes to the
-        worker of its rank, or without ranks to the first worker, if the servers have taken no step since:
-        several workers would push the same residuals. The others begin without, which is logged.
+        `fastps.torch.resume`. As there, gradients in the saver's own state (not pushed yet, or dropped by its
+        codec) go to the worker of its rank, or without ranks to the first worker, if the servers have taken
+        no step since: several workers would push them several times. The others begin without, which is
+        logged.
 
         Raises:
             ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
@@ -312,18 +317,23 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             )
         states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
-        rank = own.pop("rank", self._rank)
+        rank, saver = own.pop("rank", self._rank), own.pop("saver", None)
         worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
             self._filled.watched.check()
-        if self._take_over(states) and self._has_saved(rank):
+        there = self._take_over(states)
+        if not _is_of_one_worker(own) or (there and (saver == self._id or self._has_saved(rank))):
             worker.load_state_dict(own)
         else:
-            _log.warning("this worker begins without the saver's own state, which belongs to another worker")
-            self._filled.watched.note()
+            if there:
+                _log.warning(
+                    "this worker begins without what the saver's codec had dropped and what it had not "
+                    "pushed: that goes to %s",
+                    "the first worker" if rank is None else f"the worker of rank {rank}",
+                )
             worker.pull_model()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._filled.show()
@@ -466,14 +476,16 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return states
 
     def _has_saved(self, rank: int | None) -> bool:
-        """Whether this worker is the one that saved: what its codec dropped must not be pushed by several.
+        """Whether this worker takes the place of the one that saved: only one pushes its residuals.
 
         Args:
-            rank: Of the worker that saved. Without ranks it is the first worker of the run.
+            rank: Of the worker that saved. Without ranks it is the first worker of the run, and the one that
+                trains alone in a warm start. A rank on one side only is compared with 0.
         """
         if rank is None and self._rank is None:
-            return self._open()._groups.present == 1
-        return rank == self._rank
+            worker = self._open()
+            return worker._alone or worker._groups.present == 1
+        return (rank or 0) == (self._rank or 0)
 
     def _take_over(self, states: Mapping[str, State]) -> bool:
         """Gives a saved optimizer state to servers that have taken no step.
@@ -621,6 +633,11 @@ def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
 
 def _on_cpu(state: Mapping[str, Any]) -> State:
     return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+
+
+def _is_of_one_worker(own: Mapping[str, Any]) -> bool:
+    """Whether a worker's state has gradients, which would count twice if two workers took it."""
+    return bool(own["sum"] or own.get("rows")) or any(map(np.any, own["residuals"].values()))
 
 
 def _tensors(value: Any) -> Any:

@@ -312,7 +312,7 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
         {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None,
         about.get("run", [float(part) for part in digest[:8]]),
-        about.get("rank"),
+        about.get("rank", theirs.get("fastps", {}).get("rank")),
         {key: value for key, value in saved.items() if key not in _OWN},
     )
 

@@ -70,6 +70,7 @@ class _Step:
         left: Those of them that are not in the sum.
         before: What the sum had of the others before.
         pushes: The pushes, each noted before it begins.
+        refused: Tensors of the push that was refused, whose gradients are invalid.
     """
 
     def __init__(self, grads: Mapping[str, Any]) -> None:
@@ -77,6 +78,7 @@ class _Step:
         self.left = self.given.copy()
         self.before: dict[str, Gradient | None] = {}
         self.pushes: list[_Push] = []
+        self.refused: set[str] = set()
 
     def done(self, names: Iterable[str]) -> None:
         """The gradients of these tensors do not return to the sum."""
@@ -302,6 +304,9 @@ class Pushes:
             step.done(some)
             self.sum.drop(some)
             self.not_applied(some, error)
+        except Refused:
+            step.refused.update(some)
+            raise
         self._leave_the_sum()
         if bound is None and push.flight.begun and not every_slice:  # the rows are the caller's
             failed = self._end(push)
@@ -318,17 +323,17 @@ class Pushes:
         self._under_way = [push for push in self._under_way if push.flight.begun]
 
     def _recover(self, error: BaseException, step: _Step, base: Versions | None) -> None:
-        """Keeps what was not sent, unless the step was refused."""
+        """Keeps what was neither sent nor refused; nothing if the whole step was refused."""
         self.sum.undo(step.before)
+        if isinstance(error, NonFiniteError) and (self.refused or step.refused):
+            self._drop_broken(error, step.left)
         if self.refused:
-            if isinstance(error, NonFiniteError):
-                self._drop_broken(error, step.left)
             self.let_go()
         elif isinstance(self._mode, Sync):  # the next gradient is of another version
             self.sum.drop(self.sum.waiting)
         else:
-            for name, gradient in step.given.items():
-                self.sum.add(name, gradient, base)
+            for name in step.given.keys() - step.refused:
+                self.sum.add(name, step.given[name], base)
 
     def let_go(self) -> None:
         """After a refused step: stops reading the caller's arrays that `begin` was given."""

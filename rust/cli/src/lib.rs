@@ -167,7 +167,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             return 2;
         }
     };
-    let log = match Log::start() {
+    let log = match Log::of_process() {
         Ok(log) => log,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "fastps: error: cannot start the log: {error}");
@@ -176,15 +176,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     };
     log.install(filter);
     open_files::raise();
-    let status = match serve(args) {
-        Ok(()) => 0,
-        Err(error) => {
-            log.line(format!("fastps: error: {error}\n").as_bytes());
-            1
-        }
-    };
-    log.flush();
-    status
+    let failed = serve(args).err();
+    log.end(failed.as_ref().map(|error| format!("fastps: error: {error}\n")));
+    i32::from(failed.is_some())
 }
 
 /// Runs `checkpoint` and returns the exit status. The first argument is the program's name.

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata};
@@ -41,9 +41,19 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Starts the thread, which writes to standard error.
-    pub(crate) fn start() -> io::Result<Self> {
-        Self::to(standard_error()?)
+    /// The log of this process, which writes to standard error, or nowhere if that is closed. A second server
+    /// in the process has the same one.
+    pub(crate) fn of_process() -> io::Result<&'static Self> {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        if let Some(log) = LOG.get() {
+            return Ok(log);
+        }
+        let out: Box<dyn Write + Send> = match standard_error() {
+            Ok(out) => Box::new(out),
+            Err(_) => Box::new(io::sink()),
+        };
+        let log = Self::to(out)?;
+        Ok(LOG.get_or_init(|| log))
     }
 
     fn to(out: impl Write + Send + 'static) -> io::Result<Self> {
@@ -70,11 +80,25 @@ impl Log {
         }
     }
 
-    /// Waits a moment until all lines are written.
-    pub(crate) fn flush(&self) {
+    /// Adds a last line, and waits a moment until all lines are written.
+    pub(crate) fn end(&self, text: Option<String>) {
+        let until = Instant::now() + LAST_LINES;
+        if let Some(text) = text {
+            self.send(Message::Line(text.into_bytes()), until);
+        }
         let (done, wait) = mpsc::sync_channel(1);
-        if self.lines.try_send(Message::Flush(done)).is_ok() {
-            let _ = wait.recv_timeout(LAST_LINES);
+        self.send(Message::Flush(done), until);
+        let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
+    }
+
+    /// Adds a message as soon as there is room.
+    fn send(&self, mut message: Message, until: Instant) {
+        while let Err(TrySendError::Full(back)) = self.lines.try_send(message) {
+            if Instant::now() >= until {
+                return;
+            }
+            message = back;
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -201,7 +225,7 @@ mod tests {
         for k in 0..WAITING + 100 {
             log.line(format!("line {k}\n").as_bytes());
         }
-        log.flush();
+        log.end(Some("the reason\n".into()));
         assert!(begun.elapsed() < Duration::from_secs(20));
         drop(read); // from now on all is read
         let text: Vec<u8> = std::iter::from_fn(|| lines.recv_timeout(Duration::from_secs(20)).ok())
@@ -212,8 +236,9 @@ mod tests {
         assert!(text.starts_with("line 0\n"), "{}", &text[..100]);
         assert!(text.contains("lines of the log were dropped"), "the log reports the loss");
         log.line(b"again\n");
-        log.flush();
-        assert!(lines.try_iter().any(|line| line == b"again\n"));
+        log.end(Some("the reason\n".into()));
+        let last: Vec<_> = lines.try_iter().collect();
+        assert_eq!(last[last.len() - 2..], [b"again\n".to_vec(), b"the reason\n".to_vec()]);
     }
 
     #[test]

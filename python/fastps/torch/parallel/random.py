@@ -48,10 +48,11 @@ class Seeds:
         try:
             for generator in generators:
                 generator.manual_seed(int.from_bytes(digest, "little", signed=True))
-            seeded = torch.default_generator.get_state() if self._lock is not None else None
+            seeded = [generator.get_state() for generator in generators] if self._lock is not None else None
             result = function()
-            if seeded is not None:
-                self._draws[who] = not torch.equal(torch.default_generator.get_state(), seeded)
+            if seeded is not None:  # a node on a GPU draws from the GPU's generator
+                now = (generator.get_state() for generator in generators)
+                self._draws[who] = not all(map(torch.equal, now, seeded))
             return result
         finally:
             for generator, state in zip(generators, before, strict=True):

@@ -17,6 +17,9 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+/// Least time before a refused frame is sent again.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+
 /// A frame that was answered, and the call that waits for its parts.
 struct Answered<'a> {
     tag: u64,
@@ -126,8 +129,8 @@ impl Link {
         self.conclude(queue, answered, verdict, lent);
     }
 
-    /// A server that stops, recovers or is held says when to try again: the frame keeps its identity, and
-    /// waits for that time or for the next connection, until the deadline of its call.
+    /// A server that stops or recovers says when to try again: the frame keeps its identity, and waits for
+    /// that time or for the next connection, until the deadline of its call.
     fn wait_and_send_again(
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
@@ -139,7 +142,7 @@ impl Link {
             // It was certainly not applied, so it is as if it had not been sent.
             (pending.attempts, pending.sender.client) = (0, 0);
         }
-        let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+        let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(SHORTEST_PAUSE);
         pending.refused = Some(error);
         queue.frames.insert(tag, pending);
         self.send_again_after(pause, tag, queue.session);

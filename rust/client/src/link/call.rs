@@ -220,20 +220,18 @@ impl Call {
 
     /// Ends the call: what was not sent is withdrawn, what was sent and not answered is in doubt.
     pub(crate) fn expire(&self) {
-        let mut next = 0;
-        for parts in self.parts.chunk_by(CallPart::share_a_frame) {
-            let first = next;
-            next += parts.len();
+        for first in 0..self.parts.len() {
+            // Another part of the same frame may have ended it.
             if !matches!(lock(&self.state).outcomes[first], Outcome::Open) {
                 continue;
             }
-            match parts[0].link.abandon(parts) {
+            let (parts, abandoned) = self.parts[first].link.abandon(self, first);
+            match abandoned {
                 Abandoned::NotSent(error) => {
-                    (first..next).for_each(|k| self.deliver(k, Outcome::Failed(error.clone()), None));
+                    parts.for_each(|k| self.deliver(k, Outcome::Failed(error.clone()), None));
                 }
                 Abandoned::Sent(doubts) => {
-                    let doubts = (first..next).zip(doubts);
-                    doubts.for_each(|(k, doubt)| self.deliver(k, Outcome::InDoubt(doubt), None));
+                    parts.zip(doubts).for_each(|(k, doubt)| self.deliver(k, Outcome::InDoubt(doubt), None));
                 }
                 // Its answer is being delivered this moment.
                 Abandoned::Answered => {}
@@ -347,11 +345,6 @@ impl Call {
 impl CallPart {
     pub(crate) fn tag(&self) -> u64 {
         self.tag.load(Ordering::Acquire)
-    }
-
-    /// Whether two parts that follow one another travel in one message.
-    fn share_a_frame(&self, next: &Self) -> bool {
-        self.tag() == next.tag() && Arc::ptr_eq(&self.link, &next.link)
     }
 
     pub(crate) fn refused(&self, mut error: Error) -> Error {

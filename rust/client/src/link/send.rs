@@ -90,6 +90,7 @@ impl Link {
                 continue;
             };
             pending.attempts += 1;
+            pending.refused = None;
             if pending.attempts > 1 && fastps_core::fault::fault("resend_as_new") {
                 pending.sender.sequence += 1 << 32;
             }
@@ -115,13 +116,18 @@ impl Link {
         doubt
     }
 
-    /// Takes a frame out because its call has ended; `parts` are all that it carries.
-    pub(crate) fn abandon(&self, parts: &[CallPart]) -> Abandoned {
+    /// Takes the frame of a part out because its call has ended; returns the parts that the frame carries.
+    pub(crate) fn abandon(&self, call: &Call, first: usize) -> (Range<usize>, Abandoned) {
         let mut queue = lock(&self.queue);
-        let tag = parts.first().map_or(0, CallPart::tag);
-        let (Some(pending), [part, ..]) = (queue.frames.remove(&tag), parts) else {
-            return Abandoned::Answered;
+        let tag = call.parts[first].tag();
+        let Some(pending) = queue.frames.remove(&tag) else {
+            return (first..first + 1, Abandoned::Answered);
         };
+        let range = match &pending.waiter {
+            Waiter::Parts(_, parts) => parts.clone(),
+            Waiter::Doubt(_) => first..first + 1,
+        };
+        let parts = &call.parts[range.clone()];
         let abandoned = if pending.attempts > 0 && pending.identified() {
             let doubts: Vec<_> = parts.iter().map(|part| self.doubt(&mut queue, &pending, part)).collect();
             if queue.session != 0 {
@@ -130,11 +136,23 @@ impl Link {
             }
             Abandoned::Sent(doubts)
         } else {
-            let reason = pending.refused.unwrap_or_else(|| self.not_sent(&queue));
-            Abandoned::NotSent(part.refused(reason))
+            Abandoned::NotSent(call.parts[first].refused(self.why_not(&queue, pending.refused)))
         };
         self.check_drained(&queue);
-        abandoned
+        (range, abandoned)
+    }
+
+    /// Why a frame has no answer at its deadline: the last refusal, unless the connection is gone since.
+    fn why_not(&self, queue: &Queue, refused: Option<Error>) -> Error {
+        let mut error = self.not_sent(queue);
+        match refused {
+            Some(refused) if queue.session != 0 => refused,
+            Some(refused) => {
+                error.message = format!("{}; the answer before: {}", error.message, refused.message);
+                error
+            }
+            None => error,
+        }
     }
 
     /// Why a frame that its call or its client has given up was not answered, or not even sent.
