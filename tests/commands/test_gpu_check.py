@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
-WHEEL = Path(os.environ.get("FASTPS_WHEEL", ""))
+WHEEL = Path(os.environ.get("FASTPS_WHEEL", "")).absolute()
 
 needs_a_wheel = pytest.mark.skipif(
     not WHEEL.is_file(), reason="FASTPS_WHEEL names no wheel; make test builds one and names it"

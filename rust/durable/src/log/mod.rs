@@ -109,7 +109,7 @@ impl Log {
         };
         match queue.broken.clone().or_else(healing) {
             None => Ok(()),
-            // Without a retry time, so that the caller gets the reason at once: who frees the disk knows when.
+            // Without a retry time, so that callers get the reason at once: only an operator knows when.
             Some(why) => Err(Error::new(
                 Kind::Unavailable,
                 format!("the log cannot be written, so new changes cannot become durable: {}", why.message),
