@@ -57,8 +57,8 @@ class Reference:
 class Child:
     """A function of a module in its own process, with a pipe."""
 
-    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, work: Callable[..., None], *arguments: Any, start: str = "spawn") -> None:
+        context = multiprocessing.get_context(start)
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
         self._process.start()

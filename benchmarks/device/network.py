@@ -117,7 +117,9 @@ def trained(images: Path, workers: int, server: bool, small: bool) -> Figures:
         address = stack.enter_context(server_process(shards=2)) if server else None
         children = []
         for rank in range(workers):
-            children.append(Child(trains, Job(images, address, rank, workers, small)))
+            # A rehearsal saves the time to import torch again; with a GPU, processes cannot be forked.
+            start = "fork" if small else "spawn"
+            children.append(Child(trains, Job(images, address, rank, workers, small), start=start))
             stack.callback(children[-1].close)
         everyone(children)
         begun = time.perf_counter()
