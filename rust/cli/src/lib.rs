@@ -176,9 +176,16 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     };
     log.install(filter);
     open_files::raise();
-    let failed = serve(args).err();
-    log.end(failed.as_ref().map(|error| format!("fastps: error: {error}\n")));
-    i32::from(failed.is_some())
+    match serve(args, log) {
+        Ok(()) => {
+            log.flush();
+            0
+        }
+        Err(error) => {
+            log.end(format!("fastps: error: {error}\n"));
+            1
+        }
+    }
 }
 
 /// Runs `checkpoint` and returns the exit status. The first argument is the program's name.
@@ -186,7 +193,7 @@ pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
     checkpoint::run(args)
 }
 
-fn serve(args: ServeArgs) -> Result<()> {
+fn serve(args: ServeArgs, log: &Log) -> Result<()> {
     let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
@@ -213,6 +220,7 @@ fn serve(args: ServeArgs) -> Result<()> {
             accept_loss: args.accept_loss,
             ..ServerConfig::default()
         })?;
+        log.flush(); // warnings of the start come first
         let mut out = std::io::stdout();
         for (index, address) in server.shards() {
             writeln!(out, "fastps: shard {index} listening on {address}").map_err(io)?;

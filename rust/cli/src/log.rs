@@ -81,11 +81,14 @@ impl Log {
     }
 
     /// Adds a last line, and waits a moment until all lines are written.
-    pub(crate) fn end(&self, text: Option<String>) {
+    pub(crate) fn end(&self, text: String) {
+        self.send(Message::Line(text.into_bytes()), Instant::now() + LAST_LINES);
+        self.flush();
+    }
+
+    /// Waits a moment until all lines are written.
+    pub(crate) fn flush(&self) {
         let until = Instant::now() + LAST_LINES;
-        if let Some(text) = text {
-            self.send(Message::Line(text.into_bytes()), until);
-        }
         let (done, wait) = mpsc::sync_channel(1);
         self.send(Message::Flush(done), until);
         let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
@@ -225,7 +228,7 @@ mod tests {
         for k in 0..WAITING + 100 {
             log.line(format!("line {k}\n").as_bytes());
         }
-        log.end(Some("the reason\n".into()));
+        log.end("the reason\n".into());
         assert!(begun.elapsed() < Duration::from_secs(20));
         drop(read); // from now on all is read
         let text: Vec<u8> = std::iter::from_fn(|| lines.recv_timeout(Duration::from_secs(20)).ok())
@@ -236,7 +239,7 @@ mod tests {
         assert!(text.starts_with("line 0\n"), "{}", &text[..100]);
         assert!(text.contains("lines of the log were dropped"), "the log reports the loss");
         log.line(b"again\n");
-        log.end(Some("the reason\n".into()));
+        log.end("the reason\n".into());
         let last: Vec<_> = lines.try_iter().collect();
         assert_eq!(last[last.len() - 2..], [b"again\n".to_vec(), b"the reason\n".to_vec()]);
     }

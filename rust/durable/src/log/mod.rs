@@ -109,11 +109,11 @@ impl Log {
         };
         match queue.broken.clone().or_else(healing) {
             None => Ok(()),
-            // Without a retry time, so that callers get the reason at once: only an operator knows when.
             Some(why) => Err(Error::new(
                 Kind::Unavailable,
                 format!("the log cannot be written, so new changes cannot become durable: {}", why.message),
-            )),
+            )
+            .retry_after_ms(1000)),
         }
     }
 

@@ -244,10 +244,14 @@ impl Files {
         self.journal().map_or(0, |journal| journal.position())
     }
 
-    /// Fails where nothing can be made durable.
+    /// Fails where nothing can be made durable. The error of a broken log has no retry time, so that a push
+    /// gets the reason at once: only an operator knows when there is space.
     pub(crate) fn check(&self) -> Result<()> {
         match self.journal() {
-            Some(journal) => journal.check(),
+            Some(journal) => journal.check().map_err(|mut error| {
+                error.retry_after_ms = None;
+                error
+            }),
             None => Err(Error::new(Kind::Precondition, "this server keeps no log")
                 .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
         }
