@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,13 @@ class Restarted:
         ps.push(TABLE, fastps.Sparse([0, 1], ROWS[:2]))
 
     def stop(self) -> None:
-        for worker in self.workers.values():
-            worker.close()
-        for ps in self.clients.values():
-            ps.close()
+        with warnings.catch_warnings():
+            # Clients whose tests ran in another process of pytest report their losses only here.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for worker in self.workers.values():
+                worker.close()
+            for ps in self.clients.values():
+                ps.close()
         self.server.stop()
 
 
