@@ -152,7 +152,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._schedule: Callable[[], object] | None = None
         self._rows = not local
         self._told = on_step is not None
-        #: Knows its own state again.
+        #: Marks the state dicts that this optimizer makes.
         self._id = secrets.token_hex(8)
         self._push_in_backward = push_in_backward
         self._bucket: dict[str, Any] = {}
@@ -330,8 +330,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         else:
             if there:
                 _log.warning(
-                    "this worker begins without what the saver's codec had dropped and what it had not "
-                    "pushed: that goes to %s",
+                    "this worker begins without the saver's residuals and unsent gradients, which go to %s",
                     "the first worker" if rank is None else f"the worker of rank {rank}",
                 )
             worker.pull_model()

@@ -86,7 +86,7 @@ class Gradients:
                 )
         elif waits is None:
             array = self.array(name)
-            array[...] = whole(gradient)  # first: until then it has a former sum
+            array[...] = whole(gradient)  # before it is noted: it still has a former sum
             self.waiting[name] = array
         else:
             self._whole(name)[...] += whole(gradient)
