@@ -211,7 +211,8 @@ def spoiled(pipe, address, steps):
     value, label = graph.input("image"), graph.input("label")
     for part, module in enumerate(stacks(3, 3)):
         if part > 0:
-            value = graph.decouple(value, SyntheticGradient(WIDTH) if part == 1 else Spoiled(6))
+            predictor = SyntheticGradient(WIDTH) if part == 1 else Spoiled(6)
+            value = graph.decouple(value, predictor, ahead=1)  # so every step trains on the one before
         value = graph.node(f"part{part}", module, value, part=part)
     graph.loss(nn.functional.cross_entropy, value, label)
     x, y = digits()[:2]
