@@ -132,7 +132,7 @@ def test_a_worker_that_continues_a_run_says_so(runs, caplog):
         with fastps.Worker(ps, {"w": ONES}, fastps.Async()) as first:
             assert not caplog.records
             first.step({"w": ONES})
-            with fastps.Worker(ps, {"w": ONES}, fastps.Async()):  # beside another one
+            with fastps.Worker(ps, {"w": ONES}, fastps.Async(), name="b"):  # beside another one
                 assert [record.levelname for record in caplog.records] == ["INFO"]
             first.step({"w": ONES})
         caplog.clear()

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -578,34 +579,45 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return {e.name: rate for rate, group in zip(rates, self._groups, strict=True) for e in group}
 
     def _leaves(self, entry: Entry) -> Callable[[torch.Tensor], None]:
-        """What backward calls when a gradient is complete."""
+        """The hook that backward calls when a gradient is complete.
+
+        Torch keeps it out of sight of Python's cycle collector, so it must not keep the optimizer or the
+        parameter alive.
+        """
+        own, its = weakref.ref(self), weakref.ref(entry)
 
         def leaves(_: torch.Tensor) -> None:
-            if entry.name in self._ahead:
-                raise ConfigError(
-                    f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
-                    "accumulation",
-                    tensor=entry.name,
-                    expected="one backward for each step",
-                    got="a second one",
-                )
-            with torch.no_grad():
-                gradient = entry.gradient(self._rows)
-                if gradient is None or isinstance(gradient, Sparse):
-                    return
-                self._bucket[entry.name] = gradient
-                if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
-                    return
-                leaving, self._bucket = self._bucket, {}
-                self._filled.watched.check()
-                self._filled.wait()
-                self._open().begin(leaving, lr=self._rates())
-                for name in leaving:
-                    grad = self._by_name(name).param.grad
-                    assert grad is not None
-                    self._ahead[name] = (grad, grad._version)
+            optimizer, entry = own(), its()
+            if optimizer is not None and entry is not None:
+                optimizer._push_ahead(entry)
 
         return leaves
+
+    def _push_ahead(self, entry: Entry) -> None:
+        """Collects a complete gradient, and pushes those collected once they are large enough."""
+        if entry.name in self._ahead:
+            raise ConfigError(
+                f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
+                "accumulation",
+                tensor=entry.name,
+                expected="one backward for each step",
+                got="a second one",
+            )
+        with torch.no_grad():
+            gradient = entry.gradient(self._rows)
+            if gradient is None or isinstance(gradient, Sparse):
+                return
+            self._bucket[entry.name] = gradient
+            if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
+                return
+            leaving, self._bucket = self._bucket, {}
+            self._filled.watched.check()
+            self._filled.wait()
+            self._open().begin(leaving, lr=self._rates())
+            for name in leaving:
+                grad = self._by_name(name).param.grad
+                assert grad is not None
+                self._ahead[name] = (grad, grad._version)
 
 
 def _misfit(expected: str, got: str) -> ConfigError:

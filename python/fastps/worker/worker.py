@@ -41,6 +41,7 @@ from fastps.worker.local import LocalStepper
 from fastps.worker.pushes import Pushes, Refused
 from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
+from fastps.worker.run.own import Own
 from fastps.worker.run.progress import Progress
 from fastps.worker.run.seeds import Seeds
 from fastps.worker.state import check_state
@@ -150,10 +151,12 @@ class Worker:
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
         self._fetches = Fetches(self._native, self.params, self._views)
-        self._progress = Progress(self._ps, lambda: self._fetches.installed, self.params)
+        fetches = self._fetches  # no reference to the worker: it is collected when nothing else refers to it
+        self._progress = Progress(self._ps, lambda: fetches.installed, self.params)
         self._note_lost()  # from here on losses are counted, not raised
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
+        self._own = Own(self, self._ps, self._groups, params)
         self._alone = False  # whether it is the one that trains in a warm start
         self._warming = False  # whether it waits for the end of a warm start
         self._reported = False  # whether `ready` has reported the step that has begun
@@ -162,13 +165,14 @@ class Worker:
         try:
             self._groups.add(params)
             if isinstance(mode, WarmStart) and params:
-                leads = self._groups.warm_up(mode, wait)
+                leads = self._own.join(lambda: self._groups.warm_up(mode, wait))
                 self._alone, self._warming = bool(leads), leads is None
             else:
-                self._groups.bind(then)
+                self._own.join(lambda: self._groups.bind(then))
             self._follow(Async() if self._alone else then)
             self._fetches.installed = self._take_on(params, copy)
-            note_continuation(ps, self._fetches.installed, self._groups.present)
+            alone = self._groups.present <= 1 or self._own.seems_to_replace()
+            note_continuation(ps, self._fetches.installed, alone)
             if not isinstance(ps, Store):  # whose workers share this process's generators
                 self._seeds = Seeds(ps, self._groups)
         except BaseException as error:
@@ -613,6 +617,7 @@ class Worker:
             self._give_up(error)
             raise
         self._note_lost()
+        self._own.closed()
         self._ps.close()
 
     def __enter__(self) -> Self:
@@ -648,6 +653,7 @@ class Worker:
                 if not self._ps.closed:
                     self._groups.leave(timeout=1.0)
             finally:
+                self._own.closed()
                 self._ps.close()
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")

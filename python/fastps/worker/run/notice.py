@@ -9,15 +9,14 @@ from fastps.connection import ParameterServer
 __all__ = ["note_continuation"]
 
 
-def note_continuation(ps: ParameterServer, versions: Versions | None, workers: int) -> None:
+def note_continuation(ps: ParameterServer, versions: Versions | None, alone: bool) -> None:
     """Logs one line if the tensors that a worker begins with have changed since they were registered.
-
-    It is a warning if no other worker is there: then these may be the weights of a former run.
 
     Args:
         ps: The store or servers.
         versions: Of the worker's tensors, or None.
-        workers: How many are in its groups, itself included.
+        alone: Log a warning: no worker of another program is there, so these may be the weights of a former
+            run.
     """
     updates = max((versions[name] for name in versions), default=1) - 1 if versions is not None else 0
     if updates:
@@ -27,5 +26,5 @@ def note_continuation(ps: ParameterServer, versions: Versions | None, workers: i
         changes = ps._native.last_changes(list(versions), None) if versions is not None else []
         last = min((seconds for seconds in changes if seconds is not None), default=None)
         when = "" if last is None else f", last change {ago(last)}"
-        level = logging.INFO if workers > 1 else logging.WARNING
+        level = logging.WARNING if alone else logging.INFO
         logging.getLogger("fastps").log(level, "continuing %s: %s updates%s", what, f"{updates:,}", when)

@@ -1,0 +1,83 @@
+"""The workers of this process that have not been closed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import ClassVar, TypeVar
+
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError
+from fastps.worker.run.groups import Groups
+
+__all__ = ["Own"]
+
+_Result = TypeVar("_Result")
+
+#: Seconds in which a worker that was collected leaves its groups.
+_LEAVE_TIMEOUT = 1.0
+
+
+class Own:
+    """One worker's entry among those of this process; gone when the worker is closed or collected.
+
+    A worker that is collected leaves its groups, and so does one that is open when the process ends: other
+    workers do not wait for it until its lease is over.
+
+    Args:
+        worker: The worker; it is not kept alive.
+        ps: Its own client.
+        groups: Its groups.
+        names: Its tensors.
+    """
+
+    _open: ClassVar[weakref.WeakSet[Own]] = weakref.WeakSet()
+
+    def __init__(self, worker: object, ps: ParameterServer, groups: Groups, names: Iterable[str]) -> None:
+        self._about = (os.getpid(), threading.get_ident(), ps.run, groups.name, frozenset(names))
+        self._entry = weakref.finalize(worker, _leave, self, ps, groups)
+        self._open.add(self)
+
+    def closed(self) -> None:
+        """The worker has left its groups by itself."""
+        self._open.discard(self)
+        self._entry.detach()
+
+    def seems_to_replace(self) -> bool:
+        """Whether a worker like this one is open: same thread, run, name and tensors.
+
+        Its program, such as a cell of a notebook, was probably run again.
+        """
+        return any(other is not self and other._about == self._about for other in tuple(self._open))
+
+    def join(self, join: Callable[[], _Result]) -> _Result:
+        """Joins a group; if it is refused, tries again without the workers that nothing refers to any more.
+
+        Raises:
+            ConfigError: The group uses another mode; a note gives the remedy if this process has open ones.
+        """
+        with contextlib.suppress(ConfigError):
+            return join()
+        gc.collect()
+        try:
+            return join()
+        except ConfigError as error:
+            others = [other for other in tuple(self._open) if other is not self]
+            if count := sum(other._about[0] == os.getpid() for other in others):
+                workers = f"{count} open worker{'s' * (count > 1)}"
+                error.add_note(
+                    f"This process has {workers}. If this program was run before, as a notebook's cell, call "
+                    "close() of its worker or optimizer first."
+                )
+            raise
+
+
+def _leave(own: Own, ps: ParameterServer, groups: Groups) -> None:
+    own._open.discard(own)
+    if own._about[0] == os.getpid() and not ps.closed:  # a forked child has not joined
+        with contextlib.suppress(Exception):  # the lease ends it
+            groups.leave(_LEAVE_TIMEOUT)
