@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastps._shared.children import Child, python_module
+from fastps.torture.client.signals import SIGNAL
 from fastps.torture.history import History
 from fastps.torture.plan import SLOTS, Action
 
@@ -82,6 +83,9 @@ class ClientLane:
     def perform(self, action: Action) -> None:
         """Has it carry out an action."""
         self._child.tell(json.dumps({"step": action.step, "kind": action.kind, **action.args}))
+        if action.kind == "interrupted":
+            self._interrupt(action)
+            return
         if action.kind in ("killed", "stopped"):
             late = time.monotonic() + action.args["after"]
             while time.monotonic() < late:
@@ -94,6 +98,16 @@ class ClientLane:
                 os.kill(self._child.process.pid, signal.SIGSTOP)
                 time.sleep(action.args["stopped"])
                 os.kill(self._child.process.pid, signal.SIGCONT)
+        self._wait(action.step, HANG)
+
+    def _interrupt(self, action: Action) -> None:
+        """Sends signals until the order is carried out, or some time is over."""
+        late = time.monotonic() + action.args["after"]
+        while time.monotonic() < late:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.process.send_signal(SIGNAL)
+            if (line := self._child.read_line(action.args["every"])) is not None and self._take(line):
+                return
         self._wait(action.step, HANG)
 
     def settle(self) -> None:

@@ -20,9 +20,10 @@ from fastps.torture.history import Event, read
 from fastps.torture.plan import PROFILES, Action, Plan
 
 EPILOG = """\
-invariants: ledger, told, monotone, doubt, budget, liveness, one owner, catalogue, no internal. exit codes: 0
-all held; 1 one did not, the last line names it; 2 wrong usage; 130 stopped by Ctrl-C (128 + signal number).
-The history of a run that failed stays in the temporary folder that is named, for --replay."""
+invariants: ledger, told, monotone, doubt, computed, budget, strangers, liveness, one owner, catalogue, no
+internal. exit codes: 0 all held; 1 one did not, the last line names it; 2 wrong usage; 130 stopped by Ctrl-C
+(128 + signal number). The history of a run that failed stays in the temporary folder that is named, for
+--replay."""
 
 
 MAX_SECONDS = 1800.0

@@ -22,12 +22,18 @@ belongs to; None for the run's own). Kinds:
 - ``told``: ``life``, ``own``: what ``stats()["client"]["pushes_lost"]`` says; ``settled``: ``life``,
   nothing is under way
 - ``worker``: ``life``, ``steps``, ``carried`` (most gradients that one push may have had), ``uncertain``,
-  ``lost``
+  ``lost``, ``torn`` (steps that a signal interrupted), ``tensors``
+- ``worked``: ``life``, ``tensor``, ``value``: what a worker's own tensor has after `flush`
+- ``program``, ``minimum``: ``life``, ``expected``, ``found``: a sum that counts programs,
+  the bits of a solution
+- ``epoch``: ``life``, ``seen`` (indices), ``samples``, ``over``: whether the server said that it starts over
+- ``cut``: ``lives``: a client to what the two tensors of its pairs have of it in a consistent cut
 - ``sample``: ``shard``, ``pid``, ``rss``, ``descriptors``, ``threads``, ``sessions`` (None: not asked),
   ``at`` (``start``, ``run`` or ``end``)
 - ``catalogue``: ``listed``, ``failed`` ({name: error})
 - ``attack``: ``kind``, ``sent``, ``cut``; ``charged``: ``least``, ``grown``: bytes of names and what was
   counted for them
+- ``stranger``: ``kind``, and either ``refused``, ``held`` (seconds) or ``before`` and ``after`` (values)
 - ``hung``: ``lane``, ``text``: something did not end
 - ``internal``: ``text``, a line of a server's log that tells of a bug; ``end``
 """

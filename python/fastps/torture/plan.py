@@ -65,6 +65,10 @@ def _ask(chance: _Chance) -> dict[str, Any]:
     }
 
 
+def _once(_chance: _Chance) -> dict[str, Any]:
+    return {"count": 1, "timeout": 10.0}
+
+
 def _register(chance: _Chance) -> dict[str, Any]:
     return {"count": chance.randint(1, 3), "timeout": 10.0, "size": chance.choice([0, 1, 1000])}
 
@@ -75,6 +79,10 @@ def _killed(chance: _Chance) -> dict[str, Any]:
 
 def _stopped(chance: _Chance) -> dict[str, Any]:
     return {**_push(chance), "after": _between(0.02, 0.3, chance), "stopped": _between(0.1, 1.5, chance)}
+
+
+def _interrupted(chance: _Chance) -> dict[str, Any]:
+    return {"count": 200, "after": _between(0.2, 1.0, chance), "every": _between(0.001, 0.02, chance)}
 
 
 def _pause(chance: _Chance) -> dict[str, Any]:
@@ -104,6 +112,10 @@ def _delay(chance: _Chance) -> dict[str, Any]:
 
 def _hostile(chance: _Chance) -> dict[str, Any]:
     return {"pause": _between(0.1, 1.0, chance), "shard": chance.randrange(SHARDS)}
+
+
+def _stranger(chance: _Chance) -> dict[str, Any]:
+    return {**_hostile(chance), "seed": chance.randrange(2**32)}
 
 
 def _crowd(chance: _Chance) -> dict[str, Any]:
@@ -147,8 +159,13 @@ _VERBS: _Deck = {
     "state": _ask,
     "save": _ask,
     "register": _register,
+    "push_wide": _push,
+    "push_pair": _push,
+    "portions": _ask,
+    "vectors": _ask,
+    "minimize": _once,
 }
-_DEATHS: _Deck = {"killed": _killed, "stopped": _stopped}
+_DEATHS: _Deck = {"killed": _killed, "stopped": _stopped, "interrupted": _interrupted}
 _CRASHES: _Deck = {
     "kill": _kill,
     "kill_twice": _kill,
@@ -181,6 +198,16 @@ _HOSTILE: _Deck = {
 }
 
 
+_STRANGERS: _Deck = {
+    "seat": _stranger,
+    "program": _stranger,
+    "join": _stranger,
+    "hold": _stranger,
+    "workers": _stranger,
+    "replay": _stranger,
+}
+
+
 def _lanes(profile: str) -> dict[str, _Deck]:
     crash, net, hostile = (profile in (own, "all") for own in PROFILES[:3])
     verbs = {**_VERBS, **(_DEATHS if crash else {})}
@@ -188,7 +215,8 @@ def _lanes(profile: str) -> dict[str, _Deck]:
     lanes |= {f"shard {k}": _CRASHES for k in range(SHARDS) if crash}
     lanes |= {f"net {k}": _NET for k in range(SHARDS) if net}
     if hostile:
-        lanes["hostile"] = _HOSTILE
+        lanes |= {"hostile": _HOSTILE, "stranger": _STRANGERS}
+    lanes |= {"cuts": {"cut": _pause}}
     return lanes | {"auditor": {"look": _look}}
 
 

@@ -11,8 +11,23 @@ from fastps.torture.history import Event
 
 __all__ = ["counts", "lines"]
 
-_FAULTS = ("shard", "net", "hostile")
-_CHECKS = ("seen", "assigned", "told", "fate", "sample", "second", "catalogue", "charged")
+_FAULTS = ("shard", "net", "hostile", "stranger")
+_CHECKS = (
+    "seen",
+    "assigned",
+    "told",
+    "fate",
+    "sample",
+    "second",
+    "catalogue",
+    "charged",
+    "worked",
+    "program",
+    "minimum",
+    "epoch",
+    "stranger",
+    "cut",
+)
 
 
 def counts(events: Sequence[Event], violations: Sequence[Violation]) -> dict[str, Any]:
@@ -21,7 +36,9 @@ def counts(events: Sequence[Event], violations: Sequence[Violation]) -> dict[str
     done = [event for event in events if event["ev"] == "done"]
     actions = [event for event in events if event["ev"] == "action"]
     faults = Counter(a["kind"] for a in actions if a["lane"].startswith(_FAULTS))
-    faults += Counter(f"client {a['kind']}" for a in actions if a["kind"] in ("killed", "stopped"))
+    faults += Counter(
+        f"client {a['kind']}" for a in actions if a["kind"] in ("killed", "stopped", "interrupted")
+    )
     return {
         "seed": begin.get("seed"),
         "profile": begin.get("profile"),

@@ -17,7 +17,8 @@ from fastps._shared.servers import free_ports
 from fastps.torture.auditor import Auditor
 from fastps.torture.check import kept, starts
 from fastps.torture.client_lane import ClientLane
-from fastps.torture.faults import hostile, shards
+from fastps.torture.cuts import Cuts
+from fastps.torture.faults import hostile, shards, strangers
 from fastps.torture.faults.proxy import Proxy
 from fastps.torture.history import Event, History
 from fastps.torture.lag import Lag
@@ -81,6 +82,7 @@ class Run:
             for index in range(SHARDS):
                 self.shards.append(Shard(index, addresses, self.folder, self.history))
                 stack.callback(self.shards[-1].close)
+            self._cuts = Cuts(addresses, self.shards[0].data, self.folder, self.history)
             self.proxies = [stack.enter_context(Proxy(address)) for address in addresses]
             lag, ack = Lag(), self.ack
             auditor = Auditor(self.shards, self.history, lag)
@@ -136,7 +138,7 @@ class Run:
                     break
                 kept = {"lane": lane, "kind": action.kind, "args": dict(action.args)}
                 self.history.add("action", action.step, **kept)
-                if lane != "auditor" and lane not in self._clients:
+                if lane not in ("auditor", "cuts") and lane not in self._clients:
                     self._show(action)
                 self._perform(action, auditor)
         except BaseException as error:
@@ -157,6 +159,10 @@ class Run:
             shards.SHARD[action.kind](shard, self._witnesses[int(number)], action.args, action.step)
         elif kind == "net":
             shards.NET[action.kind](self.proxies[int(number)], action.args)
+        elif kind == "cuts":
+            self._cuts.cut(action.step)
+        elif kind == "stranger":
+            self._act(action)
         elif kind == "hostile":
             told = hostile.HOSTILE[action.kind](self.shards[action.args["shard"]].address, action.args)
             self.history.add("attack", action.step, kind=action.kind, **told)
@@ -164,6 +170,13 @@ class Run:
                 hostile.names_are_charged(self.shards[0].addresses, self.history, action.step)
         else:
             auditor.look(action.step, action.args)
+
+    def _act(self, action: Action) -> None:
+        """Lets a stranger act; nothing is known of it if the servers were away meanwhile."""
+        addresses, args = [shard.address for shard in self.shards], {**action.args, "lease": LEASE}
+        with contextlib.suppress(fastps.FastpsError, OSError):
+            told = strangers.STRANGERS[action.kind](addresses, args)
+            self.history.add("stranger", action.step, kind=action.kind, **told)
 
     def _finish(self, auditor: Auditor) -> None:
         """After the last fault: reports what is open, checks everything and releases all resources."""

@@ -21,15 +21,18 @@ __all__ = [
     "COUNTED",
     "DENSE",
     "INT8",
+    "PAIR",
     "PROBES",
     "SHAPES",
     "SLICE",
     "TABLES",
+    "WIDE",
     "WORKERS",
     "columns",
     "gradient",
     "register",
     "slices",
+    "zeros",
 ]
 
 COLUMNS = 4096
@@ -45,14 +48,19 @@ WORKERS = ("worker0", "worker1")
 PROBES = ("probe0", "probe1")
 """For the run's own questions; their pushes are not counted."""
 BIG = "big"
+PAIR = ("pair0", "pair1")
+"""A client pushes to the second one after the first one's receipt."""
+WIDE = "wide"
+"""Of float64."""
 
 SHAPES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys((*DENSE, *BOUND, *INT8, *WORKERS, *PROBES), (COLUMNS,)),
+    **dict.fromkeys((*DENSE, *BOUND, *INT8, *WORKERS, *PROBES, *PAIR), (COLUMNS,)),
     **dict.fromkeys(TABLES, (COLUMNS, 2)),
     BIG: (SLICE + COLUMNS,),
+    WIDE: (COLUMNS,),
 }
 
-COUNTED = (*DENSE, *BOUND, *TABLES, BIG)
+COUNTED = (*DENSE, *BOUND, *TABLES, BIG, WIDE, *PAIR)
 """Tensors of which every push has one unit."""
 
 
@@ -61,9 +69,14 @@ def slices(name: str) -> int:
     return -(-int(np.prod(SHAPES[name])) // SLICE)
 
 
-def gradient(name: str, life: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def zeros(name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Its first values."""
+    return np.zeros(SHAPES[name], np.float64 if name == WIDE else np.float32)
+
+
+def gradient(name: str, life: int) -> np.ndarray[Any, np.dtype[Any]]:
     """-1 at a client's column of each slice."""
-    grad = np.zeros(SHAPES[name], np.float32)
+    grad = zeros(name)
     if name in TABLES:
         grad[life] = -1.0
     else:
@@ -92,9 +105,9 @@ def register(ps: fastps.ParameterServer) -> dict[str, list[int]]:
         return [shard["counters"]["memory_slices"] for shard in ps.stats()["shards"]]
 
     layout: dict[str, list[int]] = {}
-    for name, shape in SHAPES.items():
+    for name in SHAPES:
         before = bytes_of()
-        ps.register(name, np.zeros(shape, np.float32), optimizer=fastps.SGD(lr=1.0))
+        ps.register(name, zeros(name), optimizer=fastps.SGD(lr=1.0))
         grown = [now - then for now, then in zip(bytes_of(), before, strict=True)]
         by_size = sorted((k for k, more in enumerate(grown) if more), key=lambda k: -grown[k])
         # A slice is larger than the rest of its tensor; where both lie on one shard, both are there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fastps.torture.check.computed import computed
 from fastps.torture.check.values import doubt, ledger, monotone, told
 from fastps.torture.check.violation import Violation
 from fastps.torture.history import Event
@@ -95,6 +96,33 @@ def liveness(events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation("liveness", event.get("step"), evidence)
 
 
+LONGEST_HOLD = 6.0
+"""Seconds: servers hold writes for at most 2 s, and may be stopped and have a restart before them."""
+
+_ACTS = {
+    "seat": "ran a program of another client's space",
+    "program": "ran a program of boundless work",
+    "join": "kept a client that trains by itself from pushing",
+}
+
+
+def strangers(events: Sequence[Event]) -> Iterator[Violation]:
+    """No client acts for another, and none takes what others need."""
+    for event in events:
+        if event["ev"] != "stranger":
+            continue
+        kind, step = event["kind"], event.get("step")
+        if kind in _ACTS and not event["refused"]:
+            yield Violation("strangers", step, f"a stranger {_ACTS[kind]}")
+        if kind == "hold" and event["held"] > LONGEST_HOLD:
+            yield Violation("strangers", step, f"a stranger held writes for {event['held']:.1f} s")
+        if kind == "workers" and event["refused"]:
+            yield Violation("strangers", step, "there is no memory for the connections of some workers")
+        if kind == "replay" and event["after"] > event["before"]:
+            counts = f"{event['before']:g} became {event['after']:g}"
+            yield Violation("strangers", step, f"pushes of an ended session were applied again: {counts}")
+
+
 def one_owner(events: Sequence[Event]) -> Iterator[Violation]:
     """Never two servers on one directory."""
     for event in events:
@@ -144,7 +172,9 @@ INVARIANTS: dict[str, Callable[[Sequence[Event]], Iterator[Violation]]] = {
     "told": told,
     "monotone": monotone,
     "doubt": doubt,
+    "computed": computed,
     "budget": budget,
+    "strangers": strangers,
     "liveness": liveness,
     "one owner": one_owner,
     "catalogue": catalogue,

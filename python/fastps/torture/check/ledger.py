@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastps.torture.history import Event
+from fastps.torture.tensors import WORKERS
 
 __all__ = ["Account", "Books", "Key", "Register", "WorkerAccount"]
 
@@ -111,11 +112,14 @@ class WorkerAccount:
     carried: int = 1
     uncertain: bool = False
     lost: dict[str, int] = field(default_factory=dict)
+    torn: int = 0
+    """Steps that an exception interrupted: each counts once or not at all."""
+    tensors: tuple[str, ...] = WORKERS
 
     def bounds(self, tensor: str) -> tuple[float, float]:
         """The least, once it has flushed, and the most that its column may be."""
         lost = self.lost.get(tensor, 0)
-        least = 0.0 if self.uncertain else self.steps - lost * self.carried
+        least = 0.0 if self.uncertain else self.steps - self.torn - lost * self.carried
         return max(0.0, least), float(self.steps - lost)
 
 
@@ -215,7 +219,12 @@ class Books:
 
     def _on_worker(self, event: Event) -> None:
         self.workers[event["life"]] = WorkerAccount(
-            event["steps"], event["carried"], event["uncertain"], dict(event["lost"])
+            event["steps"],
+            event["carried"],
+            event["uncertain"],
+            dict(event["lost"]),
+            event.get("torn", 0),
+            tuple(event.get("tensors", WORKERS)),
         )
 
     def _on_settled(self, event: Event) -> None:

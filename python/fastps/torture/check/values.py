@@ -83,6 +83,7 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
                 yield Violation("ledger", step, f"{_what(key)}: {value:g}, not within {low:g} and {high:g}")
         yield from _whole(event)
         yield from _workers(event, books, logged or not crashed)
+        yield from _own_tensor(event, books, logged or not crashed)
         if event["ev"] == "assigned":
             register = books.registers[event["tensor"]]
             allowed = register.allowed
@@ -115,12 +116,25 @@ def _workers(event: Event, books: Books, told: bool) -> Iterator[Violation]:
             continue
         found = {int(life): value for life, value in columns.items()}
         for life, account in books.workers.items():
+            if tensor not in account.tensors:
+                continue
             low, high = account.bounds(tensor)
             final = event.get("final", False) and life in books.settled
             value = found.get(life, 0.0)
             if value > high or (final and value < low):
                 evidence = f"{tensor!r}, worker {life}: {value:g}, not within {low:g} and {high:g}"
                 yield Violation("ledger" if told or value > high else "told", event.get("step"), evidence)
+
+
+def _own_tensor(event: Event, books: Books, told: bool) -> Iterator[Violation]:
+    """Of a worker that has flushed."""
+    if event["ev"] == "worked":
+        low, high = books.workers[event["life"]].bounds(event["tensor"])
+        if not low <= event["value"] <= high:
+            evidence = f"{event['tensor']!r}: {event['value']:g}, not within {low:g} and {high:g}"
+            yield Violation(
+                "ledger" if told or event["value"] > high else "told", event.get("step"), evidence
+            )
 
 
 class _Untold:

@@ -18,6 +18,7 @@ from typing import Any
 
 import fastps
 from fastps._shared import process
+from fastps.torture.client import signals
 from fastps.torture.client.life import Life
 from fastps.torture.lag import Lag
 from fastps.torture.plan import SLOTS
@@ -27,6 +28,9 @@ PATIENCE = 60.0
 
 TIMEOUT = 10.0
 """Of the connection."""
+
+VERBS = {"killed": "push", "stopped": "push", "interrupted": "step"}
+"""Orders during which something happens to the process, to what it does meanwhile."""
 
 
 class Client:
@@ -76,9 +80,7 @@ class Client:
             self._life.settle(PATIENCE)
             self._life.close()
         else:
-            self._life.do(
-                {**order, "kind": "push" if order["kind"] in ("killed", "stopped") else order["kind"]}
-            )
+            self._life.do({**order, "kind": VERBS.get(order["kind"], order["kind"])})
             if self._life.ended:
                 self._life.close("gave up")
                 self._life = self._begin()
@@ -91,6 +93,7 @@ def main() -> int:
     process.watch_stdin(lines.put, lambda: os._exit(1))
     orders = json.loads(lines.get())
     process.hold_on_to(orders["parent"])
+    signals.install()
     client = Client(orders)
     while True:
         order = json.loads(lines.get())

@@ -9,14 +9,16 @@ from typing import Any
 
 import fastps
 from fastps.torture import tensors
+from fastps.torture.client.portions import Portions
 from fastps.torture.client.pulls import Pulls
 from fastps.torture.client.pushes import Pushes
+from fastps.torture.client.spaces import Spaces
 from fastps.torture.client.steps import Steps
 
 __all__ = ["Life"]
 
 
-class Life(Pushes, Pulls, Steps):
+class Life(Pushes, Pulls, Steps, Portions, Spaces):
     """A client with an identity of its own, and a column. Arguments as for `Calls`."""
 
     def do(self, order: Mapping[str, Any]) -> None:
@@ -52,6 +54,7 @@ class Life(Pushes, Pulls, Steps):
             while not self._work("flush", worker.flush) and not self._uncertain and time.monotonic() < late:
                 time.sleep(0.1)
             self._tell_worker(worker)
+            self.tell_own_tensor()
         stats = self._try("stats", {}, 10.0, lambda: self.ps.stats(timeout=10.0))
         if stats is not None:
             self._tell("told", life=self.number, own=stats["client"]["pushes_lost"])
@@ -62,6 +65,7 @@ class Life(Pushes, Pulls, Steps):
 
     def close(self, how: str = "closed") -> None:
         """Ends it."""
+        self.close_spaces()
         if (worker := self._worker) is not None:
             self._work("close_worker", worker.close)
         with contextlib.suppress(fastps.FastpsError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,9 @@ IN_FLIGHT = 8
 class Pushes(Calls):
     """Each adds units of this client's column."""
 
+    _paired = True
+    """Every push of a pair was acknowledged so far."""
+
     def _dense(self, order: Mapping[str, Any]) -> str:
         return tensors.BIG if order["big"] else tensors.DENSE[order["place"]]
 
@@ -28,6 +32,22 @@ class Pushes(Calls):
         name, limit = self._dense(order), order["timeout"]
         grad = self._grads[name]
         self._try("push", all_of(name), limit, lambda: self.ps.push(name, grad, timeout=limit))
+
+    def push_wide(self, order: Mapping[str, Any]) -> None:
+        limit, grad = order["timeout"], self._grads[tensors.WIDE]
+        self._try(
+            "push_wide", all_of(tensors.WIDE), limit, lambda: self.ps.push(tensors.WIDE, grad, timeout=limit)
+        )
+
+    def push_pair(self, order: Mapping[str, Any]) -> None:
+        """One tensor after the other; a consistent cut never has the second push without the first."""
+        limit = order["timeout"]
+        for name in tensors.PAIR if self._paired else ():
+            grad = self._grads[name]
+            call = functools.partial(self.ps.push, name, grad, timeout=limit)
+            self._paired = self._try("push_pair", all_of(name), limit, call) is not None
+            if not self._paired:
+                break
 
     def push_list(self, order: Mapping[str, Any]) -> None:
         names = [*tensors.DENSE, *([tensors.BIG] if order["big"] else [])]

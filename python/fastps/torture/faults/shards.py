@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 import fastps
 from fastps.torture import tensors
 from fastps.torture.faults.proxy import Proxy
@@ -74,7 +72,7 @@ def _is_durable(shard: Shard) -> bool:
     try:
         with fastps.connect(shard.addresses, timeout=5.0, ack="logged") as ps:
             for name in tensors.PROBES:
-                ps.push(name, np.zeros(tensors.SHAPES[name], np.float32))
+                ps.push(name, tensors.zeros(name))
     except fastps.FastpsError:
         return False
     return True
