@@ -6,6 +6,7 @@ use crate::call::{self, Here};
 use crate::errors::{self, OrRaise};
 use crate::results::failure::raise_push;
 use crate::results::{Names, Receipts};
+use fastps_core::fault::fault;
 use fastps_core::verbs::{Pushed, Ticket};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,8 +162,11 @@ impl PushFlight {
     }
 
     #[getter]
-    pub(super) fn begun(&self) -> bool {
-        self.0.get().is_some()
+    pub(super) fn begun(&self, py: Python<'_>) -> bool {
+        let noted = |begun: &Begun| {
+            !fault("flight_not_noted") || begun.flight.get(py).is_ok_and(|flight| flight.ticket.is_done())
+        };
+        self.0.get().is_some_and(noted)
     }
 
     fn done(&self, py: Python<'_>) -> PyResult<bool> {

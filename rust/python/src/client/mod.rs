@@ -245,7 +245,7 @@ impl Client {
     ) -> PyResult<Bound<'py, PushFlight>> {
         let server = self.enter(py)?;
         let flight = flight.map_or_else(|| Bound::new(py, PushFlight::default()), Ok)?;
-        if flight.get().begun() {
+        if flight.get().begun(py) {
             return Err(errors::config(
                 py,
                 "the push has begun already",
