@@ -107,7 +107,7 @@ neon: ## Compile the vector load and store for AArch64
 
 live: ## Build the WebAssembly of the live page with Debian's compiler, put it into the package, and write its vectors
 	FASTPS_WRITE_VECTORS=1 $(CARGO) test --locked --quiet -p fastps-live vectors
-	.ci/live python/fastps/live/page/fastps.wasm
+	.ci/live python/fastps/commands/live/page/fastps.wasm
 
 live-check: .venv/.test-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare 200 runs of it with the vectors
 	.ci/live $(TARGET)/fastps.wasm

@@ -29,6 +29,8 @@ from typing import Any
 from device import report, runs
 
 HERE = Path(__file__).resolve().parent
+#: Factor of the limits in a rehearsal, whose machine may be busy and has no GPU.
+PATIENCE = 4.0
 #: All that a run needs beside the wheel, from the root of the repository.
 FILES = (
     "benchmarks/*.py",
@@ -86,7 +88,8 @@ def pretended_images(folder: str) -> Path:
 def check(arguments: argparse.Namespace, site: str) -> dict[str, Any]:
     """Runs everything with the package in `site`; writes what there is after each row."""
     begun, rehearsal = time.monotonic(), arguments.rehearse
-    budget, variables = runs.Budget(arguments.minutes), environment(site, rehearsal)
+    patience = PATIENCE if rehearsal else 1.0
+    budget, variables = runs.Budget(arguments.minutes, patience), environment(site, rehearsal)
     images = pretended_images(site) if rehearsal and arguments.images is None else arguments.images
     setting = (rehearsal, None if images is None else str(images.resolve()))
     first = runs.row("facts", setting, variables, budget.left(240))
@@ -107,7 +110,7 @@ def check(arguments: argparse.Namespace, site: str) -> dict[str, Any]:
 
     if gpu:
         # Some time is left for the rows, whatever the checks do.
-        time_of_checks = runs.Budget(arguments.minutes / 2)
+        time_of_checks = runs.Budget(arguments.minutes / 2, patience)
         for file, outcomes in runs.checks(variables, time_of_checks, 2 if rehearsal else 6):
             ended("checks", file, outcomes, counted(outcomes))
     wanted = (limits["gpu"] if gpu else {}) | (limits["cores"] if arguments.cores else {})

@@ -27,11 +27,11 @@ import numpy as np
 import scipy.optimize
 from harness import table, write_between_markers
 
+from fastps.commands.repro.batch import flat, on_arrays, solve
+from fastps.commands.repro.claims.sandblaster import CHECKPOINTS, GAP, compare
+from fastps.commands.sandblaster import problems
+from fastps.commands.sandblaster.problems import Problem
 from fastps.optimize import CG, LBFGS, GradientDescent
-from fastps.repro.batch import flat, on_arrays, solve
-from fastps.repro.claims.sandblaster import CHECKPOINTS, GAP, compare
-from fastps.sandblaster import problems
-from fastps.sandblaster.problems import Problem
 
 
 def logistic(name: str, folder: Path, every: int = 1) -> Problem:

@@ -25,7 +25,6 @@ import torch.multiprocessing
 from harness import machine, table, write_between_markers
 
 import fastps
-from fastps.demo.data import load
 
 BATCH = 32
 LR = 0.1
@@ -51,7 +50,7 @@ def stepper(shared: Any, model: torch.nn.Module) -> Callable[[], object]:
 def work(shared: Any, start: Any, seconds: float, rank: int, results: Any) -> None:
     """One process: steps until the time is over, and how many samples that were a second."""
     torch.set_num_threads(1)
-    data = load("digits")
+    data = fastps.data.digits()
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     model = network() if isinstance(shared, fastps.Store) else shared
     step = stepper(shared, model)

@@ -15,7 +15,7 @@ from harness import table
 from processes import Child, server_process
 
 import fastps
-from fastps.demo import data, model
+from fastps.commands.kit import net
 
 HIDDEN, BATCH, LR = 64, 128, 0.05
 WORKERS, VERSIONS, PACE = 3, 10_000, 0.02
@@ -64,17 +64,17 @@ def backup(seconds: float) -> list[str]:
 
 def train(pipe: Connection, address: str, folder: str, index: int) -> None:
     """Trains on MNIST with others, until there are as many versions as wanted."""
-    mnist = data.load("mnist", folder)
+    mnist = fastps.data.mnist(folder)
     x, y = mnist.share(index % WORKERS, WORKERS, 0)
     rng = np.random.default_rng(index)
     with fastps.connect(address, timeout=60.0) as ps:
-        like = {name: np.empty(ps.spec(name).shape, np.float32) for name in model.NAMES}
+        like = {name: np.empty(ps.spec(name).shape, np.float32) for name in net.NAMES}
         with fastps.Worker(ps, like, mode=fastps.Async()) as worker:
             pipe.send("ready")
             while ps.versions(["b2"])["b2"] < VERSIONS:
                 time.sleep(PACE)
                 rows = rng.integers(0, len(y), BATCH)
-                _, gradients = model.loss_and_grads(worker.params, x[rows], y[rows])
+                _, gradients = net.loss_and_grads(worker.params, x[rows], y[rows])
                 try:
                     worker.step(gradients)
                 except fastps.LeaseError:  # it was stopped; it has new values now
@@ -84,8 +84,8 @@ def train(pipe: Connection, address: str, folder: str, index: int) -> None:
 
 def trained(folder: str, disturbed: bool) -> tuple[float, float]:
     """Loss on the training images after a run, and its seconds."""
-    mnist = data.load("mnist", folder)
-    start = model.init_params(mnist.inputs, HIDDEN, 10, np.random.default_rng(0))
+    mnist = fastps.data.mnist(folder)
+    start = net.init_params(mnist.inputs, HIDDEN, 10, np.random.default_rng(0))
     with server_process() as address, fastps.connect(address) as ps:
         for name, values in start.items():
             ps.register(name, np.asarray(values), optimizer=fastps.SGD(lr=LR))
@@ -105,10 +105,10 @@ def trained(folder: str, disturbed: bool) -> tuple[float, float]:
         for worker in workers:
             worker.pipe.recv()
         seconds = time.perf_counter() - began
-        params = {name: ps.pull(name) for name in model.NAMES}
+        params = {name: ps.pull(name) for name in net.NAMES}
         for worker in workers:
             worker.close()
-    return model.evaluate(params, mnist.train_x, mnist.train_y)[0], seconds
+    return net.evaluate(params, mnist.train_x, mnist.train_y)[0], seconds
 
 
 def faults(folder: str) -> list[str]:

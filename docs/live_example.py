@@ -7,7 +7,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-EXPORT = Path(__file__).parent.parent / "python/fastps/live/export.py"
+EXPORT = Path(__file__).parent.parent / "python/fastps/commands/live/export.py"
 
 
 def _export() -> ModuleType:

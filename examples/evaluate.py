@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 import fastps.torch
-from fastps.demo.data import load
 
 if len(sys.argv) < 2:
     sys.exit(__doc__)
 folder = os.environ.get("FASTPS_DATA_DIR")
-data = load("mnist", f"{folder}/mnist") if folder else load("digits")
+data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
 x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 
 

@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 
 import fastps.jax
-from fastps.demo.data import load
 
 if len(sys.argv) < 2:
     sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
-data = load("mnist", f"{folder}/mnist") if folder else load("digits")
+data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
 initial, keys = jax.nn.initializers.he_normal(), jax.random.split(jax.random.key(0))
 params = [
     {"w": initial(keys[0], (data.inputs, 64)), "b": jnp.zeros(64)},

@@ -15,13 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastps.torch
-from fastps.demo.data import load
 
 if len(sys.argv) < 2:
     sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
-data = load("mnist", f"{folder}/mnist") if folder else load("digits")
+data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
 train = TensorDataset(torch.from_numpy(data.train_x), torch.from_numpy(data.train_y))
 test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 

@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 import fastps
-from fastps.demo.data import load
 from fastps.torch import parallel
 
 CHANNELS = 16
@@ -102,7 +101,7 @@ def main():
     arguments = parser.parse_args()
 
     folder = os.environ.get("FASTPS_DATA_DIR")
-    data = load("mnist", f"{folder}/mnist") if folder else load("digits")
+    data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
     side = int(data.inputs**0.5)
     train_x, test_x = (torch.from_numpy(x).reshape(-1, 1, side, side) for x in (data.train_x, data.test_x))
     train_y, test_y = torch.from_numpy(data.train_y), torch.from_numpy(data.test_y)

@@ -27,7 +27,6 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import fastps
-from fastps.demo.data import load
 from fastps.torch import parallel
 
 WIDTH, BATCH = 128, 128
@@ -82,7 +81,7 @@ def run_part(rank, address, folder, arguments, how):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{how}", rank=rank, world_size=arguments.parts
     )
-    data = load("mnist", f"{arguments.data_dir}/mnist") if arguments.data_dir else load("digits")
+    data = fastps.data.mnist(f"{arguments.data_dir}/mnist") if arguments.data_dir else fastps.data.digits()
     x, y, test_x = map(torch.from_numpy, (data.train_x, data.train_y, data.test_x))
     rng, lines, spent = np.random.default_rng(arguments.seed), [], 0.0
     with (

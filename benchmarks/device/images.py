@@ -8,12 +8,10 @@ is lent for minutes.
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 
-from fastps.repro.cifar10 import PARTS, unpack
+from fastps.data import cifar10
 
 TRAIN = 10_000
 #: The test images are sorted by class: every fifth is taken.
@@ -22,14 +20,14 @@ EVERY = 5
 
 def main(folder: str, out: str) -> None:
     """Decodes, chooses and writes."""
-    with tempfile.TemporaryDirectory() as temporary:
-        unpack(Path(folder), Path(temporary))
-        arrays = {part: np.load(Path(temporary) / f"{part}.npy", mmap_mode="r") for part in PARTS}
-        chosen = {
-            part: values[:TRAIN] if part.startswith("train") else values[::EVERY]
-            for part, values in arrays.items()
-        }
-        np.savez_compressed(out, **chosen)
+    data = cifar10(folder)
+    np.savez_compressed(
+        out,
+        train_x=data.train_x[:TRAIN],
+        train_y=data.train_y[:TRAIN],
+        test_x=data.test_x[::EVERY],
+        test_y=data.test_y[::EVERY],
+    )
 
 
 if __name__ == "__main__":

@@ -34,14 +34,19 @@ Outcome = dict[str, Any]
 
 
 class Budget:
-    """The time that is left."""
+    """The time that is left.
 
-    def __init__(self, minutes: float) -> None:
-        self._until = time.monotonic() + 60 * minutes
+    Args:
+        minutes: For everything.
+        patience: Factor of the limits of files and rows, which are those of a machine with a GPU.
+    """
+
+    def __init__(self, minutes: float, patience: float = 1.0) -> None:
+        self._until, self._patience = time.monotonic() + 60 * minutes, patience
 
     def left(self, most: float) -> float:
         """Seconds that a row may take: its own limit, or the rest of the time; 0 if there is none."""
-        return max(0.0, min(most, self._until - time.monotonic()))
+        return max(0.0, min(self._patience * most, self._until - time.monotonic()))
 
 
 class Run(NamedTuple):

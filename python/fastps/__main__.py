@@ -2,6 +2,6 @@
 
 import sys
 
-from fastps.cli import main
+from fastps.commands.cli import main
 
 sys.exit(main())

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import fastps
-from fastps.cli import main
+from fastps.commands.cli import main
 
 INITIAL = np.arange(600_000, dtype=np.float32).reshape(3, -1)
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from fastps.demo import command, run
-from fastps.demo.config import CODECS, from_arguments
-from fastps.demo.data import load
-from fastps.demo.errors import EXIT_MISMATCH, LedgerError
-from fastps.demo.ledger import COUNTER, Account, Ledger, reconcile
-from fastps.demo.output.view import PlainView
+from fastps.commands.demo import command, run
+from fastps.commands.demo.config import CODECS, from_arguments
+from fastps.commands.demo.errors import EXIT_MISMATCH, LedgerError
+from fastps.commands.demo.ledger import COUNTER, Account, Ledger, reconcile
+from fastps.commands.demo.output.view import PlainView
+from fastps.commands.kit.datasets import load
 
 KEYS = {
     "test_accuracy",

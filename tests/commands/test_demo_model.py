@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastps.demo import data
-from fastps.demo.config import TASKS
-from fastps.demo.errors import DemoError
-from fastps.demo.model import NAMES, evaluate, init_params, loss_and_grads, softmax
+from fastps._shared.process import CommandError
+from fastps.commands.demo.config import TASKS
+from fastps.commands.kit.datasets import load
+from fastps.commands.kit.net import NAMES, evaluate, init_params, loss_and_grads, softmax
+from fastps.data import images
+from fastps.data.images import MNIST_FILES
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -54,11 +56,11 @@ def test_softmax_does_not_overflow() -> None:
 
 
 def test_digits_are_complete_and_the_split_is_the_stated_one() -> None:
-    digits = data.load("digits")
+    digits = load("digits")
     assert digits.train_x.shape == (1442, 64)
     assert digits.test_x.shape == (355, 64)
     assert digits.train_x.dtype == np.float32
-    with np.load(Path(data.__file__).parent / "digits" / "digits.npz", allow_pickle=False) as npz:
+    with np.load(Path(images.__file__).parent / "files" / "digits.npz", allow_pickle=False) as npz:
         labels, test = npz["labels"], npz["test"]
         assert npz["images"].max() == 16
     rng = np.random.default_rng(1998)
@@ -69,7 +71,7 @@ def test_digits_are_complete_and_the_split_is_the_stated_one() -> None:
 
 
 def test_shares_are_disjoint_and_cover_the_training_data() -> None:
-    digits = data.load("digits")
+    digits = load("digits")
     shares = [digits.share(index, 4, seed=7)[0] for index in range(4)]
     assert sum(len(share) for share in shares) == len(digits.train_y)
     together = np.sort(np.concatenate(shares).view("V256").ravel())
@@ -91,20 +93,20 @@ def _idx(array: np.ndarray) -> bytes:
 def test_idx_files_are_read_and_checked(tmp_path: Path) -> None:
     images = np.arange(2 * 28 * 28, dtype=np.uint64).astype(np.uint8).reshape(2, 28, 28)
     labels = np.array([3, 9], np.uint8)
-    with pytest.raises(DemoError, match=r"no train-images.*original MNIST"):
-        data.load("mnist", str(tmp_path))
-    for key, name in data.MNIST_FILES.items():
+    with pytest.raises(CommandError, match=r"original .gz files, got none of train-images"):
+        load("mnist", str(tmp_path))
+    for key, name in MNIST_FILES.items():
         (tmp_path / name).write_bytes(_idx(images if key.endswith("x") else labels))
-    mnist = data.load("mnist", str(tmp_path))
+    mnist = load("mnist", str(tmp_path))
     assert mnist.train_x.shape == (2, 784)
     np.testing.assert_array_equal(mnist.test_y, labels)
 
-    path = tmp_path / data.MNIST_FILES["train_x"]
+    path = tmp_path / MNIST_FILES["train_x"]
     path.write_bytes(b"not gzip")
-    with pytest.raises(DemoError, match="not a gzip file"):
-        data.load("mnist", str(tmp_path))
+    with pytest.raises(CommandError, match="expected a gzip file"):
+        load("mnist", str(tmp_path))
     path.write_bytes(gzip.compress(gzip.decompress(_idx(images))[:-1]))
-    with pytest.raises(DemoError, match="announced"):
-        data.load("mnist", str(tmp_path))
-    with pytest.raises(DemoError, match="--data-dir"):
-        data.load("mnist")
+    with pytest.raises(CommandError, match="the bytes of shape"):
+        load("mnist", str(tmp_path))
+    with pytest.raises(CommandError, match="--data-dir"):
+        load("mnist")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import fastps
-from fastps import cli
-from fastps.doctor import _advice, _machine, _measure, doctor
+from fastps.commands import cli
+from fastps.commands.doctor import _advice, _machine, _measure, doctor
 from instruction_sets import ISAS
 
 NUMBER_OR_UNKNOWN = (int, float, type(None))

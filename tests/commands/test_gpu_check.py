@@ -35,18 +35,18 @@ def variables(*paths):
 
 def run(*arguments, cwd, script=SCRIPT):
     command = [sys.executable, str(script), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=2400)
 
 
 @needs_a_wheel
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_the_rehearsal_passes_in_every_row(tmp_path):
     """In the folder for the GPU machine, which has neither the repository nor an installation of fastps."""
     box = tmp_path / "gpu-check"
     collected = run("--wheel", WHEEL, "--collect", box, cwd=tmp_path)
     assert f"--wheel {WHEEL.name}" in collected.stdout, collected.stderr
     out = box / "out"
-    command = ["--wheel", WHEEL.name, "--out", "out", "--rehearse", "--cores", "--minutes", "14"]
+    command = ["--wheel", WHEEL.name, "--out", "out", "--rehearse", "--cores", "--minutes", "38"]
     done = run(*command, cwd=box, script=box / "benchmarks" / "gpu.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["gpu.json", "gpu.md"]

@@ -18,13 +18,10 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.demo.data import MNIST_FILES
-from fastps.optimize import CG, LBFGS
-from fastps.repro import convnet
-from fastps.repro.catalogue import CLAIMS, find
-from fastps.repro.cifar10 import unpack
-from fastps.repro.claim import Setting
-from fastps.repro.claims import (
+from fastps.commands.repro import convnet
+from fastps.commands.repro.catalogue import CLAIMS, find
+from fastps.commands.repro.claim import Setting
+from fastps.commands.repro.claims import (
     hogwild,
     momentum,
     optimizers,
@@ -34,8 +31,11 @@ from fastps.repro.claims import (
     toys,
     training,
 )
-from fastps.repro.claims.codecs import decoded, decoded_by_columns, feedback_by_columns
-from fastps.repro.tasks import task
+from fastps.commands.repro.claims.codecs import decoded, decoded_by_columns, feedback_by_columns
+from fastps.commands.repro.tasks import task
+from fastps.data import cifar10
+from fastps.data.images import MNIST_FILES
+from fastps.optimize import CG, LBFGS
 
 REPRO = [sys.executable, "-m", "fastps", "repro"]
 
@@ -510,11 +510,14 @@ def test_images_of_cifar10_come_out_in_their_order(tmp_path):
             archive.addfile(member, io.BytesIO(pixels.getvalue()))
     with gzip.open(tmp_path / "train_labels_in_official_order.txt.gz", "wt") as stream:
         stream.write("\n".join(classes))
-    unpack(tmp_path, tmp_path)
-    images, labels = np.load(tmp_path / "test_x.npy"), np.load(tmp_path / "test_y.npy")
+    with pytest.raises(fastps.ConfigError, match=r"no cifar10-jpeg\.tar\.xz"):
+        cifar10(tmp_path / "nowhere")
+    data = cifar10(tmp_path)
+    images, labels = data.test_x, data.test_y
     assert (images.shape, labels.tolist()) == ((3, 3, 32, 32), [1, 0, 1])
     assert np.abs(images[:, 0, 5, 5].astype(int) - [120, 160, 200]).max() <= 3
-    assert np.load(tmp_path / "train_y.npy").tolist() == [1, 0, 1]
+    assert data.train_y.tolist() == [1, 0, 1]
+    assert data.inputs == 3 * 32 * 32
 
 
 def test_a_worker_trains_the_convolutional_net_on_a_server(tmp_path, rng):

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import fastps
-from fastps.sandblaster import problems
-from fastps.sandblaster.replica import ReplicaProcess
-from fastps.sandblaster.run import _LR, Config, _downpour, run
+from fastps.commands.sandblaster import problems
+from fastps.commands.sandblaster.replica import ReplicaProcess
+from fastps.commands.sandblaster.run import _LR, Config, _downpour, run
 
 DATA = os.environ.get("FASTPS_DATA_DIR", "/nowhere")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fastps
-from fastps.torture.check.ledger import Account
+from fastps.commands.torture.check.ledger import Account
 
 SLICE = 63 * 4096
 BIG = 2 * SLICE + 5

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastps.live.export import one_file, page_files
+from fastps.commands.live.export import one_file, page_files
 from live.visits import Served, frame_with, until
 
 ROOT = Path(__file__).resolve().parents[2]

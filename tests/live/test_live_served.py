@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastps.live import command, fit, session, settings, wishes
-from fastps.live.errors import RefusedError
-from fastps.live.problems import DIGITS, PLANES, Plane, problem
-from fastps.live.progress import Progress
-from fastps.live.web import POLICY
+from fastps.commands.live import command, fit, session, settings, wishes
+from fastps.commands.live.errors import RefusedError
+from fastps.commands.live.problems import DIGITS, PLANES, Plane, problem
+from fastps.commands.live.progress import Progress
+from fastps.commands.live.web import POLICY
 from live.visits import LATE, Served, frame_with, until
 
 

@@ -26,10 +26,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import fastps
 import fastps.torch
-from fastps import cli
 from fastps._shared.children import Child
 from fastps._shared.servers import ServerProcess, free_ports
-from fastps.demo.data import Dataset, load
+from fastps.commands import cli
+from fastps.commands.kit.datasets import load
+from fastps.data import Dataset
 
 LR = 3e-3
 BATCH = 64

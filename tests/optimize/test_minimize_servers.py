@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.cli import main
+from fastps.commands.cli import main
 from fastps.optimize import CG, LBFGS, GradientDescent, Replica, Vectors, drop, minimize
 from fastps.optimize.vectors import _plain
 

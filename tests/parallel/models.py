@@ -337,9 +337,8 @@ def bounded(pipe, address):
 
 
 def digits():
-    from fastps.demo.data import load
 
-    data = load("digits")
+    data = fastps.data.digits()
     tensors = (data.train_x, data.train_y, data.test_x, data.test_y)
     return [torch.from_numpy(np.asarray(array)) for array in tensors]
 

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from fastps.repro.claim import Setting
-from fastps.repro.claims.synthetic import judge, measure
+from fastps.commands.repro.claim import Setting
+from fastps.commands.repro.claims.synthetic import judge, measure
 
 
 @pytest.fixture(autouse=True)

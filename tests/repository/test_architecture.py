@@ -237,14 +237,14 @@ def python_files() -> list[Path]:
 
 
 RL = ROOT / "python/fastps/rl"
-CONVNET = ROOT / "python/fastps/repro/convnet.py"
+CONVNET = ROOT / "python/fastps/commands/repro/convnet.py"
 
 
 def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
     """But torch also by `fastps.rl`, whose models are torch's, and by claims about models in parts and
     about images.
     """
-    models = {RL, CONVNET, ROOT / "python/fastps/repro/claims/synthetic.py"}
+    models = {RL, CONVNET, ROOT / "python/fastps/commands/repro/claims/synthetic.py"}
     for path in python_files():
         for module, _ in python_imports(path):
             for framework in ("torch", "jax"):
@@ -263,22 +263,24 @@ def test_the_base_package_needs_numpy_alone() -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)} at its top level"
 
 
-def test_the_package_imports_nothing_of_the_demo() -> None:
-    """But `fastps.cli`, which runs it as a subcommand when it is called, claims and `fastps live`, which
-    train its net, and `fastps sandblaster`, which has its data and its way to draw.
-    """
-    users = {ROOT / "python/fastps" / folder for folder in ("demo", "live", "repro", "sandblaster")}
+COMMANDS = ROOT / "python/fastps/commands"
+
+
+def test_commands_import_the_library_and_never_the_reverse() -> None:
+    """A module of the library names the module that it needs, so that `fastps` itself stands above all."""
     for path in python_files():
-        if users & set(path.parents):
+        if COMMANDS in path.parents or path.name == "__main__.py":
             continue
-        found = {(m, top) for m, top in python_imports(path) if m.startswith("fastps.demo")}
-        allowed = {("fastps.demo", False)} if path.name == "cli.py" else set()
-        assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
+        found = {module for module, _ in python_imports(path) if module.startswith("fastps.commands")}
+        assert not found, f"{path.relative_to(ROOT)} imports {sorted(found)}"
+        tree = ast.parse(path.read_text(), str(path))
+        names = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+        assert "fastps" not in names, f"{path.relative_to(ROOT)} imports the package itself"
 
 
 def test_the_extension_module_is_private() -> None:
     """Only the package itself names `fastps._fastps`; tests, examples and the demo use the public face."""
-    for folder in ("python/fastps/demo", "python/fastps/torture", "examples"):
+    for folder in ("python/fastps/commands/demo", "python/fastps/commands/torture", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             assert "_fastps" not in path.read_text(), path.relative_to(ROOT)
 

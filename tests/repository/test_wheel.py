@@ -30,10 +30,10 @@ def test_size_and_content() -> None:
         "fastps/__init__.py",
         "fastps/py.typed",
         "fastps/_fastps.pyi",
-        "fastps/demo/digits/ATTRIBUTION.md",
-        "fastps/live/page/index.html",
-        "fastps/live/page/fastps.wasm",
-        "fastps/live/page/vendor/uPlot-LICENSE.txt",
+        "fastps/data/files/ATTRIBUTION.md",
+        "fastps/commands/live/page/index.html",
+        "fastps/commands/live/page/fastps.wasm",
+        "fastps/commands/live/page/vendor/uPlot-LICENSE.txt",
     ):
         assert needed in names
     assert any("licenses/LICENSE" in name for name in names)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.cli import main
+from fastps.commands.cli import main
 
 LARGE = 600_001
 

@@ -15,7 +15,7 @@ import pytest
 
 import fastps
 import grpc
-from fastps.cli import main
+from fastps.commands.cli import main
 
 SLICES = 600_001
 NOWHERE = "nowhere.invalid"

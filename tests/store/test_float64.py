@@ -12,7 +12,7 @@ import safetensors.numpy
 
 import fastps
 import fastps.checkpoint
-from fastps.cli import main
+from fastps.commands.cli import main
 
 #: Elements of a full slice.
 SLICE = 31 * 4096

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.torture.faults.proxy import Proxy
+from fastps.commands.torture.faults.proxy import Proxy
 
 
 def run(count, work):

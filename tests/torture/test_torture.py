@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fastps.torture.check import INVARIANTS, check
-from fastps.torture.check.ledger import Account
-from fastps.torture.client.calls import Call
-from fastps.torture.history import History, read
-from fastps.torture.plan import PROFILES, Plan
-from fastps.torture.source import Planned, Recorded
+from fastps.commands.torture.check import INVARIANTS, check
+from fastps.commands.torture.check.ledger import Account
+from fastps.commands.torture.client.calls import Call
+from fastps.commands.torture.history import History, read
+from fastps.commands.torture.plan import PROFILES, Plan
+from fastps.commands.torture.source import Planned, Recorded
 
 HISTORIES = Path(__file__).parent / "histories"
 BAD = sorted(path.stem for path in HISTORIES.glob("*.jsonl") if path.stem not in ("good", "replay"))

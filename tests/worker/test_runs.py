@@ -14,9 +14,9 @@ from torch import nn
 
 import fastps
 import fastps.torch
-from fastps import cli
 from fastps._shared.text import ago
-from fastps.runs import listed
+from fastps.commands import cli
+from fastps.commands.runs import listed
 
 ONES = np.ones(4, np.float32)
 

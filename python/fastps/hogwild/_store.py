@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import fastps
+from fastps._fastps import Sparse
+from fastps.optim import SGD
+from fastps.store import Store
 
 Array = NDArray[Any]
 
@@ -22,13 +24,13 @@ class Kept:
     """
 
     def __init__(self, store: Any, initial: Sequence[tuple[Array, float]], row: int) -> None:
-        self._ps = fastps.Store.open(store) if isinstance(store, str) else store
+        self._ps = Store.open(store) if isinstance(store, str) else store
         self._row = row
-        shared = isinstance(self._ps, fastps.Store) and self._ps.address is not None
+        shared = isinstance(self._ps, Store) and self._ps.address is not None
         coef = np.array([coef for coef, _ in initial], np.float32)
         intercept = np.array([intercept for _, intercept in initial], np.float32)
         for name, values in ((COEF, coef), (INTERCEPT, intercept)):
-            self._ps.register(name, values, fastps.SGD(lr=1.0), apply="hogwild" if shared else "exact")
+            self._ps.register(name, values, SGD(lr=1.0), apply="hogwild" if shared else "exact")
         self.pull()
 
     def pull(self) -> tuple[Array, float]:
@@ -45,4 +47,4 @@ class Kept:
         """
         change = (self._coef - coef)[np.newaxis], np.array([self._intercept - intercept], np.float32)
         of = zip((COEF, INTERCEPT), change, strict=True)
-        self._ps.push({name: fastps.Sparse([self._row], values) for name, values in of}, lr=1.0)
+        self._ps.push({name: Sparse([self._row], values) for name, values in of}, lr=1.0)

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import nn
 
-import fastps
 from fastps._shared.process import hold_on_to
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, connect
+from fastps.errors import FastpsError, PartialPush
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import FRAMES, Learner
 from fastps.rl.playing.player import Episode, MakeEnv
 from fastps.rl.totals import Totals
 from fastps.rl.training.run import JUDGED
 from fastps.rl.work import Evaluator
+from fastps.store import Store
 
 __all__ = ["Child", "Orders", "WorkerError", "evaluate", "learn", "reach"]
 
@@ -40,7 +41,7 @@ _ALIVE_EVERY = 1.0
 """Seconds between two signs of life of an evaluator that plays."""
 
 
-class WorkerError(fastps.FastpsError, RuntimeError):
+class WorkerError(FastpsError, RuntimeError):
     """A worker's process ended with an error that is not one of fastps, or without any report."""
 
 
@@ -112,7 +113,7 @@ class Child:
 
 def reach(where: str, shared: bool) -> ParameterServer:
     """The parameters of a run: a shared store's address, or those of servers."""
-    return fastps.Store.open(where) if shared else fastps.connect(where)
+    return Store.open(where) if shared else connect(where)
 
 
 def _begin(orders: Orders) -> None:
@@ -210,10 +211,10 @@ def _tell_of(error: Exception, pipe: Connection) -> None:
     pipe.send({"event": "error", "error": _portable(error)})
 
 
-def _portable(error: Exception) -> fastps.FastpsError:
+def _portable(error: Exception) -> FastpsError:
     """An error that can be sent to another process."""
-    if not isinstance(error, fastps.FastpsError):
+    if not isinstance(error, FastpsError):
         return WorkerError(f"{type(error).__name__}: {error}")
-    kind = type(error.error if isinstance(error, fastps.PartialPush) else error)
+    kind = type(error.error if isinstance(error, PartialPush) else error)
     fields = {name: getattr(error, name) for name in ("tensor", "shard", "expected", "got")}
     return kind(str(error), **fields)

@@ -13,9 +13,8 @@ from typing import Any, Self
 
 from torch import nn
 
-import fastps
 from fastps._shared.checks import at_least, flag
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, connect
 from fastps.errors import FastpsError
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import Task
@@ -23,6 +22,8 @@ from fastps.rl.playing.player import MakeEnv, by_name
 from fastps.rl.training import children
 from fastps.rl.training.children import Child, Orders, WorkerError
 from fastps.rl.training.run import Point, Run
+from fastps.server import serve
+from fastps.store import Store
 
 __all__ = ["Training", "train"]
 
@@ -171,13 +172,13 @@ class Training:
         if self._servers is not None:
             self._where = self._servers
         elif self._shards == 0:
-            store = self._stack.enter_context(fastps.Store(shared=True))
+            store = self._stack.enter_context(Store(shared=True))
             self._shared, self._where = True, store.address or ""
             return store
         else:
-            server = self._stack.enter_context(fastps.serve(self._shards, lease=_LEASE))
+            server = self._stack.enter_context(serve(self._shards, lease=_LEASE))
             self._where = server.addresses
-        return self._stack.enter_context(fastps.connect(self._where))
+        return self._stack.enter_context(connect(self._where))
 
     def _order(self, rank: int) -> Orders:
         return self._orders(where=self._where, shared=self._shared, rank=rank, log=self._log(rank))

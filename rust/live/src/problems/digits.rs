@@ -23,7 +23,7 @@ const B2: usize = W2 + HIDDEN * CLASSES;
 /// Number of all parameters.
 pub(crate) const PARAMETERS: usize = B2 + CLASSES;
 
-static FILE: &[u8] = include_bytes!("../../../../python/fastps/demo/digits/digits.npz");
+static FILE: &[u8] = include_bytes!("../../../../python/fastps/data/files/digits.npz");
 
 /// Images as rows of 64 pixels, and their classes.
 #[derive(Debug, Default)]

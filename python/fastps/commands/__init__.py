@@ -1,0 +1,1 @@
+"""The command line: `cli` has the parser, and each command a module or a folder."""

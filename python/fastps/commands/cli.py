@@ -1,0 +1,259 @@
+"""The command line: ``fastps demo | sandblaster | rl | serve | status | ls | rm | checkpoint | doctor |
+torture | repro | live``, and ``fastps-server``.
+
+Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
+pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
+the output is gone. ``FASTPS_TRACEBACK=1`` shows tracebacks instead of the one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastps._shared.process import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    Interrupted,
+    attach_server,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``fastps``: runs a subcommand; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _run(arguments))
+
+
+def server() -> int:
+    """``fastps-server``: the same as ``fastps serve``."""
+    return _guarded(lambda: _serve(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
+        return _serve(arguments[1:])
+    if arguments[:1] == ["checkpoint"]:  # so are its options
+        return _checkpoint(arguments[1:])
+    if arguments[:1] == ["rl"]:  # imports torch
+        from fastps.commands.rl import command
+
+        return command.main(arguments[1:])
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.version:
+        import fastps
+
+        print(f"fastps {fastps.__version__}")
+        return EXIT_OK
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    execute: Callable[[argparse.Namespace], int] = args.execute
+    return execute(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fastps.commands import doctor, runs
+    from fastps.commands.demo import command
+    from fastps.commands.live import command as live
+    from fastps.commands.repro import command as repro
+    from fastps.commands.sandblaster import command as sandblaster
+    from fastps.commands.torture import command as torture
+
+    parser = argparse.ArgumentParser(
+        prog="fastps", description="A parameter server: sharded, asynchronous, fast."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="train a classifier with Downpour SGD on this machine; one worker is killed half-way",
+        description="Start shard servers and workers on this machine and train a classifier on handwritten\n"
+        "digits with Downpour SGD. Kill a worker half-way, start another late; training continues.",
+    )
+    command.add_arguments(demo)
+    demo.set_defaults(execute=command.execute)
+    blaster = commands.add_parser(
+        "sandblaster",
+        help="minimize a loss with L-BFGS and conjugate gradients, with replica processes",
+        description="Minimize a classifier's loss over all samples with batch optimizers. Replica processes\n"
+        "compute portions of the samples, idle ones repeat slow portions; neither changes the result.",
+    )
+    sandblaster.add_arguments(blaster)
+    blaster.set_defaults(execute=sandblaster.execute)
+    commands.add_parser("serve", help="run shard servers (see fastps serve --help)", add_help=False)
+    commands.add_parser(
+        "checkpoint",
+        help="save, list, verify, restore, export, upload or fetch snapshots (see fastps checkpoint --help)",
+        add_help=False,
+    )
+    commands.add_parser(
+        "rl",
+        help="train a policy by reinforcement learning (see fastps rl --help)",
+        add_help=False,
+    )
+    status = commands.add_parser(
+        "status",
+        help="show counters and open spaces of a running cluster",
+        description="Show the counters of all shards of a running cluster, and its open spaces.\n"
+        "The exit code is 1 if a shard does not answer.",
+    )
+    status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
+    status.add_argument(
+        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
+    )
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    tls = status.add_argument_group("TLS")
+    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that signed the servers' certificates")
+    tls.add_argument(
+        "--tls-cert", metavar="FILE", help="the client certificate, for servers that require one"
+    )
+    tls.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert")
+    status.set_defaults(execute=_status)
+    lister = commands.add_parser(
+        "ls",
+        help="list the tensors of a running cluster, by run",
+        description="List the tensors of a running cluster, by run, with their last change.",
+    )
+    runs.add_arguments(lister)
+    lister.add_argument("--run", metavar="NAME", help="list only the tensors of this run")
+    lister.add_argument("--json", action="store_true", help="print one JSON list")
+    lister.set_defaults(execute=runs.ls)
+    remover = commands.add_parser(
+        "rm",
+        help="free the tensors of a run",
+        description="Free all tensors of a run. The servers and later snapshots no longer have them.",
+    )
+    runs.add_arguments(remover)
+    remover.add_argument("--run", metavar="NAME", required=True, help="the run whose tensors are freed")
+    remover.set_defaults(execute=runs.rm)
+    physician = commands.add_parser(
+        "doctor",
+        help="check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
+        description="Examine this machine, measure it for about ten seconds, and warn about problems.\n"
+        "The exit code is 1 if vector lanes tear, otherwise 0.",
+    )
+    doctor.add_arguments(physician)
+    physician.set_defaults(execute=doctor.execute)
+    torturer = commands.add_parser(
+        "torture",
+        help="inject faults into servers and clients, and check that nothing is lost or counted twice",
+        description="Start servers and clients on this machine, inject faults, and compare what each client\n"
+        "was told with the servers' state.",
+    )
+    torture.add_arguments(torturer)
+    torturer.set_defaults(execute=torture.execute)
+    reproducer = commands.add_parser(
+        "repro",
+        help="check published claims about distributed training with runs of the real store",
+        description="Check claims from papers, and our own, with simulated runs of the real store. Print\n"
+        "the measured figures beside the thresholds and the papers' figures, and draw pictures.",
+    )
+    repro.add_arguments(reproducer)
+    reproducer.set_defaults(execute=repro.execute)
+    viewer = commands.add_parser(
+        "live",
+        help="watch servers and workers train, on a page in the browser",
+        description="Start shard servers and workers on this machine and serve a page that shows them:\n"
+        "stale gradients, waiting, codecs, and what happens when one is killed. The page also runs the\n"
+        "same parameter server inside the browser.",
+    )
+    live.add_arguments(viewer)
+    viewer.set_defaults(execute=live.execute)
+    return parser
+
+
+def _serve(arguments: list[str]) -> int:
+    """Runs the server's command line, in Rust; returns when the server has stopped."""
+    from fastps import _fastps
+
+    attach_server()
+    return int(_fastps.serve_cli(arguments))
+
+
+def _checkpoint(arguments: list[str]) -> int:
+    """Runs the command line for checkpoints, in Rust."""
+    from fastps import _fastps
+
+    return int(_fastps.checkpoint_cli(arguments))
+
+
+def _status(args: argparse.Namespace) -> int:
+    """Prints the counters of all shards, and the open spaces of vectors."""
+    import fastps
+    from fastps import _fastps
+
+    tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
+    with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
+        fields = ("name", "number", "tensors", "vectors", "coordinator")
+        spaces = [
+            dict(zip(fields, space, strict=True)) for space in _fastps.VectorSpaces(ps._native).list(None)
+        ]
+        # Not the client's counters, which are of this command.
+        stats = {"shards": ps.stats()["shards"], "spaces": spaces}
+    if args.json:
+        print(json.dumps(stats, default=str))
+    else:
+        print("\n".join(_lines(stats)))
+    return EXIT_OK
+
+
+def _lines(value: Any, indent: str = "") -> list[str]:
+    """Nested dictionaries and lists as indented ``name: value`` lines."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    lines: list[str] = []
+    for name, item in items:
+        if isinstance(item, (dict, list, tuple)) and item:
+            lines += [f"{indent}{name}:", *_lines(item, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {item}")
+    return lines
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    """Runs a subcommand; turns an exception into one line on standard error and an exit code."""
+    if sys.stdout is None:  # closed, as by >&-: discards the output
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the end
+    try:
+        code = _exit_code(action)
+        sys.stdout.flush()
+        return code
+    except Interrupted as stop:
+        print(f"fastps: {stop}", file=sys.stderr)
+        return stop.exit_code
+    except KeyboardInterrupt:
+        print("fastps: stopped by Ctrl-C", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of the output is gone
+        return 128 + 13
+    except Exception as error:
+        if os.environ.get("FASTPS_TRACEBACK") == "1":
+            raise
+        text = " ".join(str(error).split())
+        print(f"fastps: {text or type(error).__name__}", file=sys.stderr)
+        return error.exit_code if isinstance(error, CommandError) else EXIT_FAILED
+    finally:
+        _drop_output()
+
+
+def _exit_code(action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except SystemExit as end:  # from argparse, after --help or a wrong option
+        return int(end.code or EXIT_OK)
+
+
+def _drop_output() -> None:
+    """Discards output that cannot be written, which the interpreter would report when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

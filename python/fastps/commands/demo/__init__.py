@@ -1,0 +1,5 @@
+"""``fastps demo``: Downpour SGD on real data, with real worker processes against real shard servers.
+
+`config` has the options, `cluster` what the servers hold, `worker` one worker's process, `processes` the
+children, `run` the course of a run, `ledger` its reconciliation, and `output` what is shown.
+"""

@@ -1,0 +1,71 @@
+"""What the demo keeps in the parameter servers, and how it is registered, read and described there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import fastps
+from fastps.commands.demo.config import ADAGRAD_START, Config
+from fastps.commands.demo.ledger import COUNTER
+from fastps.commands.kit.net import NAMES, Params, init_params
+
+
+def tensor_names() -> tuple[str, ...]:
+    """Names of all tensors that a worker pushes: the model's parameters and the counting tensor."""
+    return (*NAMES, COUNTER)
+
+
+def codec(name: str) -> Any:
+    """The codec that ``--codec name`` stands for."""
+    return {
+        "float32": fastps.Float32,
+        "bfloat16": fastps.BFloat16,
+        "int8": fastps.Int8,
+        "onebit": fastps.OneBit,
+    }[name]()
+
+
+def payload_bytes(name: str, elements: int) -> int:
+    """Bytes of one tensor's gradient body in a codec, by the byte contract (frame header not counted)."""
+    blocks64, blocks1024 = -(-elements // 64), -(-elements // 1024)
+    return {
+        "float32": 4 * elements,
+        "bfloat16": 2 * elements,
+        "int8": elements + blocks64,
+        "onebit": -(-elements // 8) + 8 * blocks1024,
+    }[name]
+
+
+def optimizer(config: Config) -> Any:
+    """The optimizer that runs in the shards."""
+    if config.optimizer == "adagrad":
+        return fastps.Adagrad(lr=config.lr, initial_accumulator_value=ADAGRAD_START)
+    factory = {
+        "sgd": fastps.SGD,
+        "rmsprop": fastps.RMSprop,
+        "adadelta": fastps.Adadelta,
+        "adam": fastps.Adam,
+        "adamw": fastps.AdamW,
+    }[config.optimizer]
+    return factory(lr=config.lr)
+
+
+def initial_params(config: Config, inputs: int, classes: int = 10) -> Params:
+    """The model that training starts from; depends on the seed alone."""
+    return init_params(inputs, config.hidden, classes, np.random.default_rng([config.seed, 0]))
+
+
+def register(ps: Any, config: Config, inputs: int) -> dict[str, tuple[int, ...]]:
+    """Register the model and the counting tensor; the versions that they start from."""
+    for name, value in initial_params(config, inputs).items():
+        ps.register(name, value, optimizer=optimizer(config))
+    ps.register(COUNTER, np.zeros(1, np.float32), optimizer=fastps.SGD(lr=1.0))
+    return versions(ps)
+
+
+def versions(ps: Any) -> dict[str, tuple[int, ...]]:
+    """Present version of each slice of each tensor: the number of changes that its server has made to it."""
+    found = ps.versions(list(tensor_names()))
+    return {name: tuple(found.slices(name)) for name in tensor_names()}

@@ -1,0 +1,151 @@
+"""The ``demo`` subcommand: its options and what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from fastps._shared.process import EXIT_OK, signals_raise
+from fastps.commands.demo.config import CODECS, LEARNING_RATES, TASKS, Config, from_arguments
+from fastps.commands.demo.errors import DemoError
+
+EPILOG = """\
+exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged
+pushes and the servers' versions do not reconcile; 130 stopped by Ctrl-C (128 + signal number). Every process
+that the demo starts ends with it; every file that it writes lies in the --out folder."""
+
+OWN_FILES = ("report.json", "demo.png", "shard-*.log", "worker-*.log", "worker-*.ledger", "baseline.log")
+"""What a run may leave in its output folder, and the next one removes."""
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _at_least_one(text: str) -> int:
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _push_every(text: str) -> int:
+    value = _at_least_one(text)
+    if value > 100:  # a counter of minibatches rides along in the codec, exact up to 7 bits
+        raise argparse.ArgumentTypeError(f"{value} is above 100")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastps demo``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--shards", type=_at_least_one, default=2, help="number of shard server processes (2)")
+    group.add_argument("--workers", type=_at_least_one, default=4, help="number of worker processes (4)")
+    group.add_argument("--codec", choices=CODECS, default="int8", help="encoding of gradients (int8)")
+    group.add_argument(
+        "--optimizer",
+        choices=tuple(LEARNING_RATES),
+        default="adagrad",
+        help="optimizer of the shards (adagrad)",
+    )
+    group.add_argument("--lr", type=_positive, help="learning rate (default by optimizer: 0.04 for adagrad)")
+    group.add_argument(
+        "--push-every", type=_push_every, default=1, help="minibatches per push, Downpour's n_push (1)"
+    )
+    group.add_argument(
+        "--pull-every", type=_at_least_one, default=4, help="minibatches per pull, Downpour's n_fetch (4)"
+    )
+    group.add_argument(
+        "--no-kill", action="store_true", help="neither kill a worker half-way nor start one late"
+    )
+    group = parser.add_argument_group("training")
+    times = ", ".join(f"{name} {task.seconds:.0f}" for name, task in TASKS.items())
+    group.add_argument(
+        "--data", choices=tuple(TASKS), default="digits", help="data set (digits, in the package)"
+    )
+    group.add_argument("--data-dir", metavar="DIR", help="folder with the four original MNIST .gz files")
+    group.add_argument(
+        "--seconds", type=_positive, help=f"training time ({times}; by default a slow machine gets more)"
+    )
+    group.add_argument(
+        "--updates", type=_at_least_one, help="end after about this many updates, even if time is left"
+    )
+    group.add_argument(
+        "--seed", type=_seed, default=0, help="seed of the weights, the data order and the noise (0)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--out",
+        default="fastps-demo",
+        metavar="DIR",
+        help="folder for all files (./fastps-demo); removes files of an earlier run there",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run the demo; the exit code."""
+    if args.data != "mnist" and args.data_dir is not None:
+        raise DemoError("--data-dir is for --data mnist; the digits are inside the package")
+    config = from_arguments(args)
+    with signals_raise():
+        return _execute(config, args.json)
+
+
+def _execute(config: Config, as_json: bool) -> int:
+    from fastps.commands.demo.output import plot, report
+    from fastps.commands.demo.output.view import EXTRA, make_view
+    from fastps.commands.demo.run import train
+
+    out = Path(config.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for pattern in OWN_FILES:
+            for left_over in out.glob(pattern):
+                left_over.unlink()
+    except OSError as error:
+        raise DemoError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
+    stream = sys.stderr if as_json else sys.stdout
+    run = train(config, make_view(stream), out)
+    report.write(run, out / "report.json")
+    print(report.closing(run), file=stream)
+    if plot.has_matplotlib():
+        plot.draw(run, out / "demo.png")
+        print(f"\npicture {out / 'demo.png'}, numbers {out / 'report.json'}", file=stream)
+    else:
+        print(f"\nnumbers {out / 'report.json'}; for the picture and the live table: {EXTRA}", file=stream)
+    if run.points[-1].accuracy < config.goal:
+        reached, goal = 100 * run.points[-1].accuracy, 100 * config.goal
+        print(f"note: {reached:.2f} % is below the {goal:.1f} % that the defaults reach", file=stream)
+    stream.flush()
+    if as_json:
+        print(json.dumps(report.result(run)), flush=True)
+    return EXIT_OK

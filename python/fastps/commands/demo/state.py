@@ -1,0 +1,107 @@
+"""What is known about a run while it goes on and when it is over; the views, the plot and the report read
+it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastps.commands.demo.config import Config
+from fastps.commands.demo.ledger import Balance
+
+
+class WorkerState:
+    """One worker as the parent sees it, from its reports."""
+
+    def __init__(self, name: int, note: str = "") -> None:
+        self.name = name
+        self.state = "starting"
+        """``starting``, ``training``, ``killed`` or ``done``."""
+        self.note = note
+        self.steps = 0
+        self.loss = float("nan")
+        self.staleness: dict[int, int] = {}
+        self.bytes_pushed = 0
+        self.bytes_saved = 0
+        self._rate: deque[tuple[float, int]] = deque(maxlen=8)
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Take in a ``report`` or ``done`` event."""
+        self.state = "done" if event["event"] == "done" else "training"
+        self.steps = event["steps"]
+        self.loss = event["loss"]
+        self.staleness = {int(value): count for value, count in event["staleness"].items()}
+        self.bytes_pushed = event["bytes_pushed"]
+        self.bytes_saved = event["bytes_saved"]
+        self._rate.append((time.monotonic(), self.steps))
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps a second over the last reports; 0 when it no longer works."""
+        if self.state != "training" or len(self._rate) < 2:
+            return 0.0
+        (t0, s0), (t1, s1) = self._rate[0], self._rate[-1]
+        return (s1 - s0) / max(t1 - t0, 1e-9)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation of the servers' parameters."""
+
+    seconds: float
+    updates: int
+    loss: float
+    """On a fixed sample of the training images."""
+    accuracy: float
+    """On all test images, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened to the cluster, for the curves: a kill, a late start."""
+
+    seconds: float
+    updates: int
+    text: str
+
+
+@dataclass
+class Run:
+    """All that a run has shown."""
+
+    config: Config
+    inputs: int
+    """Features per image."""
+    workers: list[WorkerState] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    seconds: float = 0.0
+    """Seconds of training so far; at the end, until the last worker was done."""
+    balance: Balance | None = None
+    serial_accuracy: float | None = None
+
+    def staleness(self) -> dict[int, int]:
+        """Histogram over all workers."""
+        total: Counter[int] = Counter()
+        for worker in self.workers:
+            total.update(worker.staleness)
+        return dict(total)
+
+    @property
+    def bytes_pushed(self) -> int:
+        """Bytes of gradients sent, over all workers (of a killed one, until its last report)."""
+        return sum(worker.bytes_pushed for worker in self.workers)
+
+    @property
+    def bytes_saved(self) -> int:
+        """float32 bytes minus the bytes sent."""
+        return sum(worker.bytes_saved for worker in self.workers)
+
+    @property
+    def updates(self) -> int:
+        """Pushes applied by the servers."""
+        return self.points[-1].updates if self.points else 0

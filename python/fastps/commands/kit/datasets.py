@@ -1,0 +1,23 @@
+"""The data sets of ``--data``."""
+
+from __future__ import annotations
+
+from fastps._shared.process import CommandError
+from fastps.data import Dataset, digits, mnist
+from fastps.errors import ConfigError
+
+__all__ = ["load"]
+
+
+def load(name: str, data_dir: str | None = None) -> Dataset:
+    """``"digits"``, or ``"mnist"`` from a folder; raises `CommandError` if a file is missing or damaged."""
+    if name == "digits":
+        return digits()
+    if data_dir is None:
+        raise CommandError(
+            "--data mnist needs --data-dir DIR, a folder with the four original MNIST .gz files"
+        )
+    try:
+        return mnist(data_dir)
+    except ConfigError as error:
+        raise CommandError(f"--data-dir: {error}") from error

@@ -1,0 +1,181 @@
+"""The processes of ``fastps live``: shard servers with data directories, and workers. None outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fastps._shared.children import Child, python_module
+from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.live.errors import LiveError
+from fastps.commands.live.worker import Orders
+
+__all__ = ["Server", "WorkerProcess", "end", "servers"]
+
+#: Seconds that a server has to listen.
+START_TIMEOUT = 30.0
+#: Seconds that a child has to end when it is asked to.
+STOP_TIMEOUT = 5.0
+#: Milliseconds after which a killed or paused worker loses its place: short, so that a visitor sees it.
+LEASE = 3000
+OPTIONS = ("--lease-ms", str(LEASE), "--snapshot-every", "60", "--snapshot-after", "0", "--keep", "1")
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class Server:
+    """A shard server that can be killed and then starts again from its data directory.
+
+    Attributes:
+        shard: Its index.
+        address: Where it listens.
+        up: Whether it listens.
+        starts: How often it was started.
+    """
+
+    def __init__(self, shard: int, addresses: list[str], folder: Path) -> None:
+        self.shard, self.address = shard, addresses[shard]
+        self._addresses, self._folder = addresses, folder
+        self.starts = 0
+        self._child = self._start()
+
+    def _start(self) -> ServerProcess:
+        self.up = False
+        self.starts += 1
+        log = self._folder / f"shard-{self.shard}-{self.starts}.log"
+        options = [*OPTIONS, "--data-dir", str(self._folder / f"data-{self.shard}")]
+        return ServerProcess(self.address, self._addresses, log, options)
+
+    @property
+    def child(self) -> Child:
+        """Its process."""
+        return self._child
+
+    def kill(self) -> None:
+        """Sends SIGKILL, and starts it again."""
+        self._child.kill()
+        self._child.close()
+        self._child = self._start()
+
+    def came_up(self) -> bool:
+        """Whether it has begun to listen since the last call; `LiveError` if it has ended."""
+        if self.up:
+            if self._child.process.poll() is None:
+                return False
+            raise self._ended()
+        self.up = any("listening on" in line for line in self._child.read_lines())
+        if not self.up and self._child.process.poll() is not None and self._child.drained():
+            raise self._ended()
+        return self.up
+
+    def _ended(self) -> LiveError:
+        code = self._child.process.returncode
+        return LiveError(f"shard {self.shard} ended with exit code {code}: {self._child.last_words()}")
+
+
+def servers(shards: int, folder: Path) -> list[Server]:
+    """Starts the servers, and waits until they listen."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(shards)]
+    found: list[Server] = []
+    try:
+        found += (Server(shard, addresses, folder) for shard in range(shards))
+        deadline = time.monotonic() + START_TIMEOUT
+        while not all(server.up for server in found):
+            for server in found:
+                server.came_up()
+            if time.monotonic() > deadline:
+                raise LiveError(f"the servers did not listen within {START_TIMEOUT:.0f} s")
+            time.sleep(0.01)
+    except BaseException:
+        end([server.child for server in found])
+        raise
+    return found
+
+
+class WorkerProcess(Child):
+    """A worker process.
+
+    Attributes:
+        index: Its number.
+        state: ``"starting"``, ``"running"``, ``"paused"``, ``"leaving"``, ``"gone"`` or ``"killed"``.
+        resumes: When its pause ends.
+        began, ended: When it was ready, and when it ended or was asked to; infinity: not yet.
+    """
+
+    def __init__(self, orders: Orders, folder: Path) -> None:
+        self.index = orders.index
+        self.state = "starting"
+        self.resumes = 0.0
+        self.began = self.ended = math.inf
+        command = python_module("fastps.commands.live.worker")
+        super().__init__(command, folder / f"worker-{self.index}.log", dict.fromkeys(_ONE_THREAD, "1"))
+        self.tell(orders.to_json())
+
+    @property
+    def lives(self) -> bool:
+        """Whether it takes part, or soon will."""
+        return self.state in ("starting", "running", "paused")
+
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """What it has said since the last call; notes when it is ready, and when it has ended."""
+        ended = self.process.poll() is not None and self.drained()
+        for line in self.read_lines():
+            with contextlib.suppress(json.JSONDecodeError):
+                report = json.loads(line)
+                if "ready" in report:
+                    self.state, self.began = "running", time.monotonic()
+                yield report
+        if ended and self.state not in ("killed", "gone"):
+            if self.state != "leaving":
+                yield {"error": "worker", "text": f"worker {self.index} ended: {self.last_words()}"}
+            self._end("gone")
+
+    def kill_now(self) -> None:
+        """Sends SIGKILL."""
+        self.kill()
+        self._end("killed")
+
+    def pause(self, seconds: float) -> None:
+        """Stops it with SIGSTOP for some time."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        self.state, self.resumes = "paused", time.monotonic() + seconds
+
+    def resume_if_due(self) -> bool:
+        """Lets it go on if its pause is over; whether it did."""
+        if self.state != "paused" or time.monotonic() < self.resumes:
+            return False
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.state = "running"
+        return True
+
+    def leave(self) -> None:
+        """Asks it to end; a stopped one has to go on for that."""
+        if self.state == "paused":
+            os.kill(self.process.pid, signal.SIGCONT)
+        self.tell(json.dumps({"stop": True}))
+        self._end("leaving")
+
+    def _end(self, state: str) -> None:
+        self.state, self.ended = state, min(self.ended, time.monotonic())
+
+
+def end(children: list[Child]) -> None:
+    """Ends processes: first asks, then kills; returns when all are gone."""
+    for child in children:
+        if child.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGCONT)
+            child.process.terminate()
+    deadline = time.monotonic() + STOP_TIMEOUT
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        child.kill()
+        child.close()

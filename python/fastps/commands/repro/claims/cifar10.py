@@ -1,0 +1,108 @@
+"""A convolutional net on CIFAR-10, trained by real processes: serial, Downpour with Adagrad, and Sync."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastps._shared.children import python_module
+from fastps._shared.process import CommandError
+from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict
+from fastps.commands.repro.convnet import WAYS, Config, final_values, test_error
+from fastps.data import cifar10
+
+__all__ = ["CLAIMS"]
+
+UPDATES = 1600
+POINTS = 12
+PARTS = ("train_x", "train_y", "test_x", "test_y")
+
+
+def measure(setting: Setting) -> Figures:
+    """Trains in every way, one after the other, with as many updates; two passes over the images."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        images = cifar10(Path(setting.data_dir or ".") / "cifar10")
+        for part in PARTS:  # files that the workers' processes map
+            np.save(folder / f"{part}.npy", getattr(images, part))
+        for way in WAYS:
+            found[way] = train(way, folder, setting.seeds(1)[0])
+    return {"task": "CIFAR-10 as JPEG", "updates": UPDATES, "ways": found}
+
+
+def train(way: str, folder: Path, seed: int) -> list[tuple[float, int, float]]:
+    """Seconds, updates and test error, in percent, at some points of a run on a server of its own; the last
+    point is that of the server when all workers have ended.
+    """
+    out = folder / f"{way}.npz"
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    server = ServerProcess(address, [address], folder / "server.log")
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        if not server.listens(60):
+            raise CommandError("the server did not start")
+        for rank in range(WAYS[way].workers):
+            keeps = str(out) if rank == 0 else None
+            config = Config(address, str(folder), keeps, way, rank, UPDATES, POINTS, seed)
+            command = python_module("fastps.commands.repro.convnet", config.to_json())
+            workers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        for worker in workers:
+            if worker.wait() != 0:
+                raise CommandError(f"a worker of {way} ended with exit code {worker.returncode}")
+        end, last = time.monotonic(), final_values(address)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        server.kill()
+    with np.load(out) as kept:
+        begin, points = float(kept["begin"]), zip(kept["at"], kept["updates"], kept["values"], strict=True)
+        rows = [(float(at), int(updates), values) for at, updates, values in points if updates < UPDATES]
+    rows.append((end, UPDATES, last))
+    return [(at - begin, updates, test_error(values, folder)) for at, updates, values in rows]
+
+
+def judge(figures: Figures) -> Verdict:
+    last = {way: curve[-1] for way, curve in figures["ways"].items()}
+    text = ", ".join(f"{way} {error:.1f} % in {seconds:.0f} s" for way, (seconds, _, error) in last.items())
+    return Verdict(None, f"test error after {figures['updates']:,} updates: {text}")
+
+
+def draw(figures: Figures, figure: Any) -> None:
+    left, right = figure.subplots(1, 2, sharey=True)
+    for way, curve in figures["ways"].items():
+        left.plot([c[1] for c in curve], [c[2] for c in curve], "o-", ms=3, label=way)
+        right.plot([c[0] for c in curve], [c[2] for c in curve], "o-", ms=3)
+    left.set_xlabel("updates")
+    left.set_ylabel("test error (%)")
+    right.set_xlabel("seconds, on the machine's cores")
+    left.legend()
+
+
+CLAIMS = [
+    Claim(
+        name="cifar10",
+        says="A convolutional net learns CIFAR-10 serially, by Downpour with Adagrad, and by Sync.",
+        source="An Overview of Distributed Deep Learning",
+        paper="-",
+        threshold="reported",
+        measure=measure,
+        judge=judge,
+        draw=draw,
+        forms="apart",
+        needs=("cifar10",),
+        packages=("torch", "pillow"),
+        clock="wall",
+        repeats=False,
+        note="A server and one or four worker processes, through the adapter for PyTorch, two passes over "
+        "the images. They are lossy JPEG files, so errors compare among themselves and not with others'.",
+    ),
+]

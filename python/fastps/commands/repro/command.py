@@ -1,0 +1,181 @@
+"""The ``repro`` subcommand: its options, and what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
+from fastps.commands.repro.catalogue import CLAIMS, find
+from fastps.commands.repro.claim import Claim, Setting
+from fastps.commands.repro.data import DATA_SETS, check_data
+from fastps.commands.repro.picture import has_matplotlib
+from fastps.commands.repro.report import show, write_page
+from fastps.commands.repro.runner import run
+
+__all__ = ["add_arguments", "execute"]
+
+EPILOG = """\
+examples: fastps repro list; fastps repro onebit --quick; fastps repro all --data-dir DIR --jobs 2
+exit codes: 0 every claim that was made holds; 1 one does not or could not be measured, or the last line says
+what failed; 2 wrong usage; 130 stopped by Ctrl-C, with the claims that were finished in the --out folder.
+
+The full form needs these folders in --data-dir:
+"""
+
+
+#: What the list says about the forms of a claim.
+SHOWN = {
+    "both": "",
+    "quick": " (quick form only)",
+    "full": " (full form only)",
+    "apart": " (full form only; takes long, so all leaves it out)",
+}
+#: The forms that a claim has, by its `forms`.
+FORMS = {"both": ("quick", "full"), "quick": ("quick",), "full": ("full",), "apart": ("full",)}
+
+
+def is_installed(package: str) -> bool:
+    """Whether there is a package of this name, as pip knows it."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 0")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastps repro``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG + "\n".join(_data_lines())
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names of claims; or list, or all")
+    parser.add_argument(
+        "--quick", action="store_true", help="use the digits in the package; takes less than 3 minutes"
+    )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="folder with mnist/ and other data, for the full form"
+    )
+    parser.add_argument(
+        "--out", default="fastps-repro", metavar="DIR", help="folder for all files (./fastps-repro)"
+    )
+    parser.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="the runs have seeds N + 1, N + 2, ... (0)"
+    )
+    parser.add_argument("--jobs", type=_count, metavar="N", help="number of processes (one per core)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
+    )
+
+
+def _data_lines() -> Iterator[str]:
+    """The data sets, their files, and the claims that need them."""
+    for name, data in DATA_SETS.items():
+        yield f"  {name}/: {', '.join(data.files)}"
+        claims = ", ".join(claim.name for claim in CLAIMS.values() if name in claim.needs)
+        yield textwrap.fill(f"for {claims}", 100, initial_indent="    ", subsequent_indent="    ")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Checks claims; the exit code."""
+    if args.names == ["list"]:
+        return _list(args.json)
+    try:
+        claims = find(args.names, args.quick)
+    except KeyError as error:
+        raise CommandError(f"no claim {error.args[0]!r}; fastps repro list shows all names") from None
+    setting = Setting(args.quick, args.seed, args.data_dir)
+    _check(claims, setting)
+    out = Path(args.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
+    stream = sys.stderr if args.json else sys.stdout
+    begin, results = time.perf_counter(), []
+    try:
+        with contextlib.closing(run(claims, setting, out, args.jobs or os.cpu_count() or 1)) as running:
+            for result in running:
+                results.append(result)
+                show(result, len(results), len(claims), stream)
+    finally:  # also after Ctrl-C, with the claims that were finished
+        write_page(out, "quick" if args.quick else "full")
+    order = [claim.name for claim in claims]
+    results.sort(key=lambda result: order.index(result["name"]))
+    counts = {
+        status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "reported")
+    }
+    picture = "" if has_matplotlib() else "; for pictures: pip install matplotlib"
+    told = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
+    print(f"\n{told}, in {time.perf_counter() - begin:.0f} s; files in {out}{picture}", file=stream)
+    stream.flush()
+    if args.json:
+        print(json.dumps({"results": [{**r, "seconds": None} for r in results]}), flush=True)
+    return EXIT_FAILED if counts["fails"] else EXIT_OK
+
+
+def _check(claims: list[Claim], setting: Setting) -> None:
+    """Raises unless the claims have this form, and their data and packages are there."""
+    form = "quick" if setting.quick else "full"
+    for claim in claims:
+        if form not in FORMS[claim.forms]:
+            raise CommandError(
+                f"{claim.name} has no {form} form: run it {'without' if setting.quick else 'with'} --quick"
+            )
+    if setting.quick:
+        return
+    check_data((name for claim in claims for name in claim.needs), setting.data_dir)
+    for claim in claims:
+        missing = [name for name in claim.packages if not is_installed(name)]
+        if missing:
+            raise CommandError(f"{claim.name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def _list(as_json: bool) -> int:
+    if as_json:
+        shown = {
+            n: {
+                "says": c.says,
+                "source": c.source,
+                "threshold": c.threshold,
+                "forms": c.forms,
+                "needs": c.needs,
+                "packages": c.packages,
+            }
+            for n, c in CLAIMS.items()
+        }
+        print(json.dumps({"claims": shown}))
+        return EXIT_OK
+    for name, claim in CLAIMS.items():
+        print(f"{name}{SHOWN[claim.forms]}")
+        print(
+            textwrap.fill(
+                f"{claim.says} {claim.source}.", 100, initial_indent="    ", subsequent_indent="    "
+            )
+        )
+        print(f"    passes if: {claim.threshold}")
+        needs = [f"{folder}/ in --data-dir" for folder in claim.needs] + list(claim.packages)
+        if needs:
+            print(f"    full form needs: {', '.join(needs)}")
+    return EXIT_OK

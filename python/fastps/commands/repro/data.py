@@ -1,0 +1,61 @@
+"""The data sets of the full form: their files, and where those come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastps._shared.process import CommandError
+from fastps.data.cifar10 import FILES as CIFAR10_FILES
+from fastps.data.images import MNIST_FILES
+
+__all__ = ["DATA_SETS", "check_data"]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Files in a folder of ``--data-dir`` that has the data set's name.
+
+    Attributes:
+        files: Their names.
+        source: Where they come from.
+    """
+
+    files: tuple[str, ...]
+    source: str
+
+
+LIBSVM = "LIBSVM's data page, compressed with gzip"
+
+DATA_SETS = {
+    "mnist": DataSet(
+        tuple(MNIST_FILES.values()),
+        "the original MNIST files, from yann.lecun.com/exdb/mnist or a copy of it",
+    ),
+    "w8a": DataSet(("w8a.gz",), LIBSVM),
+    "a9a": DataSet(("a9a.gz", "a9a.t.gz"), LIBSVM),
+    "movielens-latest-small": DataSet(("ratings.csv.gz",), "grouplens.org/datasets, compressed with gzip"),
+    "cifar10": DataSet(
+        CIFAR10_FILES,
+        "the images of CIFAR-10 as JPEG, those for training in their original order",
+    ),
+}
+
+
+def check_data(names: Iterable[str], data_dir: str | None) -> None:
+    """Raises `CommandError`, which names all files that are missing, unless these data sets are there."""
+    wanted = sorted(set(names), key=list(DATA_SETS).index)
+    if data_dir is None and wanted:
+        folders = "; ".join(
+            f"{name}/ in it: {', '.join(DATA_SETS[name].files)} ({DATA_SETS[name].source})" for name in wanted
+        )
+        raise CommandError(f"the full form needs --data-dir DIR with {folders}; or use --quick")
+    lacking = []
+    for name in wanted:
+        folder = Path(data_dir or ".") / name
+        missing = [file for file in DATA_SETS[name].files if not (folder / file).is_file()]
+        if missing:
+            lacking.append(f"{folder} lacks {', '.join(missing)} ({DATA_SETS[name].source})")
+    if lacking:
+        raise CommandError(f"--data-dir {data_dir}: {'; '.join(lacking)}")

@@ -1,0 +1,257 @@
+"""The ``rl`` subcommand: its options, its live line, and the files that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from fastps._shared.process import EXIT_OK, CommandError, signals_raise
+from fastps._shared.stats import percentile
+from fastps.errors import ConfigError
+from fastps.rl.a3c import A3C
+from fastps.rl.algorithm import Algorithm
+from fastps.rl.evolution import EvolutionStrategies
+from fastps.rl.naive import Naive
+from fastps.rl.training.run import Run
+from fastps.rl.training.train import Training
+
+__all__ = ["main"]
+
+_LINE_EVERY = 0.5
+"""Seconds between two states of the live line in a terminal; elsewhere lines come less often."""
+_PLAIN_EVERY = 5.0
+
+_EPILOG = """\
+exit codes: 0 the frames were played; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C
+(128 + signal number). Every process that the command starts ends with it. The --out folder gets curve.png,
+run.jsonl (evaluations, events, and the result as the last line), model.safetensors (torch's
+state_dict) and the workers' logs."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``fastps rl``: the exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        algorithm = _algorithm(args)
+        with signals_raise():
+            return _execute(algorithm, args)
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fastps rl",
+        description="Train a policy with several worker processes that share one model.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "algorithm",
+        choices=("naive", "a3c", "es"),
+        help="synchronous REINFORCE, asynchronous actor-critic, or evolution strategies",
+    )
+    parser.add_argument(
+        "--env", default="CartPole-v1", metavar="NAME", help="Gymnasium environment (CartPole-v1)"
+    )
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of worker processes (2)")
+    parser.add_argument(
+        "--frames", type=int, default=200_000, metavar="N", help="frames of all workers together (200000)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of model and episodes; give each machine its own (0)",
+    )
+    parser.add_argument("--lr", type=float, metavar="R", help="learning rate (default by algorithm)")
+    parser.add_argument("--steps", type=int, metavar="N", help="naive, a3c: steps per update (80, 20)")
+    parser.add_argument(
+        "--async",
+        dest="is_async",
+        action="store_true",
+        help="naive: update without waiting for other workers",
+    )
+    parser.add_argument("--pairs", type=int, metavar="N", help="es: pairs of episodes per version (16)")
+    parser.add_argument("--sigma", type=float, metavar="X", help="es: standard deviation of the noise (0.1)")
+    parser.add_argument(
+        "--normalize", action="store_true", help="naive, a3c: normalize observations by mean and variance"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--servers", metavar="ADDRESSES", help="use these servers: host:port,host:port")
+    where.add_argument(
+        "--shards",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of server shards to start (1); 0 uses a shared store",
+    )
+    parser.add_argument(
+        "--out", default="fastps-rl", metavar="DIR", help="folder for all files (./fastps-rl)"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
+    )
+    return parser
+
+
+def _algorithm(args: argparse.Namespace) -> Algorithm:
+    """The algorithm with the options that were given."""
+    kinds: dict[str, tuple[type[Algorithm], dict[str, Any], set[str]]] = {
+        "naive": (Naive, {}, {"steps", "is_async", "normalize"}),
+        "a3c": (A3C, {"steps": 20}, {"steps", "normalize"}),
+        "es": (EvolutionStrategies, {}, {"pairs", "sigma"}),
+    }
+    kind, chosen, own = kinds[args.algorithm]
+    every = {"steps": "--steps", "is_async": "--async", "normalize": "--normalize", "pairs": "--pairs"}
+    for name, option in {**every, "sigma": "--sigma"}.items():
+        if _is_given(getattr(args, name)) and name not in own:
+            raise CommandError(f"{option} is not an option of fastps rl {args.algorithm}")
+    if args.is_async:
+        chosen["sync"] = False
+    for name in (own - {"is_async"}) | {"lr"}:
+        if _is_given(getattr(args, name)):
+            chosen[name] = getattr(args, name)
+    return kind(**chosen)
+
+
+def _is_given(value: object) -> bool:
+    """Whether an option has a value of its own; 0 is one, though it equals False."""
+    return value is not None and value is not False
+
+
+def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
+    stream = sys.stderr if args.json else sys.stdout
+    out = Path(args.out)
+    training = Training(
+        algorithm, args.env, args.workers, args.frames, args.seed, args.shards, True,
+        servers=args.servers, logs=out,
+    )  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for old in (
+            *out.glob("worker-*.log"),
+            out / "run.jsonl",
+            out / "curve.png",
+            out / "model.safetensors",
+        ):
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
+    view = _View(stream, out / "run.jsonl")
+    try:
+        with training:
+            try:
+                while training.goes_on():
+                    view.show(training.run)
+                training.finish()
+            except BaseException:
+                training.stop()
+                raise
+    finally:
+        run = training.run
+        view.end(run)
+        if run.frames and not training.fetched:
+            print("the model is not saved: the servers did not answer", file=stream)
+        elif run.frames:
+            title = f"fastps rl {args.algorithm}: {args.env}, {args.workers} workers, seed {args.seed}"
+            _write(run, title, out, stream)
+    print(_closing(run), file=stream, flush=True)
+    if args.json:
+        print(json.dumps(run.as_json()), flush=True)
+    return EXIT_OK
+
+
+def _write(run: Run, title: str, out: Path, stream: TextIO) -> None:
+    """Writes the model and the picture, if the packages for them are there."""
+    try:
+        from safetensors.torch import save_file
+
+        save_file(run.model.state_dict(), out / "model.safetensors")
+    except ImportError:
+        print("for the model as a file: pip install safetensors", file=stream)
+    try:
+        from fastps.commands.rl.plot import draw
+
+        draw(run, title, out / "curve.png")
+    except ImportError:
+        print("for the picture: pip install matplotlib", file=stream)
+    for log in out.glob("worker-*.log"):
+        if log.stat().st_size == 0:
+            log.unlink()
+    print(f"model, picture and numbers are in {out}", file=stream)
+
+
+def _line(run: Run) -> str:
+    """The state of a run in one line."""
+    staleness = percentile(run.staleness, 0.5)
+    greedy = f"{run.curve[-1].mean_return:.1f}" if run.curve else "-"
+    training = "-" if run.training_return is None else f"{run.training_return:.1f}"
+    return (
+        f"{run.seconds:6.1f} s  {run.frames:>9,} frames  {run.frames_per_second:>7,.0f} frames/s  "
+        f"{run.updates:>7,} updates  staleness {'-' if staleness is None else staleness}  "
+        f"return {training} training, {greedy} greedy"
+    )
+
+
+def _closing(run: Run) -> str:
+    best = "-" if run.best_return is None else f"{run.best_return:.1f}"
+    if run.threshold is None:
+        solved = "the environment defines no return at which it is solved"
+    elif run.solved_at is None:
+        solved = f"not solved (a mean of {run.threshold:g} over 100 episodes)"
+    else:
+        solved = f"solved (a mean of {run.threshold:g} over 100 episodes) after {run.solved_at:,} frames"
+    return f"{run.frames:,} frames in {run.seconds:.1f} s; best mean return {best}; {solved}"
+
+
+class _View:
+    """The live line, and the file of what happened.
+
+    Args:
+        stream: Where the line goes: it is overwritten in a terminal, and repeated elsewhere.
+        path: The file, one JSON object a line.
+    """
+
+    def __init__(self, stream: TextIO, path: Path) -> None:
+        self._stream, self._file = stream, path.open("w")
+        self._live = stream.isatty()
+        self._points = self._messages = 0
+        self._due = 0.0
+
+    def show(self, run: Run) -> None:
+        """Shows the present state, if the last one is old enough."""
+        self._note(run)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + (_LINE_EVERY if self._live else _PLAIN_EVERY)
+            print(f"\r{_line(run)}\x1b[K" if self._live else _line(run), file=self._stream, flush=True,
+                  end="" if self._live else "\n")  # fmt: skip
+
+    def end(self, run: Run) -> None:
+        """Shows the last state, and writes the result."""
+        self._due = 0.0
+        self.show(run)
+        if self._live:
+            print(file=self._stream)
+        self._write({"event": "end", **run.as_json()})
+        self._file.close()
+
+    def _note(self, run: Run) -> None:
+        for message in run.messages[self._messages :]:
+            print(f"\r{message}\x1b[K" if self._live else message, file=self._stream)
+            self._write({"event": "message", "seconds": run.seconds, "text": message})
+        for point in run.curve[self._points :]:
+            self._write({"event": "point", **point._asdict()})
+        self._messages, self._points = len(run.messages), len(run.curve)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()

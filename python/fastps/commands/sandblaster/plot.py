@@ -1,0 +1,50 @@
+"""The picture of a run: how far the loss is above the lowest one found, against evaluations and seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastps.commands.demo.output.plot import own_cache
+from fastps.commands.sandblaster.run import Curve
+
+__all__ = ["draw"]
+
+_COLORS = {
+    "lbfgs": "#2166ac",
+    "cg-pr": "#b2182b",
+    "cg-hs": "#ef8a62",
+    "cg-fr": "#762a83",
+    "gd": "#7f7f7f",
+    "downpour": "#1b7837",
+}
+
+
+def draw(curves: list[Curve], title: str, path: Path) -> None:
+    """Writes the PNG."""
+    with own_cache(path.parent / ".matplotlib"):
+        _draw(curves, title, path)
+
+
+def _draw(curves: list[Curve], title: str, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_evaluations, by_seconds = figure.subplots(1, 2, sharey=True)
+    figure.suptitle(f"fastps sandblaster: {title}")
+    lowest = min(min(curve.fun) for curve in curves)
+    for curve in curves:
+        # The lowest point itself is not on a logarithmic axis.
+        above = [fun - lowest if fun > lowest else float("nan") for fun in curve.fun]
+        how: dict[str, Any] = {"color": _COLORS[curve.name], "lw": 1.8, "label": curve.name}
+        by_evaluations.plot(curve.evaluations, above, **how)
+        by_seconds.plot(curve.seconds, above, **how)
+    for axes, label in ((by_evaluations, "passes over the samples"), (by_seconds, "seconds")):
+        axes.set_yscale("log")
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.25)
+    by_evaluations.set_ylabel("f above the lowest f found")
+    by_seconds.legend(frameon=False)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,203 @@
+"""The ``torture`` subcommand: its options, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fastps._shared.process import EXIT_OK, CommandError, Interrupted
+from fastps.commands.torture.history import Event, read
+from fastps.commands.torture.plan import PROFILES, Action, Plan
+
+EPILOG = """\
+invariants: ledger, told, monotone, doubt, computed, budget, strangers, liveness, one owner, catalogue, no
+internal. exit codes: 0 all held; 1 one did not, the last line names it; 2 wrong usage; 130 stopped by Ctrl-C
+(128 + signal number). The history of a run that failed stays in the temporary folder that is named, for
+--replay."""
+
+
+MAX_SECONDS = 1800.0
+"""Longest run: each life of a client needs a column of its own in every tensor."""
+
+
+class ViolationError(CommandError):
+    """An invariant does not hold."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastps torture``."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=60.0,
+        metavar="N",
+        help=f"seconds of faults (60; at most {MAX_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="seed of all actions (random by default, and printed)"
+    )
+    parser.add_argument("--profile", choices=PROFILES, default="all", help="kinds of faults (all)")
+    parser.add_argument(
+        "--ack",
+        choices=("applied", "logged"),
+        help="what receipts mean (default: logged if the seed is even, applied if it is odd)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object as the last line, and everything else to stderr",
+    )
+    parser.add_argument("--replay", metavar="FILE", help="repeat the actions of this history, and no others")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"expected a number above 0 and at most {MAX_SECONDS:g}, got {text!r}"
+        )
+    return value
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs it; the exit code."""
+    with _signals_raise():
+        return _execute(args)
+
+
+def _execute(args: argparse.Namespace) -> int:
+    from fastps.commands.torture.check import check
+    from fastps.commands.torture.report import counts, lines
+    from fastps.commands.torture.run import Run
+    from fastps.commands.torture.source import Planned, Recorded
+
+    stream = sys.stderr if args.json else sys.stdout
+    seed, profile, ack = args.seed, args.profile, args.ack
+    source: Any
+    if args.replay is not None:
+        recorded = _recorded(Path(args.replay))
+        seed, profile = recorded[0].get("seed"), recorded[0].get("profile")
+        ack = ack or recorded[0]["ack"]
+        source = Recorded(recorded)
+    else:
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        ack = ack or ("applied" if seed % 2 else "logged")
+        source = Planned(Plan(seed, profile), args.seconds)
+    folder = Path(tempfile.mkdtemp(prefix="fastps-torture-"))
+    begin = {"seed": seed, "profile": profile, "seconds": args.seconds}
+    print(f"seed {seed}, profile {profile}, ack {ack}; files in {folder}", file=stream, flush=True)
+    show = _shows(stream)
+    run = Run(source, ack, begin, folder, show)
+    with _live_line(run, stream):
+        events = run.execute()
+    history = folder / "history.jsonl"
+    run.history.write(history)
+    events = read(history.read_text().splitlines())  # as --replay and the tests see it
+    violations = check(events)
+    told = counts(events, violations)
+    print("\n".join(lines(told, violations)), file=stream, flush=True)
+    if args.json:
+        shown = [vars(violation) for violation in violations[:20]]
+        print(json.dumps({**told, "first_violations": shown, "history": str(history)}), flush=True)
+    if violations:
+        names = ", ".join(sorted(told["violations"]))
+        raise ViolationError(f"{names}: does not hold; repeat it with fastps torture --replay {history}")
+    _remove(folder)
+    print("every invariant held", file=stream, flush=True)
+    return EXIT_OK
+
+
+def _recorded(path: Path) -> list[Event]:
+    try:
+        with path.open() as file:
+            events = read(file)
+    except OSError as error:
+        raise CommandError(f"--replay {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CommandError(f"--replay {path}: {error}") from error
+    if not events or events[0].get("ev") != "begin":
+        raise CommandError(f"--replay {path}: not a history of fastps torture")
+    return events
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shows(stream: Any) -> Callable[[Action], object]:
+    """Prints an action: its step, its lane, what it is."""
+
+    def show(action: Action) -> None:
+        args = " ".join(f"{name}={value}" for name, value in action.args.items() if name != "pause")
+        clear = "\r\033[K" if stream.isatty() else ""
+        print(
+            f"{clear}step {action.step:6} {action.lane}: {action.kind} {args}".rstrip(),
+            file=stream,
+            flush=True,
+        )
+
+    return show
+
+
+@contextmanager
+def _live_line(run: Any, stream: Any) -> Iterator[None]:
+    """Says on a terminal, twice a second, how far a run is."""
+    over = threading.Event()
+
+    def say() -> None:
+        while not over.wait(0.5):
+            seen = run.history.tally()
+            text = f"{run.history.now():.0f} s: {seen['done']} calls, {seen['server']} servers' events, "
+            text += f"{seen['seen']} pulls looked at, {seen['hung'] + seen['internal']} troubles"
+            print(f"\r\033[K{text}", end="", file=stream, flush=True)
+        print("\r\033[K", end="", file=stream, flush=True)
+
+    thread = threading.Thread(target=say, name="fastps-live", daemon=True)
+    if stream.isatty():
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first.
+
+    Where SIGHUP was ignored, as under ``nohup``, it does nothing here, but the servers get its default back:
+    a child process inherits a signal that is ignored, and not one that is handled.
+    """
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    def ignore(_number: int, _frame: FrameType | None) -> None:
+        pass
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    ignored = {number for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
+    kept = {number: signal.signal(number, ignore if number in ignored else interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,239 @@
+"""Clients that speak the protocol and act for others, or take everything: none of it may succeed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import fastps
+from fastps import optimize
+from fastps.commands.torture.faults.http2 import Peer, Stranger, call, fixed64, varint
+
+__all__ = ["STRANGERS"]
+
+Addresses = list[str]
+Args = Mapping[str, Any]
+
+TIMEOUT = 10.0
+SLICE = 63 * 4096
+"""Elements of a slice."""
+
+OPERATIONS, TERMS = 256, 64
+"""Of the largest program that a message takes."""
+
+HOLDS = 10
+"""Attempts to hold writes."""
+
+PUSHES = 20
+"""Pushes that are sent again after their session has ended."""
+
+WORKERS = 24
+"""Clients that push a slice each, at once."""
+
+
+@contextlib.contextmanager
+def _clients(addresses: Addresses, count: int, **options: Any) -> Iterator[list[fastps.ParameterServer]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(contextlib.closing(fastps.connect(addresses, timeout=TIMEOUT, **options)))
+            for _ in range(count)
+        ]
+
+
+@contextlib.contextmanager
+def _tensor(ps: fastps.ParameterServer, name: str, size: int, **options: Any) -> Iterator[str]:
+    ps.register(name, np.zeros(size, np.float32), optimizer=fastps.SGD(lr=1.0), **options)
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(fastps.FastpsError):
+            ps.unregister(name)
+
+
+def _refused(attempt: Callable[[], object]) -> bool:
+    """Whether a server refuses it; raises if the server is away."""
+    try:
+        attempt()
+    except (fastps.ConnectionLostError, fastps.UnavailableError, fastps.UnknownOutcomeError):
+        raise
+    except fastps.FastpsError:
+        return True
+    return False
+
+
+def _seat(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Runs the next program of another client's space."""
+    name = f"seat/{args['seed']}"
+    with (
+        _clients(addresses, 2) as (own, other),
+        _tensor(own, name, 10),
+        _tensor(other, f"{name}/thief", 10),
+        optimize.Vectors(own, [name], ["sum"], space=name) as space,
+        optimize.Vectors(other, [f"{name}/thief"], ["sum"], space=f"{name}/thief") as thief,
+    ):
+        space.run(space.zero("sum"))
+        identity = thief._id, thief.term
+        thief._id, thief.term = space._id, space.term
+        refused = _refused(lambda: thief.run(thief.dot("sum", "w"), number=space.next_number))
+        thief._id, thief.term = identity
+    return {"refused": refused}
+
+
+def _program(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Runs a program of as much work as a message can ask for."""
+    name = f"program/{args['seed']}"
+    with _clients(addresses, 1) as (own,), _tensor(own, name, SLICE):
+        vectors = [f"v{k}" for k in range(4)]
+        with optimize.Vectors(own, [name], vectors, space=name) as space:
+            terms = dict.fromkeys(["w", *vectors], 1.0)
+            sum_of_all = space.combine("v0", terms)
+            sources = (sum_of_all.sources * TERMS)[:TERMS]
+            most = sum_of_all._replace(sources=sources, factors=(1.0,) * TERMS)
+            refused = _refused(lambda: space.run(*[most] * OPERATIONS))
+    return {"refused": refused}
+
+
+def _join(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Binds the group of a client that pushes by itself to synchronous training."""
+    name = f"join/{args['seed']}"
+    with _clients(addresses, 2) as (own, other), _tensor(own, name, 10, group=name):
+        ones = np.ones(10, np.float32)
+        own.push(name, ones)
+        with contextlib.suppress(fastps.FastpsError):
+            other._native.join(name, fastps.Sync(workers=3)._binding(), None, "stranger", TIMEOUT)
+        refused = not _refused(lambda: own.push(name, ones))
+    return {"refused": refused}
+
+
+def _hold(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Asks a shard to hold writes for as long as can be, again and again; measures how long a push waits."""
+    client, name, held = Stranger(), f"hold/{args['seed']}", 0.0
+    with (
+        _clients(addresses, 1) as (own,),
+        _tensor(own, name, 2 * SLICE),
+        contextlib.closing(Peer(addresses[args["shard"]], patience=5.0)) as peer,
+    ):
+        peer.send(client.hello(1))
+        for k in range(HOLDS):
+            cut = int.from_bytes(os.urandom(8), "little") | 1
+            message = fixed64(1, cut) + varint(2, 10_000)
+            peer.send(call("Hold", 2 * k + 3, message, client.secret))
+            peer.read(0.1)
+            began = time.monotonic()
+            own.push(name, np.ones(2 * SLICE, np.float32), timeout=30.0)
+            if not peer.cut:  # else the server was restarted
+                held = max(held, time.monotonic() - began)
+    return {"held": held}
+
+
+def _workers(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Working clients: their connections must fit a server's memory."""
+    name = f"workers/{args['seed']}"
+    with _clients(addresses, 1, transport="tcp") as (own,), _tensor(own, name, SLICE):
+        try:
+            with _clients(addresses, WORKERS, transport="tcp") as crowd:
+                ones = np.ones(SLICE, np.float32)
+                for handle in [ps.push_async(name, ones) for ps in crowd]:
+                    handle.result()
+        except fastps.CapacityError:
+            return {"refused": True}
+    return {"refused": False}
+
+
+class _Recorder:
+    """Forwards connections to a server, and keeps what the client sends."""
+
+    def __init__(self, target: str) -> None:
+        host, port = target.rsplit(":", 1)
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.recorded: list[bytearray] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with contextlib.suppress(OSError):
+                    server = socket.create_connection(self._target, TIMEOUT)
+                    self.recorded.append(bytearray())
+                    for ends in ((client, server, self.recorded[-1]), (server, client, None)):
+                        threading.Thread(target=_forward, args=ends, daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more connections."""
+        self._listener.close()
+
+
+def _forward(source: socket.socket, to: socket.socket, record: bytearray | None) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            if record is not None:
+                record += data
+            to.sendall(data)
+    for end in (source, to):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def _replay(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Sends the bytes of a client again when its session is over, perhaps to a server that was restarted."""
+    name, ones = f"replay/{args['seed']}", np.full(10, -1.0, np.float32)
+    with _clients(addresses, 1) as (own,), _tensor(own, name, 10):
+        before = _recorded(addresses, name, ones)
+        time.sleep(args["lease"] + 2.0)
+        value = _value(own, name)
+        for address, connections in before:
+            for sent in connections:
+                _send(address, sent)
+        return {"before": value, "after": _value(own, name)}
+
+
+def _recorded(addresses: Addresses, name: str, grad: Any) -> list[tuple[str, list[bytes]]]:
+    """Some pushes of a client through recorders: what it sent to each server."""
+    recorders = [_Recorder(address) for address in addresses]
+    try:
+        with _clients([recorder.address for recorder in recorders], 1, transport="tcp") as (client,):
+            for _ in range(PUSHES):
+                client.push(name, grad)
+    finally:
+        for recorder in recorders:
+            recorder.close()
+    return [
+        (address, [bytes(sent) for sent in recorder.recorded])
+        for address, recorder in zip(addresses, recorders, strict=True)
+    ]
+
+
+def _send(address: str, data: bytes) -> None:
+    host, port = address.rsplit(":", 1)
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), TIMEOUT) as peer:
+        peer.settimeout(1.0)
+        peer.sendall(data)
+        while peer.recv(65536):
+            pass
+
+
+def _value(ps: fastps.ParameterServer, name: str) -> float:
+    with contextlib.suppress(fastps.VersionsLost):
+        return float(ps.pull(name)[0])
+    return float(ps.pull(name)[0])
+
+
+STRANGERS: dict[str, Callable[[Addresses, Args], dict[str, Any]]] = {
+    "seat": _seat,
+    "program": _program,
+    "join": _join,
+    "hold": _hold,
+    "workers": _workers,
+    "replay": _replay,
+}
+"""By the names of the plan; each takes the addresses of all shards."""

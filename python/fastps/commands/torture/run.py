@@ -1,0 +1,221 @@
+"""Executes a plan: own servers, a proxy for each, a process for each client, and a thread for each lane."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fastps
+from fastps._shared.servers import free_ports
+from fastps.commands.torture.auditor import Auditor
+from fastps.commands.torture.check import kept, starts
+from fastps.commands.torture.client_lane import ClientLane
+from fastps.commands.torture.cuts import Cuts
+from fastps.commands.torture.faults import hostile, shards, strangers
+from fastps.commands.torture.faults.proxy import Proxy
+from fastps.commands.torture.history import Event, History
+from fastps.commands.torture.lag import Lag
+from fastps.commands.torture.plan import CLIENTS, SHARDS, Action
+from fastps.commands.torture.resources import resources
+from fastps.commands.torture.servers import LEASE, LIMIT, Shard
+from fastps.commands.torture.source import Source
+from fastps.commands.torture.witness import Witness
+
+__all__ = ["Run"]
+
+BACK = 30.0
+"""Seconds in which servers must have given back what clients took."""
+
+TRANSPORTS = ("tcp", "tcp", "shm", "unix")
+"""Of the clients; the first two reach the servers through the proxies."""
+
+BUG = re.compile(r"panicked|internal error|\binternal:|assertion .* failed|a bug in fastps", re.IGNORECASE)
+
+
+class Run:
+    """One run.
+
+    Args:
+        source: The actions.
+        ack: What a receipt means to its clients.
+        begin: What the history says of it first.
+        folder: For everything it writes.
+        show: Called with each action that is not a client's.
+    """
+
+    def __init__(
+        self, source: Source, ack: str, begin: dict[str, Any], folder: Path, show: Callable[[Action], object]
+    ) -> None:
+        self.source, self.ack, self.folder, self._show = source, ack, folder, show
+        self.history = History()
+        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+        self.history.add(
+            "begin",
+            None,
+            ack=ack,
+            limit=LIMIT,
+            lease=LEASE,
+            machine=machine,
+            version=fastps.__version__,
+            **begin,
+        )
+        self.shards: list[Shard] = []
+        self.proxies: list[Proxy] = []
+        self._clients: dict[str, ClientLane] = {}
+        self._witnesses: list[Witness] = []
+        self._failures: list[BaseException] = []
+        self._over = threading.Event()
+        self._at_rest = threading.Semaphore(0)
+
+    def execute(self) -> list[Event]:
+        """Runs it to its end; the history."""
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(SHARDS)]
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._over.set)
+            for index in range(SHARDS):
+                self.shards.append(Shard(index, addresses, self.folder, self.history))
+                stack.callback(self.shards[-1].close)
+            self._cuts = Cuts(addresses, self.shards[0].data, self.folder, self.history)
+            self.proxies = [stack.enter_context(Proxy(address)) for address in addresses]
+            lag, ack = Lag(), self.ack
+            auditor = Auditor(self.shards, self.history, lag)
+            stack.callback(auditor.close)
+            layout = auditor.register()
+            self.history.add("layout", None, tensors=layout)
+            for index in range(SHARDS):
+                told = (index, addresses, ack, layout, self.history, lag, self.folder)
+                self._witnesses.append(Witness(*told))
+                stack.callback(self._witnesses[-1].close)
+            auditor.sample_all("start")
+            for slot in range(CLIENTS):
+                lane = f"client {slot}"
+                self._clients[lane] = ClientLane(slot, self._orders(slot), self.history, self.folder)
+                stack.callback(self._clients[lane].close)
+            self._run_lanes(auditor)
+            if self._failures:
+                raise self._failures[0]
+            self._finish(auditor)
+        self._read_logs()
+        self.history.add("end")
+        return self.history.events()
+
+    def _orders(self, slot: int) -> dict[str, Any]:
+        through = [p.address for p in self.proxies] if slot < 2 else [s.address for s in self.shards]
+        return {
+            "addresses": ",".join(through),
+            "transport": TRANSPORTS[slot],
+            "ack": self.ack,
+            "began": self.history.began,
+            "folder": str(self.folder),
+        }
+
+    def _run_lanes(self, auditor: Auditor) -> None:
+        lanes = {**dict.fromkeys(self._clients), **dict.fromkeys(self.source.lanes)}
+        threads = [
+            threading.Thread(target=self._run_lane, args=(lane, auditor), name=f"fastps-{lane}", daemon=True)
+            for lane in lanes
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            self._at_rest.acquire()
+
+    def _run_lane(self, lane: str, auditor: Auditor) -> None:
+        try:
+            while lane in self.source.lanes and not self._failures:
+                found = self.source.next(lane, self.history.now())
+                if found is None:
+                    break
+                action, pause = found
+                if self._over.wait(pause):
+                    break
+                kept = {"lane": lane, "kind": action.kind, "args": dict(action.args)}
+                self.history.add("action", action.step, **kept)
+                if lane not in ("auditor", "cuts") and lane not in self._clients:
+                    self._show(action)
+                self._perform(action, auditor)
+        except BaseException as error:
+            self._failures.append(error)
+        finally:
+            self._at_rest.release()
+        # The system ends the processes that this thread started when it ends.
+        self._over.wait()
+
+    def _perform(self, action: Action, auditor: Auditor) -> None:
+        kind, _, number = action.lane.partition(" ")
+        if kind == "client":
+            self._clients[action.lane].perform(action)
+        elif kind == "shard":
+            shard = self.shards[int(number)]
+            if shard.died():
+                shard.revive(action.step)
+            shards.SHARD[action.kind](shard, self._witnesses[int(number)], action.args, action.step)
+        elif kind == "net":
+            shards.NET[action.kind](self.proxies[int(number)], action.args)
+        elif kind == "cuts":
+            self._cuts.cut(action.step)
+        elif kind == "stranger":
+            self._act(action)
+        elif kind == "hostile":
+            told = hostile.HOSTILE[action.kind](self.shards[action.args["shard"]].address, action.args)
+            self.history.add("attack", action.step, kind=action.kind, **told)
+            if action.kind == "registrations":
+                hostile.names_are_charged(self.shards[0].addresses, self.history, action.step)
+        else:
+            auditor.look(action.step, action.args)
+
+    def _act(self, action: Action) -> None:
+        """Lets a stranger act; nothing is known of it if the servers were away meanwhile."""
+        addresses, args = [shard.address for shard in self.shards], {**action.args, "lease": LEASE}
+        with contextlib.suppress(fastps.FastpsError, OSError):
+            told = strangers.STRANGERS[action.kind](addresses, args)
+            self.history.add("stranger", action.step, kind=action.kind, **told)
+
+    def _finish(self, auditor: Auditor) -> None:
+        """After the last fault: reports what is open, checks everything and releases all resources."""
+        for proxy in self.proxies:
+            proxy.delay = 0.0
+            proxy.cut()
+            proxy.freeze(False)
+        for shard in self.shards:
+            if shard.died():
+                shard.revive(None)
+        everyone: list[ClientLane | Witness] = [*self._clients.values(), *self._witnesses]
+        settling = [threading.Thread(target=client.settle) for client in everyone]
+        for thread in settling:
+            thread.start()
+        for thread in settling:
+            thread.join()
+        for _ in range(5):
+            if auditor.look(None, {"catalogue": True}, final=True):
+                break
+        late = time.monotonic() + BACK
+        start = starts(self.history.events())
+        while time.monotonic() < late and not self._has_given_back(start, auditor):
+            time.sleep(0.5)
+        auditor.sample_all("end")
+
+    def _has_given_back(self, start: dict[int, dict[str, int]], auditor: Auditor) -> bool:
+        """Whether no server has more than at the start."""
+        sessions = auditor.sessions()
+        if sessions is None:
+            return False
+        for shard, count in zip(self.shards, sessions, strict=True):
+            now = {**(resources(shard.pid) or {}), "sessions": count}
+            if any(kept(start.get(shard.index, {}), now)):
+                return False
+        return True
+
+    def _read_logs(self) -> None:
+        for path in sorted(self.folder.glob("*.log")):
+            for line in path.read_text(errors="replace").splitlines():
+                if BUG.search(line):
+                    self.history.add("internal", None, text=f"{path.name}: {line[:300]}")
+                    break

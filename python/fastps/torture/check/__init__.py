@@ -1,6 +1,0 @@
-"""The checker: pure functions of a history."""
-
-from fastps.torture.check.invariants import INVARIANTS, check, kept, starts
-from fastps.torture.check.violation import Violation
-
-__all__ = ["INVARIANTS", "Violation", "check", "kept", "starts"]
