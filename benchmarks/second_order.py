@@ -27,10 +27,10 @@ import numpy as np
 import scipy.optimize
 from harness import table, write_between_markers
 
+from fastps.commands.kit import problems
+from fastps.commands.kit.problems import Problem
 from fastps.commands.repro.batch import flat, on_arrays, solve
 from fastps.commands.repro.claims.sandblaster import CHECKPOINTS, GAP, compare
-from fastps.commands.sandblaster import problems
-from fastps.commands.sandblaster.problems import Problem
 from fastps.optimize import CG, LBFGS, GradientDescent
 
 

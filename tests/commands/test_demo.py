@@ -17,10 +17,9 @@ import pytest
 
 from fastps.commands.demo import command, run
 from fastps.commands.demo.config import CODECS, from_arguments
-from fastps.commands.demo.errors import EXIT_MISMATCH, LedgerError
-from fastps.commands.demo.ledger import COUNTER, Account, Ledger, reconcile
 from fastps.commands.demo.output.view import PlainView
 from fastps.commands.kit.datasets import load
+from fastps.commands.kit.ledger import COUNTER, EXIT_MISMATCH, Account, Ledger, LedgerError, reconcile
 
 KEYS = {
     "test_accuracy",

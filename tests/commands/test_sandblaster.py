@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import fastps
-from fastps.commands.sandblaster import problems
+from fastps.commands.kit import problems
 from fastps.commands.sandblaster.replica import ReplicaProcess
 from fastps.commands.sandblaster.run import _LR, Config, _downpour, run
 
@@ -62,8 +62,8 @@ def test_a_replica_that_is_killed_changes_no_bit(tmp_path: Path) -> None:
 
     def kill(line: str) -> None:
         children = psutil.Process().children()
-        if "batch     6" in line and len(children) == 3:
-            children[1].kill()
+        if "batch     6" in line and len(children) == 4:  # a server and three replicas
+            children[2].kill()
 
     [killed] = run(Config(**{**vars(config), "replicas": 3}), problem, tmp_path, kill, said.append)
     assert (killed.fun, killed.evaluations) == (alone.fun, alone.evaluations)
@@ -120,8 +120,7 @@ def test_losses_have_the_gradients_that_they_say() -> None:
 
 
 def test_a_replica_that_ends_has_last_words(tmp_path: Path) -> None:
-    start = {"w": np.zeros(3, np.float32)}
-    process = ReplicaProcess("7", "w8a", None, start, tmp_path / "log", "127.0.0.1:1")
+    process = ReplicaProcess("7", "w8a", None, "127.0.0.1:1", tmp_path / "log")
     try:
         text = str(process.ended())
     finally:
@@ -145,7 +144,7 @@ WRONG = [
     (["--replicas", "0"], 2, "'0' is not a whole number above 0"),
     (["--tol", "-1"], 2, "'-1' is not a number >= 0"),
     (["--data", "a9a"], 1, "--data a9a needs --data-dir DIR"),
-    (["--resume"], 1, "--resume needs --shards S"),
+    (["--resume"], 1, "nothing to resume in"),
     (["--data", "w8a", "--data-dir", "."], 1, "w8a.gz cannot be read"),
 ]
 

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.servers import ServerProcess, free_ports
 
 __all__ = ["PATIENT", "Shards", "free_ports"]
 

@@ -26,10 +26,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import fastps
 import fastps.torch
-from fastps._shared.children import Child
-from fastps._shared.servers import ServerProcess, free_ports
 from fastps.commands import cli
+from fastps.commands.kit.children import Child
 from fastps.commands.kit.datasets import load
+from fastps.commands.kit.servers import ServerProcess, free_ports
 from fastps.data import Dataset
 
 LR = 3e-3

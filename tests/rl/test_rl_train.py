@@ -19,7 +19,7 @@ import torch
 
 import fastps
 from fastps import cli
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.servers import ServerProcess, free_ports
 from fastps.rl import A3C, ActorCritic, Naive, WorkerError, train, work
 from fastps.rl.learner import FRAMES
 from fastps.rl.playing.actions import actions_of

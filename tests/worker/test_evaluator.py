@@ -15,7 +15,7 @@ from torch import nn
 import fastps
 import fastps.checkpoint
 import fastps.torch
-from fastps._shared.servers import free_ports
+from fastps.commands.kit.servers import free_ports
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import fastps
 from fastps.commands.demo.config import ADAGRAD_START, Config
-from fastps.commands.demo.ledger import COUNTER
+from fastps.commands.kit.ledger import COUNTER
 from fastps.commands.kit.net import NAMES, Params, init_params
 
 

@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from fastps._shared.process import EXIT_OK, signals_raise
+from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps.commands.demo.config import CODECS, LEARNING_RATES, TASKS, Config, from_arguments
-from fastps.commands.demo.errors import DemoError
 
 EPILOG = """\
 exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged
@@ -114,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run the demo; the exit code."""
     if args.data != "mnist" and args.data_dir is not None:
-        raise DemoError("--data-dir is for --data mnist; the digits are inside the package")
+        raise CommandError("--data-dir is for --data mnist; the digits are inside the package")
     config = from_arguments(args)
     with signals_raise():
         return _execute(config, args.json)
@@ -124,6 +123,7 @@ def _execute(config: Config, as_json: bool) -> int:
     from fastps.commands.demo.output import plot, report
     from fastps.commands.demo.output.view import EXTRA, make_view
     from fastps.commands.demo.run import train
+    from fastps.commands.kit.plot import has_matplotlib
 
     out = Path(config.out)
     try:
@@ -132,12 +132,12 @@ def _execute(config: Config, as_json: bool) -> int:
             for left_over in out.glob(pattern):
                 left_over.unlink()
     except OSError as error:
-        raise DemoError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
+        raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
     stream = sys.stderr if as_json else sys.stdout
     run = train(config, make_view(stream), out)
     report.write(run, out / "report.json")
     print(report.closing(run), file=stream)
-    if plot.has_matplotlib():
+    if has_matplotlib():
         plot.draw(run, out / "demo.png")
         print(f"\npicture {out / 'demo.png'}, numbers {out / 'report.json'}", file=stream)
     else:

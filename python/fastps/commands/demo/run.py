@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 import fastps
+from fastps._shared.process import CommandError
 from fastps.commands.demo import cluster
 from fastps.commands.demo.config import Config
-from fastps.commands.demo.errors import DemoError
-from fastps.commands.demo.ledger import CARRY_AT, COUNTER, Account, Balance, reconcile
 from fastps.commands.demo.output.view import View
-from fastps.commands.demo.processes import START_TIMEOUT, STOP_TIMEOUT, Baseline, Servers, WorkerProcess
+from fastps.commands.demo.processes import Baseline, WorkerProcess
 from fastps.commands.demo.state import Moment, Point, Run, WorkerState
 from fastps.commands.demo.worker import Orders
 from fastps.commands.kit.datasets import load
+from fastps.commands.kit.ledger import CARRY_AT, COUNTER, Account, Balance, reconcile
 from fastps.commands.kit.net import NAMES, Array, evaluate
+from fastps.commands.kit.servers import LocalCluster
 from fastps.data import Dataset
 
 TICK = 0.05
@@ -28,6 +29,10 @@ EVALUATE_EVERY = 0.25
 """Seconds between two looks at the parameters; a fifth of it in the first second, when most is learned."""
 KILL_AT, LATE_AT = 0.5, 0.6
 """Parts of the training after which worker 1 is killed and the late worker is started."""
+WORKER_TIMEOUT = 30.0
+"""Seconds a worker gets to say that it is connected."""
+SERVER_VARIABLE = "FASTPS_DEMO_SERVER"
+"""Names another server program, run instead of ``fastps serve`` (``make acceptance`` runs a faulty one)."""
 LOSS_SAMPLE = 2_000
 """Training images on which the loss is measured."""
 
@@ -43,17 +48,17 @@ class Training:
         self.late: WorkerProcess | None = None
         sample = np.random.default_rng(0).permutation(len(dataset.train_y))[:LOSS_SAMPLE]
         self._sample = dataset.train_x[sample], dataset.train_y[sample]
-        self._servers = Servers(out)
         self._began = 0.0
         self._carries, self._carried = 0, 0.0
 
     def execute(self) -> Run:
         """The whole course. On the way out, whatever the reason, every child process is ended."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._servers.stop)
-            stack.callback(self._end_children)  # runs first: workers end before their servers
             self.view.say(f"starting {self.config.shards} shard servers and {self.config.workers} workers")
-            self._servers.start(self.config.shards)
+            own = os.environ.get(SERVER_VARIABLE)
+            servers = LocalCluster(self.config.shards, self.out, program=[own] if own else None)
+            self._servers = stack.enter_context(servers)
+            stack.callback(self._end_children)  # runs first: workers end before their servers
             ps = stack.enter_context(fastps.connect(self._servers.addresses, timeout=30.0))
             self._first_versions = cluster.register(ps, self.config, self.dataset.inputs)
             for share in range(self.config.workers):
@@ -74,11 +79,11 @@ class Training:
         return self.workers[-1]
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + WORKER_TIMEOUT
         while any(worker.state == "starting" for worker in self.run.workers):
             if time.monotonic() > deadline:
-                raise DemoError(
-                    f"the workers did not connect within {START_TIMEOUT:.0f} s; see the logs in {self.out}"
+                raise CommandError(
+                    f"the workers did not connect within {WORKER_TIMEOUT:.0f} s; see the logs in {self.out}"
                 )
             self._listen()
             time.sleep(TICK)
@@ -128,18 +133,20 @@ class Training:
         self.view.say(f"{self.run.seconds:5.1f} s: {text}")
 
     def _listen(self) -> None:
-        """Take in what children have reported; :class:`DemoError` if one has ended that should not have."""
+        """Takes in the children's reports; raises `CommandError` if a child has ended too early."""
         for worker, state in zip(self.workers, self.run.workers, strict=True):
             ended = worker.process.poll()
             for event in worker.events():
                 if event["event"] == "error":
-                    raise DemoError(f"worker {worker.name}: {event['message']}")
+                    raise CommandError(f"worker {worker.name}: {event['message']}")
                 if event["event"] == "ready":
                     state.state = "training"
                 else:
                     state.update(event)
             if ended is not None and worker is not self.victim and state.state != "done" and worker.drained():
-                raise DemoError(f"worker {worker.name} ended with exit code {ended}: {worker.last_words()}")
+                raise CommandError(
+                    f"worker {worker.name} ended with exit code {ended}: {worker.last_words()}"
+                )
         self._servers.check()
 
     def _evaluate(self, ps: Any) -> None:
@@ -162,10 +169,10 @@ class Training:
         alive = [worker for worker in self.workers if worker is not self.victim]
         for worker in alive:
             worker.tell("stop")
-        deadline = time.monotonic() + START_TIMEOUT + STOP_TIMEOUT
+        deadline = time.monotonic() + 2 * WORKER_TIMEOUT
         while any(self.run.workers[w.name].state != "done" or w.process.poll() is None for w in alive):
             if time.monotonic() > deadline:
-                raise DemoError(f"the workers did not finish; see the logs in {self.out}")
+                raise CommandError(f"the workers did not finish; see the logs in {self.out}")
             self._listen()
             time.sleep(TICK / 5)
         self.run.seconds = time.monotonic() - self._began

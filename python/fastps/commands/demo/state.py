@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastps.commands.demo.config import Config
-from fastps.commands.demo.ledger import Balance
+from fastps.commands.kit.ledger import Balance
 
 
 class WorkerState:

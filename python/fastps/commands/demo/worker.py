@@ -24,8 +24,8 @@ import fastps
 from fastps._shared import process
 from fastps.commands.demo.cluster import codec, tensor_names
 from fastps.commands.demo.config import Config
-from fastps.commands.demo.ledger import COUNTER, Ledger
 from fastps.commands.kit.datasets import load
+from fastps.commands.kit.ledger import COUNTER, Ledger
 from fastps.commands.kit.net import Array, loss_and_grads
 
 REPORT_EVERY = 0.2

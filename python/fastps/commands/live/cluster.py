@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastps._shared.children import Child, python_module
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.children import ONE_THREAD, Child, end, python_module
+from fastps.commands.kit.servers import ServerProcess, free_ports
 from fastps.commands.live.errors import LiveError
 from fastps.commands.live.worker import Orders
 
-__all__ = ["Server", "WorkerProcess", "end", "servers"]
+__all__ = ["STOP_TIMEOUT", "Server", "WorkerProcess", "servers"]
 
 #: Seconds that a server has to listen.
 START_TIMEOUT = 30.0
@@ -27,7 +25,6 @@ STOP_TIMEOUT = 5.0
 #: Milliseconds after which a killed or paused worker loses its place: short, so that a visitor sees it.
 LEASE = 3000
 OPTIONS = ("--lease-ms", str(LEASE), "--snapshot-every", "60", "--snapshot-after", "0", "--keep", "1")
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 class Server:
@@ -94,7 +91,7 @@ def servers(shards: int, folder: Path) -> list[Server]:
                 raise LiveError(f"the servers did not listen within {START_TIMEOUT:.0f} s")
             time.sleep(0.01)
     except BaseException:
-        end([server.child for server in found])
+        end([server.child for server in found], STOP_TIMEOUT)
         raise
     return found
 
@@ -115,7 +112,7 @@ class WorkerProcess(Child):
         self.resumes = 0.0
         self.began = self.ended = math.inf
         command = python_module("fastps.commands.live.worker")
-        super().__init__(command, folder / f"worker-{self.index}.log", dict.fromkeys(_ONE_THREAD, "1"))
+        super().__init__(command, folder / f"worker-{self.index}.log", ONE_THREAD)
         self.tell(orders.to_json())
 
     @property
@@ -126,12 +123,10 @@ class WorkerProcess(Child):
     def reports(self) -> Iterator[dict[str, Any]]:
         """What it has said since the last call; notes when it is ready, and when it has ended."""
         ended = self.process.poll() is not None and self.drained()
-        for line in self.read_lines():
-            with contextlib.suppress(json.JSONDecodeError):
-                report = json.loads(line)
-                if "ready" in report:
-                    self.state, self.began = "running", time.monotonic()
-                yield report
+        for report in self.events():
+            if "ready" in report:
+                self.state, self.began = "running", time.monotonic()
+            yield report
         if ended and self.state not in ("killed", "gone"):
             if self.state != "leaving":
                 yield {"error": "worker", "text": f"worker {self.index} ended: {self.last_words()}"}
@@ -164,18 +159,3 @@ class WorkerProcess(Child):
 
     def _end(self, state: str) -> None:
         self.state, self.ended = state, min(self.ended, time.monotonic())
-
-
-def end(children: list[Child]) -> None:
-    """Ends processes: first asks, then kills; returns when all are gone."""
-    for child in children:
-        if child.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(signal.SIGCONT)
-            child.process.terminate()
-    deadline = time.monotonic() + STOP_TIMEOUT
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        child.kill()
-        child.close()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fastps
-from fastps.commands.live.cluster import WorkerProcess, end, servers
+from fastps.commands.kit.children import end
+from fastps.commands.live.cluster import STOP_TIMEOUT, WorkerProcess, servers
 from fastps.commands.live.errors import RefusedError
 from fastps.commands.live.hub import Hub, Listener
 from fastps.commands.live.problems import Problem, problem
@@ -71,8 +72,8 @@ class Session:
         if hasattr(self, "_ps"):
             with contextlib.suppress(fastps.FastpsError):
                 self._ps.close()
-        end([*self._workers.values(), *self._leaving])
-        end([server.child for server in self._servers])
+        end([*self._workers.values(), *self._leaving], STOP_TIMEOUT)
+        end([server.child for server in self._servers], STOP_TIMEOUT)
 
     def run(self) -> None:
         """Watches, until an exception ends it."""

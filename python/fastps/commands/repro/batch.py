@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fastps
-from fastps.commands.sandblaster.problems import Problem
+from fastps.commands.kit.problems import Problem
 from fastps.optimize import OptimizeResult, Replica, StrongWolfe, minimize
 from fastps.optimize.method import Method
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
+from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.catalogue import CLAIMS, find
 from fastps.commands.repro.claim import Claim, Setting
 from fastps.commands.repro.data import DATA_SETS, check_data
-from fastps.commands.repro.picture import has_matplotlib
 from fastps.commands.repro.report import show, write_page
 from fastps.commands.repro.runner import run
 

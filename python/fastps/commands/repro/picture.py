@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from pathlib import Path
 
+from fastps.commands.kit.plot import figure
 from fastps.commands.repro.claim import Claim, Figures
 
-__all__ = ["draw", "has_matplotlib"]
-
-
-def has_matplotlib() -> bool:
-    """Whether pictures can be drawn."""
-    return importlib.util.find_spec("matplotlib") is not None
+__all__ = ["draw"]
 
 
 def draw(claim: Claim, figures: Figures, path: Path) -> None:
-    """Writes the PNG. Meanwhile matplotlib keeps its caches in a folder beside it, and nowhere else."""
-    scratch = path.parent / f".matplotlib-{claim.name}"
-    before = os.environ.get("MPLCONFIGDIR")
-    os.environ["MPLCONFIGDIR"] = str(scratch)
-    try:
-        _draw(claim, figures, path)
-    finally:
-        if before is None:
-            del os.environ["MPLCONFIGDIR"]
-        else:
-            os.environ["MPLCONFIGDIR"] = before
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _draw(claim: Claim, figures: Figures, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Writes the PNG."""
     assert claim.draw is not None
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    claim.draw(figures, figure)
-    about = [claim.name, str(figures.get("task", "")), "virtual time" if claim.clock == "virtual" else ""]
-    figure.suptitle(f"{claim.says}\n{', '.join(part for part in about if part)}", fontsize=9)
-    for axes in figure.axes:
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-    figure.savefig(path, dpi=110)
+    with figure(path, (9, 4.2), 110) as drawn:
+        claim.draw(figures, drawn)
+        about = [claim.name, str(figures.get("task", "")), "virtual time" if claim.clock == "virtual" else ""]
+        drawn.suptitle(f"{claim.says}\n{', '.join(part for part in about if part)}", fontsize=9)
+        for axes in drawn.axes:
+            axes.grid(alpha=0.25)
+            axes.set_axisbelow(True)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from fastps._shared.process import hold_on_to
+from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.catalogue import CLAIMS
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict
-from fastps.commands.repro.picture import draw, has_matplotlib
+from fastps.commands.repro.picture import draw
 
 __all__ = ["Result", "measure", "run"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastps._shared.stats import percentile
+from fastps.commands.kit.plot import figure
 from fastps.rl.training.run import JUDGED, Run
 
 __all__ = ["draw"]
@@ -15,13 +16,13 @@ _CURVE, _GOAL = "#2166ac", "#b2182b"
 
 def draw(run: Run, title: str, path: Path) -> None:
     """Writes the PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with figure(path, (12, 3.8), 110) as drawn:
+        _draw(run, drawn, title)
 
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_frames, by_seconds, histogram = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1.0))
-    figure.suptitle(title)
+
+def _draw(run: Run, drawn: Any, title: str) -> None:
+    by_frames, by_seconds, histogram = drawn.subplots(1, 3, width_ratios=(1.2, 1.2, 1.0))
+    drawn.suptitle(title)
     _curve(by_frames, run, [float(point.frames) for point in run.curve], "frames of all workers")
     _curve(by_seconds, run, [point.seconds for point in run.curve], "seconds")
     if run.solved_at is not None:
@@ -32,7 +33,6 @@ def draw(run: Run, title: str, path: Path) -> None:
             xycoords=("data", "axes fraction"), ha="right" if late else "left", fontsize=8, color=_GOAL,
         )  # fmt: skip
     _histogram(histogram, run)
-    figure.savefig(path, dpi=110)
 
 
 def _curve(axes: Any, run: Run, x: list[float], label: str) -> None:

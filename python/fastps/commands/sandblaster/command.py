@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
-from fastps.commands.sandblaster import problems
+from fastps.commands.kit import problems
 from fastps.commands.sandblaster.run import METHODS, Config, Curve, run
 
 __all__ = ["add_arguments", "execute"]
@@ -61,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards",
         type=_count,
-        default=0,
+        default=1,
         metavar="S",
-        help="number of server processes (default: a store in this process)",
+        help="number of server processes (1)",
     )
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted run with --shards")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
     parser.add_argument("--replicas", type=_count, default=4, help="number of replica processes (4)")
     parser.add_argument(
         "--method",
@@ -104,8 +104,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _execute(args: argparse.Namespace) -> int:
-    from fastps.commands.demo.output.plot import has_matplotlib
-    from fastps.commands.demo.output.view import EXTRA
+    from fastps.commands.kit.plot import has_matplotlib
 
     out = Path(args.out)
     try:
@@ -124,8 +123,6 @@ def _execute(args: argparse.Namespace) -> int:
         args.shards,
         args.resume,
     )
-    if args.resume and not args.shards:
-        raise CommandError("--resume needs --shards S: a store ends with the command")
     stream = sys.stderr if args.json else sys.stdout
     screen = _Screen(stream)
     curves = run(config, problems.load(args.data, args.data_dir), out, screen.live, screen.say)
@@ -138,7 +135,7 @@ def _execute(args: argparse.Namespace) -> int:
         plot.draw(curves, f"{args.data}, {args.replicas} replicas", out / "sandblaster.png")
         screen.say(f"\npicture {out / 'sandblaster.png'}, numbers {out / 'report.json'}")
     else:
-        screen.say(f"\nnumbers {out / 'report.json'}; for the picture: {EXTRA}")
+        screen.say(f"\nnumbers {out / 'report.json'}; for the picture: pip install matplotlib")
     if args.json:
         print(json.dumps(result), flush=True)
     return EXIT_OK

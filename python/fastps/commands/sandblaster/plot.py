@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastps.commands.demo.output.plot import own_cache
+from fastps.commands.kit.plot import figure
 from fastps.commands.sandblaster.run import Curve
 
 __all__ = ["draw"]
@@ -22,18 +22,13 @@ _COLORS = {
 
 def draw(curves: list[Curve], title: str, path: Path) -> None:
     """Writes the PNG."""
-    with own_cache(path.parent / ".matplotlib"):
-        _draw(curves, title, path)
+    with figure(path, (11, 4.2), 110) as drawn:
+        _draw(curves, drawn, title)
 
 
-def _draw(curves: list[Curve], title: str, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_evaluations, by_seconds = figure.subplots(1, 2, sharey=True)
-    figure.suptitle(f"fastps sandblaster: {title}")
+def _draw(curves: list[Curve], drawn: Any, title: str) -> None:
+    by_evaluations, by_seconds = drawn.subplots(1, 2, sharey=True)
+    drawn.suptitle(f"fastps sandblaster: {title}")
     lowest = min(min(curve.fun) for curve in curves)
     for curve in curves:
         # The lowest point itself is not on a logarithmic axis.
@@ -47,4 +42,3 @@ def _draw(curves: list[Curve], title: str, path: Path) -> None:
         axes.grid(alpha=0.25)
     by_evaluations.set_ylabel("f above the lowest f found")
     by_seconds.legend(frameon=False)
-    figure.savefig(path, dpi=110)

@@ -13,10 +13,11 @@ import numpy as np
 
 import fastps
 from fastps._shared.process import CommandError
-from fastps.commands.sandblaster.cluster import Progress, servers
-from fastps.commands.sandblaster.problems import Problem
+from fastps.commands.kit.problems import Problem
+from fastps.commands.kit.servers import LocalCluster
+from fastps.commands.sandblaster.progress import Progress
 from fastps.commands.sandblaster.replica import ReplicaProcess
-from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, Replica, drop, minimize
+from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, drop, minimize
 from fastps.optimize.method import Method
 
 __all__ = ["METHODS", "Config", "Curve", "run"]
@@ -47,7 +48,7 @@ class Config:
     iterations: int
     tol: float
     portions: int
-    shards: int = 0
+    shards: int = 1
     resume: bool = False
 
 
@@ -89,18 +90,14 @@ def run(config: Config, problem: Problem, out: Path, live: Say, say: Say) -> lis
     settings = {name: value for name, value in vars(config).items() if name not in ("resume", "replicas")}
     progress = Progress(out, settings, config.resume)
     with contextlib.ExitStack() as stack:
-        ps: fastps.ParameterServer
-        if config.shards:
-            say(f"starting {config.shards} servers, each in a process of its own")
-            addresses = stack.enter_context(servers(config.shards, out))
-            ps = stack.enter_context(fastps.connect(addresses, timeout=60.0))
-        else:
-            addresses = None
-            ps = stack.enter_context(fastps.Store())
+        say(f"starting {config.shards} servers, each in a process of its own")
+        options = ["--data-dir", str(out / "servers")]
+        cluster = stack.enter_context(LocalCluster(config.shards, out, options))
+        ps = stack.enter_context(fastps.connect(cluster.addresses, timeout=60.0))
         for name, values in problem.start.items():
             ps.register(name, values, optimizer=fastps.SGD(lr=1.0))
         say(f"starting {config.replicas} replicas, each in a process of its own")
-        with _replicas(ps, addresses, config, problem, out) as failed:
+        with _replicas(cluster.addresses, config, out) as failed:
             for method in config.methods:
                 curve = _minimize(ps, config, problem, method, live, progress)
                 say(f"{method}: {curve.result.message if curve.result else 'ended before'}")
@@ -114,50 +111,31 @@ def run(config: Config, problem: Problem, out: Path, live: Say, say: Say) -> lis
 
 
 @contextlib.contextmanager
-def _replicas(
-    ps: fastps.ParameterServer, addresses: str | None, config: Config, problem: Problem, out: Path
-) -> Iterator[list[CommandError]]:
-    """Processes that compute portions of servers; of a store, each with a thread that takes them. Gives what
-    has failed.
-    """
+def _replicas(addresses: str, config: Config, out: Path) -> Iterator[list[CommandError]]:
+    """Processes that compute portions; gives the errors of those that have ended."""
     failed: list[CommandError] = []
     processes: list[ReplicaProcess] = []
+    threads: list[threading.Thread] = []
     stop = threading.Event()
-
-    def work(replica: Replica) -> None:
-        try:
-            while not stop.is_set():
-                replica.run()
-        except CommandError as error:
-            failed.append(error)
 
     def watch(process: ReplicaProcess) -> None:
         error = process.ended()
         if not stop.is_set():
             failed.append(error)
 
-    threads: list[threading.Thread] = []
-    replicas: list[Replica] = []
     try:
         for k in range(config.replicas):
             log = out / f"replica-{k}.log"
-            own = (str(k), config.data, config.data_dir, problem.start, log, addresses)
-            processes.append(ReplicaProcess(*own))
-        for k, process in enumerate(processes):
+            processes.append(ReplicaProcess(str(k), config.data, config.data_dir, addresses, log))
+        for process in processes:
             process.wait()
-            if addresses is not None:
-                threads.append(threading.Thread(target=watch, args=(process,), daemon=True))
-                continue
-            replicas.append(Replica(ps, process, name=f"replica {k}"))
-            threads.append(threading.Thread(target=work, args=(replicas[-1],), daemon=True))
-        for thread in threads:
-            thread.start()
+            threads.append(threading.Thread(target=watch, args=(process,), daemon=True))
+            threads[-1].start()
         yield failed
     finally:
         stop.set()
-        for replica in replicas:
-            replica.stop()
         for process in processes:
+            process.kill()
             process.close()
         for thread in threads:
             thread.join()
@@ -186,8 +164,7 @@ def _minimize(
         result = _search(ps, config, problem, method, live, progress)
     fields = {name: value for name, value in vars(result).items() if name != "history"}
     progress.done[method] = fields
-    if config.shards:
-        progress.save()
+    progress.save()
     return _curve(method, points, result)
 
 
@@ -208,8 +185,7 @@ def _search(
         while points and points[-1][0] >= so_far.nfev:
             points.pop()
         points.append([so_far.nfev, before + so_far.seconds, so_far.fun])
-        if config.shards:
-            progress.save()
+        progress.save()
         shares = ", ".join(str(so_far.replicas.get(f"replica {k}", 0)) for k in range(config.replicas))
         live(
             f"{method:6} batch {so_far.nfev:>5,}  f {so_far.fun:.6f}  |g| {so_far.grad_norm:.1e}  "

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastps._shared.children import Child, python_module
+from fastps.commands.kit.children import Child, python_module
 from fastps.commands.torture.client.signals import SIGNAL
 from fastps.commands.torture.history import History
 from fastps.commands.torture.plan import SLOTS, Action

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastps._shared.children import python_module
 from fastps.checkpoint import arrays
+from fastps.commands.kit.children import python_module
 from fastps.commands.torture.history import History
 from fastps.commands.torture.tensors import PAIR
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fastps
-from fastps._shared.servers import free_ports
+from fastps.commands.kit.servers import free_ports
 from fastps.commands.torture.auditor import Auditor
 from fastps.commands.torture.check import kept, starts
 from fastps.commands.torture.client_lane import ClientLane

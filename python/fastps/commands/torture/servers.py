@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.servers import ServerProcess, free_ports
 from fastps.commands.torture.history import History
 
 __all__ = ["LEASE", "LIMIT", "Shard"]

@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fastps._shared.stats import percentile
 from fastps.commands.demo.state import Run
+from fastps.commands.kit.plot import figure
 
 LOSS, ACCURACY, EVENT = "#b2182b", "#2166ac", "#555555"
 
 
-def has_matplotlib() -> bool:
-    """Whether the picture can be drawn."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 def draw(run: Run, path: Path) -> None:
-    """Write the PNG."""
-    with own_cache(path.parent / ".matplotlib"):
-        _draw(run, path)
+    """Writes the PNG."""
+    with figure(path, (13, 4), 110) as drawn:
+        _draw(run, drawn)
 
 
-@contextlib.contextmanager
-def own_cache(scratch: Path) -> Iterator[None]:
-    """Meanwhile matplotlib keeps its caches in this folder, and nowhere else."""
-    before = os.environ.get("MPLCONFIGDIR")
-    os.environ["MPLCONFIGDIR"] = str(scratch)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MPLCONFIGDIR"]
-        else:
-            os.environ["MPLCONFIGDIR"] = before
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _draw(run: Run, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_time, by_updates, histogram = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1.0))
+def _draw(run: Run, drawn: Any) -> None:
+    by_time, by_updates, histogram = drawn.subplots(1, 3, width_ratios=(1.2, 1.2, 1.0))
     config = run.config
-    figure.suptitle(
+    drawn.suptitle(
         f"fastps demo: {config.data}, Downpour with {config.optimizer}, {config.workers} workers, "
         f"{config.shards} shards, {config.codec}, seed {config.seed}"
     )
@@ -65,7 +36,6 @@ def _draw(run: Run, path: Path) -> None:
         "updates (pushes applied)",
     )
     _histogram(histogram, run)
-    figure.savefig(path, dpi=110)
 
 
 def _curves(axes: Any, run: Run, x: list[float], moments: list[tuple[float, str]], label: str) -> None:

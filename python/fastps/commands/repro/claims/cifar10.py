@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fastps._shared.children import python_module
 from fastps._shared.process import CommandError
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.children import python_module
+from fastps.commands.kit.servers import LocalCluster
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict
 from fastps.commands.repro.convnet import WAYS, Config, final_values, test_error
 from fastps.data import cifar10
@@ -42,27 +42,22 @@ def train(way: str, folder: Path, seed: int) -> list[tuple[float, int, float]]:
     point is that of the server when all workers have ended.
     """
     out = folder / f"{way}.npz"
-    [port] = free_ports(1)
-    address = f"127.0.0.1:{port}"
-    server = ServerProcess(address, [address], folder / "server.log")
     workers: list[subprocess.Popen[bytes]] = []
-    try:
-        if not server.listens(60):
-            raise CommandError("the server did not start")
-        for rank in range(WAYS[way].workers):
-            keeps = str(out) if rank == 0 else None
-            config = Config(address, str(folder), keeps, way, rank, UPDATES, POINTS, seed)
-            command = python_module("fastps.commands.repro.convnet", config.to_json())
-            workers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        for worker in workers:
-            if worker.wait() != 0:
-                raise CommandError(f"a worker of {way} ended with exit code {worker.returncode}")
-        end, last = time.monotonic(), final_values(address)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-        server.kill()
+    with LocalCluster(1, folder) as server:
+        try:
+            for rank in range(WAYS[way].workers):
+                keeps = str(out) if rank == 0 else None
+                config = Config(server.addresses, str(folder), keeps, way, rank, UPDATES, POINTS, seed)
+                command = python_module("fastps.commands.repro.convnet", config.to_json())
+                workers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+            for worker in workers:
+                if worker.wait() != 0:
+                    raise CommandError(f"a worker of {way} ended with exit code {worker.returncode}")
+            end, last = time.monotonic(), final_values(server.addresses)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
     with np.load(out) as kept:
         begin, points = float(kept["begin"]), zip(kept["at"], kept["updates"], kept["values"], strict=True)
         rows = [(float(at), int(updates), values) for at, updates, values in points if updates < UPDATES]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fastps._shared.children import python_module
 from fastps._shared.process import CommandError
-from fastps.commands.demo.ledger import Ledger
+from fastps.commands.kit.children import python_module
+from fastps.commands.kit.ledger import Ledger
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict, row
 
 __all__ = ["CLAIMS"]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import fastps
+from fastps.commands.kit.problems import Problem, load, logistic
 from fastps.commands.repro.batch import PORTIONS, flat, on_arrays, solve, two_loop
 from fastps.commands.repro.batch_time import SLOW, batch_time
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict, row
-from fastps.commands.sandblaster.problems import Problem, load, logistic
 from fastps.optimize import (
     CG,
     LBFGS,

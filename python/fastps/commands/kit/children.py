@@ -6,15 +6,24 @@ Each child watches its standard input (see `fastps._shared.process`) and ends wh
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Child", "python_module"]
+__all__ = ["ONE_THREAD", "Child", "end", "python_module"]
+
+#: The environment of a child that computes on one core.
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
 
 _INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
 """The user's ``FASTPS_...`` variables that children inherit; the others configure the user's own server."""
@@ -23,7 +32,7 @@ _INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
 def python_module(*arguments: str) -> list[str]:
     """The command that runs a module of this package in a fresh interpreter."""
     # The working directory stays off the module path, unless fastps itself is there.
-    found_here = Path(__file__).resolve().parents[2] == Path.cwd()
+    found_here = Path(__file__).resolve().parents[3] == Path.cwd()
     return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
 
 
@@ -70,6 +79,12 @@ class Child:
             while True:
                 yield self.lines.get_nowait()
 
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The JSON objects that have arrived since the last call; other lines are dropped."""
+        for line in self.read_lines():
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
     def read_line(self, timeout: float) -> str | None:
         """The next line; None if none arrives in `timeout` seconds."""
         try:
@@ -99,3 +114,19 @@ class Child:
         with contextlib.suppress(OSError):
             if self.log.stat().st_size == 0:
                 self.log.unlink()
+
+
+def end(children: Iterable[Child], timeout: float) -> None:
+    """Ends processes: SIGTERM to all, SIGKILL to those that live `timeout` seconds later."""
+    children = list(children)
+    for child in children:
+        if child.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGCONT)  # a stopped process takes no other signal
+            child.process.terminate()
+    deadline = time.monotonic() + timeout
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        child.kill()
+        child.close()

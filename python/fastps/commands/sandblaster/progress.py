@@ -1,46 +1,16 @@
-"""Servers of a run, each in a process of its own, and what a resumed run must know of it."""
+"""The record that a resumed run must have of its predecessor."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fastps._shared.files import replaced
 from fastps._shared.process import CommandError
-from fastps._shared.servers import ServerProcess, free_ports
 
-__all__ = ["Progress", "servers"]
-
-#: Seconds that a server may take to recover and listen.
-_START = 60.0
-
-
-@contextlib.contextmanager
-def servers(count: int, out: Path) -> Iterator[str]:
-    """Starts servers, which keep their data below `out`; gives their addresses.
-
-    Raises:
-        CommandError: A server does not start.
-    """
-    data = out / "servers"
-    cluster = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    started: list[ServerProcess] = []
-    try:
-        for k, address in enumerate(cluster):
-            log = out / f"server-{k}.log"
-            started.append(ServerProcess(address, cluster, log, ["--data-dir", str(data)]))
-        for k, server in enumerate(started):
-            if not server.listens(_START):
-                raise CommandError(f"server {k} does not start: {server.last_words()}; see {server.log}")
-        yield ",".join(cluster)
-    finally:
-        for server in started:
-            server.kill()
-            server.close()
+__all__ = ["Progress"]
 
 
 class Progress:
@@ -71,7 +41,7 @@ class Progress:
             before, self.done, self.curves = told["settings"], told["done"], told["curves"]
         except (OSError, ValueError, KeyError, TypeError):
             raise CommandError(
-                f"nothing to resume in {out}: run fastps sandblaster --shards S first, without --resume"
+                f"nothing to resume in {out}: run fastps sandblaster first, without --resume"
             ) from None
         for name, value in settings.items():
             if before.get(name) != value:

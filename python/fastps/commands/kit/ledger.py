@@ -16,7 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fastps.commands.demo.errors import LedgerError
+from fastps._shared.process import CommandError
+
+EXIT_MISMATCH = 3
+
+
+class LedgerError(CommandError):
+    """Acknowledged pushes and the servers' versions do not reconcile. Exit code 3."""
+
+    exit_code = EXIT_MISMATCH
+
 
 COUNTER = "minibatches"
 """The counting tensor: its value is the number of minibatch gradients applied since the last carry."""

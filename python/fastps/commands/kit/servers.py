@@ -1,0 +1,124 @@
+"""Servers of this machine, each in its own process."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fastps._shared.process import LIFELINE, CommandError
+from fastps.commands.kit.children import Child, end, python_module
+
+__all__ = ["LocalCluster", "ServerProcess", "free_ports"]
+
+#: Seconds that a server may take to recover and listen.
+START_TIMEOUT = 60.0
+#: Seconds that a server has to end before it is killed; servers promise 5.
+STOP_TIMEOUT = 8.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports that the system does not assign to others, so that a server can have its port again."""
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        while len(ports) < count:
+            port = random.randrange(20_000, 32_000)
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
+        return ports
+
+
+class ServerProcess(Child):
+    """The server of one shard, started as ``fastps serve``.
+
+    Args:
+        address: The address it listens on.
+        cluster: The addresses of all shards.
+        log: The file for its standard error.
+        options: More options of ``fastps serve``.
+        program: Command to run instead of ``fastps serve``.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        cluster: Iterable[str],
+        log: Path,
+        options: Iterable[str] = (),
+        program: Sequence[str] | None = None,
+    ) -> None:
+        serve = [*(program or python_module("fastps", "serve"))]
+        serve += ["--listen", address, "--cluster", ",".join(cluster)]
+        super().__init__([*serve, *options], log, {LIFELINE: "stdin", "NO_COLOR": "1"})
+
+    def listens(self, timeout: float) -> bool:
+        """Waits until the server listens; False if it ends first or is not ready in `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            line = self.read_line(0.05)
+            if line is not None and "listening on" in line:
+                return True
+            if line is None and self.process.poll() is not None and self.drained():
+                return False
+        return False
+
+
+class LocalCluster:
+    """Servers of one cluster on loopback, all of which end with the block.
+
+    Args:
+        shards: Number of servers.
+        folder: For their logs, ``shard-0.log`` and so on.
+        options: More options of ``fastps serve``.
+        program: Command to run instead of ``fastps serve``.
+
+    Attributes:
+        addresses: Of all servers, separated by commas.
+
+    Raises:
+        CommandError: A server does not start; none is left.
+    """
+
+    def __init__(
+        self, shards: int, folder: Path, options: Iterable[str] = (), program: Sequence[str] | None = None
+    ) -> None:
+        cluster, options = [f"127.0.0.1:{port}" for port in free_ports(shards)], list(options)
+        self.addresses = ",".join(cluster)
+        self._servers: list[ServerProcess] = []
+        try:
+            for shard, address in enumerate(cluster):
+                log = folder / f"shard-{shard}.log"
+                self._servers.append(ServerProcess(address, cluster, log, options, program))
+            for shard, server in enumerate(self._servers):
+                if not server.listens(START_TIMEOUT):
+                    raise CommandError(
+                        f"shard {shard} does not start: {server.last_words()}; see {server.log}"
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Raises `CommandError` if a server has ended."""
+        for shard, server in enumerate(self._servers):
+            if (code := server.process.poll()) is not None:
+                raise CommandError(f"shard {shard} ended with exit code {code}: {server.last_words()}")
+
+    def close(self) -> None:
+        """Ends them."""
+        end(self._servers, STOP_TIMEOUT)
+        self._servers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
