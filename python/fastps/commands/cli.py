@@ -25,6 +25,33 @@ from fastps._shared.process import (
     attach_server,
 )
 
+_COMMANDS = {
+    "run and operate": {
+        "serve": "run shard servers",
+        "status": "show counters and open spaces of a running cluster",
+        "ls": "list the tensors of a running cluster, by run",
+        "rm": "free the tensors of a run",
+        "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
+        "doctor": "check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
+    },
+    "learn and check": {
+        "demo": "train a classifier with Downpour SGD on this machine; one worker is killed half-way",
+        "live": "watch servers and workers train, on a page in the browser",
+        "sandblaster": "minimize a loss with L-BFGS and conjugate gradients, with replica processes",
+        "rl": "train a policy by reinforcement learning",
+        "repro": "check published claims about distributed training with runs of the real store",
+        "torture": "inject faults into servers and clients, and check that nothing is lost or counted twice",
+    },
+}
+
+
+def _listing() -> str:
+    """The commands by group."""
+    lines = []
+    for group, commands in _COMMANDS.items():
+        lines += [f"{group}:", *(f"  {name:12} {text}" for name, text in commands.items()), ""]
+    return "\n".join([*lines, "fastps COMMAND --help explains a command."])
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``fastps``: runs a subcommand; returns the exit code."""
@@ -69,13 +96,15 @@ def _parser() -> argparse.ArgumentParser:
     from fastps.commands.torture import command as torture
 
     parser = argparse.ArgumentParser(
-        prog="fastps", description="A parameter server: sharded, asynchronous, fast."
+        prog="fastps",
+        description="A parameter server: sharded, asynchronous, fast.",
+        epilog=_listing(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="see below")
     demo = commands.add_parser(
         "demo",
-        help="train a classifier with Downpour SGD on this machine; one worker is killed half-way",
         description="Start shard servers and workers on this machine and train a classifier on handwritten\n"
         "digits with Downpour SGD. Kill a worker half-way, start another late; training continues.",
     )
@@ -83,26 +112,22 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(execute=command.execute)
     blaster = commands.add_parser(
         "sandblaster",
-        help="minimize a loss with L-BFGS and conjugate gradients, with replica processes",
         description="Minimize a classifier's loss over all samples with batch optimizers. Replica processes\n"
         "compute portions of the samples, idle ones repeat slow portions; neither changes the result.",
     )
     sandblaster.add_arguments(blaster)
     blaster.set_defaults(execute=sandblaster.execute)
-    commands.add_parser("serve", help="run shard servers (see fastps serve --help)", add_help=False)
+    commands.add_parser("serve", add_help=False)
     commands.add_parser(
         "checkpoint",
-        help="save, list, verify, restore, export, upload or fetch snapshots (see fastps checkpoint --help)",
         add_help=False,
     )
     commands.add_parser(
         "rl",
-        help="train a policy by reinforcement learning (see fastps rl --help)",
         add_help=False,
     )
     status = commands.add_parser(
         "status",
-        help="show counters and open spaces of a running cluster",
         description="Show the counters of all shards of a running cluster, and its open spaces.\n"
         "The exit code is 1 if a shard does not answer.",
     )
@@ -120,7 +145,6 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(execute=_status)
     lister = commands.add_parser(
         "ls",
-        help="list the tensors of a running cluster, by run",
         description="List the tensors of a running cluster, by run, with their last change.",
     )
     runs.add_arguments(lister)
@@ -129,7 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     lister.set_defaults(execute=runs.ls)
     remover = commands.add_parser(
         "rm",
-        help="free the tensors of a run",
         description="Free all tensors of a run. The servers and later snapshots no longer have them.",
     )
     runs.add_arguments(remover)
@@ -137,7 +160,6 @@ def _parser() -> argparse.ArgumentParser:
     remover.set_defaults(execute=runs.rm)
     physician = commands.add_parser(
         "doctor",
-        help="check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
         description="Examine this machine, measure it for about ten seconds, and warn about problems.\n"
         "The exit code is 1 if vector lanes tear, otherwise 0.",
     )
@@ -145,7 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     physician.set_defaults(execute=doctor.execute)
     torturer = commands.add_parser(
         "torture",
-        help="inject faults into servers and clients, and check that nothing is lost or counted twice",
         description="Start servers and clients on this machine, inject faults, and compare what each client\n"
         "was told with the servers' state.",
     )
@@ -153,7 +174,6 @@ def _parser() -> argparse.ArgumentParser:
     torturer.set_defaults(execute=torture.execute)
     reproducer = commands.add_parser(
         "repro",
-        help="check published claims about distributed training with runs of the real store",
         description="Check claims from papers, and our own, with simulated runs of the real store. Print\n"
         "the measured figures beside the thresholds and the papers' figures, and draw pictures.",
     )
@@ -161,7 +181,6 @@ def _parser() -> argparse.ArgumentParser:
     reproducer.set_defaults(execute=repro.execute)
     viewer = commands.add_parser(
         "live",
-        help="watch servers and workers train, on a page in the browser",
         description="Start shard servers and workers on this machine and serve a page that shows them:\n"
         "stale gradients, waiting, codecs, and what happens when one is killed. The page also runs the\n"
         "same parameter server inside the browser.",
