@@ -104,8 +104,9 @@ class ClientLane:
         """Sends signals until the order is carried out, or some time is over."""
         late = time.monotonic() + action.args["after"]
         while time.monotonic() < late:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.process.send_signal(SIGNAL)
+            if self._life is not None:  # else it may not handle the signal yet
+                with contextlib.suppress(ProcessLookupError):
+                    self._child.process.send_signal(SIGNAL)
             if (line := self._child.read_line(action.args["every"])) is not None and self._take(line):
                 return
         self._wait(action.step, HANG)
