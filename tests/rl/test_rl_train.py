@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fastps
-from fastps import cli
+from fastps.commands import cli
 from fastps.commands.kit.servers import ServerProcess, free_ports
 from fastps.rl import A3C, ActorCritic, Naive, WorkerError, train, work
 from fastps.rl.learner import FRAMES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps import cli
+from fastps.commands import cli
 
 SLICE = 63 * 4096
 #: A finite gradient whose step overflows at the given rate.
