@@ -1,8 +1,9 @@
 """Saves parameters and optimizer state of any `ParameterServer` to one safetensors file, and loads it.
 
 Each tensor has its own name, and each slot of its optimizer a name such as ``w.exp_avg`` (as from
-``fastps checkpoint export --state``); optimizers and step counts are in the file's metadata. Any safetensors
-reader opens the file. Needs the package ``safetensors`` (``pip install safetensors``).
+``fastps checkpoint export --state``). The file's metadata has optimizers, step counts, and the SHA-256 of
+each tensor, which `load` verifies. Any safetensors reader opens the file. Needs the package ``safetensors``
+(``pip install safetensors``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastps import optim
-from fastps._shared.files import replaced
+from fastps._shared import tensor_file
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer, TensorSpec
@@ -55,7 +56,7 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
     >>> other.pull("w"), other.state("w")["step"]
     (array([-0.5, -0.5], dtype=float32), array([1]))
     """
-    write = _safetensors().numpy.save_file
+    tensor_file.library()  # before anything is pulled
     chosen = ps.names() if names is None else [names] if isinstance(names, str) else list(names)
     arrays = ps.pull(chosen)
     tensors: dict[str, Any] = {}
@@ -76,23 +77,25 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
             "steps": steps,
             "slots": slots,
         }
-    about = {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})}
-    with replaced(path) as unfinished:
-        write(arrays, unfinished, about)
+    tensor_file.write(path, arrays, {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})})
 
 
-def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None) -> list[str]:
+def load(
+    ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None, *, verify: bool = True
+) -> list[str]:
     """Loads a file's tensors into a store: registers new ones and replaces the others.
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
         path: A file of `save`, or any safetensors file of float32 and float64 tensors.
         optimizer: Only for a file without optimizers; all its tensors then start with new optimizer state.
+        verify: False: load values that differ from their digests. Files of other programs have no digests.
 
     Returns:
         The names of the file's tensors.
 
     Raises:
+        DamagedFileError: The file is not whole, or not what was written; nothing was changed.
         DTypeError: A tensor is neither float32 nor float64, or is registered with another dtype; nothing was
             changed.
         NonFiniteError: A value, not of optimizer state, is NaN or infinite; nothing was changed.
@@ -101,7 +104,7 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         OSError: The file cannot be read.
         ImportError: The package ``safetensors`` is not installed.
     """
-    about, arrays = _read(path)
+    about, arrays = _read(path, verify)
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
         specs = _plain(path, arrays, optimizer)
@@ -118,9 +121,8 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         except ConfigError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the metadata of {os.fspath(path)} is damaged: {type(error).__name__} {error}"
-            ) from error
+            got = f"{type(error).__name__} {error}"
+            raise tensor_file.damaged(path, "metadata of fastps.checkpoint", got) from error
     for name in specs:  # alone: optimizer state may be infinite
         if not np.isfinite(arrays[name]).all():
             raise NonFiniteError(
@@ -151,45 +153,21 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
     return list(specs)
 
 
-def arrays(path: File) -> dict[str, Array]:
+def arrays(path: File, verify: bool = True) -> dict[str, Array]:
     """The values in a file, by name; the optimizer state, too, if the file does not say what it is."""
-    about, found = _read(path)
-    names = found if about is None else json.loads(about)["tensors"]
-    return {name: found[name] for name in names}
+    about, found = _read(path, verify)
+    try:
+        names = found if about is None else json.loads(about)["tensors"]
+        return {name: found[name] for name in names}
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        got = f"{type(error).__name__} {error}"
+        raise tensor_file.damaged(path, "metadata of fastps.checkpoint", got) from error
 
 
-def _read(path: File) -> tuple[str | None, dict[str, Array]]:
+def _read(path: File, verify: bool) -> tuple[str | None, dict[str, Array]]:
     """What a file says of its tensors, and the tensors."""
-    library = _safetensors()
-    try:
-        with library.safe_open(path, framework="np") as file:
-            about = (file.metadata() or {}).get(_KEY)
-            keys = list(file.keys())
-            for key in keys:  # before any is read: NumPy lacks some types
-                _check_dtype(path, key, file.get_slice(key).get_dtype())
-            return about, {key: file.get_tensor(key) for key in keys}
-    except library.SafetensorError as error:
-        raise ConfigError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError("fastps.checkpoint needs safetensors: pip install safetensors") from error
-    return safetensors
-
-
-def _check_dtype(path: File, key: str, dtype: str) -> None:
-    """Fails for a type of the format that no tensor has."""
-    if dtype not in ("F32", "F64"):
-        expected = "float32 or float64"
-        raise DTypeError(
-            f'wrong dtype in {os.fspath(path)} (tensor "{key}"): expected {expected}, got {dtype}',
-            tensor=key,
-            expected=expected,
-            got=dtype,
-        )
+    about, found = tensor_file.read(path, verify)
+    return about.get(_KEY), found
 
 
 def new_state(optimizer: optim.Optimizer, values: Any) -> dict[str, Any]:
@@ -224,23 +202,15 @@ def _said(
     for name, said in about["tensors"].items():
         missing = {name, *said["slots"].values()} - arrays.keys()
         if missing:
-            raise ConfigError(
-                f'{os.fspath(path)} lists an array that it lacks (tensor "{min(missing)}")', tensor=name
-            )
+            raise tensor_file.damaged(path, "every array that the metadata lists", "none", min(missing))
         shape, steps = arrays[name].shape, said["steps"]
         if any(arrays[key].shape != shape for key in said["slots"].values()):
-            raise ConfigError(f'{os.fspath(path)} has a slot of another shape (tensor "{name}")', tensor=name)
+            raise tensor_file.damaged(path, f"slots of shape {shape}", "a slot of another shape", name)
         dtype = str(arrays[name].dtype)
         if any(str(arrays[key].dtype) != dtype for key in said["slots"].values()):
-            raise DTypeError(f'{os.fspath(path)} has a slot of another dtype (tensor "{name}")', tensor=name)
+            raise tensor_file.damaged(path, f"slots of {dtype}", "a slot of another dtype", name)
         if not all(type(step) is int and step >= 0 for step in steps):
-            expected, got = "whole numbers of steps", ", ".join(map(str, steps))
-            raise ConfigError(
-                f'{os.fspath(path)} has invalid steps (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=expected,
-                got=got,
-            )
+            raise tensor_file.damaged(path, "whole numbers of steps", ", ".join(map(str, steps)), name)
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in said["settings"].items()}
         if said["optimizer"] not in optim.__all__:
             expected, got = (
@@ -255,8 +225,11 @@ def _said(
                 expected=expected,
                 got=got,
             )
-        kind = getattr(optim, said["optimizer"])
-        specs[name] = TensorSpec(name, shape, dtype, said["apply"], said["group"], kind(**settings))
+        try:
+            rule = getattr(optim, said["optimizer"])(**settings)
+        except (ConfigError, TypeError) as error:
+            raise tensor_file.damaged(path, f"settings of {said['optimizer']}", str(error), name) from error
+        specs[name] = TensorSpec(name, shape, dtype, said["apply"], said["group"], rule)
     return specs, about["tensors"]
 
 

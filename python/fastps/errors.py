@@ -18,6 +18,7 @@ __all__ = [
     "ConfigError",
     "ConnectionLostError",
     "DTypeError",
+    "DamagedFileError",
     "DeadlineError",
     "FastpsError",
     "FencedError",
@@ -102,6 +103,13 @@ class FrameError(FastpsError, ValueError):
 
 class ConfigError(FastpsError, ValueError):
     """An option is invalid, or a second registration differs from the first."""
+
+
+class DamagedFileError(ConfigError):
+    """A file is not what was written: it is cut off, its bytes have changed, or it is another kind of file.
+
+    Nothing was loaded.
+    """
 
 
 class CapacityError(FastpsError, MemoryError):

@@ -338,7 +338,7 @@ def test_what_does_not_fit_changes_nothing(runs, store, tmp_path):
         with pytest.raises(error, match=text):
             fastps.torch.resume(model, optimizer, file(**changed), keep="checkpoint")
     for name, error, text in [
-        ("cut.pt", fastps.ConfigError, "no whole file"),
+        ("cut.pt", fastps.DamagedFileError, "expected a whole file"),
         ("none.pt", OSError, "none.pt"),
     ]:
         with pytest.raises(error, match=text):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fastps._fastps import Versions
+from fastps._shared import tensor_file
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
-from fastps._shared.files import replaced
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
@@ -292,10 +291,5 @@ def _check_finite(values: Mapping[str, Array]) -> None:
 
 
 def _write(path: File, values: dict[str, Array], found: Evaluation) -> None:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError("keep= needs safetensors: pip install safetensors") from error
     about = {"evaluation": json.dumps({"version": found.version, "metrics": found.metrics})}
-    with replaced(path) as unfinished:
-        safetensors.numpy.save_file(values, os.fspath(unfinished), about)
+    tensor_file.write(path, values, about)

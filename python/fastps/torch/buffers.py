@@ -14,11 +14,13 @@ import torch
 from fastps import checkpoint
 from fastps._shared.handles import PushHandle
 from fastps._shared.kept import BUFFERS
+from fastps._shared.tensor_file import damaged
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError, NonFiniteError, ShapeError
 from fastps.optim import Average
 from fastps.store import Store
+from fastps.torch import _file
 
 __all__ = ["Buffers", "load"]
 
@@ -177,6 +179,7 @@ def load(
     *,
     prefix: str = "",
     strict: bool = True,
+    verify: bool = True,
 ) -> None:
     """Fills a model's parameters and floating-point buffers, to evaluate it or to use it elsewhere.
 
@@ -188,8 +191,10 @@ def load(
             checkpoint export``, `fastps.checkpoint.save`, `fastps.evaluator` or `fastps.torch.save`.
         prefix: Put before every name.
         strict: False: tensors that the source lacks stay as they are.
+        verify: False: load a file's values though they differ from their checksums.
 
     Raises:
+        DamagedFileError: The file is not whole, or not what was written; nothing is changed.
         ConfigError: The source lacks a tensor, or the file has another format; nothing is changed.
         ShapeError: A tensor has another shape; nothing is changed.
         OSError: The file cannot be read.
@@ -213,7 +218,7 @@ def load(
     buffers = floating(model, prefix)
     values: Mapping[str, Any] = {}
     if not isinstance(source, ParameterServer):
-        values = source if isinstance(source, Mapping) else _from_file(source)
+        values = source if isinstance(source, Mapping) else _from_file(source, verify)
     there = set(source.names()) if isinstance(source, ParameterServer) else set(values)
     pairs: list[tuple[str, torch.Tensor]] = [
         (name if name in there else first[id(param)], param) for name, param in wanted.items()
@@ -256,12 +261,14 @@ def _other_prefix(name: str, there: set[str]) -> str | None:
     return next((prefix for prefix in found if not prefix or prefix.endswith((".", "/"))), None)
 
 
-def _from_file(path: File) -> Mapping[str, Any]:
+def _from_file(path: File, verify: bool) -> Mapping[str, Any]:
     """The tensors of a file, by name."""
     with open(path, "rb") as file:
         is_zip = file.read(2) == b"PK"
     if not is_zip:
-        return checkpoint.arrays(path)
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    model: Mapping[str, Any] = saved.get("model", saved)
+        return checkpoint.arrays(path, verify)
+    saved = _file.read(path, verify)
+    model = saved.get("model", saved) if isinstance(saved, dict) else saved
+    if not isinstance(model, Mapping):
+        raise damaged(path, "the state dict of a model", type(model).__name__)
     return model

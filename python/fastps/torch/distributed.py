@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from fastps import optim
+from fastps._shared.tensor_file import damaged
 from fastps._shared.types import File
 from fastps.checkpoint import new_state
 from fastps.connection import ParameterServer
@@ -93,18 +95,20 @@ def load_distributed(
         keys: As for `save_distributed`.
 
     Raises:
+        DamagedFileError: A file of the checkpoint is not whole; nothing is changed in the store.
         ConfigError: As from `to_store`, or the checkpoint lacks a tensor or has it in another shape, or has
             another optimizer's state or none; nothing is changed then.
         OSError: The directory cannot be read.
     """
     those = theirs(model, optimizer, prefix)
     missing(ps, those)  # raises if they are others
-    there = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+    with _damage_of(path):
+        there = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
     of_model = get_model_state_dict(model)
     tensors = {name: value for name, value in of_model.items() if isinstance(value, torch.Tensor)}
     _compare(there, keys[0], of_model)
     states = _room(there, keys[1], dict(zip(_names(model, optimizer, those), those, strict=True)))
-    with _by_this_process_alone():
+    with _by_this_process_alone(), _damage_of(path):
         wanted = {keys[0]: tensors, keys[1]: {"state": states}}
         state_dict_loader.load(wanted, checkpoint_id=path, no_dist=True)
     set_model_state_dict(model, of_model)
@@ -185,3 +189,16 @@ def _by_this_process_alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
+
+
+@contextlib.contextmanager
+def _damage_of(path: File) -> Iterator[None]:
+    """Gives one exception for those that torch raises over damaged files: of any type, or of many at once."""
+    try:
+        yield
+    except OSError:
+        raise
+    except (CheckpointException, Exception) as error:
+        found = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        got = (str(found) or type(found).__name__).partition("\n")[0]
+        raise damaged(path, "a whole checkpoint of torch.distributed", got) from error

@@ -27,6 +27,7 @@ from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
+from fastps.torch._averaged import warn_if_averaged
 from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
@@ -250,6 +251,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker = self._open()
         if not worker._stepped:
             worker._first_step(random_state(), "fastps.torch.seed(base, ps)", self._raw())
+            warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
         try:
             self._filled.watched.check()
             rates = self._rates()

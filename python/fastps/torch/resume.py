@@ -7,7 +7,6 @@ import hashlib
 import io
 import logging
 import os
-import pickle
 import secrets
 import time
 from collections.abc import Mapping
@@ -18,10 +17,12 @@ import numpy as np
 import torch
 
 from fastps._shared.files import replaced
+from fastps._shared.tensor_file import damaged
 from fastps._shared.text import quoted
 from fastps._shared.types import File
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
+from fastps.torch import _file
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, wrong
 from fastps.torch.optimizer import ParameterServerOptimizer, _arrays
@@ -90,9 +91,11 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
         value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
         saved[_plain(key)] = value.detach().cpu()
     ps, at = optimizer._ps, optimizer._prefix + _NOTE
-    about = {"run": note(ps, at, [_COMPLETE, *_number()])[1:], "rank": optimizer._rank}
+    parts = {"model": saved, "optimizer": state}
+    run = note(ps, at, [_COMPLETE, *_number()])[1:]
+    about = {"run": run, "rank": optimizer._rank, "sha256": _file.digests(parts)}
     with replaced(path) as unfinished:
-        torch.save({"model": saved, "optimizer": state, "fastps": about, **more}, unfinished)
+        torch.save({**parts, "fastps": about, **more}, unfinished)
 
 
 def resume(
@@ -101,6 +104,7 @@ def resume(
     path: File,
     *,
     keep: Literal["checkpoint", "servers"] | None = None,
+    verify: bool = True,
 ) -> dict[str, Any]:
     """Continues from a checkpoint, on new servers or on those that still have the run.
 
@@ -121,11 +125,13 @@ def resume(
             the same parameters in the same order.
         keep: ``"checkpoint"`` puts the checkpoint on the servers whatever they have: one worker does this
             before the others begin. ``"servers"`` takes only the model's buffers and what else there is.
+        verify: False: load values that differ from their checksums.
 
     Returns:
         Whatever else is in the file.
 
     Raises:
+        DamagedFileError: The file is not whole, or not what was written; nothing is changed.
         ConfigError: The file does not fit, or it is not clear whether the checkpoint or the servers' values
             are meant; nothing is changed.
         ShapeError: A tensor of the file has another shape; nothing is changed.
@@ -134,7 +140,7 @@ def resume(
     """
     if keep not in (None, "checkpoint", "servers"):
         raise wrong("keep", "'checkpoint', 'servers' or None", keep)
-    saved = _read(path, model, _ours(optimizer))
+    saved = _read(path, model, _ours(optimizer), verify)
     worker = optimizer._open()
     at = optimizer._prefix + _NOTE
     puts = (keep or _choose(saved, optimizer, at, path)) == "checkpoint"
@@ -289,20 +295,15 @@ def _number() -> list[float]:
     return [float(part) for part in secrets.token_bytes(8)]
 
 
-def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> _Saved:
+def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimizer, verify: bool) -> _Saved:
     """Reads a file; raises unless all of it fits."""
-    try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
-            file.seek(0)
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise _unreadable(path, error) from error
-    if not isinstance(saved, dict) or not {"model", "optimizer"} <= saved.keys():
-        got = sorted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
-        raise wrong("checkpoint", '"model" and "optimizer" in the file', got)
-    about = saved.get("fastps", {})
-    theirs = saved["optimizer"]
+    saved = _file.read(path, verify)
+    if not _is_checkpoint(saved):
+        got = quoted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
+        raise damaged(
+            path, 'state dicts "model" and "optimizer"', got, advice="name a file of fastps.torch.save"
+        )
+    about, theirs = saved.get("fastps", {}), saved["optimizer"]
     states, groups = optimizer._saved(theirs), theirs["param_groups"]
     return _Saved(
         _of_model(saved["model"], model),
@@ -311,25 +312,9 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         max((int(state.get("step", 0)) for state in states.values()), default=0),
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
         {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None,
-        about.get("run", [float(part) for part in digest[:8]]),
+        about["run"] if "run" in about else _number_of(path),
         about.get("rank", theirs.get("fastps", {}).get("rank")),
         {key: value for key, value in saved.items() if key not in _OWN},
-    )
-
-
-def _unreadable(path: File, error: Exception) -> ConfigError:
-    try:
-        others = torch.serialization.get_unsafe_globals_in_checkpoint(os.fspath(path))
-    except Exception:
-        others = []
-    if not others:
-        return ConfigError(f"{os.fspath(path)} is no whole file of torch.save: {error}")
-    expected, got = "values that torch.load(weights_only=True) reads", ", ".join(others)
-    return ConfigError(
-        f"{os.fspath(path)} has other objects than torch reads safely: expected {expected}, got {got}; if "
-        f"you trust the file, call resume in torch.serialization.safe_globals([{got}])",
-        expected=expected,
-        got=got,
     )
 
 
@@ -345,6 +330,25 @@ def _check_readable(more: Mapping[str, Any]) -> None:
                 raise wrong(
                     f"value {name}", "what torch.load(weights_only=True) reads", type(value).__name__
                 ) from error
+
+
+def _is_checkpoint(saved: object) -> bool:
+    """Whether a file has the state dicts of a model and of an optimizer."""
+    if not isinstance(saved, dict) or not isinstance(saved.get("fastps", {}), dict):
+        return False
+    model, optimizer = saved.get("model"), saved.get("optimizer")
+    return (
+        isinstance(model, dict)
+        and all(isinstance(value, torch.Tensor) for value in model.values())
+        and isinstance(optimizer, dict)
+        and {"state", "param_groups"} <= optimizer.keys()
+    )
+
+
+def _number_of(path: File) -> list[float]:
+    """The number of the run of a file that says none."""
+    with open(path, "rb") as file:
+        return [float(part) for part in hashlib.file_digest(file, "sha256").digest()[:8]]
 
 
 def _of_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:

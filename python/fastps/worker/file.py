@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.files import replaced
+from fastps._shared.tensor_file import damaged
 from fastps._shared.types import File
 from fastps.errors import ConfigError
 
@@ -38,7 +39,7 @@ def write(path: File, state: Mapping[str, Any]) -> None:
 
 
 def read(path: File) -> dict[str, Any]:
-    """Reads a file of `write`; raises `ConfigError` if it is another file or damaged."""
+    """Reads a file of `write`; raises `DamagedFileError` if it is another file or damaged."""
     try:
         with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
@@ -71,4 +72,5 @@ def read(path: File) -> dict[str, Any]:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        raise ConfigError(f"{os.fspath(path)} is not a valid file of a worker's state: {error}") from error
+        got = f"{type(error).__name__} {error}"
+        raise damaged(path, "a whole file of Worker.save", got) from error

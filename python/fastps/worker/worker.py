@@ -584,7 +584,8 @@ class Worker:
         Parameters and optimizer state are on the server, which may have continued in the meantime.
 
         Raises:
-            ConfigError, ShapeError: The file is damaged, or as for `load_state_dict`; nothing is changed.
+            DamagedFileError: The file is damaged or another one; nothing is changed.
+            ConfigError, ShapeError: As for `load_state_dict`; nothing is changed.
             OSError: The file cannot be read.
         """
         from fastps.worker import file

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from fastps._shared import tensor_file
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps._shared.stats import percentile
 from fastps.errors import ConfigError
@@ -173,9 +174,8 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
 def _write(run: Run, title: str, out: Path, stream: TextIO) -> None:
     """Writes the model and the picture, if the packages for them are there."""
     try:
-        from safetensors.torch import save_file
-
-        save_file(run.model.state_dict(), out / "model.safetensors")
+        state = run.model.state_dict()
+        tensor_file.write(out / "model.safetensors", {name: state[name].numpy() for name in state}, {})
     except ImportError:
         print("for the model as a file: pip install safetensors", file=stream)
     try:

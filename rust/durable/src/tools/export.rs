@@ -4,10 +4,11 @@ use crate::files::io::{failed, sync_directory};
 use crate::files::names::UNFINISHED_SUFFIX;
 use crate::files::output::Output;
 use crate::files::removal::remove;
-use crate::snapshot::safetensors::Layout;
+use crate::snapshot::safetensors::{Layout, TensorDigest};
 use crate::tools::source::{Reading, Source, Tensor};
 use crate::tools::target::parent;
 use fastps_core::error::{Error, Kind, Result};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The result of an export.
@@ -22,7 +23,7 @@ pub struct Exported {
 }
 
 /// Writes a safetensors file with every tensor of `source` and, with `state`, every slot of its optimizer
-/// (`name.slot`). The file appears when it is durable.
+/// (`name.slot`), with the SHA-256 of each in the metadata. The file appears when it is durable.
 pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Result<Exported> {
     let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
     if file.exists() {
@@ -50,28 +51,51 @@ pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Resu
 }
 
 fn write(tensors: &[Tensor<'_>], state: bool, output: &mut Output) -> Result<()> {
-    let mut layout = Layout::default();
-    for Tensor { holding, .. } in tensors {
-        let spec = &holding.spec;
-        let mut add = |name| layout.add(name, spec.shape.clone(), spec.dtype, spec.elements());
-        add(spec.name.to_string());
-        for slot in spec.optimizer.slots().iter().filter(|_| state) {
-            add(format!("{}.{slot}", spec.name));
+    let (mut layout, mut digests) = (Layout::default(), BTreeMap::new());
+    for tensor in tensors {
+        let spec = &tensor.holding.spec;
+        for (part, name) in parts(tensor, state) {
+            let name = layout.add(name, spec.shape.clone(), spec.dtype, spec.elements());
+            let mut digest = TensorDigest::new(&spec.shape, spec.dtype);
+            each(tensor, part, |bytes| {
+                digest.update(bytes);
+                Ok(())
+            })?;
+            digests.insert(name, digest.finish());
         }
     }
+    layout.add_digests(&digests)?;
     output.write(&layout.header()?)?;
-    for Tensor { holding, slices, .. } in tensors {
-        for slice in slices {
-            output.write(slice.image()?.values.as_ref())?;
+    for tensor in tensors {
+        for (part, _) in parts(tensor, state) {
+            each(tensor, part, |bytes| output.write(bytes).map(drop))?;
         }
-        let slots = if state { holding.spec.optimizer.slots().len() } else { 0 };
-        // A slice stores its slots one after the other; in the file each slot is whole.
-        for slot in 0..slots {
-            for slice in slices {
-                let image = slice.image()?;
-                let bytes = slice.bytes();
-                output.write(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])?;
-            }
+    }
+    Ok(())
+}
+
+/// The values of a tensor, or a slot of its optimizer.
+#[derive(Clone, Copy)]
+enum Exportable {
+    Values,
+    Slot(usize),
+}
+
+/// What the file has of a tensor, and under which name.
+fn parts(tensor: &Tensor<'_>, state: bool) -> Vec<(Exportable, String)> {
+    let spec = &tensor.holding.spec;
+    let slots = spec.optimizer.slots().into_iter().filter(|_| state).enumerate();
+    let slots = slots.map(|(slot, name)| (Exportable::Slot(slot), format!("{}.{name}", spec.name)));
+    std::iter::once((Exportable::Values, spec.name.to_string())).chain(slots).collect()
+}
+
+/// Calls `to` with the bytes of a part, slice by slice. A slice stores its slots one after the other.
+fn each(tensor: &Tensor<'_>, part: Exportable, mut to: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    for slice in &tensor.slices {
+        let (image, bytes) = (slice.image()?, slice.bytes());
+        match part {
+            Exportable::Values => to(image.values.as_ref())?,
+            Exportable::Slot(slot) => to(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])?,
         }
     }
     Ok(())

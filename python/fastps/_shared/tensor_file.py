@@ -1,0 +1,182 @@
+"""Safetensors files with a digest per tensor: written whole, and verified when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastps._shared.files import replaced
+from fastps._shared.types import Array, File
+from fastps.errors import DamagedFileError, DTypeError
+
+__all__ = ["NOT_VERIFIED", "compare", "damaged", "digest", "library", "read", "write"]
+
+_COPY = "restore the file from a copy, or save it once more"
+#: What to do about a file that could be read but is not what was written.
+NOT_VERIFIED = f"{_COPY}; verify=False loads it as it is"
+
+#: The metadata with the digests, by name. `_ABOUT`, a name that no tensor has, stands for all other metadata.
+DIGESTS, _ABOUT = "fastps.sha256", "__metadata__"
+_DTYPES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
+#: As the format has it; a longer header is no header.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def library() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError("safetensors files need the package: pip install safetensors") from error
+    return safetensors
+
+
+def write(path: File, arrays: Mapping[str, Any], about: Mapping[str, str]) -> None:
+    """Writes float32 and float64 arrays with metadata, completely or not at all."""
+    save = library().numpy.save_file
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    digests = {name: digest(_DTYPES[array.dtype], array.shape, array) for name, array in contiguous.items()}
+    digests |= _of_metadata(about)
+    with replaced(path) as unfinished:
+        save(contiguous, unfinished, {**about, DIGESTS: json.dumps(digests)})
+
+
+def read(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Array]]:
+    """The metadata and the arrays of a file.
+
+    Args:
+        path: Any safetensors file of float32 and float64 tensors.
+        verify: Whether to compare the digests, which only files of fastps have.
+
+    Raises:
+        DamagedFileError: The file is not whole, or not what was written.
+        DTypeError: A tensor has another type.
+        OSError: The file cannot be read.
+        ImportError: The package ``safetensors`` is not installed.
+    """
+    own = library()
+    with open(path, "rb"):  # names the file if it cannot be read
+        pass
+    try:
+        with own.safe_open(path, framework="np") as file:
+            about: dict[str, str] = dict(file.metadata() or {})
+            types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+            for key, dtype in types.items():  # before any is read: NumPy lacks some types
+                _check_dtype(path, key, dtype)
+            arrays = {key: file.get_tensor(key) for key in types}
+    except own.SafetensorError as error:
+        raise _diagnosed(path, error) from error
+    digests = about.pop(DIGESTS, None)
+    if verify and digests is not None:
+        there = {key: digest(types[key], array.shape, array) for key, array in arrays.items()}
+        compare(path, _parsed(path, digests), {**there, **_of_metadata(about)})
+    return about, arrays
+
+
+def digest(dtype: str, shape: Sequence[int], values: Any) -> str:
+    """The SHA-256 of a tensor: of its type and shape, such as ``F32[2, 3]``, and of its bytes."""
+    sha = hashlib.sha256(f"{dtype}{list(shape)}".encode())
+    sha.update(memoryview(values).cast("B") if values.size else b"")
+    return sha.hexdigest()
+
+
+def compare(path: File, said: Mapping[str, Any], there: Mapping[str, str]) -> None:
+    """Raises unless a file's digests are those of its tensors and metadata."""
+    for name in sorted(said.keys() | there.keys()):
+        expected, got = (f"SHA-256 {of[name]}" if name in of else "none" for of in (said, there))
+        if expected != got:
+            raise damaged(path, expected, got, None if name == _ABOUT else name, NOT_VERIFIED)
+
+
+def damaged(
+    path: File, expected: str, got: str, tensor: str | None = None, advice: str = _COPY
+) -> DamagedFileError:
+    """The error for a file that is not what was written."""
+    where = "" if tensor is None else f' (tensor "{tensor}")'
+    return DamagedFileError(
+        f"{os.fspath(path)} is damaged{where}: expected {expected}, got {got}; {advice}",
+        tensor=tensor,
+        expected=expected,
+        got=got,
+    )
+
+
+def _of_metadata(about: Mapping[str, str]) -> dict[str, str]:
+    text = json.dumps(about, sort_keys=True)
+    return {_ABOUT: hashlib.sha256(text.encode()).hexdigest()} if about else {}
+
+
+def _parsed(path: File, digests: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(digests))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise damaged(path, f"digests in {DIGESTS}", str(error) or type(error).__name__) from error
+
+
+def _check_dtype(path: File, key: str, dtype: str) -> None:
+    """Fails for a type of the format that no tensor has."""
+    if dtype not in _DTYPES.values():
+        expected = "float32 or float64"
+        raise DTypeError(
+            f'wrong dtype in {os.fspath(path)} (tensor "{key}"): expected {expected}, got {dtype}; convert '
+            "the tensor before you save it",
+            tensor=key,
+            expected=expected,
+            got=dtype,
+        )
+
+
+def _diagnosed(path: File, error: Exception) -> DamagedFileError:
+    """What is wrong with a file that safetensors refuses: the package mostly names no tensor and no sizes."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    if size < 8 or length > _MAX_HEADER_BYTES or not header.startswith(b"{"):
+        expected = "a safetensors file, which begins with the length of its header"
+        return damaged(path, expected, f"{size} bytes of something else", advice="name another file")
+    if len(header) < length:
+        return damaged(path, f"a header of {length} bytes", f"{len(header)} bytes")
+    try:
+        entries = {name: entry for name, entry in json.loads(header).items() if name != _ABOUT}
+        places = sorted((*_offsets(path, name, entry), name) for name, entry in entries.items())
+    except (AttributeError, RecursionError, ValueError) as other:
+        if isinstance(other, DamagedFileError):
+            return other
+        return damaged(path, "a header of names, types, shapes and offsets", _reason(error))
+    end, room = 0, size - 8 - length
+    for first, last, name in places:
+        if first != end:
+            return damaged(path, f"values from byte {end}", f"from byte {first}", name)
+        if last > room:
+            return damaged(path, f"values up to byte {last}", f"{room} bytes of values in the file", name)
+        end = last
+    if end != room:
+        return damaged(path, f"{end} bytes of values", f"{room} bytes")
+    return damaged(path, "a safetensors file", _reason(error))
+
+
+def _offsets(path: File, name: str, entry: Any) -> tuple[int, int]:
+    """Where a tensor's values begin and end; raises unless that goes with its type and shape."""
+    try:
+        first, last = map(int, entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), [int(length) for length in entry["shape"]]
+    except (KeyError, TypeError, ValueError) as error:
+        expected = "a type, a shape and two offsets"
+        raise damaged(path, expected, f"{type(error).__name__} {error}", name) from error
+    sizes = {code: known.itemsize for known, code in _DTYPES.items()}
+    if dtype not in sizes:
+        raise damaged(path, "float32 or float64", dtype, name)
+    wanted = sizes[dtype] * math.prod(shape)
+    if last - first != wanted:
+        raise damaged(path, f"{wanted} bytes for {dtype}{shape}", f"{last - first} bytes", name)
+    return first, last
+
+
+def _reason(error: Exception) -> str:
+    return str(error).removeprefix("Error while deserializing header: ")
