@@ -512,6 +512,7 @@ impl Control for ControlService {
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {
+                node.files.check_can_cut()?;
                 node.gate.close(cut, Duration::from_millis(u64::from(hold_ms)))?;
             }
             Ok(pb::HoldResponse {})
