@@ -203,7 +203,7 @@ impl Node {
 
     /// The client's session is over. Noted first: a snapshot in which slices have forgotten the client must
     /// be followed by the note, or a restart would revive the session.
-    fn end_client(&self, over: SessionOver) {
+    pub(crate) fn end_client(&self, over: SessionOver) {
         let SessionOver { client, event, .. } = over;
         self.files.note(|| event);
         self.shard.forget_client(client);
@@ -247,12 +247,13 @@ impl Node {
     /// All counters.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.shard.counters();
-        let [sessions, sessions_expired, sessions_gave_way] = self.sessions.counts();
+        let [sessions, sessions_expired, sessions_gave_way, sessions_closed] = self.sessions.counts();
         let (reservations, reservations_expired) = self.reservations.counts();
         counters.extend([
             ("sessions", sessions),
             ("sessions_expired", sessions_expired),
             ("sessions_gave_way", sessions_gave_way),
+            ("sessions_closed", sessions_closed),
             ("reservations", reservations),
             ("reservations_expired", reservations_expired),
             ("connections", self.connections.load(Ordering::Relaxed)),

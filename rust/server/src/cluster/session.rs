@@ -76,6 +76,7 @@ struct SessionTable {
     /// The number of the newest session.
     newest: u64,
     gave_way: u64,
+    closed: u64,
     last_sweep: Option<Instant>,
 }
 
@@ -180,6 +181,11 @@ impl Sessions {
         Ok(Greeted { number, changed: true })
     }
 
+    /// The name of a client; empty without a session.
+    pub(crate) fn name(&self, client: u64) -> String {
+        self.table().live.get(&client).map(|session| session.name.clone()).unwrap_or_default()
+    }
+
     /// Whether the client has a session.
     pub(crate) fn is_live(&self, client: u64) -> bool {
         self.table().live.contains_key(&client)
@@ -210,6 +216,16 @@ impl Sessions {
         let over = table.end(client, self.meter.limit())?;
         table.gave_way += 1;
         Some(over)
+    }
+
+    /// Ends the session of a client that says so, if it shows the secret.
+    pub(crate) fn close(&self, client: u64, secret: &SecretHash) -> Result<SessionOver> {
+        let mut table = self.table();
+        let session = table.live.get(&client).ok_or_else(|| table.no_session(client))?;
+        session.check(Some(secret))?;
+        let over = table.end(client, self.meter.limit()).ok_or_else(|| table.no_session(client))?;
+        table.closed += 1;
+        Ok(over)
     }
 
     fn begin(
@@ -300,10 +316,11 @@ impl Sessions {
         ended
     }
 
-    /// Live sessions, how many leases ran out, and how many gave way to others.
-    pub(crate) fn counts(&self) -> [u64; 3] {
+    /// Live sessions, how many leases ran out, how many sessions gave way to others, and how many clients
+    /// closed theirs.
+    pub(crate) fn counts(&self) -> [u64; 4] {
         let table = self.table();
-        [table.live.len() as u64, table.expired, table.gave_way]
+        [table.live.len() as u64, table.expired, table.gave_way, table.closed]
     }
 
     /// The live sessions, at most `limit`.
@@ -349,7 +366,7 @@ mod tests {
         let ended: Vec<_> = ended.iter().map(|over| (over.client, over.number, over.name.as_str())).collect();
         assert_eq!(ended, [(1, 1, "a")]);
         assert_eq!(sessions.touch(1, start).unwrap_err().kind, Kind::Lease);
-        assert_eq!(sessions.counts(), [0, 1, 0]);
+        assert_eq!(sessions.counts(), [0, 1, 0, 0]);
     }
 
     #[test]
@@ -395,7 +412,7 @@ mod tests {
         assert!(sessions.idle(later).is_empty(), "there is room");
         hello(4, false, later).unwrap();
         assert_eq!(hello(3, true, later).unwrap_err().kind, Kind::Lease);
-        assert_eq!(sessions.counts(), [3, 0, 1]);
+        assert_eq!(sessions.counts(), [3, 0, 1, 0]);
         assert!(sessions.give_way(3, later).is_none());
         sessions.give_way(1, later).unwrap();
         // What a slice may have forgotten of it cannot be applied again.
@@ -415,6 +432,19 @@ mod tests {
             });
         }
         assert!(sessions.table().order.len() <= MAX_IDLE_CANDIDATES + 2);
+    }
+
+    #[test]
+    fn only_a_client_itself_closes_its_session() {
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
+        hello(&sessions, 1, "a", false, start).unwrap();
+        let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
+        assert_eq!(sessions.close(1, &other).unwrap_err().kind, Kind::Denied);
+        assert_eq!(sessions.close(2, &own).unwrap_err().kind, Kind::Lease);
+        assert_eq!(sessions.close(1, &own).unwrap().name, "a");
+        assert_eq!(sessions.counts(), [0, 0, 0, 1]);
+        assert_eq!(hello(&sessions, 1, "a", false, start).unwrap_err().kind, Kind::Lease);
+        assert_eq!(sessions.close(1, &own).unwrap_err().kind, Kind::Lease);
     }
 
     #[test]
