@@ -1,4 +1,4 @@
-"""The log of a server whose reader stops: a terminal after Ctrl-S, a pipe of a program that is busy."""
+"""The log of a server: whom it serves, and a reader that stops (a terminal after Ctrl-S, a busy program)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,3 +42,61 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
     finally:
         server.kill()
         server.communicate()
+
+
+ZEROS = np.zeros(10, np.float32)
+#: A worker that is killed: its process ends without a word.
+KILLED = """
+import os, sys
+import fastps, numpy as np
+ps = fastps.connect(sys.argv[1])
+worker = fastps.Worker(ps, {"w": np.zeros(10, np.float32)}, mode=fastps.Async(), name="the killed one")
+os._exit(0)
+"""
+
+
+@contextmanager
+def logging_server(log: Path) -> Iterator[str]:
+    """A server in a process of its own; its address."""
+    command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--lease-ms", "2000"]
+    with log.open("w") as errors:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1]
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def await_line(log: Path, *words: str) -> str:
+    """Waits for a line with these words."""
+    deadline = time.monotonic() + 60
+    while True:
+        for line in log.read_text().splitlines():
+            if all(word in line for word in words):
+                return line
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+def test_who_comes_and_goes_is_logged(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with logging_server(log) as address, fastps.connect(address, transport="tcp") as ps:
+        ps.register("w", ZEROS, fastps.SGD(lr=1.0))
+        await_line(log, "INFO", "a client joined", f"pid {os.getpid()}")
+        with fastps.Worker(ps, {"w": ZEROS}, mode=fastps.Async(), name="the tidy one") as worker:
+            worker.step({"w": ZEROS})
+            await_line(log, "INFO", "a worker joined its group", "the tidy one", "Async")
+            with pytest.raises(fastps.ConfigError, match="another mode"):
+                fastps.Worker(ps, {"w": ZEROS}, mode=fastps.Sync(workers=1), name="the odd one")
+            await_line(log, "WARN", "a worker is refused", "the odd one", "another mode")
+        await_line(log, "INFO", "a worker left its group")
+        await_line(log, "INFO", "the client closed its session")
+        assert "lease ran out" not in log.read_text(), "a clean exit is no lost lease"
+        subprocess.run([sys.executable, "-c", KILLED, address], check=True)
+        await_line(log, "INFO", "a worker joined its group", "the killed one")
+        await_line(log, "INFO", "the client's lease ran out")
+        closed = ps.stats()["shards"][0]["counters"]["sessions_closed"]
+        assert closed >= 1

@@ -1,5 +1,5 @@
-//! The log on standard error. Writing a line never waits for its reader, and a warning that recurs appears
-//! once in [`PAUSE`].
+//! The log on standard error. Writing a line never waits for its reader. A warning that recurs appears at growing
+//! intervals, and each place in the code may write so many lines in [`PAUSE`].
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::Layer;
@@ -21,10 +22,14 @@ use tracing_subscriber::util::SubscriberInitExt;
 const WAITING: usize = 4096;
 /// How long the end of the process waits for the last lines.
 const LAST_LINES: Duration = Duration::from_millis(500);
-/// The same warning or error appears again after this time.
+/// The same warning or error appears again after this time, which doubles.
 const PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 /// Warnings that are remembered.
 const REMEMBERED: usize = 1024;
+/// Lines of one place in the code in [`PAUSE`]: warnings and errors, and others.
+const MOST_WARNINGS: u64 = 30;
+const MOST_LINES: u64 = 1000;
 
 enum Message {
     Line(Vec<u8>),
@@ -69,7 +74,7 @@ impl Log {
     /// Makes this log that of the process. A second call keeps the first one's.
     pub(crate) fn install(&self, filter: Targets) {
         let lines = tracing_subscriber::fmt::layer().with_writer(self.clone());
-        let lines = lines.with_filter(Repeats::default());
+        let lines = lines.with_filter(Repeats { log: Some(self.clone()), ..Repeats::default() });
         let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
     }
 
@@ -155,23 +160,75 @@ impl Write for Log {
     }
 }
 
-/// Lets a warning or an error pass once in [`PAUSE`], if all of its text is the same.
+/// Decides which events are written.
 #[derive(Default)]
-struct Repeats(Mutex<HashMap<u64, Instant>>);
+struct Repeats {
+    seen: Mutex<HashMap<u64, Seen>>,
+    sites: Mutex<HashMap<Identifier, Site>>,
+    /// Where it is said what was left out.
+    log: Option<Log>,
+}
+
+/// A warning or an error, all of whose text is the same.
+struct Seen {
+    /// When it came last, and when it may appear again.
+    last: Instant,
+    next: Instant,
+    pause: Duration,
+    left_out: u64,
+}
+
+/// A place in the code that writes lines.
+struct Site {
+    since: Instant,
+    passed: u64,
+    left_out: u64,
+}
 
 impl Repeats {
-    fn passes(&self, text: u64, now: Instant) -> bool {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.get(&text).is_some_and(|last| now.duration_since(*last) < PAUSE) {
-            return false;
+    /// `None`: it does not appear. Otherwise how often the same text was left out since it appeared last.
+    fn passes(&self, text: u64, now: Instant) -> Option<u64> {
+        let mut all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(seen) = all.get_mut(&text)
+            && now < seen.last + 2 * seen.pause
+        {
+            seen.last = now;
+            if now < seen.next {
+                seen.left_out += 1;
+                return None;
+            }
+            seen.pause = (2 * seen.pause).min(LONGEST_PAUSE);
+            seen.next = now + seen.pause;
+            return Some(std::mem::take(&mut seen.left_out));
         }
-        if seen.len() >= REMEMBERED {
-            seen.retain(|_, last| now.duration_since(*last) < PAUSE);
+        if all.len() >= REMEMBERED {
+            all.retain(|_, seen| now < seen.last + 2 * seen.pause);
         }
-        if seen.len() < REMEMBERED {
-            seen.insert(text, now);
+        if all.len() < REMEMBERED {
+            all.insert(text, Seen { last: now, next: now + PAUSE, pause: PAUSE, left_out: 0 });
         }
-        true
+        Some(0)
+    }
+
+    /// As [`Repeats::passes`], for all lines of one place in the code.
+    fn admits(&self, site: Identifier, most: u64, now: Instant) -> Option<u64> {
+        let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let site = sites.entry(site).or_insert(Site { since: now, passed: 0, left_out: 0 });
+        if now.duration_since(site.since) >= PAUSE {
+            (site.since, site.passed) = (now, 0);
+        }
+        if site.passed >= most {
+            site.left_out += 1;
+            return None;
+        }
+        site.passed += 1;
+        Some(std::mem::take(&mut site.left_out))
+    }
+
+    fn say_left_out(&self, what: &str, count: u64) {
+        if let Some(log) = self.log.as_ref().filter(|_| count > 0) {
+            log.line(format!("fastps: {count} lines {what} were left out\n").as_bytes());
+        }
     }
 }
 
@@ -181,13 +238,20 @@ impl<S> Filter<S> for Repeats {
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        *event.metadata().level() > Level::WARN || {
+        let (site, now) = (event.metadata().callsite(), Instant::now());
+        let is_warning = *event.metadata().level() <= Level::WARN;
+        if is_warning {
             let mut text = Text(String::new());
             event.record(&mut text);
             let mut hasher = DefaultHasher::new();
-            (event.metadata().callsite(), text.0).hash(&mut hasher);
-            self.passes(hasher.finish(), Instant::now())
+            (site.clone(), text.0).hash(&mut hasher);
+            let Some(left_out) = self.passes(hasher.finish(), now) else { return false };
+            self.say_left_out("that are the same as the next one", left_out);
         }
+        let most = if is_warning { MOST_WARNINGS } else { MOST_LINES };
+        let Some(left_out) = self.admits(site, most, now) else { return false };
+        self.say_left_out("of the kind of the next one", left_out);
+        true
     }
 }
 
@@ -245,15 +309,30 @@ mod tests {
     }
 
     #[test]
-    fn the_same_warning_passes_once_in_a_while() {
+    fn the_same_warning_passes_at_growing_intervals() {
         let (repeats, begin) = (Repeats::default(), Instant::now());
-        assert!(repeats.passes(1, begin));
-        assert!(repeats.passes(2, begin), "another one");
-        assert!(!repeats.passes(1, begin + PAUSE / 2));
-        assert!(repeats.passes(1, begin + PAUSE));
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        assert_eq!(repeats.passes(1, begin), Some(0));
+        assert_eq!(repeats.passes(2, begin), Some(0), "another one");
+        let passed: Vec<_> = (1..3600).filter_map(|s| Some((s, repeats.passes(1, at(s))?))).collect();
+        assert_eq!(passed[..3], [(10, 9), (30, 19), (70, 39)]);
+        assert_eq!(passed.last().map(|(_, left_out)| *left_out), Some(599));
+        assert_eq!(repeats.passes(1, at(3600 * 2)), Some(0), "after a silence it is new");
         for text in 0..2 * REMEMBERED as u64 {
-            repeats.passes(text, begin + 2 * PAUSE);
+            repeats.passes(text, at(3600 * 3));
         }
-        assert!(repeats.0.lock().unwrap().len() <= REMEMBERED);
+        assert!(repeats.seen.lock().unwrap().len() <= REMEMBERED);
+    }
+
+    #[test]
+    fn one_place_does_not_fill_the_log() {
+        let (repeats, begin) = (Repeats::default(), Instant::now());
+        let site = tracing::callsite!(name: "a", kind: tracing::metadata::Kind::EVENT, fields: x);
+        let site = tracing::Callsite::metadata(site).callsite();
+        let passed =
+            (0..100).filter(|_| repeats.admits(site.clone(), MOST_WARNINGS, begin).is_some()).count();
+        assert_eq!(passed as u64, MOST_WARNINGS);
+        assert_eq!(repeats.admits(site.clone(), MOST_WARNINGS, begin + PAUSE), Some(100 - MOST_WARNINGS));
+        assert_eq!(repeats.admits(site, MOST_WARNINGS, begin + PAUSE), Some(0));
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
+use crate::link::session::goodbye;
 use crate::link::state::{Link, closed};
 use crate::options::ConnectOptions;
 use crate::state::map::{Entry, Map};
@@ -20,6 +21,9 @@ use tokio::sync::watch;
 
 /// How long a call waits for a newer map before it makes do with the one at hand.
 const MAP_REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long telling all servers that the client is closed may take.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A client of a cluster: its own identity, its own connection to each shard. Dropping it closes it.
 pub struct Client {
@@ -132,7 +136,11 @@ impl Client {
         if self.shared.process.check().is_err() || self.closed.send_replace(true) {
             return;
         }
+        let goodbyes: Vec<_> = self.links.iter().filter_map(goodbye).collect();
         self.links.iter().for_each(|link| link.close());
+        if !goodbyes.is_empty() {
+            self.driver.finish(futures_util::future::join_all(goodbyes), GOODBYE_TIMEOUT);
+        }
         self.driver.end();
     }
 }

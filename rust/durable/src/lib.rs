@@ -31,7 +31,9 @@ mod snapshot;
 mod tools;
 
 pub use catalog::secret::SecretHash;
-pub use catalog::{Catalog, CoordinatorState, Event, Holding, ListedSpace, Member, Reservation, Stage};
+pub use catalog::{
+    Catalog, CoordinatorState, Ended, Event, Holding, ListedSpace, Member, Reservation, Stage,
+};
 pub use files::names::shard_folder;
 pub use journal::Journal;
 pub use recovery::{Report, Settings};

@@ -177,6 +177,11 @@ fn event() -> impl Strategy<Value = Event> {
         any::<u64>().prop_map(Event::SessionBegan),
         (any::<u64>(), secret()).prop_map(|(client, secret)| Event::SessionOpened(client, secret)),
         any::<u64>().prop_map(Event::SessionEnded),
+        any::<(u64, u32, u32)>().prop_map(|(client, at, remembered)| Event::SessionOver {
+            client,
+            at,
+            remembered
+        }),
         (any::<u64>(), reservation()).prop_map(|(id, reservation)| Event::Reserved(id, reservation)),
         vec(any::<u64>(), 0..5).prop_map(Event::Dropped),
         ".{0,9}".prop_map(|name| Event::Removed(name.into())),

@@ -13,13 +13,14 @@ pub mod v1 {
 /// Leaves out the incarnation and the secret, which only the client may know.
 impl std::fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { protocol_minor, client: _, name, renew, ack, secret: _ } = self;
+        let Self { protocol_minor, client: _, name, renew, ack, secret: _, close } = self;
         let mut fields = f.debug_struct("HelloRequest");
         fields
             .field("protocol_minor", protocol_minor)
             .field("name", name)
             .field("renew", renew)
             .field("ack", ack)
+            .field("close", close)
             .finish_non_exhaustive()
     }
 }

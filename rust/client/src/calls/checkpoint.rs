@@ -4,15 +4,16 @@ use crate::client::Client;
 use crate::link::state::Link;
 use crate::link::unary::{call, request};
 use crate::state::runtime::random;
-use crate::state::time::after;
+use crate::state::time::{after, jitter};
 use fastps_core::error::{Kind, Result};
 use fastps_proto::v1 as pb;
+use fastps_transport::convert::passes;
 use futures_util::future::try_join_all;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long writes are held at most: all shards begin meanwhile.
-const MAX_WRITE_HOLD: Duration = Duration::from_secs(5);
+const MAX_WRITE_HOLD: Duration = Duration::from_secs(2);
 /// When a cut that could not begin is tried again.
 const CUT_RETRY: Duration = Duration::from_millis(200);
 
@@ -67,30 +68,37 @@ impl Client {
         self.block(async {
             loop {
                 let cut = Cut { id: random()?.max(1), group: group.to_owned() };
-                let written = self.begin_and_write(cut, deadline).await;
-                match written {
-                    // Another snapshot was being written, for longer than writes may be held.
-                    Err(error) if error.kind == Kind::Deadline && Instant::now() + CUT_RETRY < deadline => {
-                        tokio::time::sleep(CUT_RETRY).await;
-                    }
+                let error = match self.begin_and_write(&cut, deadline).await {
+                    Err(error) => error,
                     written => return written,
+                };
+                self.release(&cut).await;
+                // Writes were held a moment ago, or a snapshot was being written for longer than they may be.
+                let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(CUT_RETRY);
+                let again = error.kind == Kind::Deadline || passes(&error);
+                if !again || Instant::now() + pause >= deadline {
+                    return Err(error);
                 }
+                tokio::time::sleep(pause + jitter(CUT_RETRY)).await;
             }
         })
     }
 
-    async fn begin_and_write(&self, cut: Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
+    async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
+        // A shard that refuses for longer would hold up the writes of the others in vain.
+        let by = deadline.min(after(MAX_WRITE_HOLD / 2));
         for link in &self.links {
             // In the same order by everybody, so that two never wait for each other.
-            if let Err(error) = hold(link, &cut, MAX_WRITE_HOLD, deadline).await {
-                for link in &self.links {
-                    // Else they go on when the time is over.
-                    let _ = hold(link, &cut, Duration::ZERO, after(CUT_RETRY)).await;
-                }
-                return Err(error);
-            }
+            hold(link, cut, MAX_WRITE_HOLD, by).await?;
         }
-        snapshots(&self.links, Some(cut), deadline).await
+        snapshots(&self.links, Some(cut.clone()), deadline).await
+    }
+
+    /// Lets writes go on that would do so when the time is over.
+    async fn release(&self, cut: &Cut) {
+        for link in &self.links {
+            let _ = hold(link, cut, Duration::ZERO, after(CUT_RETRY)).await;
+        }
     }
 }
 

@@ -114,6 +114,21 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     Ok(())
 }
 
+/// What ends the session at the server, where everything that was sent is answered. Elsewhere the server may
+/// still apply what is on its way, until the lease ends.
+pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Send + 'static + use<>> {
+    if !link.is_connected() || link.has_frames() {
+        return None;
+    }
+    let (link, channel) = (link.clone(), link.channel().ok()?);
+    Some(async move {
+        let shared = &link.shared;
+        let (client, secret) = (link.client(), &shared.secret);
+        let within = CONNECT_TIMEOUT;
+        unary::goodbye(channel, Who { client, secret, name: &shared.name, ack: shared.ack, within }).await;
+    })
+}
+
 /// Takes answers until the stream ends.
 async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<Borrower>>) -> Error {
     loop {

@@ -31,18 +31,33 @@ pub(crate) struct Who<'a> {
     pub(crate) within: Duration,
 }
 
+impl Who<'_> {
+    fn hello(&self) -> pb::HelloRequest {
+        pb::HelloRequest {
+            protocol_minor: fastps_proto::PROTOCOL_MINOR,
+            client: self.client,
+            name: self.name.to_owned(),
+            renew: true,
+            ack: if self.ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
+            secret: self.secret.bytes().into(),
+            close: false,
+        }
+    }
+}
+
+/// Tells a server that the client is done. One that cannot be told finds out when the lease ends.
+pub(crate) async fn goodbye(channel: Channel, who: Who<'_>) {
+    let hello = pb::HelloRequest { close: true, ..who.hello() };
+    if let Err(error) = ControlClient::new(channel).hello(request(hello, who.within)).await {
+        tracing::debug!(%error, "a server was not told that the client is closed");
+    }
+}
+
 /// One hello, tried once.
 pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result<pb::HelloResponse> {
-    let Who { client, secret, name, ack, within } = who;
-    let hello = pb::HelloRequest {
-        protocol_minor: fastps_proto::PROTOCOL_MINOR,
-        client,
-        name: name.to_owned(),
-        renew,
-        ack: if ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
-        secret: secret.bytes().into(),
-    };
-    let answer = ControlClient::new(channel).hello(request(hello, within)).await;
+    let ack = who.ack;
+    let hello = pb::HelloRequest { renew, ..who.hello() };
+    let answer = ControlClient::new(channel).hello(request(hello, who.within)).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
     // An older server does not know the question.
     if ack == Ack::Logged && !keeps_data(&answer) {

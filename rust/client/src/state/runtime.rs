@@ -101,6 +101,17 @@ impl Driver {
         result
     }
 
+    /// Does the last work. Within somebody's runtime it is not waited for: its thread may be the one that
+    /// drives this client.
+    pub(crate) fn finish(&self, work: impl Future + Send + 'static, within: Duration) {
+        let work = async move { drop(tokio::time::timeout(within, work).await) };
+        if Handle::try_current().is_ok() {
+            self.spawn(work);
+        } else {
+            self.drive(async |_| work.await);
+        }
+    }
+
     /// Has the connections do what they can do at once.
     pub(crate) fn run_once(&self) {
         self.drive(async |_| tokio::task::yield_now().await);

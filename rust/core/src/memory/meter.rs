@@ -110,6 +110,11 @@ impl Charge {
         drop(self.split(bytes));
     }
 
+    /// Takes over another charge on the same meter, for the same purpose.
+    pub fn absorb(&mut self, mut other: Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Splits off a part of the charge.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);

@@ -13,8 +13,17 @@ pub enum Event {
     SessionBegan(u64),
     /// A client opened a session, or a session without a secret received one.
     SessionOpened(u64, SecretHash),
-    /// The session ended: slices forget what they remember of the client.
+    /// The session ended at a server that does not list ended incarnations.
     SessionEnded(u64),
+    /// The session ended: slices forget what they remember of the client.
+    SessionOver {
+        /// The client's identifier.
+        client: u64,
+        /// Seconds since 1970.
+        at: u32,
+        /// How many ended incarnations the shard remembers from now on: the newest.
+        remembered: u32,
+    },
     /// Slices were created for a reservation.
     Reserved(u64, Reservation),
     /// All initial values of the reservation have arrived.

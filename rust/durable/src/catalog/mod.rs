@@ -1,10 +1,12 @@
 //! What a shard stores besides its slices: sessions, the reservations of its slices and, on shard 0, the map.
 //! The log stores the [`Event`]s that change the catalog; a snapshot stores the catalog itself.
 
+mod ended;
 mod event;
 mod index;
 pub(crate) mod secret;
 
+pub use ended::Ended;
 pub use event::{CoordinatorState, Event, Holding, ListedSpace, Member, Reservation, Stage};
 
 use crate::catalog::index::Index;
@@ -21,6 +23,9 @@ pub struct Catalog {
     /// Hashes of the session secrets. Sessions opened by servers that predate secrets have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<u64, SecretHash>,
+    /// Incarnations whose sessions have ended.
+    #[serde(default, skip_serializing_if = "Ended::is_empty")]
+    pub ended: Ended,
     /// Reservations of the slices on this shard.
     pub reservations: BTreeMap<u64, Reservation>,
     /// Shard 0: all tensors, by reservation.
@@ -47,10 +52,11 @@ impl Catalog {
                 self.sessions.insert(*client);
                 self.secrets.entry(*client).or_insert(*secret);
             }
-            Event::SessionEnded(client) => {
-                self.sessions.remove(client);
-                self.secrets.remove(client);
-                self.leave(|member| member.client == *client);
+            Event::SessionEnded(client) => drop(self.end_session(*client)),
+            Event::SessionOver { client, at, remembered } => {
+                if self.end_session(*client) {
+                    self.ended.add(*client, *at, *remembered);
+                }
             }
             Event::Reserved(id, reservation) => {
                 if !self.reservations.contains_key(id) {
@@ -113,6 +119,13 @@ impl Catalog {
         }
     }
 
+    /// False: the client has no session.
+    fn end_session(&mut self, client: u64) -> bool {
+        self.secrets.remove(&client);
+        self.leave(|member| member.client == client);
+        self.sessions.remove(&client)
+    }
+
     fn leave(&mut self, gone: impl Fn(&Member) -> bool) {
         self.members.retain(|member| !gone(member));
         let members = &self.members;
@@ -169,6 +182,19 @@ mod tests {
 
     fn entered(id: u64, name: &str) -> Event {
         Event::Entered(id, Holding { spec: spec(name), group: 1, slices: vec![id], shards: vec![0] })
+    }
+
+    #[test]
+    fn an_incarnation_ends_once() {
+        let mut catalog = Catalog::default();
+        let over = |client, remembered| Event::SessionOver { client, at: 5, remembered };
+        for event in [Event::SessionBegan(1), over(1, 2), over(1, 2), over(7, 2), Event::SessionBegan(2)] {
+            catalog.apply(&event);
+        }
+        let listed = |catalog: &Catalog| catalog.ended.iter().map(|(client, _)| client).collect::<Vec<_>>();
+        assert_eq!((listed(&catalog), catalog.sessions.len()), (vec![1], 1));
+        catalog.apply(&over(2, 1));
+        assert_eq!(listed(&catalog), [2]);
     }
 
     #[test]

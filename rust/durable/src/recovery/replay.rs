@@ -203,7 +203,7 @@ impl Recovery<'_> {
 
     fn replay_event(&mut self, shard: &Shard, event: &Event) -> Result<()> {
         match event {
-            Event::SessionEnded(client) => shard.forget_client(*client),
+            Event::SessionEnded(client) | Event::SessionOver { client, .. } => shard.forget_client(*client),
             Event::Reserved(_, reservation) => {
                 let spec = Arc::new(reservation.spec.clone());
                 let slices: Vec<_> =

@@ -64,9 +64,10 @@ pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> R
 fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
     let tensors = source.tensors()?;
     let mut load = Load::new(shards as usize);
-    let sessions = source.sessions();
-    let secrets = source.secrets();
-    let mut catalogs = vec![Catalog { sessions, secrets, ..Catalog::default() }; shards as usize];
+    let ended = source.ended();
+    let sessions = source.sessions(&ended);
+    let secrets = source.secrets(&sessions);
+    let mut catalogs = vec![Catalog { sessions, secrets, ended, ..Catalog::default() }; shards as usize];
     let mut slices: HashMap<SliceId, Arc<Slice>> = HashMap::new();
     for tensor in &tensors {
         let Holding { spec, group, .. } = tensor.holding;

@@ -1,7 +1,7 @@
 //! All shards of a data directory, restored in memory as a start would restore them. Changes no file.
 
 use crate::catalog::secret::SecretHash;
-use crate::catalog::{Catalog, Holding, ListedSpace, Member, Stage};
+use crate::catalog::{Catalog, Ended, Holding, ListedSpace, Member, Stage};
 use crate::files::directory::Directory;
 use crate::files::io::failed;
 use crate::files::names::{shard_folder, shards_in};
@@ -153,14 +153,26 @@ impl Source {
         self.notes.extend(left_out);
     }
 
-    /// Clients with a session on any shard.
-    pub(crate) fn sessions(&self) -> BTreeSet<u64> {
-        self.shards.iter().flat_map(|(_, catalog)| &catalog.sessions).copied().collect()
+    /// Incarnations that have ended on any shard.
+    pub(crate) fn ended(&self) -> Ended {
+        Ended::join(self.shards.iter().map(|(_, catalog)| &catalog.ended))
     }
 
-    /// Hashes of the session secrets. If a client used two secrets, the lowest shard's is kept.
-    pub(crate) fn secrets(&self) -> BTreeMap<u64, SecretHash> {
+    /// Clients with a session on any shard. One that has ended on another has none: slices that come from
+    /// there no longer remember its pushes.
+    pub(crate) fn sessions(&self, ended: &Ended) -> BTreeSet<u64> {
+        let mut sessions: BTreeSet<_> =
+            self.shards.iter().flat_map(|(_, catalog)| &catalog.sessions).copied().collect();
+        for (client, _) in ended.iter() {
+            sessions.remove(&client);
+        }
+        sessions
+    }
+
+    /// Hashes of the secrets of these sessions. If a client used two secrets, the lowest shard's is kept.
+    pub(crate) fn secrets(&self, sessions: &BTreeSet<u64>) -> BTreeMap<u64, SecretHash> {
         let all = self.shards.iter().rev().flat_map(|(_, catalog)| &catalog.secrets);
+        let all = all.filter(|(client, _)| sessions.contains(client));
         all.map(|(client, secret)| (*client, *secret)).collect()
     }
 

@@ -297,6 +297,9 @@ pub struct HelloRequest {
     /// calls, streams and Hellos in the session's name are the client's. Unset or of another length: refused.
     #[prost(bytes = "bytes", tag = "6")]
     pub secret: ::prost::bytes::Bytes,
+    /// With renew: the client is done, and its session ends now, as if its lease had run out. An older server renews it.
+    #[prost(bool, tag = "7")]
+    pub close: bool,
 }
 /// Describes the server.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -516,6 +519,9 @@ pub struct SettleRequest {
     /// Spaces that are open on the asking shard.
     #[prost(fixed64, repeated, tag = "5")]
     pub spaces: ::prost::alloc::vec::Vec<u64>,
+    /// A group whose mode the answer tells. Unset (0): none.
+    #[prost(uint32, tag = "6")]
+    pub binding_of: u32,
 }
 /// The outcomes. Reservations in neither list are under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -535,6 +541,16 @@ pub struct SettleResponse {
     /// Those of the requested spaces that are closed.
     #[prost(fixed64, repeated, tag = "5")]
     pub closed_spaces: ::prost::alloc::vec::Vec<u64>,
+    /// What binds the group of `binding_of`. Unset: not asked, or an older server.
+    #[prost(message, optional, tag = "6")]
+    pub binding: ::core::option::Option<Binding>,
+}
+/// What binds a group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Binding {
+    /// The mode of its workers. Unset: it has none.
+    #[prost(message, optional, tag = "1")]
+    pub mode: ::core::option::Option<Mode>,
 }
 /// A registration that is under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1079,7 +1095,9 @@ pub struct HoldRequest {
     /// Random, not 0; the same at all shards.
     #[prost(fixed64, tag = "1")]
     pub cut: u64,
-    /// How long at most, in milliseconds; the server caps it at 10,000. 0: release them, the cut is cancelled.
+    /// How long at most, in milliseconds; the server caps it at 2,000. After that, writes pass for nine times as long as they
+    /// were held, and another Hold is refused until then (unavailable, with a retry time). 0: release them, the cut is
+    /// cancelled.
     #[prost(uint32, tag = "2")]
     pub hold_ms: u32,
 }

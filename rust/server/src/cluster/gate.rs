@@ -1,8 +1,8 @@
 //! Holds the writes of a shard for a moment, so that all shards of a cluster can begin one consistent cut.
 //!
-//! Writes are held at most half of the time: after each hold they pass for as long as they were held. A
-//! stream with a write to a held shard waits together with everything behind it, so its order stays; pulls
-//! before that write are answered.
+//! Writes are held at most a tenth of the time: after each hold they pass for nine times as long as they were
+//! held. A stream with a write to a held shard waits together with everything behind it, so its order stays;
+//! pulls before that write are answered.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Longest time that writes are held.
-const MAX_HOLD: Duration = Duration::from_secs(10);
+const MAX_HOLD: Duration = Duration::from_secs(2);
+/// How much longer than a hold writes pass after it.
+const REST: u32 = 9;
 /// When another cut may try again.
 const RETRY_AFTER_MS: u64 = 50;
 /// Nothing is held.
@@ -46,9 +48,10 @@ impl Gate {
             && present != cut
             && !left.is_zero()
         {
-            let why = "writes were held a moment ago, and pass for as long as they were held";
+            let why = format!("writes were held a moment ago, and pass for {REST} times as long");
             let left = left.as_millis() as u64 + 1;
-            return Err(Error::new(Kind::Unavailable, why).retry_after_ms(left));
+            let error = Error::new(Kind::Unavailable, why);
+            return Err(error.expected(format!("a hold in {left} ms"), "one now").retry_after_ms(left));
         }
         match self.cut.compare_exchange(OPEN, cut, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => times.closed = Some(now),
@@ -75,7 +78,7 @@ impl Gate {
         let was_closed = cut != OPEN && opened.is_ok();
         if was_closed {
             let (now, closed) = (Instant::now(), times.closed.take());
-            times.rest = closed.map(|closed| now + now.duration_since(closed));
+            times.rest = closed.map(|closed| now + REST * now.duration_since(closed));
             drop(times);
             self.opened.notify_waiters();
         }
@@ -141,15 +144,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_pass_for_as_long_as_they_were_held() {
-        const HOLD: Duration = Duration::from_millis(200);
+    async fn writes_pass_for_nine_times_as_long_as_they_were_held() {
+        const HOLD: Duration = Duration::from_millis(100);
         let gate = Arc::new(Gate::default());
         for cut in 1..4 {
             let begin = Instant::now();
             let waited = close(&gate, cut, HOLD).await;
-            assert!(cut == 1 || waited >= HOLD / 2, "cut {cut} waited {waited:?}");
+            assert!(cut == 1 || waited >= (REST - 1) * HOLD, "cut {cut} waited {waited:?}");
             gate.pass().await;
             assert!(begin.elapsed() >= HOLD);
         }
+    }
+
+    #[tokio::test]
+    async fn a_hold_ends_by_itself() {
+        let gate = Arc::new(Gate::default());
+        let begin = Instant::now();
+        gate.close(1, Duration::from_hours(1)).unwrap();
+        gate.pass().await;
+        assert!(begin.elapsed() >= MAX_HOLD);
+        assert!(gate.close(2, MAX_HOLD).unwrap_err().retry_after_ms > Some(1000));
     }
 }

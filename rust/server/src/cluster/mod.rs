@@ -2,6 +2,7 @@
 //!
 //! [`node::Node`] holds all of it together with the shard itself; every service has one.
 
+mod ended;
 pub(crate) mod first;
 pub(crate) mod gate;
 pub(crate) mod map;

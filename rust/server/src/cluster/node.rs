@@ -6,7 +6,7 @@ use crate::cluster::gate::Gate;
 use crate::cluster::map::Map;
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reservations;
-use crate::cluster::session::Sessions;
+use crate::cluster::session::{SessionOver, Sessions};
 use crate::cluster::spaces::SpaceTable;
 use crate::human;
 use crate::persistence::Files;
@@ -14,7 +14,6 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::Portions;
 use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
-use fastps_durable::Event;
 use fastps_proto::v1 as pb;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,10 +145,10 @@ impl Node {
         let now = Instant::now();
         let idle = self.sessions.idle(now);
         let bare = idle.into_iter().find(|client| !self.owns(*client));
-        if let Some((client, (session, name))) = bare.and_then(|c| Some((c, self.sessions.give_way(c, now)?)))
-        {
+        if let Some(over) = bare.and_then(|client| self.sessions.give_way(client, now)) {
+            let (session, name) = (over.number, &over.name);
             tracing::info!(shard = self.index(), session, name, "an idle session gives way to a new one");
-            self.end_client(client);
+            self.end_client(over);
         }
     }
 
@@ -202,8 +201,11 @@ impl Node {
             || self.map().is_ok_and(|map| map.registers(client))
     }
 
-    /// The client's session is over.
-    fn end_client(&self, client: u64) {
+    /// The client's session is over. Noted first: a snapshot in which slices have forgotten the client must
+    /// be followed by the note, or a restart would revive the session.
+    pub(crate) fn end_client(&self, over: SessionOver) {
+        let SessionOver { client, event, .. } = over;
+        self.files.note(|| event);
         self.shard.forget_client(client);
         if let Ok(mut portions) = self.portions() {
             portions.forget_client(client);
@@ -211,15 +213,15 @@ impl Node {
         if let Ok(mut spaces) = self.spaces() {
             spaces.forget_client(client);
         }
-        self.files.note(|| Event::SessionEnded(client));
     }
 
     /// Ends what ran out.
     pub(crate) fn sweep(&self, period: Duration) {
         let now = Instant::now();
-        for (client, session, name) in self.sessions.sweep(now, period) {
+        for over in self.sessions.sweep(now, period) {
+            let (session, name) = (over.number, &over.name);
             tracing::info!(shard = self.index(), session, name, "the client's lease ran out");
-            self.end_client(client);
+            self.end_client(over);
         }
         if let Ok(mut map) = self.map() {
             map.sweep(now, |group| self.shard.groups().is_joined(group));
@@ -245,12 +247,13 @@ impl Node {
     /// All counters.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.shard.counters();
-        let [sessions, sessions_expired, sessions_gave_way] = self.sessions.counts();
+        let [sessions, sessions_expired, sessions_gave_way, sessions_closed] = self.sessions.counts();
         let (reservations, reservations_expired) = self.reservations.counts();
         counters.extend([
             ("sessions", sessions),
             ("sessions_expired", sessions_expired),
             ("sessions_gave_way", sessions_gave_way),
+            ("sessions_closed", sessions_closed),
             ("reservations", reservations),
             ("reservations_expired", reservations_expired),
             ("connections", self.connections.load(Ordering::Relaxed)),

@@ -2,20 +2,19 @@
 //! remember of its client can be dropped without applying a push twice. A client proves by its secret that
 //! a session is its own; others see a session's number only.
 
+use crate::cluster::ended::EndedSessions;
+use crate::human;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
-use fastps_durable::{Catalog, SecretHash};
+use fastps_durable::{Catalog, Event, SecretHash};
 use fastps_proto::v1 as pb;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most live sessions of a shard.
 const MAX_SESSIONS: usize = 1 << 16;
-/// How many ended incarnations are remembered; a client that comes back later than that is a bug of the
-/// client.
-const MAX_ENDED_SESSIONS: usize = 1 << 17;
 /// Sessions that are looked at for one that gives way.
 const MAX_IDLE_CANDIDATES: usize = 8;
 /// Longest client name, in bytes.
@@ -41,6 +40,15 @@ pub(crate) struct Greeted {
     pub(crate) changed: bool,
 }
 
+/// A session that has ended, and what the log notes of that.
+#[derive(Debug)]
+pub(crate) struct SessionOver {
+    pub(crate) client: u64,
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    pub(crate) event: Event,
+}
+
 #[derive(Debug)]
 struct Session {
     /// For others than its client.
@@ -52,7 +60,7 @@ struct Session {
     applied: u64,
     /// Its pushes are answered when they are durable.
     logged: bool,
-    _memory: Charge,
+    memory: Charge,
 }
 
 /// What a session takes, with the longest name.
@@ -61,27 +69,35 @@ const SESSION_BYTES: u64 = (MAX_CLIENT_NAME_BYTES + 2 * size_of::<(u64, Session)
 #[derive(Debug, Default)]
 struct SessionTable {
     live: HashMap<u64, Session>,
-    ended: HashSet<u64>,
-    ended_order: VecDeque<u64>,
+    ended: EndedSessions,
     /// Clients, the one whose session began first in front, to find one that gives way.
     order: VecDeque<u64>,
     expired: u64,
     /// The number of the newest session.
     newest: u64,
     gave_way: u64,
+    closed: u64,
     last_sweep: Option<Instant>,
 }
 
 impl SessionTable {
-    /// Remembers that a client's session has ended.
-    fn end(&mut self, client: u64) {
-        self.ended.insert(client);
-        self.ended_order.push_back(client);
-        while self.ended_order.len() > MAX_ENDED_SESSIONS {
-            if let Some(client) = self.ended_order.pop_front() {
-                self.ended.remove(&client);
-            }
+    /// Ends a session, and remembers that.
+    fn end(&mut self, client: u64, memory_limit: u64) -> Option<SessionOver> {
+        let Session { number, name, memory, .. } = self.live.remove(&client)?;
+        let at = human::now() as u32;
+        let remembered = self.ended.add(client, memory, memory_limit, at);
+        Some(SessionOver { client, number, name, event: Event::SessionOver { client, at, remembered } })
+    }
+
+    /// Why a client has no session.
+    fn no_session(&self, client: u64) -> Error {
+        if self.ended.contains(client) {
+            let why = "the session of this incarnation has ended, and it never comes back";
+            return Error::new(Kind::Lease, why).expected("a Hello of a new incarnation", "an ended one");
         }
+        let why =
+            "the client has no session here: its lease ran out, the server restarted, or Hello is missing";
+        Error::new(Kind::Lease, why)
     }
 }
 
@@ -153,8 +169,8 @@ impl Sessions {
             }
             return Ok(Greeted { number: session.number, changed });
         }
-        if renew || table.ended.contains(&client) {
-            return Err(no_session());
+        if renew || table.ended.contains(client) {
+            return Err(table.no_session(client));
         }
         if table.live.len() >= self.most {
             return Err(Error::new(Kind::Capacity, "the shard has too many sessions")
@@ -163,6 +179,11 @@ impl Sessions {
         }
         let number = self.begin(&mut table, client, Some(secret), name, logged, now)?;
         Ok(Greeted { number, changed: true })
+    }
+
+    /// The name of a client; empty without a session.
+    pub(crate) fn name(&self, client: u64) -> String {
+        self.table().live.get(&client).map(|session| session.name.clone()).unwrap_or_default()
     }
 
     /// Whether the client has a session.
@@ -188,14 +209,23 @@ impl Sessions {
     }
 
     /// Ends the session of a client that owns nothing, for a new one, unless the client has just shown a sign
-    /// of life. As after a lease, its incarnation never comes back. Gives its number and name.
-    pub(crate) fn give_way(&self, client: u64, now: Instant) -> Option<(u64, String)> {
+    /// of life. As after a lease, its incarnation never comes back.
+    pub(crate) fn give_way(&self, client: u64, now: Instant) -> Option<SessionOver> {
         let mut table = self.table();
         table.live.get(&client).filter(|session| session.is_idle(self.lease, now))?;
-        let session = table.live.remove(&client)?;
-        table.end(client);
+        let over = table.end(client, self.meter.limit())?;
         table.gave_way += 1;
-        Some((session.number, session.name))
+        Some(over)
+    }
+
+    /// Ends the session of a client that says so, if it shows the secret.
+    pub(crate) fn close(&self, client: u64, secret: &SecretHash) -> Result<SessionOver> {
+        let mut table = self.table();
+        let session = table.live.get(&client).ok_or_else(|| table.no_session(client))?;
+        session.check(Some(secret))?;
+        let over = table.end(client, self.meter.limit()).ok_or_else(|| table.no_session(client))?;
+        table.closed += 1;
+        Ok(over)
     }
 
     fn begin(
@@ -210,7 +240,7 @@ impl Sessions {
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
         table.newest += 1;
         let (number, name) = (table.newest, name.to_owned());
-        let session = Session { number, secret, name, last_seen: now, applied: 0, logged, _memory: memory };
+        let session = Session { number, secret, name, last_seen: now, applied: 0, logged, memory };
         table.live.insert(client, session);
         table.order.push_back(client);
         Ok(number)
@@ -220,6 +250,7 @@ impl Sessions {
     /// lease to come back. One without a secret is given the first that comes.
     pub(crate) fn restore(&self, catalog: &Catalog, now: Instant) -> Result<()> {
         let mut table = self.table();
+        table.ended.restore(&catalog.ended, &self.meter, human::now() as u32)?;
         for client in &catalog.sessions {
             let secret = catalog.secrets.get(client).copied();
             // Whether a client asked for receipts that are durable, its next Hello tells; until then it may
@@ -238,7 +269,7 @@ impl Sessions {
     /// [`Sessions::check`] and [`Sessions::touch`] at once.
     pub(crate) fn admit(&self, client: u64, shown: Option<&SecretHash>, now: Instant) -> Result<bool> {
         let mut table = self.table();
-        let session = table.live.get_mut(&client).ok_or_else(no_session)?;
+        let Some(session) = table.live.get_mut(&client) else { return Err(table.no_session(client)) };
         session.check(shown)?;
         session.last_seen = now;
         Ok(session.logged)
@@ -247,13 +278,10 @@ impl Sessions {
     /// A sign of life of a client that was checked; tells whether the client's pushes are answered when they
     /// are durable. Only the sweep ends sessions, so a late sweep never shortens a lease.
     pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<bool> {
-        match self.table().live.get_mut(&client) {
-            Some(session) => {
-                session.last_seen = now;
-                Ok(session.logged)
-            }
-            None => Err(no_session()),
-        }
+        let mut table = self.table();
+        let Some(session) = table.live.get_mut(&client) else { return Err(table.no_session(client)) };
+        session.last_seen = now;
+        Ok(session.logged)
     }
 
     /// Counts frames, or parts of them, that were applied.
@@ -263,9 +291,8 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps. Their clients, and
-    /// what others may be told of them: numbers and names.
-    pub(crate) fn sweep(&self, now: Instant, period: Duration) -> Vec<(u64, u64, String)> {
+    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps.
+    pub(crate) fn sweep(&self, now: Instant, period: Duration) -> Vec<SessionOver> {
         let mut table = self.table();
         let previous = table.last_sweep.replace(now);
         // A server that was itself asleep (suspended, stopped, starved) has not listened: the clients get
@@ -277,22 +304,23 @@ impl Sessions {
         let over = |session: &Session| {
             now.saturating_duration_since(session.last_seen) > self.lease && !fault("lease_never_expires")
         };
-        let ended: Vec<_> = table.live.extract_if(|_, session| over(session)).collect();
-        for (client, _) in &ended {
-            table.end(*client);
-            table.expired += 1;
-        }
+        let expired: Vec<_> =
+            table.live.iter().filter(|(_, session)| over(session)).map(|(client, _)| *client).collect();
+        table.expired += expired.len() as u64;
+        let limit = self.meter.limit();
+        let ended = expired.into_iter().filter_map(|client| table.end(client, limit)).collect();
         if table.order.len() > 2 * table.live.len() + MAX_IDLE_CANDIDATES {
             let SessionTable { order, live, .. } = &mut *table;
             order.retain(|client| live.contains_key(client));
         }
-        ended.into_iter().map(|(client, session)| (client, session.number, session.name)).collect()
+        ended
     }
 
-    /// Live sessions, how many have ended, and how many gave way to others.
-    pub(crate) fn counts(&self) -> [u64; 3] {
+    /// Live sessions, how many leases ran out, how many sessions gave way to others, and how many clients
+    /// closed theirs.
+    pub(crate) fn counts(&self) -> [u64; 4] {
         let table = self.table();
-        [table.live.len() as u64, table.expired, table.gave_way]
+        [table.live.len() as u64, table.expired, table.gave_way, table.closed]
     }
 
     /// The live sessions, at most `limit`.
@@ -308,16 +336,10 @@ impl Sessions {
     }
 }
 
-fn no_session() -> Error {
-    Error::new(
-        Kind::Lease,
-        "the client has no session here: its lease ran out, the server restarted, or Hello is missing",
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::ended::ENDED_BYTES;
 
     const LEASE: Duration = Duration::from_secs(10);
     const PERIOD: Duration = Duration::from_secs(1);
@@ -341,18 +363,21 @@ mod tests {
         for second in 30..=40 {
             ended.extend(sessions.sweep(start + PERIOD * second, PERIOD));
         }
-        assert_eq!(ended, [(1, 1, "a".to_owned())]);
+        let ended: Vec<_> = ended.iter().map(|over| (over.client, over.number, over.name.as_str())).collect();
+        assert_eq!(ended, [(1, 1, "a")]);
         assert_eq!(sessions.touch(1, start).unwrap_err().kind, Kind::Lease);
-        assert_eq!(sessions.counts(), [0, 1, 0]);
+        assert_eq!(sessions.counts(), [0, 1, 0, 0]);
     }
 
     #[test]
     fn an_ended_incarnation_never_comes_back() {
-        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
+        let meter = Meter::new(2 * SESSION_BYTES + ENDED_BYTES);
+        let (sessions, start) = (Sessions::new(LEASE, meter), Instant::now());
         assert_eq!(hello(&sessions, 1, "", true, start).unwrap_err().kind, Kind::Lease);
         hello(&sessions, 1, "", false, start).unwrap();
         (0..=11).for_each(|s| drop(sessions.sweep(start + PERIOD * s, PERIOD)));
-        assert_eq!(hello(&sessions, 1, "", false, start).unwrap_err().kind, Kind::Lease);
+        let refused = hello(&sessions, 1, "", false, start).unwrap_err();
+        assert!(refused.kind == Kind::Lease && refused.message.contains("ended"), "{refused}");
         hello(&sessions, 2, "", false, start).unwrap();
         hello(&sessions, 3, "", false, start).unwrap();
         let full = hello(&sessions, 4, "", false, start).unwrap_err();
@@ -382,12 +407,13 @@ mod tests {
         idle.sort_unstable();
         idle.dedup();
         assert_eq!(idle, [1, 3]);
-        assert_eq!(sessions.give_way(2, later), None, "it has shown a sign of life");
-        assert_eq!(sessions.give_way(3, later), Some((3, String::new())));
+        assert!(sessions.give_way(2, later).is_none(), "it has shown a sign of life");
+        assert_eq!(sessions.give_way(3, later).unwrap().number, 3);
         assert!(sessions.idle(later).is_empty(), "there is room");
         hello(4, false, later).unwrap();
         assert_eq!(hello(3, true, later).unwrap_err().kind, Kind::Lease);
-        assert_eq!((sessions.counts(), sessions.give_way(3, later)), ([3, 0, 1], None));
+        assert_eq!(sessions.counts(), [3, 0, 1, 0]);
+        assert!(sessions.give_way(3, later).is_none());
         sessions.give_way(1, later).unwrap();
         // What a slice may have forgotten of it cannot be applied again.
         assert_eq!(hello(3, false, later).unwrap_err().kind, Kind::Lease);
@@ -396,7 +422,7 @@ mod tests {
 
     #[test]
     fn the_order_of_sessions_does_not_grow_without_them() {
-        let sessions = Sessions::new(LEASE, Meter::new(9 * SESSION_BYTES));
+        let sessions = Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES + 100 * ENDED_BYTES));
         let mut now = Instant::now();
         for client in 1..100 {
             hello(&sessions, client, "", false, now).unwrap();
@@ -406,6 +432,19 @@ mod tests {
             });
         }
         assert!(sessions.table().order.len() <= MAX_IDLE_CANDIDATES + 2);
+    }
+
+    #[test]
+    fn only_a_client_itself_closes_its_session() {
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
+        hello(&sessions, 1, "a", false, start).unwrap();
+        let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
+        assert_eq!(sessions.close(1, &other).unwrap_err().kind, Kind::Denied);
+        assert_eq!(sessions.close(2, &own).unwrap_err().kind, Kind::Lease);
+        assert_eq!(sessions.close(1, &own).unwrap().name, "a");
+        assert_eq!(sessions.counts(), [0, 0, 0, 1]);
+        assert_eq!(hello(&sessions, 1, "a", false, start).unwrap_err().kind, Kind::Lease);
+        assert_eq!(sessions.close(1, &own).unwrap_err().kind, Kind::Lease);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod batches;
 pub(crate) mod deadline;
+mod hello;
+mod places;
 mod portions;
 mod spaces;
 
@@ -12,14 +14,12 @@ use crate::cluster::map::Registered;
 use crate::cluster::node::{EPOCH, Node};
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reserve;
-use crate::cluster::session::Greeting;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Clocks, Joined};
+use fastps_core::mode::Clocks;
 use fastps_core::tensor::{MAX_NAME, SliceId, SpaceId};
-use fastps_durable::{Cut, Event, Member};
+use fastps_durable::{Cut, Event};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
-use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
 use fastps_transport::convert;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,11 +38,6 @@ pub(crate) struct ControlService {
     pub(crate) node: Arc<Node>,
     /// Snapshots that were asked for.
     pub(crate) checkpoints: Arc<Checkpoints>,
-}
-
-/// The minor version that both speak.
-fn common_minor(theirs: u32) -> u32 {
-    theirs.min(PROTOCOL_MINOR)
 }
 
 /// What a call needs.
@@ -171,35 +166,8 @@ impl Control for ControlService {
         // Whose pushes wait for the disk must be known again after a restart.
         let logged = convert::wants_log(request.get_ref().ack);
         let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
-        self.call(request, pb::Role::Reader, access, |node, peer, m| {
-            let logged = logged?;
-            if logged && node.files.journal().is_none() {
-                node.files.check()?;
-            }
-            let secret = secret::of_hello(&m.secret)?;
-            if !m.renew && !node.sessions.is_live(m.client) {
-                peer.check_hello()?;
-                node.evict_idle_session(m.client);
-            }
-            let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
-            let session = node.sessions.hello(&greeting, Instant::now())?;
-            if session.changed {
-                node.files.note(|| Event::SessionOpened(m.client, secret));
-            }
-            Ok(pb::HelloResponse {
-                protocol_minor: common_minor(m.protocol_minor),
-                capabilities: node.files.journal().map(|_| convert::CAN_LOG.to_owned()).into_iter().collect(),
-                server: node.server,
-                shard: node.index(),
-                cluster: node.cluster.to_vec(),
-                lease_ms: node.sessions.lease().as_millis() as u32,
-                epoch: EPOCH,
-                role: peer.principal.role.into(),
-                max_message_bytes: MAX_MESSAGE_BYTES as u32,
-                session: session.number,
-            })
-        })
-        .await
+        self.call(request, pb::Role::Reader, access, |node, peer, m| hello::greet(node, peer, &m, logged))
+            .await
     }
 
     async fn get_map(
@@ -350,25 +318,14 @@ impl Control for ControlService {
         let question = (is_new && node.map.is_none())
             .then(|| pb::SettleRequest { groups: vec![group], ..Default::default() });
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
-            let seat = convert::seat_from_wire(m.mode, m.rank, m.name)?;
-            node.sessions.touch(m.client, Instant::now())?;
-            if !node.has_group(m.group) && !node.shard.groups().has_place(m.group, m.client) {
-                let told = told?.is_some_and(|told| told.groups.contains(&m.group));
-                told.then_some(()).ok_or_else(|| no_group(m.group))?;
-            }
-            let joined = node.shard.groups().join(m.group, m.client, seat.clone(), node.shard.meter())?;
-            let Joined { clock, present, workers } = joined;
-            let member = Member { client: m.client, group: m.group, seat };
-            node.files.note(|| Event::Joined(member, node.shard.groups().is_complete(m.group)));
-            Ok(pb::JoinResponse { clock, workers, present })
-        })
-        .await
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| places::join(node, m, told)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
         self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
             if node.shard.leave(m.group, m.client, m.warm) {
+                let name = node.sessions.name(m.client);
+                tracing::info!(shard = node.index(), group = m.group, name, "a worker left its group");
                 node.files.note(|| Event::Left { client: m.client, group: m.group, warm: m.warm });
             }
             Ok(pb::LeaveResponse {})
@@ -512,17 +469,13 @@ impl Control for ControlService {
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {
+                node.files.check_can_cut()?;
                 node.gate.close(cut, Duration::from_millis(u64::from(hold_ms)))?;
             }
             Ok(pb::HoldResponse {})
         })
         .await
     }
-}
-
-fn no_group(group: u32) -> Error {
-    let error = Error::new(Kind::UnknownTensor, "the group has no tensors");
-    error.expected("the number of a group in the map", group)
 }
 
 fn check_cut(asked: &pb::CheckpointRequest) -> Result<()> {

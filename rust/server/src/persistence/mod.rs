@@ -13,6 +13,8 @@ use tokio::sync::oneshot;
 
 /// The shortest time between two snapshots that may be asked for.
 const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
+/// When a cut that waits for a snapshot may try again.
+const CUT_RETRY_MS: u64 = 200;
 /// How often a wait for the log checks whether the log is broken.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -31,6 +33,8 @@ struct Kept {
     snapshots: Made,
     /// The same, where they are copied to another place.
     copies: Option<Made>,
+    /// Snapshots that are being written, or wait for another one.
+    writing: AtomicU64,
 }
 
 /// Counts of snapshots, or of copies, for the statistics.
@@ -92,8 +96,8 @@ impl Files {
         };
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
         let copies = config.copy_to.is_some().then(Made::none);
-        let (steps, snapshots) = (AtomicU64::new(0), Made::none());
-        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies }))))
+        let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
+        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, writing, copies }))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
@@ -177,12 +181,14 @@ impl Files {
     }
 
     fn write(&self, shard: &Shard, write: impl FnOnce(&Journal) -> Result<Summary>) -> Result<Summary> {
-        let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else {
+        let Some(Kept { journal, snapshots, writing, .. }) = self.0.as_deref() else {
             return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
         let begin = Instant::now();
+        writing.fetch_add(1, Ordering::AcqRel);
         let made = write(journal);
+        writing.fetch_sub(1, Ordering::AcqRel);
         snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
         let summary = made?;
         let shard = shard.index();
@@ -193,6 +199,15 @@ impl Files {
             tracing::warn!(shard, "snapshot {} has NaN or infinity in {tensors}", summary.generation);
         }
         Ok(summary)
+    }
+
+    /// Fails while a snapshot is being written: a cut would wait for it, longer than writes may be held.
+    pub(crate) fn check_can_cut(&self) -> Result<()> {
+        if self.0.as_ref().is_none_or(|kept| kept.writing.load(Ordering::Acquire) == 0) {
+            return Ok(());
+        }
+        let why = "a snapshot is being written, and a cut would wait for it";
+        Err(Error::new(Kind::Unavailable, why).retry_after_ms(CUT_RETRY_MS))
     }
 
     /// Notes a change.

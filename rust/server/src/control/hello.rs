@@ -1,0 +1,73 @@
+//! The beginning, the renewal and the end of a client's session.
+
+use crate::auth::peer::Peer;
+use crate::auth::secret;
+use crate::cluster::node::{EPOCH, Node};
+use crate::cluster::session::{Greeting, SessionOver};
+use fastps_core::error::Result;
+use fastps_durable::{Event, SecretHash};
+use fastps_proto::v1 as pb;
+use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
+use fastps_transport::convert;
+use std::time::Instant;
+
+/// Answers a client's `Hello`, and logs what it begins or ends. `logged`: its pushes are answered when they are
+/// durable.
+pub(super) fn greet(
+    node: &Node,
+    peer: &Peer,
+    m: &pb::HelloRequest,
+    logged: Result<bool>,
+) -> Result<pb::HelloResponse> {
+    let session = answer(node, peer, m, logged);
+    let session = session.inspect_err(|error| {
+        tracing::warn!(shard = node.index(), name = m.name, %error, "a client is refused");
+    })?;
+    Ok(pb::HelloResponse {
+        protocol_minor: m.protocol_minor.min(PROTOCOL_MINOR),
+        capabilities: node.files.journal().map(|_| convert::CAN_LOG.to_owned()).into_iter().collect(),
+        server: node.server,
+        shard: node.index(),
+        cluster: node.cluster.to_vec(),
+        lease_ms: node.sessions.lease().as_millis() as u32,
+        epoch: EPOCH,
+        role: peer.principal.role.into(),
+        max_message_bytes: MAX_MESSAGE_BYTES as u32,
+        session,
+    })
+}
+
+/// Gives the number of the session.
+fn answer(node: &Node, peer: &Peer, m: &pb::HelloRequest, logged: Result<bool>) -> Result<u64> {
+    let logged = logged?;
+    if logged && node.files.journal().is_none() {
+        node.files.check()?;
+    }
+    let secret = secret::of_hello(&m.secret)?;
+    if m.close {
+        return close(node, m.client, &secret);
+    }
+    let is_live = node.sessions.is_live(m.client);
+    if !m.renew && !is_live {
+        peer.check_hello()?;
+        node.evict_idle_session(m.client);
+    }
+    let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
+    let session = node.sessions.hello(&greeting, Instant::now())?;
+    if session.changed {
+        node.files.note(|| Event::SessionOpened(m.client, secret));
+    }
+    if !is_live {
+        tracing::info!(shard = node.index(), session = session.number, name = m.name, "a client joined");
+    }
+    Ok(session.number)
+}
+
+fn close(node: &Node, client: u64, secret: &SecretHash) -> Result<u64> {
+    let over = node.sessions.close(client, secret)?;
+    let SessionOver { number, name, .. } = &over;
+    let number = *number;
+    tracing::info!(shard = node.index(), session = number, name, "the client closed its session");
+    node.end_client(over);
+    Ok(number)
+}
