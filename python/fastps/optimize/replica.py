@@ -204,7 +204,13 @@ class Replica:
         return any(number == space for _, number, *_ in self._native.list(None))
 
     def _ask(self, report: _Report | None, then: str) -> _Given | None:
-        given = self._native.portion(self._space, self._id, self._name, report, then, self._wait, None)
+        try:
+            given = self._native.portion(self._space, self._id, self._name, report, then, self._wait, None)
+        except StalePush:
+            if report is None:
+                raise
+            # Its lease had ended, or shard 0 was restarted: the portion is another replica's now.
+            return self._ask(None, then)
         return None if given is None else _Given(given[0], list(given[1]), *given[2:])
 
     def _leave(self, report: _Report | None, error: BaseException | None = None) -> None:

@@ -114,7 +114,7 @@ class Vectors:
         vectors: Names of the vectors, not ``"w"``.
         space: Name of the space. If it is open with the same tensors and vectors and has no coordinator, this
             object takes it over, with its vectors as they are: see `found`.
-        keep_for: Seconds that servers keep the space after its client has gone.
+        keep_for: Seconds that servers keep the space after its client has gone, at most a day.
         timeout: Seconds that each call may take; None: the timeout of `ps`.
 
     Attributes:
@@ -130,7 +130,7 @@ class Vectors:
         ConfigError: A tensor is ``hogwild`` or named twice, or another space is open over it; the space is
             open with others, or has a coordinator; a name is not valid.
         DTypeError: The tensors have different dtypes.
-        CapacityError: The vectors do not fit the memory limit; nothing was kept.
+        CapacityError: The vectors do not fit the memory limit, or too many spaces are open; nothing was kept.
 
     >>> store = fastps.Store()
     >>> store.register("x", np.array([3.0, 4.0], np.float32), fastps.SGD(lr=1.0))

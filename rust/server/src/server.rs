@@ -106,7 +106,8 @@ impl Server {
                 None
             };
             let portions = Mutex::new(Portions::new(random()?, core.meter().clone()));
-            let space_table = SpaceTable::restore(random()?, core.meter().clone(), catalog.spaces)?;
+            let is_live = |client| sessions.is_live(client);
+            let space_table = SpaceTable::restore(random()?, core.meter().clone(), catalog.spaces, is_live)?;
             let node = Arc::new(Node {
                 shard: core,
                 server: files.incarnation().map_or_else(random, Ok)?,

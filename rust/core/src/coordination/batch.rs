@@ -144,6 +144,10 @@ pub struct Batch {
     outstanding: BTreeMap<u64, Outstanding>,
     /// Number of portions given so far.
     given: u64,
+    /// The portion that each replica was given last, and the one before, which it may report once more.
+    given_to: BTreeMap<ReplicaId, [Option<u64>; 2]>,
+    /// The names of those that have finished portions: one copy of each.
+    names: BTreeSet<Arc<str>>,
     /// The finished portions, by number.
     pub finished: Vec<Option<Finished>>,
     unfinished: u64,
@@ -173,6 +177,8 @@ impl Batch {
             returned: BTreeSet::new(),
             outstanding: BTreeMap::new(),
             given: 0,
+            given_to: BTreeMap::new(),
+            names: BTreeSet::new(),
             finished: vec![None; task.asked as usize],
             unfinished: task.asked,
             backups_issued: 0,
@@ -226,6 +232,18 @@ impl Batch {
     /// The next portion for a replica that holds none. `None`: it waits for the next batch, or for a portion
     /// that comes back.
     pub fn take(&mut self, replica: ReplicaId) -> Option<u64> {
+        let portion = self.take_any(replica)?;
+        let [last, before] = self.given_to.entry(replica).or_default();
+        (*last, *before) = (Some(portion), *last);
+        Some(portion)
+    }
+
+    /// Whether the replica was given this portion, last or before that.
+    pub fn was_given(&self, replica: ReplicaId, portion: u64) -> bool {
+        self.given_to.get(&replica).is_some_and(|given| given.contains(&Some(portion)))
+    }
+
+    fn take_any(&mut self, replica: ReplicaId) -> Option<u64> {
         if self.is_over() {
             return None;
         }
@@ -254,6 +272,12 @@ impl Batch {
         self.outstanding.iter().find(|(_, held)| held.is_held_by(replica)).map(|(portion, _)| *portion)
     }
 
+    /// The replicas that hold portions.
+    pub fn holders(&self) -> BTreeSet<ReplicaId> {
+        let held = |held: &Outstanding| [held.first, held.second];
+        self.outstanding.values().flat_map(held).flatten().collect()
+    }
+
     fn remove_waiting(&mut self, portion: u64, from: Option<usize>) {
         match from.and_then(|k| self.ranges.get_mut(k)) {
             Some((_, range)) if range.start == portion => range.start += 1,
@@ -280,7 +304,9 @@ impl Batch {
         let held = self.outstanding.remove(&portion);
         self.backups_won += u64::from(held.is_some_and(|held| held.second == Some(replica)));
         self.returned.remove(&portion);
-        self.finished[portion as usize] = Some(Finished { loss, replica: name.clone() });
+        let name = self.names.get(name).unwrap_or(name).clone();
+        self.names.insert(name.clone());
+        self.finished[portion as usize] = Some(Finished { loss, replica: name });
         self.unfinished -= 1;
         true
     }
@@ -292,12 +318,21 @@ impl Batch {
         }
     }
 
+    /// Bytes of the names that it keeps.
+    pub(super) fn name_bytes(&self) -> u64 {
+        let entry = size_of::<Arc<str>>() * 2;
+        let names = self.names.iter().map(|name| name.len() + entry);
+        let failures = self.failures.iter().map(|failure| failure.replica.len() + failure.tensor.len() + 128);
+        names.chain(failures).sum::<usize>() as u64
+    }
+
     /// A replica is gone: what it held, and what is left of its range, goes to others.
     pub fn leave(&mut self, replica: ReplicaId) {
         for (owner, _) in &mut self.ranges {
             owner.take_if(|owner| *owner == replica);
         }
         self.first.remove(&replica);
+        self.given_to.remove(&replica);
         self.outstanding.retain(|portion, held| {
             held.first.take_if(|holder| *holder == replica);
             held.second.take_if(|holder| *holder == replica);

@@ -5,7 +5,7 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, lock};
 use crate::coordination::batch::BatchTask;
 use crate::coordination::spaces::{
-    BatchReport, ReplicaAnswer, ReplicaRequest, Seat, SeatRequest, SpaceSpec, SpaceWaiter,
+    BatchReport, Claimant, ReplicaAnswer, ReplicaRequest, Seat, SeatRequest, SpaceSpec, SpaceWaiter,
 };
 use crate::push::check::portion_gradients;
 use crate::slice::Slice;
@@ -81,7 +81,8 @@ impl VectorSpaces for Store {
         let _one_at_a_time = lock(&self.shared.registering);
         let of_space = self.tensors_of_space(tensors)?;
         let keep_for_ms = u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX);
-        let (spec, new) = lock(&self.shared.spaces).open(name, tensors, vectors, keep_for_ms)?;
+        let (spec, new) =
+            lock(&self.shared.spaces).open(self.client, name, (tensors, vectors), keep_for_ms)?;
         let slices: Vec<_> = of_space.iter().flat_map(|tensor| tensor.slices.iter()).collect();
         let (mut term, mut last) = (0, 0);
         for slice in &slices {
@@ -116,7 +117,7 @@ impl VectorSpaces for Store {
     }
 
     fn coordinate(&self, space: SpaceId, request: &SeatRequest, _timeout: Duration) -> Result<Seat> {
-        lock(&self.shared.spaces).coordinate(self.client, space, request)
+        lock(&self.shared.spaces).coordinate(Claimant::in_store(self.client), space, request)
     }
 
     fn run_program(
@@ -172,7 +173,9 @@ impl VectorSpaces for Store {
     ) -> Result<BatchReport> {
         let (to, answer) = sync_channel(1);
         let spaces = &self.shared.spaces;
-        if let Some(report) = lock(spaces).batch(self.client, (space, term), task, || passing(to))? {
+        if let Some(report) =
+            lock(spaces).batch(Claimant::in_store(self.client), (space, term), task, || passing(to))?
+        {
             return Ok(report);
         }
         match answer.recv_timeout(wait) {

@@ -346,6 +346,9 @@ fn what_is_refused_changes_nothing() {
         assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Config, Some("w")));
         assert_eq!(at.all(), before);
     }
+    // A refused program of a large term leaves the space to those with smaller ones.
+    let ops = Program::new(vec![Op::Copy { to: 99, from: 1 }]).unwrap();
+    assert_eq!(at.slice.run_program(at.command(1 << 62, 1 << 62), &ops).unwrap_err().kind, Kind::Config);
     let no_sum = at.run(vec![Op::Zero { to: 1 }, Op::EndSum { to: 2 }]).unwrap_err();
     assert_eq!(no_sum.kind, Kind::Precondition);
     at.number -= 1;

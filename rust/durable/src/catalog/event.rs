@@ -3,7 +3,7 @@
 use crate::catalog::secret::SecretHash;
 use fastps_core::mode::{Mode, PlaceRequest};
 use fastps_core::tensor::TensorSpec;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::sync::Arc;
 
 /// A change of the catalog. Variant names are part of the file format.
@@ -57,7 +57,15 @@ pub enum Event {
         term: u64,
         /// What others call the coordinator.
         holder: Arc<str>,
+        /// Its client; 0: an earlier version did not note it.
+        #[serde(default)]
+        client: u64,
+        /// The hash of its client's secret, if it was noted.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<SecretHash>,
     },
+    /// Shard 0: the coordinator left the seat of a space.
+    SeatLeft(u64),
     /// Shard 0: the coordinator of a space stored its state.
     StateStored(u64, CoordinatorState),
     /// Shard 0: a space was closed.
@@ -75,47 +83,68 @@ pub struct ListedSpace {
     pub vectors: Vec<Arc<str>>,
     /// Milliseconds that it is kept without a coordinator.
     pub keep_for_ms: u64,
+    /// The client that has opened it; 0: an earlier version did not note it.
+    #[serde(default)]
+    pub opener: u64,
     /// The term of the coordinator that took its seat last; 0: none has.
     #[serde(default)]
     pub term: u64,
     /// What others call that coordinator.
     #[serde(default)]
     pub holder: Arc<str>,
+    /// The client in the seat; 0: it is free.
+    #[serde(default)]
+    pub coordinator: u64,
+    /// The hash of the secret of the client that took the seat last, if it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<SecretHash>,
     /// The state that a coordinator stored last.
     #[serde(default)]
     pub state: CoordinatorState,
 }
 
-/// The state of a coordinator; as text where it is text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CoordinatorState {
+/// The state of a coordinator: one copy, which all that know the state share. It is written as text where it
+/// is text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "WrittenState<String, Vec<u8>>")]
+pub struct CoordinatorState(Arc<[u8]>);
+
+/// A state in a file.
+#[derive(Serialize, Deserialize)]
+enum WrittenState<T, B> {
     /// UTF-8.
-    Text(Arc<str>),
+    Text(T),
     /// Anything else.
-    Bytes(Arc<[u8]>),
+    Bytes(B),
 }
 
 impl CoordinatorState {
     /// The state of these bytes.
     pub fn new(bytes: &Arc<[u8]>) -> Self {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => Self::Text(text.into()),
-            Err(_) => Self::Bytes(bytes.clone()),
-        }
+        Self(bytes.clone())
     }
 
     /// Its bytes.
     pub fn bytes(&self) -> Arc<[u8]> {
-        match self {
-            Self::Text(text) => text.as_bytes().into(),
-            Self::Bytes(bytes) => bytes.clone(),
-        }
+        self.0.clone()
     }
 }
 
-impl Default for CoordinatorState {
-    fn default() -> Self {
-        Self::Text("".into())
+impl From<WrittenState<String, Vec<u8>>> for CoordinatorState {
+    fn from(written: WrittenState<String, Vec<u8>>) -> Self {
+        Self(match written {
+            WrittenState::Text(text) => text.into_bytes().into(),
+            WrittenState::Bytes(bytes) => bytes.into(),
+        })
+    }
+}
+
+impl Serialize for CoordinatorState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match std::str::from_utf8(&self.0) {
+            Ok(text) => WrittenState::<_, &[u8]>::Text(text).serialize(serializer),
+            Err(_) => WrittenState::<&str, _>::Bytes(&*self.0).serialize(serializer),
+        }
     }
 }
 

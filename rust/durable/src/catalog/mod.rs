@@ -105,9 +105,15 @@ impl Catalog {
             Event::SpaceOpened(id, space) => {
                 self.spaces.entry(*id).or_insert_with(|| space.clone());
             }
-            Event::SeatTaken { space, term, holder } => {
+            Event::SeatTaken { space, term, holder, client, key } => {
                 if let Some(space) = self.spaces.get_mut(space) {
                     (space.term, space.holder) = (*term, holder.clone());
+                    (space.coordinator, space.key) = (*client, *key);
+                }
+            }
+            Event::SeatLeft(id) => {
+                if let Some(space) = self.spaces.get_mut(id) {
+                    space.coordinator = 0;
                 }
             }
             Event::StateStored(id, state) => {
@@ -123,6 +129,9 @@ impl Catalog {
     fn end_session(&mut self, client: u64) -> bool {
         self.secrets.remove(&client);
         self.leave(|member| member.client == client);
+        for space in self.spaces.values_mut().filter(|space| space.coordinator == client) {
+            space.coordinator = 0;
+        }
         self.sessions.remove(&client)
     }
 
@@ -206,11 +215,15 @@ mod tests {
             tensors: vec!["w".into()],
             vectors: vec!["g".into()],
             keep_for_ms: 5,
+            opener: 3,
             term: 0,
             holder: "".into(),
+            coordinator: 0,
+            key: None,
             state: CoordinatorState::default(),
         };
-        let seat = |term| Event::SeatTaken { space: 7, term, holder: "c".into() };
+        let key = Some(SecretHash::of(b"its own"));
+        let seat = |term| Event::SeatTaken { space: 7, term, holder: "c".into(), client: 4, key };
         let stored = |state: &[u8]| Event::StateStored(7, bytes(state));
         for event in [
             Event::SpaceOpened(7, opened.clone()),
@@ -227,7 +240,13 @@ mod tests {
         let catalog: Catalog = serde_json::from_slice(&serde_json::to_vec(&catalog).unwrap()).unwrap();
         let state = bytes(&[0xFF, 0]);
         assert_eq!(*state.bytes(), [0xFF, 0]);
-        assert_eq!(catalog.spaces[&7], ListedSpace { term: 2, holder: "c".into(), state, ..opened });
+        let listed = ListedSpace { term: 2, holder: "c".into(), coordinator: 4, key, state, ..opened };
+        assert_eq!(catalog.spaces[&7], listed);
+        for ends in [Event::SessionEnded(4), Event::SeatLeft(7)] {
+            let mut catalog = catalog.clone();
+            catalog.apply(&ends);
+            assert_eq!(catalog.spaces[&7], ListedSpace { coordinator: 0, ..listed.clone() });
+        }
         let mut catalog = catalog;
         catalog.apply(&Event::SpaceClosed(7));
         assert!(catalog.spaces.is_empty());

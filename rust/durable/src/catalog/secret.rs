@@ -15,6 +15,17 @@ impl SecretHash {
     pub fn of(secret: &[u8]) -> Self {
         Self(Sha256::digest(secret).into())
     }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+}
+
+impl From<[u8; 32]> for SecretHash {
+    fn from(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
 }
 
 impl PartialEq for SecretHash {

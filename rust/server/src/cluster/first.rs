@@ -3,6 +3,8 @@
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::SpaceId;
+use fastps_core::verbs::SpaceInfo;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
@@ -109,6 +111,14 @@ impl Node {
         answer.registration = map.registration(question.describe);
         answer.groups = question.groups.iter().copied().filter(|group| map.has_group(*group)).collect();
         answer.closed_spaces = self.closed_of(&question.spaces)?;
+        if question.describe_space != 0 {
+            answer.space = self
+                .spaces()?
+                .spec(SpaceId(question.describe_space))
+                .ok()
+                .map(|spec| convert::space_to_wire(&SpaceInfo { spec, coordinator: None }));
+        }
+        answer.seat = question.seat.as_ref().map(|claim| self.judge(claim)).transpose()?;
         Ok(answer)
     }
 }

@@ -210,6 +210,7 @@ impl Node {
         if let Ok(mut portions) = self.portions() {
             portions.forget_client(client);
         }
+        // The end of the session also ends them in the log.
         if let Ok(mut spaces) = self.spaces() {
             spaces.forget_client(client);
         }

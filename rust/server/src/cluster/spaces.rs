@@ -1,14 +1,17 @@
 //! The spaces of vectors, which shard 0 lists: they outlive its process with what their coordinators stored,
-//! and their coordinators for the time that these have asked for. Other shards close what it does not list.
+//! and their coordinators for the time that these have asked for. Other shards open none that it does not
+//! list, close what it has closed, and ask it who the coordinator of a space is.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Meter;
-use fastps_core::spaces::{Seat, SpaceSpec, Spaces};
+use fastps_core::spaces::{Seat, SeatKey, SpaceSpec, SpaceStanding, Spaces, VacantSpace};
 use fastps_core::tensor::{Space, SpaceId};
 use fastps_core::verbs::SpaceInfo;
-use fastps_durable::{CoordinatorState, Event, ListedSpace};
-use std::collections::BTreeMap;
+use fastps_durable::{CoordinatorState, Event, ListedSpace, SecretHash};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,53 +21,89 @@ pub(crate) struct SpaceTable {
     spaces: Mutex<Spaces>,
     /// Since when spaces have no coordinator.
     vacant: Mutex<BTreeMap<SpaceId, Instant>>,
+    /// On other shards than shard 0: the term and the key of the coordinators that it has confirmed.
+    seats: Mutex<BTreeMap<SpaceId, (u64, SeatKey)>>,
+    /// When idle replicas were last looked for.
+    swept: Mutex<Option<Instant>>,
 }
+
+/// Most confirmed coordinators that a shard remembers.
+const MAX_KNOWN_SEATS: usize = 1 << 10;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SpaceTable {
-    /// The spaces of an earlier process; identifiers of new ones count up from `run`.
-    pub(crate) fn restore(run: u64, meter: Arc<Meter>, listed: BTreeMap<u64, ListedSpace>) -> Result<Self> {
+    /// The spaces of an earlier process; identifiers of new ones count up from `run`. A coordinator whose
+    /// session is alive keeps its seat.
+    pub(crate) fn restore(
+        run: u64,
+        meter: Arc<Meter>,
+        listed: BTreeMap<u64, ListedSpace>,
+        is_live: impl Fn(u64) -> bool,
+    ) -> Result<Self> {
         let mut spaces = Spaces::new(run, meter);
         for (id, listed) in listed {
-            let ListedSpace { name, tensors, vectors, keep_for_ms, term, holder, state } = listed;
+            let ListedSpace { name, tensors, vectors, keep_for_ms, opener, .. } = listed;
+            let ListedSpace { term, holder, coordinator, key, state, .. } = listed;
             let space = Arc::new(Space { id: SpaceId(id), name, vectors });
             let spec = SpaceSpec { space, tensors, keep_for_ms };
-            spaces.restore(spec, Seat { term, state: state.bytes() }, holder)?;
+            let standing = SpaceStanding {
+                opener,
+                seat: Seat { term, state: state.bytes() },
+                holder,
+                coordinator: Some(coordinator).filter(|client| key.is_some() && is_live(*client)),
+                key: key.map(|key| key.bytes()),
+            };
+            spaces.restore(spec, standing)?;
         }
-        Ok(Self { spaces: Mutex::new(spaces), vacant: Mutex::default() })
+        let (vacant, seats, swept) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { spaces: Mutex::new(spaces), vacant, seats, swept })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Spaces> {
         locked(&self.spaces)
     }
 
-    /// Those whose coordinator has been gone for as long as they are kept.
-    fn outdated(&self, now: Instant) -> Vec<SpaceSpec> {
-        let all = self.lock().list();
+    /// Those whose coordinator has been gone for as long as they are kept, and those that nobody has used and
+    /// whose client is gone.
+    fn outdated(&self, now: Instant, is_live: impl Fn(u64) -> bool) -> Vec<SpaceSpec> {
+        let all = self.lock().vacant();
         let mut vacant = locked(&self.vacant);
-        vacant.retain(|id, _| all.iter().any(|(spec, holder)| spec.space.id == *id && holder.is_none()));
-        let mut is_outdated = |spec: &SpaceSpec| {
+        let ids: BTreeSet<_> = all.iter().map(|one| one.spec.space.id).collect();
+        vacant.retain(|id, _| ids.contains(id));
+        let mut is_outdated = |VacantSpace { spec, untaken_of }: &VacantSpace| {
             let since = *vacant.entry(spec.space.id).or_insert(now);
             now.duration_since(since) >= Duration::from_millis(spec.keep_for_ms)
+                || untaken_of.is_some_and(|client| !is_live(client))
         };
-        let vacated = all.into_iter().filter(|(_, holder)| holder.is_none()).map(|(spec, _)| spec);
-        vacated.filter(|spec| is_outdated(spec)).collect()
+        all.into_iter().filter(|one| is_outdated(one)).map(|one| one.spec).collect()
+    }
+
+    /// Shard 0 has confirmed a coordinator.
+    fn confirm(&self, space: SpaceId, seat: (u64, SeatKey)) {
+        let mut seats = locked(&self.seats);
+        if seats.len() >= MAX_KNOWN_SEATS {
+            seats.clear();
+        }
+        seats.insert(space, seat);
     }
 }
 
 /// The opening of a space as the log has it.
-pub(crate) fn opened(spec: &SpaceSpec) -> Event {
+pub(crate) fn opened(spec: &SpaceSpec, opener: u64) -> Event {
     let SpaceSpec { space, tensors, keep_for_ms } = spec;
     let listed = ListedSpace {
         name: space.name.clone(),
         tensors: tensors.clone(),
         vectors: space.vectors.clone(),
         keep_for_ms: *keep_for_ms,
+        opener,
         term: 0,
         holder: "".into(),
+        coordinator: 0,
+        key: None,
         state: CoordinatorState::default(),
     };
     Event::SpaceOpened(space.id.0, listed)
@@ -85,7 +124,51 @@ impl Node {
         if listed.is_some() {
             self.files.step(|| Event::SpaceClosed(space.0));
         }
+        locked(&self.space_table.seats).remove(&space);
         self.shard.close_space(space);
+    }
+
+    /// Fails unless the client with this secret has taken the seat of the space last, with this term.
+    pub(crate) async fn check_coordinator(
+        &self,
+        (space, term): (SpaceId, u64),
+        shown: Option<&SecretHash>,
+    ) -> Result<()> {
+        let key = shown.map(SecretHash::bytes).unwrap_or_default();
+        if self.map.is_some() {
+            return self.spaces()?.check_seat(space, term, &key);
+        }
+        if locked(&self.space_table.seats).get(&space) == Some(&(term, key)) {
+            return Ok(());
+        }
+        let claim = pb::SeatClaim { space: space.0, term, secret_hash: key.to_vec().into() };
+        let question = pb::SettleRequest { seat: Some(claim), ..Default::default() };
+        let verdict = self.ask_first_for(question).await?.seat.unwrap_or_default();
+        match verdict.refusal {
+            Some(refusal) => Err(convert::error_from_refusal(refusal)),
+            None => {
+                self.space_table.confirm(space, (term, key));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether what another shard's client says of itself is true; only shard 0 knows.
+    pub(crate) fn judge(&self, claim: &pb::SeatClaim) -> Result<pb::SeatVerdict> {
+        let pb::SeatClaim { space, term, secret_hash } = claim;
+        let key = SeatKey::try_from(&secret_hash[..]).map_err(|_| {
+            let error = Error::new(Kind::Frame, "the hash in a claim is not one of SHA-256");
+            error.expected("32 bytes", format!("{} bytes", secret_hash.len()))
+        })?;
+        let refused = self.spaces()?.check_seat(SpaceId(*space), *term, &key).err();
+        Ok(pb::SeatVerdict { refusal: refused.map(|error| convert::refusal(&error)) })
+    }
+
+    /// The client gives up its seats and its replicas leave.
+    pub(crate) fn leave_spaces(&self, client: u64) -> Result<()> {
+        let vacated = self.spaces()?.forget_client(client);
+        vacated.into_iter().for_each(|space| self.files.note(|| Event::SeatLeft(space.0)));
+        Ok(())
     }
 
     /// Fails if a space is open over the tensor.
@@ -119,7 +202,14 @@ impl Node {
         if self.map.is_none() {
             return;
         }
-        for spec in self.space_table.outdated(now) {
+        {
+            let mut swept = locked(&self.space_table.swept);
+            if swept.is_none_or(|at| now.duration_since(at) > self.sessions.lease()) {
+                *swept = Some(now);
+                self.space_table.lock().drop_idle_replicas();
+            }
+        }
+        for spec in self.space_table.outdated(now, |client| self.sessions.is_live(client)) {
             let name = &spec.space.name;
             tracing::info!(shard = self.index(), %name, "the space is closed: its coordinator does not return");
             self.close_space(spec.space.id);

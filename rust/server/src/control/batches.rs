@@ -1,11 +1,13 @@
 //! Where a coordinator and its replicas wait for each other, on shard 0 only: for the end of a batch, and for
 //! a portion of it. A wait also ends when its time is up, or when the server stops.
 
+use super::spaces::claimant;
 use crate::cluster::node::{Node, Phase};
 use fastps_core::batch::BatchTask;
 use fastps_core::error::Result;
 use fastps_core::spaces::{BatchReport, ReplicaAnswer, ReplicaRequest, SpaceWaiter};
 use fastps_core::tensor::SpaceId;
+use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::sync::Arc;
@@ -52,6 +54,7 @@ fn longest(ms: u32) -> Duration {
 
 pub(super) fn ask_batch(
     node: &Node,
+    shown: Option<&SecretHash>,
     request: pb::BatchRequest,
 ) -> Result<Waiting<BatchQuestion, BatchReport>> {
     let pb::BatchRequest { client, space, term, task, wait_ms, first } = request;
@@ -59,7 +62,8 @@ pub(super) fn ask_batch(
         BatchQuestion { space: SpaceId(space), term, task: convert::batch_from_wire(task)?, first };
     node.sessions.touch(client, Instant::now())?;
     let (waiter, answer) = passing();
-    let told = node.spaces()?.batch(client, (question.space, term), &question.task, || waiter)?;
+    let told =
+        node.spaces()?.batch(claimant(client, shown), (question.space, term), &question.task, || waiter)?;
     Ok(Waiting { client, question, wait: longest(wait_ms), answer: told.ok_or(answer) })
 }
 

@@ -16,7 +16,7 @@ use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
-use fastps_core::tensor::{MAX_NAME, SliceId, SpaceId};
+use fastps_core::tensor::{MAX_NAME, SliceId};
 use fastps_durable::{Cut, Event};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
@@ -392,17 +392,21 @@ impl Control for ControlService {
         &self,
         request: Request<pb::OpenSpaceRequest>,
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::open(node, m)).await
+        let question = spaces::to_open(&self.node, request.get_ref());
+        let told = self.ask_first(&request, question).await;
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::open(node, m, told?)).await
     }
 
     async fn close_space(
         &self,
         request: Request<pb::CloseSpaceRequest>,
     ) -> Result<Response<pb::CloseSpaceResponse>, Status> {
+        let question = spaces::to_close(&self.node, request.get_ref());
+        let told = self.ask_first(&request, question).await;
         // It frees memory, so it needs no intact log.
         self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
-            node.close_space(SpaceId(m.space));
+            spaces::close(node, m.space, told?.as_ref())?;
             Ok(pb::CloseSpaceResponse {})
         })
         .await
@@ -419,12 +423,19 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CoordinateRequest>,
     ) -> Result<Response<pb::CoordinateResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::coordinate(node, m)).await
+        let shown = secret::of_headers(request.metadata());
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
+            spaces::coordinate(node, shown.as_ref(), m)
+        })
+        .await
     }
 
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
+        let shown = secret::of_headers(request.metadata());
         let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| batches::ask_batch(node, m))
+            .call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+                batches::ask_batch(node, shown.as_ref(), m)
+            })
             .await?
             .into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;

@@ -33,7 +33,7 @@ pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
     let client = request.client;
     if request.name.is_empty() && request.then() == pb::PortionThen::Leave {
         portions.forget_client(client);
-        node.spaces()?.forget_client(client);
+        node.leave_spaces(client)?;
         return Ok(Asked::Answered(PortionAnswer { run: 0, epoch: 0, unfinished: 0, given: Given::Nothing }));
     }
     let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_PORTION_WAIT);

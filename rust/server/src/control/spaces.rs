@@ -4,9 +4,9 @@ use crate::cluster::node::Node;
 use crate::cluster::spaces::opened;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::slice::Slice;
-use fastps_core::spaces::{SeatRequest, SpaceSpec};
+use fastps_core::spaces::{Claimant, SeatRequest, SpaceSpec};
 use fastps_core::tensor::{SliceId, Space, SpaceId, check_tensors};
-use fastps_durable::{CoordinatorState, Event};
+use fastps_durable::{CoordinatorState, Event, SecretHash};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use prost::Message;
@@ -16,8 +16,40 @@ use std::time::Instant;
 /// Bytes of spaces in one answer, but for the one that goes over it.
 const MAX_PAGE_BYTES: usize = 1 << 20;
 
-/// Lists the space, if this is shard 0, and opens it on this shard's slices: on all of them or none.
-pub(super) fn open(node: &Node, request: pb::OpenSpaceRequest) -> Result<pb::OpenSpaceResponse> {
+/// A client as a coordinator: its secret proves that it is the same one.
+pub(super) fn claimant(client: u64, shown: Option<&SecretHash>) -> Claimant {
+    Claimant { client, key: shown.map(SecretHash::bytes).unwrap_or_default() }
+}
+
+/// What another shard than shard 0 asks it before it opens a space.
+pub(super) fn to_open(node: &Node, request: &pb::OpenSpaceRequest) -> Option<pb::SettleRequest> {
+    let asks = node.map.is_none() && request.space != 0;
+    asks.then(|| pb::SettleRequest { describe_space: request.space, ..Default::default() })
+}
+
+/// The same before it closes one.
+pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<pb::SettleRequest> {
+    let asks = node.map.is_none();
+    asks.then(|| pb::SettleRequest { spaces: vec![request.space], ..Default::default() })
+}
+
+/// Frees a space; on another shard than shard 0 only if that does not list it, in whose answer `told`.
+pub(super) fn close(node: &Node, space: u64, told: Option<&pb::SettleResponse>) -> Result<()> {
+    if told.is_some_and(|told| !told.closed_spaces.contains(&space)) {
+        let error = Error::new(Kind::Precondition, "shard 0 lists the space: it is closed there first");
+        return Err(error.expected("a space that is closed", format!("space {space}")));
+    }
+    node.close_space(SpaceId(space));
+    Ok(())
+}
+
+/// Lists the space, if this is shard 0, and opens it on this shard's slices: on all of them or none. Another
+/// shard opens what shard 0 lists, in whose answer `told`.
+pub(super) fn open(
+    node: &Node,
+    request: pb::OpenSpaceRequest,
+    told: Option<pb::SettleResponse>,
+) -> Result<pb::OpenSpaceResponse> {
     node.sessions.touch(request.client, Instant::now())?;
     let slices = slices_of(node, &request)?;
     let is_first = node.map.is_some();
@@ -25,7 +57,7 @@ pub(super) fn open(node: &Node, request: pb::OpenSpaceRequest) -> Result<pb::Ope
         let error = Error::new(Kind::Config, "shard 0 gives spaces their numbers, and the others take them");
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
-    let (spec, new) = if is_first { list(node, request)? } else { (told(request)?, false) };
+    let (spec, new) = if is_first { list(node, request)? } else { (listed(request, told)?, false) };
     match open_slices(&slices, &spec.space) {
         Ok((term, last)) => {
             node.files.steps_end_here();
@@ -50,19 +82,40 @@ fn list(node: &Node, request: pb::OpenSpaceRequest) -> Result<(SpaceSpec, bool)>
     let specs = request.tensors.iter().map(|name| map.spec(name)).collect::<Result<Vec<_>>>()?;
     check_tensors(&specs)?;
     let (name, tensors, vectors) = (request.name.into(), shared(request.tensors), shared(request.vectors));
-    let (spec, new) = node.spaces()?.open(&name, &tensors, &vectors, request.keep_for_ms)?;
+    let (client, keep_for_ms) = (request.client, request.keep_for_ms);
+    let (spec, new) = node.spaces()?.open(client, &name, (&tensors, &vectors), keep_for_ms)?;
     if new {
-        node.files.step(|| opened(&spec));
+        node.files.step(|| opened(&spec, client));
     }
     Ok((spec, new))
 }
 
-/// A space that shard 0 lists.
-fn told(request: pb::OpenSpaceRequest) -> Result<SpaceSpec> {
-    let pb::OpenSpaceRequest { name, tensors, vectors, keep_for_ms, space, .. } = request;
-    let space = Space { id: SpaceId(space), name: name.into(), vectors: shared(vectors) };
+/// The space of a request, as shard 0 lists it.
+fn listed(request: pb::OpenSpaceRequest, told: Option<pb::SettleResponse>) -> Result<SpaceSpec> {
+    let entry = told.and_then(|told| told.space).filter(|entry| entry.space == request.space);
+    let entry = entry.ok_or_else(|| {
+        let error = Error::new(Kind::Config, "shard 0 lists no such space: it was closed, or never opened");
+        error.expected("the number of an open space", request.space)
+    })?;
+    let spec = convert::space_from_wire(entry).spec;
+    let same = |own: &[Arc<str>], wanted: &[String]| {
+        own.len() == wanted.len() && own.iter().zip(wanted).all(|(own, wanted)| **own == **wanted)
+    };
+    let space = &spec.space;
+    if *space.name != *request.name
+        || !same(&spec.tensors, &request.tensors)
+        || !same(&space.vectors, &request.vectors)
+    {
+        let error = Error::new(Kind::Precondition, "shard 0 lists the space with another name, or others");
+        let describe = |name: &str, vectors: usize, tensors: usize| {
+            format!("space {name:?} of {vectors} vectors over {tensors} tensors")
+        };
+        let is = describe(&space.name, space.vectors.len(), spec.tensors.len());
+        let wanted = describe(&request.name, request.vectors.len(), request.tensors.len());
+        return Err(error.expected(is, wanted));
+    }
     space.check()?;
-    Ok(SpaceSpec { space: Arc::new(space), tensors: shared(tensors), keep_for_ms })
+    Ok(spec)
 }
 
 /// The slices that a request names, which must be of its tensors.
@@ -120,20 +173,29 @@ pub(super) fn page(node: &Node, after: &str) -> Result<pb::ListSpacesResponse> {
 }
 
 /// Carries out what a coordinator wants of its seat.
-pub(super) fn coordinate(node: &Node, request: pb::CoordinateRequest) -> Result<pb::CoordinateResponse> {
+pub(super) fn coordinate(
+    node: &Node,
+    shown: Option<&SecretHash>,
+    request: pb::CoordinateRequest,
+) -> Result<pb::CoordinateResponse> {
     let (client, space) = (request.client, SpaceId(request.space));
     let request = convert::seat_request_from_wire(request)?;
     node.sessions.touch(client, Instant::now())?;
-    let seat = node.spaces()?.coordinate(client, space, &request)?;
+    let seat = node.spaces()?.coordinate(claimant(client, shown), space, &request)?;
     match &request {
         SeatRequest::Take { name, .. } => {
             let (space, term, holder) = (space.0, seat.term, name.clone());
-            node.files.step(|| Event::SeatTaken { space, term, holder });
+            let key = shown.copied();
+            node.files.step(|| Event::SeatTaken { space, term, holder, client, key });
         }
         SeatRequest::Store { state, .. } => {
             node.files.step(|| Event::StateStored(space.0, CoordinatorState::new(state)));
         }
-        SeatRequest::Leave { .. } => {}
+        SeatRequest::Leave { .. } => {
+            if node.spaces()?.is_vacant(space) {
+                node.files.step(|| Event::SeatLeft(space.0));
+            }
+        }
     }
     let takes = matches!(request, SeatRequest::Take { .. });
     let state = if takes { seat.state.to_vec() } else { Vec::new() };

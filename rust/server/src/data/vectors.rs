@@ -17,6 +17,17 @@ const ANSWER_PART_BYTES: u64 = 256;
 impl Exchange {
     /// Runs a program on each of its slices, whole or not at all. Between two slices, others have their turn.
     pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
+        let command = run.command;
+        match self.node.check_coordinator((command.space, command.term), self.shown.as_ref()).await {
+            Ok(()) => {}
+            // The whole of it comes again.
+            Err(error) if error.kind == Kind::Unavailable => return self.refuse(place, tag, error),
+            Err(error) => {
+                let error = error.shard(self.node.index());
+                let refused = vec![Err(error); run.len()];
+                return place.send(Ok(owed(convert::scalars(tag, &refused))));
+            }
+        }
         let (program, memory) = match self.prepare(&run).await {
             Ok(prepared) => prepared,
             Err(error) => return self.refuse(place, tag, error),

@@ -1,12 +1,15 @@
 //! A space as shard 0 keeps it: its seat, its batch and its replicas.
 
 use super::replicas::{GivenPortion, PortionReport, ReplicaAnswer, ReplicaRequest, SpaceReplica};
-use super::{BatchReport, MAX_REPLICAS, REPLICA_BYTES, SpaceSpec, SpaceWaiter};
+use super::{
+    BatchReport, Claimant, MAX_REPLICAS, MAX_REPLICAS_OF_CLIENT, REPLICA_BYTES, REPORT_BYTES, SeatKey,
+    SpaceSpec, SpaceWaiter,
+};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
 use crate::coordination::batch::{Batch, BatchTask, FailureKind, Finished, PortionFailure, ReplicaId};
 use crate::memory::Charge;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The batch that a coordinator has asked for.
 pub(super) enum AskedBatch {
@@ -28,11 +31,21 @@ impl AskedBatch {
     }
 }
 
+/// What a space takes beside its names: its entry, its seat, and both once more in the catalog of the shard's
+/// files.
+const SPACE_BYTES: usize = 1024;
+/// What a name takes beside its text.
+const NAME_BYTES: u64 = 64;
+
 pub(super) struct SpaceEntry {
     pub(super) spec: SpaceSpec,
+    /// The client that has opened it; 0: an earlier version did not note it.
+    pub(super) opener: u64,
     pub(super) term: u64,
     /// The client in the seat.
     pub(super) coordinator: Option<u64>,
+    /// The key of the one that took the seat last; `None`: nobody has, or an earlier version did not note it.
+    pub(super) key: Option<SeatKey>,
     /// What the one that took the seat last is called.
     pub(super) holder: Arc<str>,
     pub(super) state: Arc<[u8]>,
@@ -48,10 +61,16 @@ impl SpaceEntry {
         let names: usize =
             self.spec.tensors.iter().chain(&self.spec.space.vectors).map(|name| name.len()).sum();
         let round = self.round.as_ref().map_or(0, |round| round.task().asked * size_of::<Finished>() as u64);
-        (size_of::<Self>() + names + self.holder.len() + self.state.len()) as u64
+        let said = match &self.round {
+            Some(AskedBatch::Begun(batch)) => batch.name_bytes(),
+            _ => 0,
+        };
+        (SPACE_BYTES + names + self.holder.len() + self.state.len()) as u64
+            + NAME_BYTES * (self.spec.tensors.len() + self.spec.space.vectors.len()) as u64
             + REPLICA_BYTES * self.replicas.len() as u64
             // A portion is finished, and given, and its replica has a name.
             + 4 * round
+            + said
     }
 
     /// Fails for a former coordinator.
@@ -63,11 +82,27 @@ impl SpaceEntry {
         Err(Error::new(Kind::Fenced, message).expected(format!("term {}", self.term), format!("term {term}")))
     }
 
-    /// Checks the term, and gives the present coordinator its seat back if its session had ended or the
-    /// server restarted.
-    pub(super) fn seat(&mut self, client: u64, term: u64) -> Result<()> {
+    /// Fails unless the client with this key has taken the seat last, with this term. The seat of a
+    /// coordinator whose key is not known is given to the first that names its term.
+    pub(super) fn check_seat(&self, key: &SeatKey, term: u64) -> Result<()> {
+        let name = &self.spec.space.name;
+        if self.term == 0 {
+            let error = Error::new(Kind::Precondition, format!("space {name:?} has no coordinator yet"));
+            return Err(error.expected("a client that has taken its seat", format!("term {term}")));
+        }
         self.check_term(term)?;
-        self.coordinator.get_or_insert(client);
+        if self.key.is_none_or(|own| own == *key) {
+            return Ok(());
+        }
+        let error = Error::new(Kind::Denied, format!("the seat of space {name:?} is another client's"));
+        Err(error.expected("the secret of the client that has taken it", "another"))
+    }
+
+    /// [`SpaceEntry::check_seat`]; gives the coordinator its seat back if its session had ended or the server
+    /// restarted.
+    pub(super) fn seat(&mut self, who: Claimant, term: u64) -> Result<()> {
+        self.check_seat(&who.key, term)?;
+        (self.coordinator, self.key) = (Some(who.client), Some(who.key));
         Ok(())
     }
 
@@ -141,9 +176,32 @@ impl SpaceEntry {
                 Error::new(Kind::Capacity, message).expected(format!("at most {MAX_REPLICAS}"), "one more")
             );
         }
+        if self.replicas.range((id.0, 0)..=(id.0, u64::MAX)).count() >= MAX_REPLICAS_OF_CLIENT {
+            let message = format!("the client has too many replicas in space {:?}", request.space);
+            let most = format!("at most {MAX_REPLICAS_OF_CLIENT}");
+            return Err(Error::new(Kind::Capacity, message).expected(most, "one more"));
+        }
         self.memory.grow_to(self.bytes() + REPLICA_BYTES)?;
-        self.replicas.insert(id, SpaceReplica { name: request.name.clone(), waiter: None });
+        self.replicas.insert(id, SpaceReplica { name: request.name.clone(), waiter: None, idle: false });
         Ok(())
+    }
+
+    /// Fails for a report of a portion that the replica was not given, and if there is no memory for it.
+    pub(super) fn check_report(&mut self, id: ReplicaId, report: &PortionReport) -> Result<()> {
+        let bytes = self.bytes();
+        match &self.round {
+            Some(AskedBatch::Begun(batch)) if batch.task.batch == report.batch => {
+                if !batch.was_given(id, report.portion) {
+                    let message = "the replica reports a portion that it was not given, or gave back";
+                    let error = Error::new(Kind::StalePush, message);
+                    return Err(
+                        error.expected("the portion that it holds", format!("portion {}", report.portion))
+                    );
+                }
+                self.memory.grow_to(bytes + REPORT_BYTES)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Notes what became of a portion of the present batch; a report of another batch changes nothing.
@@ -162,6 +220,26 @@ impl SpaceEntry {
                 let (replica, portion) = (replica.clone(), report.portion);
                 batch.fail(PortionFailure { replica, portion, kind, tensor });
             }
+        }
+    }
+
+    /// Removes the replicas that have neither held a portion nor waited for one since the last call.
+    pub(super) fn drop_idle_replicas(&mut self) {
+        let holders = match &self.round {
+            Some(AskedBatch::Begun(batch)) if !batch.is_over() => batch.holders(),
+            _ => BTreeSet::new(),
+        };
+        let mut gone = Vec::new();
+        for (id, replica) in &mut self.replicas {
+            if replica.waiter.is_some() || holders.contains(id) {
+                replica.idle = false;
+            } else if std::mem::replace(&mut replica.idle, true) {
+                gone.push(*id);
+            }
+        }
+        if !gone.is_empty() {
+            gone.into_iter().for_each(|id| self.leave(id));
+            self.settle();
         }
     }
 

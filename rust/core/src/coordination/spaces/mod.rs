@@ -18,20 +18,32 @@ use crate::tensor::{Space, SpaceId};
 use entry::{AskedBatch, SpaceEntry};
 use replicas::SpaceReplica;
 pub use replicas::{GivenPortion, PortionReport, ReplicaAnswer, ReplicaRequest};
-pub use seat::{Seat, SeatRequest};
+pub use seat::{Claimant, Seat, SeatKey, SeatRequest};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// Most spaces at a time.
 const MAX_SPACES: usize = 1 << 10;
+/// Most that one client has opened.
+const MAX_SPACES_OF_CLIENT: usize = 64;
+/// Most bytes of the names of a new space's vectors together: each of its slices logs them.
+const MAX_VECTOR_NAMES: usize = 8 << 10;
+/// The longest that a space is kept without a coordinator, in milliseconds: a day.
+pub const MAX_KEEP_MS: u64 = 24 * 60 * 60 * 1000;
 /// Most replicas of a space, and most that wait for spaces to be opened.
 const MAX_REPLICAS: usize = 1 << 16;
+/// Most replicas of one client in a space.
+const MAX_REPLICAS_OF_CLIENT: usize = 256;
 /// Most bytes of a coordinator's state.
 pub const MAX_STATE: usize = 1 << 16;
 /// Longest name of a coordinator or a replica, in bytes.
 const MAX_NAME: usize = 256;
 /// Bytes of a replica with the longest name.
-const REPLICA_BYTES: u64 = (MAX_NAME + 2 * size_of::<(ReplicaId, SpaceReplica)>()) as u64;
+const REPLICA_BYTES: u64 = (MAX_NAME
+    + 2 * size_of::<(ReplicaId, SpaceReplica)>()
+    + 2 * size_of::<(ReplicaId, [Option<u64>; 2])>()) as u64;
+/// Bytes of the names in a report, at most.
+const REPORT_BYTES: u64 = (MAX_NAME + crate::tensor::MAX_NAME + 256) as u64;
 
 /// A space over some tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +54,30 @@ pub struct SpaceSpec {
     pub tensors: Vec<Arc<str>>,
     /// Milliseconds that a server keeps the space after its coordinator has gone.
     pub keep_for_ms: u64,
+}
+
+/// A space as a server stores it, beside its [`SpaceSpec`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpaceStanding {
+    /// The client that has opened it; 0: it is not known.
+    pub opener: u64,
+    /// Its seat.
+    pub seat: Seat,
+    /// What the one that took the seat last is called.
+    pub holder: Arc<str>,
+    /// The client in the seat.
+    pub coordinator: Option<u64>,
+    /// The key of the one that took the seat last, if it is known.
+    pub key: Option<SeatKey>,
+}
+
+/// A space without a coordinator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VacantSpace {
+    /// The space.
+    pub spec: SpaceSpec,
+    /// The client that has opened it, if nobody has taken its seat yet: all of its vectors are 0.
+    pub untaken_of: Option<u64>,
 }
 
 /// The present state of a batch.
@@ -90,12 +126,12 @@ impl Spaces {
     }
 
     /// Lists a space that its slices will open, under a fresh identifier; returns the present one if it has
-    /// the same tensors and vectors. `true`: it is new.
+    /// the same tensors and vectors. `true`: it is new. It is kept for [`MAX_KEEP_MS`] at most.
     pub fn open(
         &mut self,
+        client: u64,
         name: &Arc<str>,
-        tensors: &[Arc<str>],
-        vectors: &[Arc<str>],
+        (tensors, vectors): (&[Arc<str>], &[Arc<str>]),
         keep_for_ms: u64,
     ) -> Result<(SpaceSpec, bool)> {
         if let Some(entry) = self.entries.get(name) {
@@ -110,27 +146,44 @@ impl Spaces {
             return Err(Error::new(Kind::Precondition, format!("space {name:?} is open and has others"))
                 .expected(describe(&open.tensors, &open.space.vectors), describe(tensors, vectors)));
         }
+        if self.entries.values().filter(|entry| entry.opener == client).count() >= MAX_SPACES_OF_CLIENT {
+            return Err(Error::new(Kind::Capacity, "the client has opened too many spaces of vectors")
+                .expected(format!("at most {MAX_SPACES_OF_CLIENT}: close one"), "one more"));
+        }
+        let names = vectors.iter().map(|name| name.len()).sum::<usize>();
+        if names > MAX_VECTOR_NAMES {
+            let error = Error::new(Kind::Config, "the names of a space's vectors are too long together");
+            return Err(error.expected(format!("at most {MAX_VECTOR_NAMES} bytes"), format!("{names} bytes")));
+        }
         // 0 stands for no space.
         let id = SpaceId(self.last.wrapping_add(1).max(1));
         let space = Arc::new(Space { id, name: name.clone(), vectors: vectors.to_vec() });
         space.check()?;
         let spec = SpaceSpec { space, tensors: tensors.to_vec(), keep_for_ms };
-        self.restore(spec.clone(), Seat { term: 0, state: Arc::default() }, "".into())?;
+        if self.entries.len() >= MAX_SPACES {
+            let free = self.entries.values().find(|entry| entry.coordinator.is_none());
+            let advice = free.map_or_else(String::new, |entry| {
+                format!("; {:?} has no coordinator: drop it", entry.spec.space.name)
+            });
+            return Err(Error::new(Kind::Capacity, format!("too many spaces of vectors are open{advice}"))
+                .expected(format!("at most {MAX_SPACES}"), "one more"));
+        }
+        let spec = self.restore(spec, SpaceStanding { opener: client, ..SpaceStanding::default() })?;
         Ok((spec, true))
     }
 
-    /// Lists a space that slices have open already, with its seat, and what was in it called.
-    pub fn restore(&mut self, spec: SpaceSpec, seat: Seat, holder: Arc<str>) -> Result<()> {
-        if self.entries.len() >= MAX_SPACES {
-            return Err(Error::new(Kind::Capacity, "too many spaces of vectors are open")
-                .expected(format!("at most {MAX_SPACES}"), "one more"));
-        }
+    /// Lists a space that slices have open already.
+    pub fn restore(&mut self, mut spec: SpaceSpec, standing: SpaceStanding) -> Result<SpaceSpec> {
+        spec.keep_for_ms = spec.keep_for_ms.min(MAX_KEEP_MS);
         let name = spec.space.name.clone();
         self.last = self.last.max(spec.space.id.0);
+        let SpaceStanding { opener, seat, holder, coordinator, key } = standing;
         let mut entry = SpaceEntry {
-            spec,
+            spec: spec.clone(),
+            opener,
             term: seat.term,
-            coordinator: None,
+            coordinator,
+            key,
             holder,
             state: seat.state,
             round: None,
@@ -147,7 +200,7 @@ impl Spaces {
                 waiter(None);
             }
         }
-        Ok(())
+        Ok(spec)
     }
 
     /// Removes a space; its replicas and its coordinator stop waiting. `None`: there is none.
@@ -167,6 +220,19 @@ impl Spaces {
         self.entries.values().map(|entry| (entry.spec.clone(), holder(entry))).collect()
     }
 
+    /// The spaces without a coordinator.
+    pub fn vacant(&self) -> Vec<VacantSpace> {
+        let vacant = self.entries.values().filter(|entry| entry.coordinator.is_none());
+        let untaken = |entry: &SpaceEntry| (entry.term == 0 && entry.opener != 0).then_some(entry.opener);
+        vacant.map(|entry| VacantSpace { spec: entry.spec.clone(), untaken_of: untaken(entry) }).collect()
+    }
+
+    /// Removes the replicas that have neither held a portion nor waited for one since the last call: they are
+    /// gone although their clients live. One that asks again is back.
+    pub fn drop_idle_replicas(&mut self) {
+        self.entries.values_mut().for_each(SpaceEntry::drop_idle_replicas);
+    }
+
     /// A space by its identifier.
     pub fn spec(&self, space: SpaceId) -> Result<SpaceSpec> {
         let found = self.entries.values().find(|entry| entry.spec.space.id == space);
@@ -181,14 +247,14 @@ impl Spaces {
     /// the waiter from `later` gets the answer.
     pub fn batch(
         &mut self,
-        client: u64,
+        who: Claimant,
         (space, term): (SpaceId, u64),
         task: &BatchTask,
         later: impl FnOnce() -> SpaceWaiter<BatchReport>,
     ) -> Result<Option<BatchReport>> {
         task.check()?;
         let entry = self.entry(space)?;
-        entry.seat(client, term)?;
+        entry.seat(who, term)?;
         let last = entry.round.as_ref().map_or(0, |round| round.task().batch);
         if task.batch < last {
             return Err(Error::new(Kind::StalePush, "a later batch has begun")
@@ -220,11 +286,13 @@ impl Spaces {
     }
 
     /// Frees the seats of an ended client and removes its replicas, whose portions go to others. The spaces
-    /// stay open.
-    pub fn forget_client(&mut self, client: u64) {
+    /// stay open. Returns those whose seats are free now.
+    pub fn forget_client(&mut self, client: u64) -> Vec<SpaceId> {
+        let mut vacated = Vec::new();
         for entry in self.entries.values_mut() {
             if entry.coordinator.take_if(|held| *held == client).is_some() {
                 entry.waiter = None;
+                vacated.push(entry.spec.space.id);
             }
             let own = entry.replicas.range((client, 0)..=(client, u64::MAX));
             for id in own.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -233,6 +301,7 @@ impl Spaces {
             entry.settle();
         }
         self.early.retain(|(_, (holder, _)), _| *holder != client);
+        vacated
     }
 }
 
@@ -249,223 +318,4 @@ fn check_name(what: &str, name: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::coordination::batch::FailureKind;
-    use crate::coordination::portions::Then;
-    use std::sync::mpsc::{Receiver, channel};
-
-    const COORDINATOR: u64 = 9;
-
-    fn names(list: &[&str]) -> Vec<Arc<str>> {
-        list.iter().map(|name| Arc::from(*name)).collect()
-    }
-
-    fn task(batch: u64, min_replicas: u64) -> BatchTask {
-        BatchTask { batch, portions: 4, asked: 4, samples: 40, vector: 1, min_replicas, backups: true }
-    }
-
-    /// One space "s" with a coordinator in its first term.
-    struct At {
-        spaces: Spaces,
-        space: SpaceId,
-        told: (std::sync::mpsc::Sender<BatchReport>, Receiver<BatchReport>),
-    }
-
-    fn at() -> At {
-        let mut spaces = Spaces::new(0, Meter::new(u64::MAX));
-        let (spec, new) = spaces.open(&"s".into(), &names(&["w"]), &names(&["g"]), 1000).unwrap();
-        assert!(new);
-        let take = SeatRequest::Take { at_least: 0, name: "c".into() };
-        assert_eq!(spaces.coordinate(COORDINATOR, spec.space.id, &take).unwrap().term, 1);
-        At { spaces, space: spec.space.id, told: channel() }
-    }
-
-    impl At {
-        /// `None`: the coordinator waits.
-        fn batch(&mut self, task: BatchTask) -> Result<Option<BatchReport>> {
-            let to = self.told.0.clone();
-            self.spaces.batch(COORDINATOR, (self.space, 1), &task, || {
-                Box::new(move |report| to.send(report).unwrap())
-            })
-        }
-
-        fn told(&self) -> Option<BatchReport> {
-            self.told.1.try_recv().ok()
-        }
-
-        /// Given now, or what the replica waits with.
-        fn ask(
-            &mut self,
-            client: u64,
-            report: Option<(u64, u64)>,
-            then: Then,
-        ) -> Result<GivenPortion, Option<Receiver<ReplicaAnswer>>> {
-            let report =
-                report.map(|(batch, portion)| PortionReport { batch, portion, outcome: Ok(portion as f64) });
-            let name = format!("r{client}").into();
-            let request = ReplicaRequest { space: "s".into(), replica: 1, name, report, then };
-            let (to, answer) = channel();
-            let later = || -> SpaceWaiter<ReplicaAnswer> { Box::new(move |given| to.send(given).unwrap()) };
-            match self.spaces.portion(client, &request, later).unwrap() {
-                Some(Some(given)) => Ok(given),
-                Some(None) => Err(None),
-                None => Err(Some(answer)),
-            }
-        }
-
-        fn take(&mut self, client: u64, report: Option<(u64, u64)>) -> u64 {
-            self.ask(client, report, Then::Take).unwrap().portion
-        }
-
-        fn wait(&mut self, client: u64, report: Option<(u64, u64)>) -> Receiver<ReplicaAnswer> {
-            self.ask(client, report, Then::Take).unwrap_err().unwrap()
-        }
-    }
-
-    fn portion(answer: &Receiver<ReplicaAnswer>) -> u64 {
-        answer.try_recv().unwrap().unwrap().portion
-    }
-
-    #[test]
-    fn portions_are_dealt_when_enough_replicas_are_there() {
-        let mut at = at();
-        let first = at.wait(1, None);
-        assert!(at.batch(task(1, 2)).unwrap().is_none());
-        assert!(first.try_recv().is_err());
-        // Two contiguous ranges; the first replica was waiting.
-        assert_eq!(at.take(2, None), 2);
-        assert_eq!(portion(&first), 0);
-        assert_eq!((at.take(1, Some((1, 0))), at.take(2, Some((1, 2)))), (1, 3));
-        // A request whose answer was lost gets the same portion again.
-        assert_eq!((at.take(1, Some((1, 0))), at.take(1, None)), (1, 1));
-        let idle = at.ask(2, Some((1, 3)), Then::Take).unwrap();
-        assert_eq!((idle.portion, idle.likely_next), (1, Some(2)));
-        assert!(at.told().is_none());
-        let last = at.wait(1, Some((1, 1)));
-        let report = at.told().unwrap();
-        assert!(report.over && report.failures.is_empty());
-        assert_eq!((report.backups_issued, report.backups_won, report.replicas), (1, 0, 2));
-        let losses: Vec<_> = report.finished.iter().map(|one| one.as_ref().unwrap().loss).collect();
-        assert_eq!(losses, [0.0, 1.0, 2.0, 3.0]);
-        // The same batch again is the same report; the next one begins with the same ranges.
-        assert_eq!(at.batch(task(1, 2)).unwrap().unwrap(), report);
-        assert!(at.batch(task(2, 2)).unwrap().is_none());
-        assert_eq!((portion(&last), at.take(2, Some((1, 1)))), (0, 2));
-        assert_eq!(at.batch(task(1, 2)).unwrap_err().kind, Kind::StalePush);
-    }
-
-    #[test]
-    fn what_a_gone_replica_held_goes_to_one_that_waits() {
-        let mut at = at();
-        assert!(at.batch(BatchTask { backups: false, asked: 1, ..task(1, 1) }).unwrap().is_none());
-        assert_eq!(at.take(1, None), 0);
-        let waiting = at.wait(2, None);
-        at.spaces.forget_client(1);
-        assert_eq!(portion(&waiting), 0);
-        assert!(matches!(at.ask(2, None, Then::Leave), Err(None)));
-        assert_eq!(at.take(3, None), 0);
-        assert!(matches!(at.ask(3, Some((1, 0)), Then::Rest), Err(None)));
-        assert_eq!(at.told().unwrap().replicas, 1);
-        // A report of another batch counts for nothing.
-        assert!(at.batch(task(2, 1)).unwrap().is_none());
-        assert_eq!(at.take(3, Some((1, 3))), 0);
-        assert_eq!(at.spaces.withdraw_batch(at.space, 1).unwrap().finished, [None, None, None, None]);
-    }
-
-    #[test]
-    fn a_coordinator_that_goes_while_it_waits_leaves_a_free_seat() {
-        let mut at = at();
-        assert!(at.batch(task(1, 1)).unwrap().is_none());
-        at.spaces.forget_client(COORDINATOR);
-        // Its call ends only now.
-        assert!(!at.spaces.withdraw_batch(at.space, 1).unwrap().over);
-        assert_eq!(at.spaces.list()[0].1, None);
-        let take = SeatRequest::Take { at_least: 0, name: "other".into() };
-        assert_eq!(at.spaces.coordinate(8, at.space, &take).unwrap().term, 2);
-        assert_eq!(at.spaces.withdraw_batch(at.space, 1).unwrap_err().kind, Kind::Fenced);
-    }
-
-    #[test]
-    fn a_loss_that_is_not_finite_ends_the_batch() {
-        let mut at = at();
-        assert!(at.batch(task(1, 1)).unwrap().is_none());
-        assert_eq!(at.take(1, None), 0);
-        let report = Some(PortionReport { batch: 1, portion: 0, outcome: Ok(f64::NAN) });
-        let request =
-            ReplicaRequest { space: "s".into(), replica: 1, name: "r".into(), report, then: Then::Rest };
-        at.spaces.portion(1, &request, || Box::new(|_| ())).unwrap();
-        let report = at.told().unwrap();
-        assert!(report.over);
-        let failure = &report.failures[0];
-        assert_eq!((failure.kind, &*failure.replica, &*failure.tensor), (FailureKind::NotFinite, "r", ""));
-    }
-
-    #[test]
-    fn a_failure_in_a_tensor_that_cannot_be_is_refused() {
-        let mut at = at();
-        assert!(at.batch(task(1, 1)).unwrap().is_none());
-        assert_eq!(at.take(1, None), 0);
-        for (bytes, refused) in [(crate::tensor::MAX_NAME + 1, true), (crate::tensor::MAX_NAME, false)] {
-            let outcome = Err((FailureKind::NotFinite, "t".repeat(bytes).into()));
-            let report = Some(PortionReport { batch: 1, portion: 0, outcome });
-            let request =
-                ReplicaRequest { space: "s".into(), replica: 1, name: "r".into(), report, then: Then::Rest };
-            let answer = at.spaces.portion(1, &request, || Box::new(|_| ()));
-            assert_eq!(answer.err().map(|error| error.kind), refused.then_some(Kind::Config));
-            assert_eq!(at.told().is_none(), refused);
-        }
-    }
-
-    #[test]
-    fn those_who_wait_learn_that_a_space_opens_and_closes() {
-        let mut at = at();
-        let request = |space: &str| ReplicaRequest {
-            space: space.into(),
-            replica: 1,
-            name: "r".into(),
-            report: None,
-            then: Then::Take,
-        };
-        let (to, early) = channel();
-        let later = || -> SpaceWaiter<ReplicaAnswer> { Box::new(move |given| to.send(given).unwrap()) };
-        assert!(at.spaces.portion(1, &request("later"), later).unwrap().is_none());
-        assert!(
-            at.spaces.portion(2, &request("later"), || Box::new(|_| panic!("withdrawn"))).unwrap().is_none()
-        );
-        assert_eq!(at.spaces.withdraw_portion(2, &request("later")), Some(None));
-        at.spaces.open(&"later".into(), &names(&["w"]), &names(&["g"]), 0).unwrap();
-        assert_eq!(early.try_recv().unwrap(), None);
-        let waiting = at.wait(1, None);
-        assert!(at.batch(task(1, 5)).unwrap().is_none());
-        assert!(at.spaces.close(at.space).is_some() && at.spaces.close(at.space).is_none());
-        assert_eq!(waiting.try_recv().unwrap(), None);
-        assert!(!at.told().unwrap().over);
-        assert_eq!(at.batch(task(2, 1)).unwrap_err().kind, Kind::Config);
-    }
-
-    #[test]
-    fn memory_is_given_back_and_what_does_not_fit_is_refused() {
-        let meter = Meter::new(4 * REPLICA_BYTES);
-        let mut spaces = Spaces::new(0, meter.clone());
-        let (spec, _) = spaces.open(&"s".into(), &names(&["w"]), &names(&["g"]), 0).unwrap();
-        let opened = meter.used();
-        let id = spec.space.id;
-        let term = spaces
-            .coordinate(COORDINATOR, id, &SeatRequest::Take { at_least: 4, name: "c".into() })
-            .unwrap()
-            .term;
-        assert_eq!(term, 5);
-        let store = |len: usize| SeatRequest::Store { term, state: vec![1; len].into() };
-        assert_eq!(spaces.coordinate(COORDINATOR, id, &store(MAX_STATE)).unwrap_err().kind, Kind::Capacity);
-        spaces.coordinate(COORDINATOR, id, &store(100)).unwrap();
-        assert_eq!(meter.used(), opened + 101);
-        let batch = BatchTask { portions: 1 << 16, asked: 1 << 16, samples: 1 << 20, ..task(1, 1) };
-        let refused = spaces.batch(COORDINATOR, (id, term), &batch, || Box::new(|_| ()));
-        assert_eq!(refused.unwrap_err().kind, Kind::Capacity);
-        assert_eq!(meter.used(), opened + 101);
-        spaces.coordinate(COORDINATOR, id, &store(0)).unwrap();
-        spaces.close(id);
-        assert_eq!(meter.used(), 0);
-    }
-}
+mod tests;

@@ -68,6 +68,8 @@ pub type ReplicaAnswer = Option<GivenPortion>;
 pub(super) struct SpaceReplica {
     pub(super) name: Arc<str>,
     pub(super) waiter: Option<SpaceWaiter<ReplicaAnswer>>,
+    /// It had neither a portion nor a waiter when the idle ones were last looked for.
+    pub(super) idle: bool,
 }
 
 impl Spaces {
@@ -84,6 +86,9 @@ impl Spaces {
         let Some(entry) = self.entries.get_mut(&request.space) else {
             return self.wait_for_space(id, request, later);
         };
+        if let Some(report) = &request.report {
+            entry.check_report(id, report)?;
+        }
         if request.then != Then::Leave {
             entry.join(id, request)?;
         }
@@ -102,6 +107,7 @@ impl Spaces {
         let given = entry.take(id);
         if let Some(replica) = entry.replicas.get_mut(&id) {
             replica.name = request.name.clone();
+            replica.idle = false;
             replica.waiter = if given.is_some() { None } else { Some(later()) };
         }
         Ok(given.map(Some))

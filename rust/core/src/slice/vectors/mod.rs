@@ -22,6 +22,9 @@ use crate::tensor::program::{Command, MAX_COUNT, MAX_RESULTS, TENSOR};
 use crate::tensor::{Space, SpaceId};
 use sum::OpenSum;
 
+/// What the name of a vector takes beside its text, with the object that is its array.
+const NAME_BYTES: usize = 128;
+
 /// What a slice knows of a space, without the arrays.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VectorsStanding {
@@ -66,15 +69,17 @@ pub(in crate::slice) struct Vectors {
 }
 
 impl Vectors {
-    /// Bytes of memory for a space with so many vectors, and the most results that it remembers.
-    fn memory_for(dtype: DType, len: usize, vectors: usize) -> u64 {
-        let results = (MAX_RESULTS * size_of::<f64>()) as u64;
-        Buffer::bytes_for(dtype, len).saturating_mul(vectors as u64).saturating_add(results)
+    /// Bytes of memory for a space: its vectors, their names, and the most results that it remembers.
+    fn memory_for(dtype: DType, len: usize, space: &Space) -> u64 {
+        let names =
+            space.vectors.iter().map(|name| name.len() + NAME_BYTES).sum::<usize>() + space.name.len();
+        let beside = (MAX_RESULTS * size_of::<f64>() + names) as u64;
+        Buffer::bytes_for(dtype, len).saturating_mul(space.vectors.len() as u64).saturating_add(beside)
     }
 
     fn new(slice: &Slice, space: &Arc<Space>) -> Result<Self> {
         let (dtype, count) = (slice.spec.dtype, space.vectors.len());
-        let charge = slice.meter.take(Purpose::Vectors, Self::memory_for(dtype, slice.len, count))?;
+        let charge = slice.meter.take(Purpose::Vectors, Self::memory_for(dtype, slice.len, space))?;
         let array = |k| Buffer::filled(dtype, slice.len, 0.0, k, &mut Pieces::none());
         Ok(Self {
             space: space.clone(),
@@ -87,8 +92,9 @@ impl Vectors {
     }
 
     /// Fails for a coordinator whose term is over, and for a term or number that an image may not have.
-    /// `true`: the program is new; `false`: it is the last one.
-    fn admit(&mut self, command: Command) -> Result<bool> {
+    /// `true`: the program is new; `false`: it is the last one. Only a program that runs changes what the
+    /// slice knows.
+    fn admit(&self, command: Command) -> Result<bool> {
         for (what, count) in [("term", command.term), ("number of a program", command.number)] {
             if count > MAX_COUNT {
                 return Err(
@@ -96,13 +102,12 @@ impl Vectors {
                 );
             }
         }
-        let standing = &mut self.standing;
+        let standing = &self.standing;
         if command.term < standing.term {
             let message = format!("another coordinator has taken over space {:?}", self.space.name);
             return Err(Error::new(Kind::Fenced, message)
                 .expected(format!("term {} or later", standing.term), format!("term {}", command.term)));
         }
-        standing.term = command.term;
         if command.number < standing.number {
             let message = format!("a later program of space {:?} has run", self.space.name);
             return Err(Error::new(Kind::StalePush, message)

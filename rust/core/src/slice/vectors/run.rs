@@ -169,6 +169,7 @@ impl ExactMemory {
     ) -> Result<bool> {
         let vectors = self.space(command.space)?;
         if !vectors.admit(command)? {
+            vectors.standing.term = command.term;
             return Ok(false);
         }
         program.check(vectors.arrays.len())?;
@@ -325,7 +326,7 @@ impl Vectors {
 
     /// Notes what a program has done beside changing arrays.
     fn note(&mut self, command: Command, program: &Program, ran: &Ran, ended: Ended<'_>) {
-        self.standing.number = command.number;
+        (self.standing.term, self.standing.number) = (command.term, command.number);
         self.standing.results.clone_from(&ran.results);
         if let Some((_, largest)) = ran.sum {
             (self.standing.open, self.standing.largest) = (false, largest);

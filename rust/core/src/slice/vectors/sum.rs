@@ -95,7 +95,7 @@ impl Vectors {
     /// Takes the memory for sums, which is charged with the vectors and kept until the space is closed.
     pub(super) fn make_lanes(&mut self, slice: &Slice) -> Result<()> {
         if self.lanes.is_none() && self.sum.is_none() {
-            let vectors = Self::memory_for(slice.spec.dtype, slice.len, self.arrays.len());
+            let vectors = Self::memory_for(slice.spec.dtype, slice.len, &self.space);
             self.charge.grow_to(vectors + (OpenSum::BYTES + GridSum::BYTES * slice.len) as u64)?;
             self.lanes = Some(GridSum::zeros(slice.len));
         }
