@@ -97,6 +97,10 @@ impl Node {
         answer.registration = map.registration(question.describe);
         answer.groups = question.groups.iter().copied().filter(|group| map.has_group(*group)).collect();
         answer.closed_spaces = self.closed_of(&question.spaces)?;
+        answer.binding = (question.binding_of != 0).then(|| {
+            let mode = self.shard.groups().mode(question.binding_of);
+            pb::Binding { mode: mode.map(convert::mode_to_wire) }
+        });
         Ok(answer)
     }
 }

@@ -252,8 +252,11 @@ impl Exchange {
 
     async fn perform(&self, request: &Request<'_>, place: AnswerSlot) {
         let Request { tag, slice, .. } = *request;
-        let client = request.route.client;
+        let Route { client, group, .. } = request.route;
         let shard = &self.node.shard;
+        if request.verb.is_gradient() {
+            self.node.sessions.note_gradient(client, group);
+        }
         match request.verb {
             Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
             Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, place).await,
