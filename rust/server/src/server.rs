@@ -138,7 +138,7 @@ impl Server {
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
         let when = When { every: config.snapshot_every, after: config.snapshot_after };
-        let snapshots = Mutex::new(Snapshots::start(nodes.clone(), when)?);
+        let snapshots = Mutex::new(Some(Snapshots::start(&nodes, when)?));
         Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })
     }
 

@@ -205,8 +205,11 @@ impl Exchange {
             Verb::Portion { .. } => self.sign_of_life(client, now).map(|_| false)?,
             _ => self.sign_of_life(client, now)?,
         };
-        if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..) | Verb::Run(_)) {
-            node.files.check()?;
+        if matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..) | Verb::Run(_)) {
+            node.files.check_room()?;
+            if logged {
+                node.files.check()?;
+            }
         }
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
