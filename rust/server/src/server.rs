@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tower::util::{MapRequestLayer, MapResponseLayer};
 
@@ -117,6 +117,7 @@ impl Server {
                 reservations,
                 files,
                 gate: Arc::default(),
+                programs: Semaphore::new(1),
                 map,
                 portions,
                 space_table,
