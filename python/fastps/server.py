@@ -103,8 +103,9 @@ def serve(
         data_dir: Keep snapshots and a log in this folder, one subfolder per shard, and start from them; None:
             nothing survives this process.
         snapshot_every: Seconds between snapshots.
-        snapshot_after: Also take a snapshot when the log since the last one exceeds this multiple of the
-            state's size; 0 disables that.
+        snapshot_after: Also take a snapshot at once when the log since the last one exceeds this multiple of
+            the state's size, and 1 MiB; 0 disables that. At twice that and 16 MiB, pushes are refused, and
+            repeated by clients, until the snapshot is complete.
         keep: Number of snapshots to keep, at least 1, with the log from the oldest of them on.
         keep_for: Also keep every snapshot younger than this many seconds.
         copy_to: Also copy each snapshot to ``"s3://bucket/prefix"``, with settings from the environment

@@ -83,6 +83,33 @@ def refused(ps: fastps.ParameterServer, gradient: np.ndarray) -> bool:
     return False
 
 
+def counter(ps: fastps.ParameterServer, name: str) -> int:
+    return int(ps.stats()["shards"][0]["counters"][name])
+
+
+def test_a_full_disk_is_said_at_growing_intervals(small_disk: Path, tmp_path: Path) -> None:
+    """Each attempt writes another file, so no two errors have the same text."""
+    filler, told = small_disk / "filler", tmp_path / "told"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 7 * N))
+    process, address = serve(small_disk / "data", told)
+    try:
+        with fastps.connect(address) as ps:
+            ps.register("w", np.zeros(N, np.float32), optimizer=fastps.SGD(lr=1.0))
+            for _ in range(20):
+                ps.push("w", -ONES)
+            until(lambda: counter(ps, "snapshots_failed") >= 4)
+            failed = counter(ps, "snapshots_failed")
+            lines = told.read_text()
+            for text in ("no snapshot", "nothing is durable"):
+                # At once, after 10 s, after 30 s: the pauses between attempts are 1, 2, 4, 8 and 10 s.
+                assert 1 <= lines.count(text) <= 1 + failed // 3, lines
+            filler.unlink()
+            until(lambda: "changes are durable again" in told.read_text())
+            until(lambda: "snapshots are written again" in told.read_text())
+    finally:
+        end(process)
+
+
 def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
     filler, told = small_disk / "filler", tmp_path / "told"
     # Enough space to register, and then for neither a push nor a snapshot.
@@ -176,8 +203,8 @@ def test_a_server_leaves_its_folder_to_another_one_that_started_there(tmp_path: 
                 for _ in range(5):
                     ps.push("w", one)
             # Nor does it take what the second one has left.
-            tried = told.read_text().count("no snapshot")
-            until(lambda: told.read_text().count("no snapshot") > tried + 1)
+            tried = counter(applied, "snapshots_failed")
+            until(lambda: counter(applied, "snapshots_failed") > tried + 1)
             with pytest.raises(fastps.UnavailableError, match="another server"):
                 logged.push("w", one)
             process.terminate()

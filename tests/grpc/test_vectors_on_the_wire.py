@@ -112,6 +112,23 @@ def test_spaces_are_listed(space: Space, native: fastps.ParameterServer) -> None
     assert not fastps.optimize.drop(native, space.name)
 
 
+def test_a_program_of_too_much_work_does_not_begin(space: Space) -> None:
+    space.run(space.op("COMBINE", 1, (0,), (1.0,)))
+    before = [space.pull(tensor, 1).payload for tensor in range(2)]
+    large = [space.op("COMBINE", 1, (1,) * 65, (1.0,) * 65)] * 256
+    for shard, frame in space.frames(*large).items():
+        (answer,) = space.client.stream(shard).exchange([frame])
+        told = [refusal.refusal for refusal in answer.header.table.refusals]
+        assert len(told) == len(frame.header.parts)
+        assert {refusal.kind for refusal in told} == {"config"}
+        assert {refusal.tensor for refusal in told} <= set(space.tensors)
+        assert {(refusal.expected, refusal.got) for refusal in told} == {("at most 4352", "16896")}
+    assert [space.pull(tensor, 1).payload for tensor in range(2)] == before
+    # Its number was not used.
+    (largest,) = space.run(space.op("MAX_ABS", 0, (1,)), number=space.number)
+    assert largest > 0
+
+
 def vector(**fields: int) -> Callable[[Space, Message], None]:
     def spoil(space: Space, frame: Message) -> None:
         for field, value in fields.items():

@@ -279,7 +279,7 @@ class Vectors:
         """Runs operations one after the other on every slice: all of them, or none.
 
         Args:
-            operations: At most 256.
+            operations: At most 256, which name at most 4,352 vectors, a block as many as it has results.
             number: Number of the program; None: `next_number`. The slices answer the last number again
                 with the results that they remember. An earlier number runs nothing, and the result is ``()``.
 

@@ -1,9 +1,9 @@
 //! The part of `fastps checkpoint` that works on copies in a bucket.
 
-use crate::checkpoint::{age, in_json, note, say, verified as lines_of};
+use crate::checkpoint::{in_json, note, say, verified as lines_of};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::backup::{self, Bucket, Stored, Verified, Which};
-use fastps_server::human::{now, size};
+use fastps_server::human::{duration, now, size};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -44,7 +44,7 @@ fn stored_for_people(stored: &Stored) -> String {
     if let Some(problem) = problem {
         return format!("{head}: {place}: {problem}");
     }
-    let (age, bytes) = (age(now().saturating_sub(*written)), size(*bytes));
+    let (age, bytes) = (duration(now().saturating_sub(*written)), size(*bytes));
     let cut = cut.as_ref().map_or(String::new(), |group| format!(", a cut over group {group:?}"));
     format!("{head}: {age} ago, {slices} slices, {bytes}{cut}: {place}")
 }

@@ -6,7 +6,7 @@ use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::Reading;
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
-use fastps_server::human::{now, size};
+use fastps_server::human::{duration, now, size};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Write;
@@ -263,7 +263,7 @@ fn snapshot(snapshot: &Snapshot) -> String {
     if let Some(problem) = problem {
         return format!("  snapshot {number}: {problem}");
     }
-    let (age, bytes) = (age(now().saturating_sub(*written)), size(*bytes));
+    let (age, bytes) = (duration(now().saturating_sub(*written)), size(*bytes));
     let cut = cut.as_ref().map_or(String::new(), |cut| format!(", a cut over group {:?}", cut.group));
     let broken = match &not_finite[..] {
         [] => String::new(),
@@ -283,15 +283,6 @@ pub(crate) fn verified(shard: u32, whole: &[u64], damages: &[String]) -> Vec<Str
     lines
 }
 
-pub(crate) fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,6 +298,6 @@ mod tests {
     #[test]
     fn sizes_and_ages_are_for_people() {
         assert_eq!([size(17), size(1536), size(5 << 40)], ["17 B", "1.5 KiB", "5.0 TiB"]);
-        assert_eq!([age(5), age(600), age(7200), age(864_000)], ["5 s", "10 min", "2 h", "10 days"]);
+        assert_eq!([5, 600, 7200, 864_000].map(duration), ["5 s", "10 min", "2 h", "10 days"]);
     }
 }

@@ -73,8 +73,9 @@ struct ServeArgs {
     /// Take a snapshot every so many seconds.
     #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
     snapshot_every: Duration,
-    /// Also take a snapshot when the log after the last one exceeds this many times the size of the state; 0
-    /// turns this off.
+    /// Also take a snapshot at once when the log after the last one exceeds this many times the size of the
+    /// state, and 1 MiB. At twice that and 16 MiB, pushes are refused until the snapshot is complete. 0 turns
+    /// this off.
     #[arg(long, default_value_t = 4, value_name = "TIMES", env = "FASTPS_SNAPSHOT_AFTER")]
     snapshot_after: u64,
     /// Number of snapshots to keep, with the log since the oldest of them.

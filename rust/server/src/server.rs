@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tower::util::{MapRequestLayer, MapResponseLayer};
 
@@ -118,6 +118,7 @@ impl Server {
                 reservations,
                 files,
                 gate: Arc::default(),
+                programs: Semaphore::new(1),
                 map,
                 portions,
                 space_table,
@@ -139,7 +140,7 @@ impl Server {
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
         let when = When { every: config.snapshot_every, after: config.snapshot_after };
-        let snapshots = Mutex::new(Snapshots::start(nodes.clone(), when)?);
+        let snapshots = Mutex::new(Some(Snapshots::start(&nodes, when)?));
         Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })
     }
 

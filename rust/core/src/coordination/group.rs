@@ -288,9 +288,18 @@ impl Groups {
 
     /// Whether a client has a place in this group, or its warm start.
     pub fn has_place(&self, group: u32, client: u64) -> bool {
-        let tables = lock(&self.tables);
-        let has = |room| tables.get(&(group, room)).is_some_and(|table| table.members.contains_key(&client));
-        has(GroupPhase::Main) || has(GroupPhase::Warm)
+        self.has_own_place(group, client, false) || self.has_own_place(group, client, true)
+    }
+
+    /// Whether a client has a place in this group, or else in its warm start.
+    pub fn has_own_place(&self, group: u32, client: u64, warm: bool) -> bool {
+        let key = (group, if warm { GroupPhase::Warm } else { GroupPhase::Main });
+        lock(&self.tables).get(&key).is_some_and(|table| table.members.contains_key(&client))
+    }
+
+    /// The mode that binds a group; `None`: it has no workers.
+    pub fn mode(&self, group: u32) -> Option<Mode> {
+        lock(&self.tables).get(&(group, GroupPhase::Main)).map(|table| table.mode)
     }
 
     /// Whether any client has a place in this group or its warm start.

@@ -13,6 +13,9 @@ pub const TENSOR: u32 = 0;
 pub const MAX_OPS: usize = 256;
 /// Most results of a program.
 pub const MAX_RESULTS: usize = 4096;
+/// Most vectors that the operations of a program read or write, each as often as it is named: a block reads one
+/// for each of its results. Together with the length of a slice this bounds how long a program holds it.
+pub const MAX_INPUTS: usize = MAX_RESULTS + MAX_OPS;
 /// Most portions of a sum.
 pub const MAX_PORTIONS: u32 = grid::MAX_TERMS;
 /// Largest count that an image of a slice may have. A count that starts at what a push may claim
@@ -210,6 +213,21 @@ impl Op {
         }
     }
 
+    /// Vectors that it reads or writes, each as often as it is named.
+    fn inputs(&self) -> usize {
+        match self {
+            Self::Block { .. } => self.results(),
+            Self::Combine { terms, .. } => 1 + terms.len(),
+            Self::Multiply { .. } => 3,
+            Self::Copy { .. } | Self::Axpy { .. } | Self::Dot { .. } => 2,
+            Self::Zero { .. }
+            | Self::Scale { .. }
+            | Self::MaxAbs { .. }
+            | Self::BeginSum { .. }
+            | Self::EndSum { .. } => 1,
+        }
+    }
+
     /// Fails unless its vectors are below `vectors` and its numbers are valid.
     fn check(&self, vectors: usize) -> Result<()> {
         let parts = self.to_parts();
@@ -305,6 +323,16 @@ impl Program {
     /// Whether it changes the tensor itself, not only its vectors.
     pub fn commits(&self) -> bool {
         self.ops.iter().any(|op| op.target() == Some(TENSOR))
+    }
+
+    /// Fails if the program is too much work for a slice, whose other frames wait meanwhile. A log may have
+    /// larger ones.
+    pub fn check_work(&self) -> Result<()> {
+        let inputs = self.ops.iter().fold(0, |sum: usize, op| sum.saturating_add(op.inputs()));
+        if inputs <= MAX_INPUTS {
+            return Ok(());
+        }
+        Err(too_many("inputs of the operations of a program: divide it into several", MAX_INPUTS, inputs))
     }
 
     /// Fails unless it can run in a space with so many vectors.
@@ -430,6 +458,19 @@ mod tests {
         }
         let rows = OpParts { code: 9, to: 3, from: vec![1, 2], ..OpParts::default() };
         assert_eq!(Op::from_parts(rows).unwrap_err().kind, Kind::Frame);
+    }
+
+    #[test]
+    fn the_work_of_a_program_is_bounded() {
+        let work = |ops: Vec<Op>| Program::new(ops).unwrap().check_work();
+        let combine = Op::Combine { to: 1, terms: vec![(1.0, 2); 65] };
+        // Any block that has few enough results, with some operations beside it.
+        let block = Op::Block { rows: vec![0; 64], columns: vec![1; 64] };
+        work(vec![block, combine.clone()]).unwrap();
+        let error = work(vec![combine; MAX_OPS]).unwrap_err();
+        assert_eq!((error.kind, error.got.as_deref()), (Kind::Config, Some("16896")));
+        assert_eq!(error.expected.as_deref(), Some("at most 4352"));
+        work(vec![Op::Multiply { to: 1, x: 1, y: 2 }; MAX_OPS]).unwrap();
     }
 
     #[test]

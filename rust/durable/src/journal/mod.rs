@@ -9,7 +9,7 @@ use crate::frame::{self, Author, Origin, random_id};
 use crate::journal::snapshots::SnapshotReason;
 use crate::log::Log;
 use crate::log::segment::Segment;
-use crate::recovery::growth::Growth;
+use crate::recovery::growth::{Bounds, Growth};
 use crate::recovery::history::{FileId, Lineage, UsedFiles};
 use crate::recovery::{self, KeptSnapshots, Progress, Recovered, Report, Settings};
 use crate::snapshot::generation::{Generation, Summary};
@@ -20,7 +20,7 @@ use fastps_core::record::{ProgramRecord, Record, Sink};
 use fastps_core::shard::Shard;
 use fastps_core::tensor::{Apply, SliceId, Space, SpaceId};
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -34,6 +34,10 @@ pub struct Journal {
     log: Arc<Log>,
     files: Mutex<Option<JournalState>>,
     progress: Progress,
+    /// Times the state beyond which the log is too long; 0: it never is.
+    times: AtomicU64,
+    /// The position at which the log may grow no more until a snapshot is complete.
+    limit: AtomicU64,
 }
 
 /// State of the files. Its lock is held while files are created or removed.
@@ -64,6 +68,8 @@ impl Journal {
             log: Log::new(),
             files: Mutex::default(),
             progress: Progress::default(),
+            times: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
         }))
     }
 
@@ -172,12 +178,39 @@ impl Journal {
         Generation::open(self.directory.path(), number).ok().map(|generation| generation.summary())
     }
 
-    /// Whether the log after the newest snapshot is longer than `times` the state (0: never), or has too many
-    /// segments. A start would have to replay it.
-    pub fn is_overgrown(&self, times: u64) -> bool {
-        let growth = self.files().as_ref().map(|files| files.growth);
-        growth
-            .is_some_and(|growth| growth.is_too_long(self.log.position(), times, || self.log.catalog_bytes()))
+    /// From now on the log is too long beyond `times` the state (0: never); `alarmed` is called at that moment,
+    /// and must not block.
+    pub fn watch(&self, times: u64, alarmed: impl Fn() + Send + Sync + 'static) {
+        self.times.store(times, Ordering::Relaxed);
+        self.log.on_alarm(alarmed);
+        if let Some(files) = self.files().as_ref() {
+            self.bound(&files.growth);
+        }
+    }
+
+    /// Whether the log after the newest snapshot is too long, or has too many segments: a start would have to
+    /// replay it. If not, the next alarm is set.
+    pub fn is_overgrown(&self) -> bool {
+        let files = self.files();
+        let due = files.as_ref().and_then(|files| self.bound(&files.growth)).map(|bounds| bounds.due);
+        due.is_some_and(|due| self.log.position() >= due)
+    }
+
+    /// Whether the log has grown so far beyond that that writers should wait for a snapshot.
+    pub fn is_at_limit(&self) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        limit != u64::MAX && self.log.position() >= limit
+    }
+
+    /// Sets the bounds of the log, and an alarm for when it is too long.
+    fn bound(&self, growth: &Growth) -> Option<Bounds> {
+        let times = self.times.load(Ordering::Relaxed);
+        let bounds = growth.bounds(times, if times > 0 { self.log.catalog_bytes() } else { 0 })?;
+        self.limit.store(bounds.limit, Ordering::Relaxed);
+        if self.log.position() < bounds.due {
+            self.log.alarm_at(bounds.due);
+        }
+        Some(bounds)
     }
 
     /// The log position after everything logged so far.
@@ -221,7 +254,8 @@ impl Journal {
         self.write(shard, SnapshotReason::Requested, None, &|| Ok(()))
     }
 
-    /// Writes a snapshot because the log is long. It replaces only the last snapshot of this kind.
+    /// Writes a snapshot because the log is long. It replaces only the last snapshot of this kind, as long as
+    /// the log that all snapshots need stays short.
     pub fn shorten(&self, shard: &Shard) -> Result<Summary> {
         self.write(shard, SnapshotReason::LogTooLong, None, &|| Ok(()))
     }

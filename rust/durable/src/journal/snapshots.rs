@@ -13,6 +13,11 @@ use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Where the log of all snapshots is longer than so many times what is too long after one, the oldest go, but
+/// for so many snapshots.
+const MAX_KEPT_LOG_TIMES: u64 = 2;
+const MIN_KEPT_WITH_LOG: usize = 2;
+
 /// Why a snapshot is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SnapshotReason {
@@ -86,19 +91,36 @@ impl Journal {
         reach("snapshot_complete");
         self.log.close_gap();
         files.growth = Growth::after_snapshot(from, generation.summary().bytes);
-        self.keep(files, why, number, log)?;
+        let bounds = self.bound(&files.growth);
+        self.keep(files, why, number, log, bounds.map(|bounds| bounds.bytes))?;
         Ok(generation.summary())
     }
 
-    /// Keeps a new snapshot, and removes the files that are no longer kept.
-    fn keep(&self, files: &mut JournalState, why: SnapshotReason, number: u64, log: u64) -> Result<()> {
+    /// Keeps a new snapshot, and removes the files that are no longer kept. `log_bytes`: the length from which on the log is too long.
+    fn keep(
+        &self,
+        files: &mut JournalState,
+        why: SnapshotReason,
+        number: u64,
+        log: u64,
+        log_bytes: Option<u64>,
+    ) -> Result<()> {
+        let most = log_bytes.map_or(u64::MAX, |bytes| bytes.saturating_mul(MAX_KEPT_LOG_TIMES));
+        let is_long = matches!(why, SnapshotReason::LogTooLong) && self.log_of(&files.kept)? > most;
         let replaced = match why {
             SnapshotReason::Requested => None,
             SnapshotReason::LogTooLong => files.overgrown.replace(number),
         };
-        let replaced = replaced.filter(|number| files.kept.iter().any(|(kept, _)| kept == number));
+        let replaced =
+            replaced.filter(|number| !is_long && files.kept.iter().any(|(kept, _)| kept == number));
         files.kept.retain(|(kept, _)| Some(*kept) != replaced);
         files.kept.push_back((number, log));
+        while is_long && files.kept.len() > MIN_KEPT_WITH_LOG && !self.oldest_is_young(&files.kept) {
+            files.kept.pop_front();
+            if self.log_of(&files.kept)? <= most {
+                break;
+            }
+        }
         while files.kept.len() > self.settings.keep.max(1) && !self.oldest_is_young(&files.kept) {
             files.kept.pop_front();
         }
@@ -106,6 +128,14 @@ impl Journal {
             self.directory.discard(replaced)?;
         }
         self.prune(files)
+    }
+
+    /// Bytes of the log that these snapshots need.
+    fn log_of(&self, kept: &KeptSnapshots) -> Result<u64> {
+        let Some((_, first)) = kept.front() else { return Ok(0) };
+        let needed = self.directory.segments()?.into_iter().filter(|number| number >= first);
+        let length = |number| std::fs::metadata(self.directory.segment(number)).map_or(0, |file| file.len());
+        Ok(needed.map(length).sum())
     }
 
     /// Checks that the directory still belongs to this server: it may have been removed and recreated.

@@ -22,7 +22,8 @@ use crate::log::segment::Segment;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The queue of the log, shared by the callers and the writing thread.
 pub(crate) struct Log {
@@ -31,11 +32,20 @@ pub(crate) struct Log {
     work: Condvar,
     /// Signals that something became durable or never will.
     done: Condvar,
+    /// The position at which `alarmed` is called, once.
+    alarm: AtomicU64,
+    alarmed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Log {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { queue: Mutex::default(), work: Condvar::new(), done: Condvar::new() })
+        Arc::new(Self {
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            alarm: AtomicU64::new(Position::MAX),
+            alarmed: OnceLock::new(),
+        })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -66,8 +76,34 @@ impl Log {
 
     /// Queues the frames that `write` appends. Without a usable segment they are dropped, which leaves a gap.
     pub(crate) fn append(&self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
-        if self.queue().append(write) {
+        let mut queue = self.queue();
+        let wake = queue.append(write);
+        let position = queue.queued;
+        drop(queue);
+        if wake {
             self.work.notify_one();
+        }
+        self.check_alarm(position);
+    }
+
+    /// Calls `alarmed` once the log reaches `position`; before that has been called, the position may be
+    /// changed.
+    pub(crate) fn alarm_at(&self, position: Position) {
+        self.alarm.store(position, Ordering::Release);
+        self.check_alarm(self.position());
+    }
+
+    /// Sets what alarms call: it must not block.
+    pub(crate) fn on_alarm(&self, alarmed: impl Fn() + Send + Sync + 'static) {
+        let _ = self.alarmed.set(Box::new(alarmed));
+    }
+
+    fn check_alarm(&self, position: Position) {
+        if position >= self.alarm.load(Ordering::Acquire)
+            && self.alarm.swap(Position::MAX, Ordering::AcqRel) != Position::MAX
+            && let Some(alarmed) = self.alarmed.get()
+        {
+            alarmed();
         }
     }
 
@@ -81,6 +117,7 @@ impl Log {
         if wake {
             self.work.notify_one();
         }
+        self.check_alarm(position);
         position
     }
 

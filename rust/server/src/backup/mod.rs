@@ -8,6 +8,7 @@ pub(crate) mod snapshots;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod trouble;
 mod upload;
 
 pub use bucket::{Bucket, is_url};

@@ -1,19 +1,22 @@
-//! Takes periodic snapshots, on a thread beside the shards.
+//! Takes snapshots without being asked, on a thread per shard: from time to time, when the log is too long, and
+//! when it could not be written.
 
+use crate::backup::trouble::Trouble;
 use crate::cluster::node::Node;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
-use fastps_durable::Summary;
+use fastps_durable::{Journal, Summary};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How soon a snapshot is tried again after it failed, or to close a hole in the log.
-const SNAPSHOT_RETRY: Duration = Duration::from_secs(1);
-/// The least time between two snapshots that only the length of the log asks for.
-const MIN_SHORTEN_INTERVAL: Duration = Duration::from_secs(30);
+/// How often the log is looked at: whether it is broken.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest rest between two snapshots that only the length of the log asks for; at most as long as the
+/// first of them took.
+const MAX_REST: Duration = Duration::from_secs(1);
 
 /// When snapshots are taken without being asked for.
 #[derive(Clone, Copy, Debug)]
@@ -26,52 +29,137 @@ pub(crate) struct When {
 
 /// Takes snapshots from time to time.
 #[derive(Debug)]
-pub(crate) struct Snapshots {
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
+pub(crate) struct Snapshots(Vec<(Sender<Signal>, JoinHandle<()>)>);
+
+#[derive(Debug)]
+enum Signal {
+    /// The log has become too long.
+    LongLog,
+    Stop,
 }
 
 impl Snapshots {
-    /// Begins, if there is anything to keep.
-    pub(crate) fn start(nodes: Vec<Arc<Node>>, when: When) -> Result<Option<Self>> {
-        if nodes.iter().all(|node| node.files.journal().is_none()) {
-            return Ok(None);
+    /// Begins, where there is anything to keep.
+    pub(crate) fn start(nodes: &[Arc<Node>], when: When) -> Result<Self> {
+        let mut threads = Vec::new();
+        for node in nodes {
+            let Some(journal) = node.files.journal().cloned() else { continue };
+            let (signal, signals) = channel();
+            let alarm = signal.clone();
+            journal.watch(when.after, move || drop(alarm.send(Signal::LongLog)));
+            let turn = Turn::new(node.clone(), journal, when.every);
+            let thread = std::thread::Builder::new()
+                .name(format!("fastps-snapshots-{}", node.index()))
+                .spawn(move || turn.run(&signals))
+                .map_err(|error| Error::new(Kind::Internal, format!("cannot start a thread: {error}")))?;
+            threads.push((signal, thread));
         }
-        let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new()
-            .name("fastps-snapshots".to_owned())
-            .spawn(move || run(&nodes, when, &stopped))
-            .map_err(|error| Error::new(Kind::Internal, format!("cannot start a thread: {error}")))?;
-        Ok(Some(Self { stop, thread }))
+        Ok(Self(threads))
     }
 
     /// Ends; one that is under way is completed.
     pub(crate) fn stop(self) {
-        let _ = self.stop.send(());
-        let _ = self.thread.join();
+        for (signal, _) in &self.0 {
+            let _ = signal.send(Signal::Stop);
+        }
+        for (_, thread) in self.0 {
+            let _ = thread.join();
+        }
     }
 }
 
-fn run(nodes: &[Arc<Node>], when: When, stopped: &Receiver<()>) {
-    let every = when.every;
-    let mut due: Vec<_> = nodes.iter().map(|_| (Instant::now() + every, Instant::now())).collect();
-    // What a start had to repeat is looked at right behind it: a server that lives for moments gets on, too.
-    let mut pause = Duration::ZERO;
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-        pause = SNAPSHOT_RETRY.min(every);
-        for (node, (due, may_shorten)) in nodes.iter().zip(&mut due) {
-            let Some(journal) = node.files.journal() else { continue };
-            let broken = journal.check();
-            if let Err(error) = &broken {
-                tracing::error!(shard = node.index(), %error, "nothing is durable");
+/// When a shard's next snapshots are due, and what keeps them from being taken.
+struct Turn {
+    node: Arc<Node>,
+    journal: Arc<Journal>,
+    every: Duration,
+    due: Instant,
+    /// When a long log may be shortened.
+    rested: Instant,
+    /// When one that failed is tried again.
+    retry: Instant,
+    broken: Trouble,
+    failed: Trouble,
+}
+
+impl Turn {
+    fn new(node: Arc<Node>, journal: Arc<Journal>, every: Duration) -> Self {
+        let now = Instant::now();
+        let (broken, failed) = (Trouble::default(), Trouble::default());
+        Self { node, journal, every, due: now + every, rested: now, retry: now, broken, failed }
+    }
+
+    fn run(mut self, signals: &Receiver<Signal>) {
+        // What a start had to repeat is looked at right behind it: a server that lives for moments gets on, too.
+        let mut pause = Duration::ZERO;
+        loop {
+            match signals.recv_timeout(pause) {
+                Ok(Signal::LongLog) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
-            let now = Instant::now();
-            if broken.is_err() || now >= *due {
-                let taken = take(node, Files::snapshot_now);
-                *due = Instant::now() + if taken { every } else { SNAPSHOT_RETRY };
-            } else if now >= *may_shorten && journal.is_overgrown(when.after) {
-                take(node, Files::shorten);
-                *may_shorten = Instant::now() + MIN_SHORTEN_INTERVAL;
+            pause = self.look().min(CHECK_INTERVAL).min(self.every);
+        }
+    }
+
+    /// Takes a snapshot if one is due. How long to wait for the next look.
+    fn look(&mut self) -> Duration {
+        let broken = self.journal.check();
+        self.tell_broken(&broken);
+        let now = Instant::now();
+        if now < self.retry {
+            return CHECK_INTERVAL;
+        }
+        if broken.is_err() || now >= self.due {
+            if self.take(Files::snapshot_now) {
+                self.due = Instant::now() + self.every;
+            }
+        } else if self.journal.is_overgrown() {
+            if now < self.rested {
+                return self.rested - now;
+            }
+            self.take(Files::shorten);
+            self.rested = Instant::now() + now.elapsed().min(MAX_REST);
+            // The log may be too long again.
+            return self.rested.saturating_duration_since(Instant::now());
+        }
+        CHECK_INTERVAL
+    }
+
+    /// Tells whether there is one.
+    fn take(&mut self, how: impl FnOnce(&Files, &Shard) -> Result<Summary>) -> bool {
+        let (taken, shard) = (how(&self.node.files, &self.node.shard), self.node.index());
+        let now = Instant::now();
+        match taken {
+            Ok(_) => {
+                if let Some(lasted) = self.failed.over(now) {
+                    tracing::info!(shard, "snapshots are written again: they failed {lasted}");
+                }
+                self.tell_broken(&self.journal.check());
+                true
+            }
+            Err(error) => {
+                if let Some(again) = self.failed.met(now) {
+                    tracing::error!(shard, %error, "no snapshot{again}");
+                }
+                self.retry = now + self.failed.pause();
+                false
+            }
+        }
+    }
+
+    /// Says that the log is broken, or no longer.
+    fn tell_broken(&mut self, broken: &Result<()>) {
+        let (shard, now) = (self.node.index(), Instant::now());
+        match broken {
+            Err(error) => {
+                if let Some(again) = self.broken.met(now) {
+                    tracing::error!(shard, %error, "nothing is durable{again}");
+                }
+            }
+            Ok(()) => {
+                if let Some(lasted) = self.broken.over(now) {
+                    tracing::info!(shard, "changes are durable again: the log was broken {lasted}");
+                }
             }
         }
     }

@@ -119,6 +119,10 @@ impl Node {
                 .map(|spec| convert::space_to_wire(&SpaceInfo { spec, coordinator: None }));
         }
         answer.seat = question.seat.as_ref().map(|claim| self.judge(claim)).transpose()?;
+        answer.binding = (question.binding_of != 0).then(|| {
+            let mode = self.shard.groups().mode(question.binding_of);
+            pb::Binding { mode: mode.map(convert::mode_to_wire) }
+        });
         Ok(answer)
     }
 }

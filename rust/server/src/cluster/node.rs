@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// The epoch of the cluster map; it will change when shards join or leave.
 pub(crate) const EPOCH: u64 = 1;
@@ -55,6 +55,8 @@ pub(crate) struct Node {
     pub(crate) files: Files,
     /// Where writes wait for the beginning of a cut.
     pub(crate) gate: Arc<Gate>,
+    /// The turn of a program, on one of its slices.
+    pub(crate) programs: Semaphore,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
     /// Used on shard 0 only.

@@ -73,6 +73,8 @@ struct SessionTable {
     /// Clients, the one whose session began first in front, to find one that gives way.
     order: VecDeque<u64>,
     expired: u64,
+    /// Clients that pushed gradients to a group, and when: the last two, the last in front.
+    pushers: HashMap<u32, [Option<(u64, Instant)>; 2]>,
     /// The number of the newest session.
     newest: u64,
     gave_way: u64,
@@ -284,6 +286,37 @@ impl Sessions {
         Ok(session.logged)
     }
 
+    /// Notes that a client pushes a gradient to a group.
+    pub(crate) fn note_gradient(&self, client: u64, group: u32) {
+        let mut table = self.table();
+        let Some(Session { last_seen, .. }) = table.live.get(&client) else { return };
+        let newest = Some((client, *last_seen));
+        let last = table.pushers.entry(group).or_default();
+        if last[0].is_some_and(|(last, _)| last != client) {
+            last[1] = last[0];
+        }
+        last[0] = newest;
+    }
+
+    /// A client that left a group, or its warm start, pushes to it no more.
+    pub(crate) fn forget_gradients(&self, client: u64, group: u32) {
+        if let Some(last) = self.table().pushers.get_mut(&group) {
+            for last in last.iter_mut().filter(|last| last.is_some_and(|(last, _)| last == client)) {
+                *last = None;
+            }
+        }
+    }
+
+    /// The name of another client that has pushed gradients to a group within a lease.
+    pub(crate) fn free_pusher(&self, group: u32, client: u64, now: Instant) -> Option<String> {
+        let table = self.table();
+        let recent = |(other, at): &&(u64, Instant)| {
+            *other != client && now.saturating_duration_since(*at) <= self.lease
+        };
+        let last = table.pushers.get(&group)?.iter().flatten().filter(recent);
+        last.filter_map(|(other, _)| table.live.get(other)).next().map(|session| session.name.clone())
+    }
+
     /// Counts frames, or parts of them, that were applied.
     pub(crate) fn count_applied(&self, client: u64, frames: u64) {
         if let Some(session) = self.table().live.get_mut(&client) {
@@ -309,6 +342,9 @@ impl Sessions {
         table.expired += expired.len() as u64;
         let limit = self.meter.limit();
         let ended = expired.into_iter().filter_map(|client| table.end(client, limit)).collect();
+        table.pushers.retain(|_, last| {
+            last.iter().flatten().any(|(_, at)| now.saturating_duration_since(*at) <= self.lease)
+        });
         if table.order.len() > 2 * table.live.len() + MAX_IDLE_CANDIDATES {
             let SessionTable { order, live, .. } = &mut *table;
             order.retain(|client| live.contains_key(client));
@@ -383,6 +419,26 @@ mod tests {
         let full = hello(&sessions, 4, "", false, start).unwrap_err();
         assert!(full.kind == Kind::Capacity && full.retry_after_ms.is_some(), "{full}");
         hello(&sessions, 3, "", true, start).unwrap();
+    }
+
+    #[test]
+    fn a_client_that_pushes_gradients_is_known_for_a_lease() {
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(9 * SESSION_BYTES)), Instant::now());
+        for (client, name) in [(1, "a"), (2, "b"), (3, "c")] {
+            hello(&sessions, client, name, false, start).unwrap();
+        }
+        let pusher = |client, now| sessions.free_pusher(7, client, now);
+        assert_eq!(pusher(1, start), None);
+        (0..3).for_each(|_| sessions.note_gradient(1, 7));
+        assert_eq!((pusher(1, start), pusher(2, start)), (None, Some("a".to_owned())));
+        sessions.note_gradient(2, 7);
+        sessions.note_gradient(2, 7);
+        assert_eq!((pusher(1, start), pusher(2, start)), (Some("b".to_owned()), Some("a".to_owned())));
+        sessions.forget_gradients(2, 7);
+        assert_eq!((pusher(1, start), pusher(3, start)), (None, Some("a".to_owned())));
+        assert_eq!((pusher(3, start + LEASE + PERIOD), sessions.free_pusher(8, 3, start)), (None, None));
+        sessions.sweep(start + LEASE + PERIOD, PERIOD);
+        assert!(sessions.table().pushers.is_empty());
     }
 
     #[test]

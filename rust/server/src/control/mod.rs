@@ -311,18 +311,18 @@ impl Control for ControlService {
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
-        let &pb::JoinRequest { client, group, .. } = request.get_ref();
-        let node = &self.node;
-        let is_new = !node.has_group(group) && !node.shard.groups().has_place(group, client);
-        // Others than shard 0 may have no slices of it yet.
-        let question = (is_new && node.map.is_none())
-            .then(|| pb::SettleRequest { groups: vec![group], ..Default::default() });
+        let group = request.get_ref().group;
+        // Others than shard 0 may have no slices of the group, and do not decide on its mode.
+        let asks = self.node.map.is_none() && places::is_new(&self.node, request.get_ref());
+        let question =
+            asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let told = self.ask_first(&request, question).await;
         self.call(request, pb::Role::Worker, Access::Change, |node, _, m| places::join(node, m, told)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
         self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
+            node.sessions.forget_gradients(m.client, m.group);
             if node.shard.leave(m.group, m.client, m.warm) {
                 let name = node.sessions.name(m.client);
                 tracing::info!(shard = node.index(), group = m.group, name, "a worker left its group");

@@ -1,12 +1,22 @@
-//! Places in groups of workers.
+//! Places in groups of workers. The first place at shard 0 decides on the mode of a group; the other shards
+//! follow.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Joined, PlaceRequest};
+use fastps_core::mode::{Joined, Mode, PlaceRequest};
 use fastps_durable::{Event, Member};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::time::Instant;
+
+/// When a client may try again that has come before shard 0 was asked, or that others keep from a place.
+const RETRY_MS: u64 = 200;
+
+/// Whether the client has no such place yet.
+pub(super) fn is_new(node: &Node, m: &pb::JoinRequest) -> bool {
+    let warm = m.mode.is_some_and(|mode| mode.kind() == pb::ModeKind::ModeWarmStart);
+    !node.shard.groups().has_own_place(m.group, m.client, warm)
+}
 
 /// Gives a client a place, and logs that. `told` is the answer of shard 0, if it was asked.
 pub(super) fn join(
@@ -14,8 +24,8 @@ pub(super) fn join(
     m: pb::JoinRequest,
     told: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::JoinResponse> {
+    let is_new = is_new(node, &m);
     let pb::JoinRequest { client, group, mode, rank, name } = m;
-    let is_new = !node.shard.groups().has_place(group, client);
     let joined = convert::seat_from_wire(mode, rank, name.clone()).and_then(|seat| {
         let told = if is_new { told? } else { None };
         take(node, (group, client), is_new, &seat, told).map(|joined| (seat, joined))
@@ -45,13 +55,54 @@ fn take(
     seat: &PlaceRequest,
     told: Option<pb::SettleResponse>,
 ) -> Result<Joined> {
-    node.sessions.touch(client, Instant::now())?;
+    let now = Instant::now();
+    node.sessions.touch(client, now)?;
     if is_new {
-        let has_tensors =
-            node.has_group(group) || told.is_some_and(|told| told.groups.contains(&group));
-        has_tensors.then_some(()).ok_or_else(|| no_group(group))?;
+        let is_known = node.has_group(group)
+            || node.shard.groups().has_place(group, client)
+            || told.as_ref().is_some_and(|told| told.groups.contains(&group));
+        is_known.then_some(()).ok_or_else(|| no_group(group))?;
+        if let Some(told) = told {
+            check_first(&told, seat.mode)?;
+        }
+        check_free(node, (group, client), seat, now)?;
     }
     node.shard.groups().join(group, client, seat.clone(), node.shard.meter())
+}
+
+/// Fails unless the group has this mode at shard 0. An older shard 0 does not say. A warm start binds nobody.
+fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
+    let Some(binding) = &told.binding else { return Ok(()) };
+    let asked = convert::mode_to_wire(mode);
+    match &binding.mode {
+        _ if matches!(mode, Mode::WarmStart { .. }) => Ok(()),
+        Some(bound) if *bound == asked => Ok(()),
+        Some(bound) => {
+            let bound = convert::seat_from_wire(Some(*bound), Some(0), String::new())?.mode;
+            let why = "the group's workers use another mode at shard 0, which decides";
+            Err(Error::new(Kind::Precondition, why).expected(bound, mode))
+        }
+        None => {
+            let why = "the group has no workers at shard 0, which decides on its mode";
+            let error = Error::new(Kind::Unavailable, why).expected("a Join at shard 0 first", mode);
+            Err(error.retry_after_ms(RETRY_MS))
+        }
+    }
+}
+
+/// Fails if the place would bind a client that pushes gradients without one: `Sync` refuses them. It is worth
+/// retrying, since a client that pushes no more is free.
+fn check_free(node: &Node, (group, client): (u32, u64), seat: &PlaceRequest, now: Instant) -> Result<()> {
+    let groups = node.shard.groups();
+    if !matches!(seat.mode, Mode::Sync(_)) || groups.mode(group).is_some() {
+        return Ok(());
+    }
+    let Some(name) = node.sessions.free_pusher(group, client, now) else { return Ok(()) };
+    let why = format!(
+        "client {name:?} pushes gradients to the group without a place, until it ends or pushes none for a lease"
+    );
+    let error = Error::new(Kind::Unavailable, why).expected(Mode::Free, seat.mode);
+    Err(error.retry_after_ms(RETRY_MS))
 }
 
 fn no_group(group: u32) -> Error {

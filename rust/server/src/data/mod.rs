@@ -205,8 +205,11 @@ impl Exchange {
             Verb::Portion { .. } => self.sign_of_life(client, now).map(|_| false)?,
             _ => self.sign_of_life(client, now)?,
         };
-        if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..) | Verb::Run(_)) {
-            node.files.check()?;
+        if matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..) | Verb::Run(_)) {
+            node.files.check_room()?;
+            if logged {
+                node.files.check()?;
+            }
         }
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
@@ -252,8 +255,11 @@ impl Exchange {
 
     async fn perform(&self, request: &Request<'_>, place: AnswerSlot) {
         let Request { tag, slice, .. } = *request;
-        let client = request.route.client;
+        let Route { client, group, .. } = request.route;
         let shard = &self.node.shard;
+        if request.verb.is_gradient() {
+            self.node.sessions.note_gradient(client, group);
+        }
         match request.verb {
             Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
             Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, place).await,

@@ -15,7 +15,8 @@ use std::time::Instant;
 const ANSWER_PART_BYTES: u64 = 256;
 
 impl Exchange {
-    /// Runs a program on each of its slices, whole or not at all. Between two slices, others have their turn.
+    /// Runs a program on each of its slices, whole or not at all. Programs take turns: between two slices, all
+    /// else that the shard's thread has to do is done, however many programs run.
     pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
         let command = run.command;
         match self.node.check_coordinator((command.space, command.term), self.shown.as_ref()).await {
@@ -67,7 +68,10 @@ impl Exchange {
     ) -> Result<Vec<f64>> {
         loop {
             let slice = self.admit_vectors(slice, route)?;
-            match slice.run_program(run.command, program) {
+            let turn = self.node.programs.acquire().await;
+            let ran = slice.run_program(run.command, program);
+            drop(turn);
+            match ran {
                 Err(error) if error.kind == Kind::Capacity && begin.elapsed() < READER_TIMEOUT => {
                     tokio::time::sleep(READER_CHECK_INTERVAL).await;
                 }

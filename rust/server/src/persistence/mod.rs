@@ -13,6 +13,8 @@ use tokio::sync::oneshot;
 
 /// The shortest time between two snapshots that may be asked for.
 const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
+/// When a writer that waits for a shorter log may try again.
+const LOG_RETRY_MS: u64 = 100;
 /// When a cut that waits for a snapshot may try again.
 const CUT_RETRY_MS: u64 = 200;
 /// How often a wait for the log checks whether the log is broken.
@@ -270,6 +272,18 @@ impl Files {
             None => Err(Error::new(Kind::Precondition, "this server keeps no log")
                 .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
         }
+    }
+
+    /// Fails while a snapshot is being written and the log has become so long that writers should wait for it.
+    /// Otherwise they need not: one that cannot be written is no reason to stop them.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        let Some(Kept { journal, writing, .. }) = self.0.as_deref() else { return Ok(()) };
+        let waits = journal.is_at_limit() && writing.load(Ordering::Acquire) > 0 && journal.check().is_ok();
+        if !waits {
+            return Ok(());
+        }
+        let why = "the log is much longer than --snapshot-after allows, until a snapshot is complete";
+        Err(Error::new(Kind::Unavailable, why).retry_after_ms(LOG_RETRY_MS))
     }
 
     /// The shard's thread goes to sleep.

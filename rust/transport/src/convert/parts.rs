@@ -8,7 +8,7 @@ use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Result};
-use fastps_core::frame::{Applied, Base, Push};
+use fastps_core::frame::{Action, Applied, Base, Push};
 use fastps_core::rows::Indices;
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::SliceVersion;
@@ -93,6 +93,11 @@ fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
 impl<'a> Parts<'a> {
     fn body_len(&self, part: &pb::Part) -> usize {
         self.push.map_or(0, |push| push.codec.body_len(part.elements as usize))
+    }
+
+    /// Whether they are of a gradient.
+    pub(super) fn are_of_gradient(&self) -> bool {
+        self.push.is_some_and(|push| push.action == Action::Gradient)
     }
 
     /// How many there are.

@@ -82,6 +82,17 @@ pub enum Verb<'a> {
     },
 }
 
+impl Verb<'_> {
+    /// Whether it is a gradient, of one slice or of rows of several.
+    pub fn is_gradient(&self) -> bool {
+        match self {
+            Self::Push { push, .. } => push.action == Action::Gradient,
+            Self::PushParts(parts, _) => parts.are_of_gradient(),
+            _ => false,
+        }
+    }
+}
+
 /// What a client reads of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {

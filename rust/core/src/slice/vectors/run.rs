@@ -33,6 +33,7 @@ impl Slice {
     /// program with the results that it remembers, and refuses earlier ones ([`Kind::StalePush`]) and former
     /// coordinators ([`Kind::Fenced`]). On an error, nothing has changed.
     pub fn run_program(&self, command: Command, program: &Program) -> Result<Vec<f64>> {
+        program.check_work().map_err(|error| self.name(error))?;
         let mut memory = self.exact()?;
         let ran = memory.run_program(self, command, program, Ended::Open);
         ran.map_err(|error| self.name(error))?;
