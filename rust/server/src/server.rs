@@ -291,9 +291,9 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>,
 }
 
 async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) -> Result<()> {
-    let listener = tokio::net::TcpListener::from_std(bound.listener)
-        .map_err(|error| internal("cannot use the listener", error))?;
-    let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
+    let listener = bound.listeners.into_accepting();
+    let listener = listener.map_err(|error| internal("cannot use the listener", error))?;
+    let open = listener.is_open();
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ControlServer<ControlService>>().await;
     health.set_serving::<DataServer<DataService>>().await;
