@@ -118,10 +118,11 @@ impl Client {
         Ok(Arc::new(client))
     }
 
-    /// Another client of the same cluster.
-    pub(crate) fn again(&self) -> Result<Arc<Self>> {
+    /// Another client of the same cluster, within `timeout`.
+    pub(crate) fn again(&self, timeout: Duration) -> Result<Arc<Self>> {
         self.alive()?;
-        Self::connect(&self.addresses, self.options.clone())
+        let options = ConnectOptions { timeout, ..self.options.clone() };
+        Self::connect(&self.addresses, options)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::state::runtime::random;
 use crate::state::time::after;
 use fastps_core::error::{Kind, Result};
 use fastps_proto::v1 as pb;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -83,10 +83,12 @@ impl Client {
         for link in &self.links {
             // In the same order by everybody, so that two never wait for each other.
             if let Err(error) = hold(link, &cut, MAX_WRITE_HOLD, deadline).await {
-                for link in &self.links {
-                    // Else they go on when the time is over.
-                    let _ = hold(link, &cut, Duration::ZERO, after(CUT_RETRY)).await;
-                }
+                // Else they go on when the time is over.
+                let release = |link: &Arc<Link>| {
+                    let (link, cut) = (link.clone(), cut.clone());
+                    async move { hold(&link, &cut, Duration::ZERO, after(CUT_RETRY)).await }
+                };
+                join_all(self.links.iter().map(release)).await;
                 return Err(error);
             }
         }
