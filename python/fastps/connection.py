@@ -550,6 +550,7 @@ class ParameterServer:
                 client.
 
         Raises:
+            FencedError: The servers are of another cluster now, or have lost this client's tensors.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         other = object.__new__(type(self))

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import fastps
 import fastps.optimize
+import grpc
 from fastps._shared.servers import ServerProcess, free_ports
 
 #: The client's timeout, and the calls' own; the time that they really take is far from both on any machine.
@@ -72,3 +74,32 @@ def test_vectors_close_within_their_timeout(
     with pytest.raises((fastps.DeadlineError, fastps.ConnectionLostError)):
         v.close()
     assert time.monotonic() - begin < SOON
+
+
+def varint(number: int) -> bytes:
+    head = b""
+    while number > 127:
+        head += bytes([128 | number & 127])
+        number >>= 7
+    return head + bytes([number])
+
+
+def listing(shards: int) -> bytes:
+    """A HelloResponse of a cluster of so many shards."""
+    addresses = (f"127.0.0.1:{k % 65535 + 1}".encode() for k in range(shards))
+    return b"".join(b"\x2a" + varint(len(address)) + address for address in addresses)
+
+
+def test_a_server_that_lists_too_many_shards_is_refused() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: listing(100_000))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("fastps.v1.Control", {"Hello": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(fastps.ConfigError, match="at most 4096, got 100000"):
+            fastps.connect(f"127.0.0.1:{port}", timeout=LONG)
+    finally:
+        server.stop(None)

@@ -66,7 +66,8 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
     let mut load = Load::new(shards as usize);
     let sessions = source.sessions();
     let secrets = source.secrets();
-    let mut catalogs = vec![Catalog { sessions, secrets, ..Catalog::default() }; shards as usize];
+    let (cluster_id, others) = (source.cluster_id(), Catalog::default());
+    let mut catalogs = vec![Catalog { sessions, secrets, cluster_id, ..others }; shards as usize];
     let mut slices: HashMap<SliceId, Arc<Slice>> = HashMap::new();
     for tensor in &tensors {
         let Holding { spec, group, .. } = tensor.holding;

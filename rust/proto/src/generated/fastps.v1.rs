@@ -332,6 +332,11 @@ pub struct HelloResponse {
     /// The number of the client's session, as in Stats. Unset (0): the server's minor version is 0.
     #[prost(uint64, tag = "10")]
     pub session: u64,
+    /// Identity of the cluster. Shard 0 keeps it with its data and draws another at each start without data; the other
+    /// shards learn it from shard 0. A client that meets another one than before has lost its tensors. Unset (0): the shard
+    /// has not learned it yet, or is of an earlier version.
+    #[prost(fixed64, tag = "11")]
+    pub cluster_id: u64,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -516,6 +521,12 @@ pub struct SettleRequest {
     /// Spaces that are open on the asking shard.
     #[prost(fixed64, repeated, tag = "5")]
     pub spaces: ::prost::alloc::vec::Vec<u64>,
+    /// The answer lists the tensors with slices on this shard. Unset: it lists none.
+    #[prost(uint32, optional, tag = "6")]
+    pub listed_on: ::core::option::Option<u32>,
+    /// With `listed_on`: continue after this name (from the previous page).
+    #[prost(string, tag = "7")]
+    pub after: ::prost::alloc::string::String,
 }
 /// The outcomes. Reservations in neither list are under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -535,6 +546,28 @@ pub struct SettleResponse {
     /// Those of the requested spaces that are closed.
     #[prost(fixed64, repeated, tag = "5")]
     pub closed_spaces: ::prost::alloc::vec::Vec<u64>,
+    /// Identity of the cluster. Unset (0): shard 0 is of an earlier version, and lists nothing.
+    #[prost(fixed64, tag = "6")]
+    pub cluster_id: u64,
+    /// Tensors with slices on the shard `listed_on`, in the order of names.
+    #[prost(message, repeated, tag = "7")]
+    pub listed: ::prost::alloc::vec::Vec<ListedTensor>,
+    /// Set when more pages follow: ask again with `after` = this.
+    #[prost(string, tag = "8")]
+    pub next: ::prost::alloc::string::String,
+}
+/// A tensor of the map with slices on some shard.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListedTensor {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its reservation.
+    #[prost(fixed64, tag = "2")]
+    pub reservation: u64,
+    /// Number of its slices on that shard.
+    #[prost(uint64, tag = "3")]
+    pub slices: u64,
 }
 /// A registration that is under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
