@@ -14,6 +14,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
 from fastps._shared.checks import integer, invalid
+from fastps._shared.countdown import Countdown
 from fastps._shared.files import warn_if_shared
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
@@ -167,9 +168,10 @@ class ParameterServer:
             UnknownTensorError: There is no tensor of this name.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
+        countdown = Countdown(timeout)
         if names is None:
-            names = self._native.names(timeout)
-        return self._native.versions([names] if isinstance(names, str) else list(names), timeout)
+            names = self._native.names(countdown.left())
+        return self._native.versions([names] if isinstance(names, str) else list(names), countdown.left())
 
     # -- push ------------------------------------------------------------------------------------------------
 
@@ -504,8 +506,8 @@ class ParameterServer:
             PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
-        slots = dict(state)
-        if "step" not in slots and isinstance(self.spec(name, timeout=timeout).optimizer, SGD):
+        slots, countdown = dict(state), Countdown(timeout)
+        if "step" not in slots and isinstance(self.spec(name, timeout=countdown.left()).optimizer, SGD):
             # Only the first step differs: it fills the buffer.
             slots["step"] = int("momentum_buffer" in slots)
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
@@ -518,7 +520,7 @@ class ParameterServer:
                 got=got,
             )
         try:
-            return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
+            return self._native.load_state(name, [int(s) for s in steps], slots, countdown.left())
         finally:
             self._note_assignment(name)
 
@@ -540,10 +542,19 @@ class ParameterServer:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def another(self) -> Self:
-        """Another client of the same parameters, with its own identity, such as each `Worker` uses."""
+    def another(self, *, timeout: float | None = None) -> Self:
+        """Another client of the same parameters, with its own identity, such as each `Worker` uses.
+
+        Args:
+            timeout: Seconds within which it connects, and the timeout of its calls; None: the timeout of this
+                client.
+
+        Raises:
+            FencedError: The servers are of another cluster now, or have lost this client's tensors.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
         other = object.__new__(type(self))
-        ParameterServer.__init__(other, self._native.another(), self._reattach, self._server)
+        ParameterServer.__init__(other, self._native.another(timeout), self._reattach, self._server)
         other._assigned = self._assigned
         return other
 

@@ -129,7 +129,11 @@ class LeaseError(FastpsError):
 
 
 class FencedError(FastpsError):
-    """The push was not applied and never will be; or a coordinator of vectors was replaced by another one."""
+    """The push was not applied and never will be; or a coordinator of vectors was replaced by another one.
+
+    Also: the client's tensors are gone, because its servers restarted without data or are of another cluster
+    now. Then every call raises it: create a new client to register them again.
+    """
 
 
 class UnknownOutcomeError(FastpsError):

@@ -274,8 +274,8 @@ from fastps.optimize import GradientDescent, minimize
 with fastps.connect({address!r}, timeout=60) as ps:
     clients = []
     plain = type(ps).another
-    def another(self):
-        clients.append(plain(self))
+    def another(self, **options):
+        clients.append(plain(self, **options))
         return clients[-1]
     type(ps).another = another
     kept = {{}}

@@ -1,4 +1,4 @@
-"""Addresses of `fastps.connect`, its messages while it waits, and restarts without data."""
+"""Addresses of `fastps.connect`, its messages while it waits, and tensors that are gone."""
 
 from __future__ import annotations
 
@@ -138,54 +138,7 @@ def test_a_slow_answer_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog) == []
 
 
-# -- a restart without data ----------------------------------------------------------------------------------
-
-
-def until_it_raises(call: Callable[[], object]) -> fastps.FastpsError:
-    """What a call raises once the client has met the server again."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            call()
-        except (fastps.UnknownTensorError, fastps.PartialPush) as error:
-            return error
-    raise AssertionError("it does not raise")
-
-
-GONE = 'the server restarted without data: tensor "w" is gone; start it with --data-dir'
-
-
-@pytest.mark.parametrize("call", ["pull", "push", "versions", "state"])
-def test_a_server_that_came_back_without_its_data_says_so(call: str) -> None:
-    with fastps.serve() as server:
-        ps = fastps.connect(server)
-        ps.register("w", ONES, optimizer=fastps.SGD(lr=1.0))
-        ps.push("w", ONES)
-    with fastps.serve(listen=server.addresses) as again:
-        args = ("w", ONES) if call == "push" else ("w",)
-        error = until_it_raises(lambda: getattr(ps, call)(*args))
-        assert GONE in str(error)
-        assert error.tensor == "w"
-        with pytest.raises(fastps.UnknownTensorError, match="no tensor of this name is registered"):
-            ps.pull("never")
-        with fastps.connect(again) as other:
-            other.register("w", 2 * ONES, optimizer=fastps.SGD(lr=1.0))
-        np.testing.assert_array_equal(ps.pull("w"), 2 * ONES)
-        ps.close()
-
-
-def test_one_shard_of_two_that_came_back_without_its_data() -> None:
-    cluster = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    large = np.zeros(600_000, np.float32)
-    with fastps.serve(listen=cluster[0], cluster=cluster):
-        with fastps.serve(listen=cluster[1], cluster=cluster):
-            ps = fastps.connect(cluster)
-            ps.register("w", large, optimizer=fastps.SGD(lr=1.0))
-        with fastps.serve(listen=cluster[1], cluster=cluster):
-            error = until_it_raises(lambda: ps.pull("w"))
-            assert GONE in str(error)
-            assert error.shard == 1
-            ps.close()
+# -- tensors that are gone -----------------------------------------------------------------------------------
 
 
 def test_a_tensor_that_another_client_has_removed_is_not_the_server_s_loss() -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastps import _fastps
 from fastps._shared.checks import invalid
+from fastps._shared.countdown import Countdown
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError, FencedError, StalePush, UnavailableError
@@ -159,20 +160,21 @@ class Vectors:
         for what, value in (("names", names), ("vectors", vectors)):
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise invalid(what, "a list of names", value)
-        self._ps = ps.another()
+        countdown = Countdown(timeout)
+        self._ps = ps.another(timeout=timeout)
         self._timeout = timeout
         self._closed = False
         self.space, self.names, self.vectors = space, list(names), list(vectors)
         try:
             self._native = _fastps.VectorSpaces(self._ps._native)
-            opened = self._native.open(space, self.names, self.vectors, keep_for, timeout)
+            opened = self._native.open(space, self.names, self.vectors, keep_for, countdown.left())
             self._id, new, known, last = opened
             try:
-                self.term, stored = self._native.take(self._id, known, _own_name(), timeout)
-                self._shapes = {name: self._ps.spec(name, timeout=timeout) for name in self.names}
+                self.term, stored = self._native.take(self._id, known, _own_name(), countdown.left())
+                self._shapes = {name: self._ps.spec(name, timeout=countdown.left()) for name in self.names}
             except BaseException:
                 if new:
-                    self._native.close(self._id, timeout)
+                    self._native.close(self._id, countdown.left())
                 raise
         except BaseException:
             self._ps.close()
@@ -306,10 +308,11 @@ class Vectors:
 
     def _send(self, number: int, program: list[tuple[Any, ...]]) -> Sequence[Sequence[float]]:
         """Sends a program; again while a server refuses because it is about to stop."""
+        countdown = Countdown(self._timeout)
         deadline = time.monotonic() + (_PATIENCE if self._timeout is None else self._timeout)
         while True:
             try:
-                return self._native.run(self._id, self.term, number, program, self._timeout)
+                return self._native.run(self._id, self.term, number, program, countdown.left())
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -406,8 +409,9 @@ class Vectors:
             self._closed = True
             try:
                 with suppress(FencedError, ConfigError):  # another coordinator has it, or it is closed
-                    self._native.store(self._id, self.term, b"", self._timeout)
-                    self._native.close(self._id, self._timeout)
+                    countdown = Countdown(self._timeout)
+                    self._native.store(self._id, self.term, b"", countdown.left())
+                    self._native.close(self._id, countdown.left())
             finally:
                 self._ps.close()
 
@@ -446,10 +450,10 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
     (True, False)
     """
     _check_server(ps)
-    native = _fastps.VectorSpaces(ps._native)
-    found = [number for name, number, *_ in native.list(timeout) if name == space]
+    native, countdown = _fastps.VectorSpaces(ps._native), Countdown(timeout)
+    found = [number for name, number, *_ in native.list(countdown.left()) if name == space]
     for number in found:
-        native.close(number, timeout)
+        native.close(number, countdown.left())
     return bool(found)
 
 

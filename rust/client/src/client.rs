@@ -48,7 +48,7 @@ impl Client {
     /// Waits until nothing that belongs to this residual is in doubt any more: before it is saved, or used by
     /// somebody else.
     pub fn settle(&self, feedback: &Arc<Mutex<ErrorFeedback>>, timeout: Duration) -> Result<()> {
-        self.alive()?;
+        self.is_open()?;
         self.shared.settle_doubts(feedback, after(timeout))
     }
 
@@ -57,7 +57,13 @@ impl Client {
         self.links.iter().map(|link| link.address.clone()).collect()
     }
 
+    /// Fails once the client is closed, and where its tensors are gone.
     pub(crate) fn alive(&self) -> Result<()> {
+        self.is_open()?;
+        self.shared.fence.check()
+    }
+
+    fn is_open(&self) -> Result<()> {
         self.shared.process.check()?;
         if *self.closed.borrow() { Err(closed()) } else { Ok(()) }
     }

@@ -10,6 +10,7 @@ use crate::link::state::Link;
 use crate::link::unary;
 use crate::link::unary::Who;
 use crate::options::{Ack, ConnectOptions};
+use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::run::RunNames;
@@ -33,6 +34,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
+
+/// Most shards of a cluster.
+const MAX_SHARDS: usize = 4096;
 
 /// Who says hello, how, and until when.
 #[derive(Clone)]
@@ -81,6 +85,7 @@ impl Client {
             counters: Counters::default(),
             incarnations: AtomicU64::new(0),
             map_is_stale: AtomicBool::new(false),
+            fence: Fence::default(),
             lost: Losses::default(),
             places: Mutex::default(),
             some_place_is_lost: AtomicBool::new(false),
@@ -118,65 +123,154 @@ impl Client {
         Ok(Arc::new(client))
     }
 
-    /// Another client of the same cluster.
-    pub(crate) fn again(&self) -> Result<Arc<Self>> {
+    /// Another client of the same cluster, within `timeout`.
+    pub(crate) fn again(&self, timeout: Duration) -> Result<Arc<Self>> {
         self.alive()?;
-        Self::connect(&self.addresses, self.options.clone())
+        let options = ConnectOptions { timeout, ..self.options.clone() };
+        let other = Self::connect(&self.addresses, options)?;
+        for (own, link) in self.links.iter().zip(&other.links) {
+            let (known, told) = (own.addressee().cluster_id, link.addressee().cluster_id);
+            if known != told && known != 0 && told != 0 {
+                return Err(own.fenced(another_cluster(&own.address, known, told)));
+            }
+        }
+        Ok(other)
     }
 }
 
 /// Says hello to all addresses, and then to the shards that they tell of; sorted by shard.
-async fn meet_cluster(addresses: Vec<String>, caller: Caller) -> Result<Vec<Met>> {
-    let mut shards: BTreeMap<u32, Met> = BTreeMap::new();
-    let mut waiting = addresses;
-    loop {
-        let known = shards.len();
-        for met in meet_all(std::mem::take(&mut waiting), &caller).await? {
-            match shards.get(&met.hello.shard) {
-                Some(other) if other.hello.server != met.hello.server => {
-                    return Err(Error::new(
-                        Kind::Config,
-                        "two addresses serve the same shard of different clusters",
-                    )
-                    .shard(met.hello.shard)
-                    .expected(&other.address, &met.address));
-                }
-                Some(_) => {}
-                None => drop(shards.insert(met.hello.shard, met)),
+async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<Met>> {
+    addresses.sort();
+    addresses.dedup();
+    let given = addresses.len();
+    let mut detours = BTreeMap::new();
+    let mut waiting = Vec::new();
+    let mut cluster = MetCluster::default();
+    for met in meet_all(addresses, &caller).await? {
+        match unlisted(&met, given)? {
+            Some(own) => {
+                waiting.push(own.clone());
+                detours.insert(own, met);
             }
-        }
-        let cluster = shards
-            .values()
-            .map(|met| &met.hello.cluster)
-            .max_by_key(|c| c.len())
-            .cloned()
-            .unwrap_or_default();
-        let size = cluster.len().max(1) as u32;
-        if let Some(met) =
-            shards.values().find(|m| m.hello.shard >= size || m.hello.cluster.len().max(1) as u32 != size)
-        {
-            return Err(Error::new(
-                Kind::Config,
-                format!("{} does not belong to the same cluster", met.address),
-            )
-            .expected(
-                format!("one of {size} shards"),
-                format!("shard {} of {}", met.hello.shard, met.hello.cluster.len()),
-            ));
-        }
-        waiting =
-            (0..size).filter(|k| !shards.contains_key(k)).map(|k| cluster[k as usize].clone()).collect();
-        if waiting.is_empty() {
-            return Ok(shards.into_values().collect());
-        }
-        if shards.len() == known {
-            let message = "an address of the cluster answers as another shard than it should";
-            return Err(Error::new(Kind::Config, message).expected(
-                format!("{size} shards"),
-                format!("{} behind {}", shards.len(), cluster.join(", ")),
-            ));
+            None => cluster.add(met)?,
         }
     }
+    let listed =
+        meet_all(std::mem::take(&mut waiting), &caller).await.map_err(|error| detour(error, &detours))?;
+    for met in listed {
+        if let Some(asked) = detours.get(&met.address).filter(|asked| asked.hello.shard != met.hello.shard) {
+            return Err(detour(another_shard(&asked.hello, &met), &detours));
+        }
+        cluster.add(met)?;
+    }
+    let others = meet_all(cluster.missing()?, &caller).await?;
+    others.into_iter().try_for_each(|met| cluster.add(met))?;
+    cluster.complete()
+}
+
+/// The address that a shard reports, where it was asked at another one that may lead to several shards: who
+/// gives an address for every shard names each of them.
+fn unlisted(met: &Met, given: usize) -> Result<Option<String>> {
+    let shards = met.hello.cluster.len();
+    if shards > MAX_SHARDS {
+        let error = Error::new(Kind::Config, format!("{} lists too many shards", met.address));
+        return Err(error.expected(format!("at most {MAX_SHARDS}"), shards));
+    }
+    let own = met.hello.cluster.get(met.hello.shard as usize).filter(|_| given < shards);
+    let own = own.filter(|own| unix::path(&met.address).is_none() && !is_same(own, &met.address));
+    Ok(own.cloned())
+}
+
+/// The error of a shard that is not reached at the address that it reports.
+fn detour(mut error: Error, asked: &BTreeMap<String, Met>) -> Error {
+    let each: Vec<_> = asked
+        .iter()
+        .map(|(own, met)| {
+            format!("{} answers as shard {}, which reports {own}", met.address, met.hello.shard)
+        })
+        .collect();
+    error.message = format!(
+        "{}. {}. A client reaches each shard at the address that it reports (--advertise, --cluster), or is given an \
+         address for every shard",
+        error.message,
+        each.join("; ")
+    );
+    error
+}
+
+fn another_shard(expected: &pb::HelloResponse, met: &Met) -> Error {
+    let shard = |hello: &pb::HelloResponse| format!("shard {} of {}", hello.shard, hello.cluster.len());
+    Error::new(Kind::Config, format!("{} answers as another shard than it should", met.address))
+        .expected(shard(expected), shard(&met.hello))
+}
+
+/// The shards that said hello.
+#[derive(Default)]
+struct MetCluster(BTreeMap<u32, Met>);
+
+impl MetCluster {
+    /// Fails if the shard does not belong to the same cluster as the others.
+    fn add(&mut self, met: Met) -> Result<()> {
+        if let Some(other) = self.0.get(&met.hello.shard) {
+            if other.hello.server != met.hello.server {
+                let message = "two addresses serve the same shard of different clusters";
+                let error = Error::new(Kind::Config, message).shard(met.hello.shard);
+                return Err(error.expected(&other.address, &met.address));
+            }
+            return Ok(());
+        }
+        if let Some(other) = self.0.values().next() {
+            check_same(other, &met)?;
+        }
+        self.0.insert(met.hello.shard, met);
+        Ok(())
+    }
+
+    /// The addresses of the shards that have not said hello.
+    fn missing(&self) -> Result<Vec<String>> {
+        let listed = self.0.values().next().map_or(&[][..], |met| &met.hello.cluster);
+        if listed.len() > MAX_SHARDS {
+            let error = Error::new(Kind::Config, "the servers list too many shards");
+            return Err(error.expected(format!("at most {MAX_SHARDS}"), listed.len()));
+        }
+        let unknown = (0..).zip(listed).filter(|(shard, _)| !self.0.contains_key(shard));
+        Ok(unknown.map(|(_, address)| address.clone()).collect())
+    }
+
+    /// All of them, if every shard has said hello.
+    fn complete(self) -> Result<Vec<Met>> {
+        let listed = self.0.values().next().map_or(&[][..], |met| &met.hello.cluster);
+        if self.0.len() < listed.len() {
+            let message = "an address of the cluster answers as another shard than it should";
+            return Err(Error::new(Kind::Config, message).expected(
+                format!("{} shards", listed.len()),
+                format!("{} behind {}", self.0.len(), listed.join(", ")),
+            ));
+        }
+        Ok(self.0.into_values().collect())
+    }
+}
+
+/// Fails unless two shards are of one cluster.
+fn check_same(known: &Met, met: &Met) -> Result<()> {
+    let size = |met: &Met| met.hello.cluster.len().max(1);
+    if met.hello.shard as usize >= size(met) || size(known) != size(met) {
+        let message = format!("{} does not belong to the same cluster", met.address);
+        return Err(Error::new(Kind::Config, message).expected(
+            format!("one of {} shards", size(known)),
+            format!("shard {} of {}", met.hello.shard, met.hello.cluster.len()),
+        ));
+    }
+    let (a, b) = (known.hello.cluster_id, met.hello.cluster_id);
+    if a != b && a != 0 && b != 0 {
+        let message = format!(
+            "{} and {} are of different clusters: an address is wrong, or one of them was started without its data",
+            known.address, met.address
+        );
+        let error = Error::new(Kind::Config, message);
+        return Err(error.expected(format!("cluster {a:016x}"), format!("cluster {b:016x}")));
+    }
+    Ok(())
 }
 
 async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
@@ -213,7 +307,7 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
         let client = random()?;
         // This end finds out first, and says more.
         let within = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-        let who = Who { client, secret: &secret, name: &name, ack, within };
+        let who = Who { client, secret: &secret, name: &name, ack, within, to: None };
         let hello = unary::hello(channel.clone(), who, false);
         let attempt = tokio::time::timeout_at(deadline.into(), hello);
         let what = || waiting::server(address, last.as_ref().map(|error| &*error.message));

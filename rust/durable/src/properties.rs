@@ -196,13 +196,15 @@ fn manifest() -> impl Strategy<Value = Manifest> {
         btree_map(any::<u64>(), reservation(), 0..3),
         vec(member(), 0..3),
         btree_set(any::<u32>(), 0..3),
+        any::<u64>(),
     )
-        .prop_map(|(sessions, secrets, reservations, members, complete)| Catalog {
+        .prop_map(|(sessions, secrets, reservations, members, complete, cluster_id)| Catalog {
             sessions,
             secrets,
             reservations,
             members,
             complete,
+            cluster_id,
             ..Catalog::default()
         });
     let files = btree_map("[a-z.]{1,9}", written, 0..4);

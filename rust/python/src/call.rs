@@ -57,6 +57,21 @@ impl<T> Drop for Here<T> {
     }
 }
 
+/// The end of a call's time, which all questions that it asks share.
+#[derive(Clone, Copy)]
+pub(crate) struct End(Instant);
+
+impl End {
+    pub(crate) fn after(timeout: Duration) -> Self {
+        Self(Instant::now() + timeout)
+    }
+
+    /// The time that is left.
+    pub(crate) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
 /// Reads a timeout in seconds.
 pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     const LONGEST: f64 = 1e9;

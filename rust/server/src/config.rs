@@ -1,6 +1,7 @@
 //! The settings of a server: where it listens, which cluster it belongs to, and its limits.
 
 use crate::human;
+use crate::listeners::Listeners;
 use crate::machine_memory::MachineMemory;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
@@ -9,7 +10,7 @@ use fastps_transport::tls::TlsFiles;
 use fastps_transport::unix::SOCKET_PREFIX;
 use fastps_transport::unix::SocketFile;
 use fastps_transport::wire::{DEFAULT_SPIN, Spin};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +109,7 @@ impl Default for ServerConfig {
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) index: u32,
-    pub(crate) listener: TcpListener,
+    pub(crate) listeners: Listeners,
     pub(crate) socket: Option<SocketFile>,
     /// How others reach it.
     pub(crate) address: String,
@@ -129,9 +130,15 @@ impl ServerConfig {
             );
         }
         Spin::check(self.spin)?;
+        if let Some((_, twice)) =
+            self.cluster.iter().enumerate().find(|(k, one)| self.cluster[..*k].contains(one))
+        {
+            let error = config("the cluster lists an address twice: every shard has its own");
+            return Err(error.expected("different addresses", twice));
+        }
         if !self.insecure
             && self.tls.are_none()
-            && let Some(open) = wanted.iter().find(|address| !address.ip().is_loopback())
+            && let Some(open) = wanted.iter().flatten().find(|address| !address.ip().is_loopback())
         {
             return Err(config("without TLS, an address other than loopback is open to everyone")
                 .expected("a loopback address, --tls-cert and --tls-key, or --insecure", open));
@@ -141,45 +148,37 @@ impl ServerConfig {
                 .expected(format!("{} paths", wanted.len()), self.listen_unix.len()));
         }
         let mut listeners = Vec::new();
-        for (k, address) in wanted.iter().enumerate() {
-            let failed = |error: std::io::Error| {
-                let message = if error.kind() == std::io::ErrorKind::AddrInUse {
-                    format!("cannot listen on {address}: the port is in use")
-                } else {
-                    format!("cannot listen on {address}: {error}")
-                };
-                config(message)
-            };
-            let listener = TcpListener::bind(address).map_err(failed)?;
-            listener.set_nonblocking(true).map_err(failed)?;
-            let actual = listener.local_addr().map_err(failed)?;
-            let reached = self.reached_at(k, actual)?;
+        for (k, addresses) in wanted.iter().enumerate() {
+            let bound = Listeners::bind(addresses)?;
+            let failed = |error: std::io::Error| config(format!("cannot use the port: {error}"));
+            let reached = self.reached_at(k, &bound.addresses().map_err(failed)?)?;
             let socket = self.listen_unix.get(k).map(|path| SocketFile::bind(path)).transpose()?;
-            listeners.push((listener, reached, socket));
+            listeners.push((bound, reached, socket));
         }
         if self.cluster.is_empty() {
             let cluster = listeners.iter().map(|(_, address, _)| address.clone()).collect();
             let bound = listeners.into_iter().enumerate();
-            let shard = |(index, (listener, address, socket))| Bound {
+            let shard = |(index, (listeners, address, socket))| Bound {
                 index: index as u32,
-                listener,
+                listeners,
                 socket,
                 address,
             };
             return Ok((bound.map(shard).collect(), cluster));
         }
-        let place = |(listener, address, socket): (TcpListener, String, Option<SocketFile>)| {
+        let place = |(listeners, address, socket): (Listeners, String, Option<SocketFile>)| {
             let index = self.cluster.iter().position(|a| *a == address).ok_or_else(|| {
                 config("this shard's address is not in the cluster: its position there is its index")
                     .expected(format!("one of {}", self.cluster.join(",")), &address)
             })?;
-            Ok(Bound { index: index as u32, listener, socket, address })
+            Ok(Bound { index: index as u32, listeners, socket, address })
         };
         let bound: Vec<_> = listeners.into_iter().map(place).collect::<Result<_>>()?;
         Ok((bound, self.cluster.clone()))
     }
 
-    fn addresses(&self) -> Result<Vec<SocketAddr>> {
+    /// Of each shard of this process, the addresses that it listens on; they differ in their host only.
+    fn addresses(&self) -> Result<Vec<Vec<SocketAddr>>> {
         if self.shards == 0 || self.shards > MAX_SHARDS {
             return Err(
                 config("invalid number of shards").expected(format!("1 to {MAX_SHARDS}"), self.shards)
@@ -196,19 +195,24 @@ impl ServerConfig {
             return Ok(first);
         }
         let next = |k: u32| {
-            let port = match first[0].port() {
-                0 => 0,
-                port => u16::try_from(u32::from(port) + k).map_err(|_| {
-                    config("the ports of the shards pass 65535").expected("a smaller first port", port)
-                })?,
+            let of = |address: &SocketAddr| {
+                let port = match address.port() {
+                    0 => 0,
+                    port => u16::try_from(u32::from(port) + k).map_err(|_| {
+                        config("the ports of the shards pass 65535").expected("a smaller first port", port)
+                    })?,
+                };
+                Ok(SocketAddr::new(address.ip(), port))
             };
-            Ok(SocketAddr::new(first[0].ip(), port))
+            first[0].iter().map(of).collect()
         };
         (0..self.shards).map(next).collect()
     }
 
     /// How others reach the `k`-th shard of this process.
-    fn reached_at(&self, k: usize, actual: SocketAddr) -> Result<String> {
+    fn reached_at(&self, k: usize, listening: &[SocketAddr]) -> Result<String> {
+        let nowhere = || config("the address to listen on cannot be resolved");
+        let actual = listening.first().copied().ok_or_else(nowhere)?;
         if let Some(advertise) = &self.advertise {
             return match advertise.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
                 Some((host, Ok(port))) => Ok(format!("{host}:{}", port as usize + k)),
@@ -254,18 +258,22 @@ impl ServerConfig {
     }
 }
 
-fn resolve(address: &str) -> Result<SocketAddr> {
-    let mut found = address.to_socket_addrs().map_err(|error| {
+/// All addresses that a name has.
+fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
+    let found = address.to_socket_addrs().map_err(|error| {
         config(format!("invalid address to listen on: {error}")).expected("host:port", format!("{address:?}"))
     })?;
-    found
-        .next()
-        .ok_or_else(|| config("the address to listen on cannot be resolved").expected("host:port", address))
+    let found: Vec<_> = found.collect();
+    if found.is_empty() {
+        return Err(config("the address to listen on cannot be resolved").expected("host:port", address));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
 
     fn on(listen: &str) -> ServerConfig {
         ServerConfig { listen: vec![listen.to_owned()], ..ServerConfig::default() }

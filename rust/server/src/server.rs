@@ -4,7 +4,9 @@ use crate::auth::peer::Peer;
 use crate::backup::copies::Copies;
 use crate::backup::snapshots::{self, Snapshots, When};
 use crate::cluster::first::First;
+use crate::cluster::loss;
 use crate::cluster::map::Map;
+use crate::cluster::membership::{Membership, Standing};
 use crate::cluster::node::{Node, Phase};
 use crate::cluster::reaper::reap;
 use crate::cluster::reservation::Reservations;
@@ -93,12 +95,15 @@ impl Server {
             cores.push((files.recover(&core)?, core));
         }
         drop(waiting);
+        let mut ready = Vec::new();
         for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog, Instant::now())?;
             restore_places(&core, &catalog);
             let reservations = Reservations::new(config.reservation_lease, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
+            let server = files.incarnation().map_or_else(random, Ok)?;
+            let membership = membership(shard.index, server, catalog.cluster_id, config.accept_loss);
             let map = if shard.index == 0 {
                 let map = Map::new(cluster.len(), core.meter().clone(), config.reservation_lease);
                 Some(Mutex::new(map.restore(catalog.map, files.clone())?))
@@ -110,9 +115,11 @@ impl Server {
             let space_table = SpaceTable::restore(random()?, core.meter().clone(), catalog.spaces, is_live)?;
             let node = Arc::new(Node {
                 shard: core,
-                server: files.incarnation().map_or_else(random, Ok)?,
+                server,
                 cluster: cluster.clone(),
                 first: First::new(&nodes, &cluster, tls.as_ref().map(|tls| tls.others.clone())),
+                membership,
+                others: tls.as_ref().map(|tls| tls.others.clone()),
                 sessions,
                 spin: config.spin,
                 reservations,
@@ -134,7 +141,13 @@ impl Server {
                 frames_refused: AtomicU64::new(0),
                 frames_swept: AtomicU64::new(0),
             });
+            if let Some(loss) = loss::found_at_start(&node)?.filter(|_| !config.accept_loss) {
+                return Err(node.lost(&loss));
+            }
             nodes.push(node.clone());
+            ready.push((shard, node));
+        }
+        for (shard, node) in ready {
             threads.push(spawn(shard, node, tls.clone(), config.local_socket())?);
         }
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
@@ -293,9 +306,9 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>,
 }
 
 async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) -> Result<()> {
-    let listener = tokio::net::TcpListener::from_std(bound.listener)
-        .map_err(|error| internal("cannot use the listener", error))?;
-    let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
+    let listener = bound.listeners.into_accepting();
+    let listener = listener.map_err(|error| internal("cannot use the listener", error))?;
+    let open = listener.is_open();
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ControlServer<ControlService>>().await;
     health.set_serving::<DataServer<DataService>>().await;
@@ -317,6 +330,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
 
     let sweeper = tokio::spawn(sweep(node.clone(), danger(tls.as_ref()).filter(|_| open)));
     let reaper = tokio::spawn(reap(node.clone()));
+    let watcher = tokio::spawn(loss::watch(node.clone()));
     let mut draining = node.phase.clone();
     let drain = tokio::spawn(async move {
         let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
@@ -358,6 +372,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     let ((), result) = tokio::join!(native, others);
     sweeper.abort();
     reaper.abort();
+    watcher.abort();
     drain.abort();
     result.map_err(|error| internal("serving failed", error))
 }
@@ -373,6 +388,15 @@ fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
         ),
         Some(_) => None,
     }
+}
+
+/// The place of a shard in its cluster, before it has heard from shard 0.
+fn membership(shard: u32, server: u64, cluster_id: u64, accept_loss: bool) -> Membership {
+    if shard > 0 {
+        return Membership::new(cluster_id, Standing::Waits(None), accept_loss);
+    }
+    let cluster_id = if cluster_id == 0 { server } else { cluster_id };
+    Membership::new(cluster_id, Standing::Serves, accept_loss)
 }
 
 /// Gives workers their places back that they had at the former server. Each has a lease to show that it

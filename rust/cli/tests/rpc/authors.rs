@@ -126,6 +126,15 @@ impl World {
         Self { authors, proxies, cluster: Some(cluster), truth, ledger: Ledger::new() }
     }
 
+    /// New clients, of servers that have nothing.
+    pub(crate) fn begin_again(&mut self) {
+        self.truth = connect(&self.cluster().addresses());
+        Ledger::register(&*self.truth);
+        let addresses = self.proxies.addresses();
+        self.authors = (0..2).map(|number| Author::new(connect(&addresses), number)).collect();
+        self.ledger = Ledger::new();
+    }
+
     pub(crate) fn cluster(&self) -> &Cluster {
         self.cluster.as_ref().unwrap()
     }

@@ -555,12 +555,14 @@ fn a_server_that_was_started_anew_is_noticed() {
         for tensor in TENSORS.iter().filter(|tensor| tensor.is_pushed_by(author.number)) {
             let names = [tensor.name.clone()];
             let error = author.client.pull(&names, TIMEOUT, &mut Patient).unwrap_err();
-            assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some(&*tensor.name)));
+            assert_eq!(error.kind, Kind::Fenced, "{error}");
         }
+        let spec = spec("new", &[1], sgd());
+        let error = author.client.register(spec, View::Float32(&[0.0]), TIMEOUT).unwrap_err();
+        assert_eq!(error.kind, Kind::Fenced, "{error}");
     }
-    // Both register again and start with a new ledger.
-    world.authors.iter().for_each(|author| Ledger::register(&*author.client));
-    world.ledger = Ledger::new();
+    // New clients register again and start with a new ledger.
+    world.begin_again();
     world.go_on();
 }
 

@@ -56,7 +56,8 @@ impl Client {
             return;
         }
         let link = self.links[0].clone();
-        let deadline = after(if link.is_connected() { LEAVE_TIMEOUT } else { DISCONNECTED_LEAVE_TIMEOUT });
+        let longest = if link.is_connected() { LEAVE_TIMEOUT } else { DISCONNECTED_LEAVE_TIMEOUT };
+        let deadline = after(longest.min(self.options.timeout));
         let _ = self.block(async move {
             call(&link, deadline, |mut client, left| {
                 let then = pb::PortionThen::Leave.into();

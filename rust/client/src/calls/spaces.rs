@@ -128,7 +128,7 @@ impl Client {
                 })),
                 Err(error) => {
                     if first.new {
-                        close_all(&links, after(CLOSE_TIMEOUT), SpaceId(first.space)).await?;
+                        close_all(&links, deadline, SpaceId(first.space)).await?;
                     }
                     Err(error)
                 }

@@ -248,7 +248,11 @@ impl ParameterServer for Client {
     }
 
     fn another(&self) -> Result<Arc<dyn ParameterServer>> {
-        Ok(self.again()?)
+        self.another_within(self.options.timeout)
+    }
+
+    fn another_within(&self, timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
+        Ok(self.again(timeout)?)
     }
 
     fn stats(&self, timeout: Duration) -> Result<Stats> {

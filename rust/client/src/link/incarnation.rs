@@ -7,6 +7,7 @@ use crate::link::send::refuse;
 use crate::link::state::Link;
 use crate::link::unary;
 use crate::state::doubt::Doubt;
+use crate::state::fence::{another_cluster, restarted_without_data};
 use crate::state::runtime::{lock, random};
 use crate::state::stats;
 use fastps_core::error::{Error, Result};
@@ -47,12 +48,35 @@ impl Link {
         queue.wake();
     }
 
+    /// Fails, and ends the client, if a hello shows that the server does not have the client's tensors: it is
+    /// of another cluster, or was started again without data.
+    pub(crate) fn recognize(&self, hello: &pb::HelloResponse) -> Result<()> {
+        let known = self.cluster_id.load(Ordering::Acquire);
+        let gone = if known != 0 && hello.cluster_id != 0 && known != hello.cluster_id {
+            another_cluster(&self.address, known, hello.cluster_id)
+        } else if hello.shard == self.shard && hello.server != self.server() && !unary::keeps_data(hello) {
+            restarted_without_data(&self.address)
+        } else {
+            if hello.cluster_id != 0 {
+                self.cluster_id.store(hello.cluster_id, Ordering::Release);
+            }
+            return Ok(());
+        };
+        Err(self.fenced(gone))
+    }
+
+    /// Ends the client, because its tensors are gone.
+    pub(crate) fn fenced(&self, why: Error) -> Error {
+        self.shared.fence.close(why.shard(self.shard));
+        self.close();
+        self.closed()
+    }
+
     /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have
     /// recovered what the former one knew of this client: then it has renewed the client's session, and what
     /// was sent is sent again, under its identity.
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
         let mut queue = lock(&self.queue);
-        self.keeps_data.store(unary::keeps_data(hello), Ordering::Relaxed);
         if std::mem::replace(&mut queue.server, hello.server) != hello.server {
             self.restarted.store(true, Ordering::Relaxed);
             queue.ask_what_is_left();

@@ -4,7 +4,7 @@
 use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::Payload;
 use crate::link::queue::{Frame, MAX_UNANSWERED_PUSHES, Pending, Queue, Sender, Waiter};
-use crate::link::state::{Link, closed};
+use crate::link::state::Link;
 use crate::state::doubt::Doubt;
 use crate::state::runtime::lock;
 use crate::state::stats;
@@ -36,7 +36,7 @@ impl Link {
         if queue.closed {
             drop(queue);
             for Frame { parts, .. } in frames {
-                refuse(call, parts, &closed());
+                refuse(call, parts, &self.closed());
             }
             return;
         }
@@ -157,6 +157,9 @@ impl Link {
 
     /// Why a frame that its call or its client has given up was not answered, or not even sent.
     pub(crate) fn not_sent(&self, queue: &Queue) -> Error {
+        if let Some(error) = self.shared.fence.error() {
+            return error.clone();
+        }
         let (what, kind) = if queue.closed {
             ("the client was closed", Kind::Connection)
         } else {

@@ -2,7 +2,7 @@
 //! connection breaks.
 
 use crate::link::places;
-use crate::link::state::{Link, closed};
+use crate::link::state::Link;
 use crate::link::stream::{Stream, broken};
 use crate::link::unary::{self, Who};
 use crate::state::time::jitter;
@@ -100,8 +100,13 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         ack: shared.ack,
         // Callers wait for less.
         within: link.lease.max(CONNECT_TIMEOUT),
+        to: Some(link.addressee()),
     };
-    let answer = unary::hello(link.channel()?, who, renew).await?;
+    let answer = match unary::hello(link.channel()?, who, renew).await {
+        Err(error) if error.kind == Kind::Fenced => return Err(link.fenced(error)),
+        answer => answer?,
+    };
+    link.recognize(&answer)?;
     if answer.shard != link.shard() {
         return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))
             .expected(link.shard(), answer.shard));
@@ -123,9 +128,15 @@ pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Sen
     let (link, channel) = (link.clone(), link.channel().ok()?);
     Some(async move {
         let shared = &link.shared;
-        let (client, secret) = (link.client(), &shared.secret);
-        let within = CONNECT_TIMEOUT;
-        unary::goodbye(channel, Who { client, secret, name: &shared.name, ack: shared.ack, within }).await;
+        let who = Who {
+            client: link.client(),
+            secret: &shared.secret,
+            name: &shared.name,
+            ack: shared.ack,
+            within: CONNECT_TIMEOUT,
+            to: Some(link.addressee()),
+        };
+        unary::goodbye(channel, who).await;
     })
 }
 
@@ -198,7 +209,7 @@ async fn heartbeat(link: &Arc<Link>) -> Error {
 async fn ended(link: &Link) -> Error {
     loop {
         if link.is_closed() || link.is_drained() {
-            return closed();
+            return link.closed();
         }
         if link.is_recalled() {
             return Error::new(

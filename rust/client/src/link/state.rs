@@ -7,15 +7,15 @@
 use crate::address::is_loopback;
 use crate::link::queue::Queue;
 use crate::link::route::ServerRoute;
-use crate::link::unary;
 use crate::state::runtime::{Driver, lock};
 use crate::state::shared::Shared;
 use crate::state::waiting::{self, WaitsFor};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
+use fastps_transport::addressee::Addressee;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
@@ -32,10 +32,10 @@ pub(crate) struct Link {
     /// For control calls; a closed link has none, so that the connection ends.
     pub(crate) channel: Mutex<Option<Channel>>,
     pub(crate) lease: Duration,
+    /// Identity of the cluster; 0: the server has not told it.
+    pub(crate) cluster_id: AtomicU64,
     /// The server is another one than the client met first.
     pub(crate) restarted: AtomicBool,
-    /// The server has a data directory.
-    pub(crate) keeps_data: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     pub(crate) route: ServerRoute,
     pub(crate) shared: Arc<Shared>,
@@ -64,8 +64,8 @@ impl Link {
             address,
             channel: Mutex::new(Some(channel)),
             lease: Duration::from_millis(u64::from(hello.lease_ms.max(300))),
+            cluster_id: AtomicU64::new(hello.cluster_id),
             restarted: AtomicBool::new(false),
-            keeps_data: AtomicBool::new(unary::keeps_data(hello)),
             driver: Arc::downgrade(driver),
             route,
             shared,
@@ -113,7 +113,17 @@ impl Link {
     }
 
     pub(crate) fn channel(&self) -> Result<Channel> {
-        lock(&self.channel).clone().ok_or_else(closed)
+        lock(&self.channel).clone().ok_or_else(|| self.closed())
+    }
+
+    /// The error of everything that is asked of the closed link.
+    pub(crate) fn closed(&self) -> Error {
+        self.shared.fence.error().cloned().unwrap_or_else(closed)
+    }
+
+    /// Whom calls are meant for.
+    pub(crate) fn addressee(&self) -> Addressee {
+        Addressee { cluster_id: self.cluster_id.load(Ordering::Acquire), shard: self.shard }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -176,14 +186,10 @@ impl Link {
 
     /// Why a tensor that was here is not here any more, as far as that is known.
     pub(crate) fn gone(&self, name: &str) -> String {
-        match (self.restarted.load(Ordering::Relaxed), self.keeps_data.load(Ordering::Relaxed)) {
-            (true, false) => {
-                format!(
-                    "the server restarted without data: tensor {name:?} is gone; start it with --data-dir"
-                )
-            }
-            (true, true) => format!("the server restarted, and its data directory has no tensor {name:?}"),
-            (false, _) => format!("tensor {name:?} is not registered any more"),
+        if self.restarted.load(Ordering::Relaxed) {
+            format!("the server restarted, and its data directory has no tensor {name:?}")
+        } else {
+            format!("tensor {name:?} is not registered any more")
         }
     }
 

@@ -8,18 +8,35 @@ use crate::state::waiting::{self, Wait};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
+use fastps_transport::addressee::Addressee;
 use fastps_transport::convert;
 use fastps_transport::secret::Secret;
 use std::time::{Duration, Instant};
+use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// Calls that carry the client's secret.
-pub(crate) type Control = ControlClient<InterceptedService<Channel, Secret>>;
+/// Calls that carry the client's secret, and whom they are meant for.
+pub(crate) type Control = ControlClient<InterceptedService<Channel, CallHeaders>>;
 
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(20);
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// What each call carries beside its message.
+#[derive(Clone, Debug)]
+pub(crate) struct CallHeaders {
+    secret: Secret,
+    to: Addressee,
+}
+
+impl Interceptor for CallHeaders {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        let mut request = self.secret.call(request)?;
+        self.to.write(request.metadata_mut());
+        Ok(request)
+    }
+}
 
 /// Who says hello.
 pub(crate) struct Who<'a> {
@@ -29,26 +46,32 @@ pub(crate) struct Who<'a> {
     pub(crate) ack: Ack,
     /// How long the server may take.
     pub(crate) within: Duration,
+    /// To whom; `None`: to whoever is there.
+    pub(crate) to: Option<Addressee>,
 }
 
 impl Who<'_> {
-    fn hello(&self) -> pb::HelloRequest {
-        pb::HelloRequest {
+    fn request(&self, renew: bool, close: bool) -> Request<pb::HelloRequest> {
+        let hello = pb::HelloRequest {
             protocol_minor: fastps_proto::PROTOCOL_MINOR,
             client: self.client,
             name: self.name.to_owned(),
-            renew: true,
+            renew,
             ack: if self.ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
             secret: self.secret.bytes().into(),
-            close: false,
+            close,
+        };
+        let mut hello = request(hello, self.within);
+        if let Some(to) = self.to {
+            to.write(hello.metadata_mut());
         }
+        hello
     }
 }
 
 /// Tells a server that the client is done. One that cannot be told finds out when the lease ends.
 pub(crate) async fn goodbye(channel: Channel, who: Who<'_>) {
-    let hello = pb::HelloRequest { close: true, ..who.hello() };
-    if let Err(error) = ControlClient::new(channel).hello(request(hello, who.within)).await {
+    if let Err(error) = ControlClient::new(channel).hello(who.request(true, true)).await {
         tracing::debug!(%error, "a server was not told that the client is closed");
     }
 }
@@ -56,8 +79,7 @@ pub(crate) async fn goodbye(channel: Channel, who: Who<'_>) {
 /// One hello, tried once.
 pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result<pb::HelloResponse> {
     let ack = who.ack;
-    let hello = pb::HelloRequest { renew, ..who.hello() };
-    let answer = ControlClient::new(channel).hello(request(hello, who.within)).await;
+    let answer = ControlClient::new(channel).hello(who.request(renew, false)).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
     // An older server does not know the question.
     if ack == Ack::Logged && !keeps_data(&answer) {
@@ -88,7 +110,8 @@ where
     let mut wait = Wait::begin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let client = ControlClient::with_interceptor(link.channel()?, link.shared.secret.clone())
+        let headers = CallHeaders { secret: link.shared.secret.clone(), to: link.addressee() };
+        let client = ControlClient::with_interceptor(link.channel()?, headers)
             .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
         let attempt = tokio::time::timeout(left, send(client, left));

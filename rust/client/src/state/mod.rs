@@ -1,6 +1,7 @@
 //! What the links and the calls of one client share; it knows neither.
 
 pub(crate) mod doubt;
+pub(crate) mod fence;
 pub(crate) mod lost;
 pub(crate) mod map;
 pub(crate) mod places;

@@ -2,6 +2,7 @@
 
 use crate::options::Ack;
 use crate::state::doubt::Doubt;
+use crate::state::fence::Fence;
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::places::Place;
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) incarnations: AtomicU64,
     /// The map names slices that a server does not have, or servers that forgot them.
     pub(crate) map_is_stale: AtomicBool,
+    /// Why the client has ended, if its tensors are gone.
+    pub(crate) fence: Fence,
     /// What restarted servers lack.
     pub(crate) lost: Losses,
     /// Its places in groups of workers.

@@ -15,6 +15,10 @@ pub trait ParameterServer:
     fn client(&self) -> u64;
     /// Another client of the same parameters, with an identity of its own.
     fn another(&self) -> Result<Arc<dyn ParameterServer>>;
+    /// The same within `timeout`, where that takes time.
+    fn another_within(&self, _timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
+        self.another()
+    }
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
     /// Takes the list of what restarted servers have lost although this client had receipts for it. After the

@@ -70,6 +70,8 @@ pub enum Event {
     StateStored(u64, CoordinatorState),
     /// Shard 0: a space was closed.
     SpaceClosed(u64),
+    /// Another shard: the identity of the cluster that its slices belong to, from shard 0.
+    ClusterLearned(u64),
 }
 
 /// A space of vectors in the list of shard 0.

@@ -15,6 +15,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// What a shard stores besides its slices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Catalog {
@@ -39,11 +44,22 @@ pub struct Catalog {
     /// Shard 0: the open spaces of vectors, by identifier.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spaces: BTreeMap<u64, ListedSpace>,
+    /// Identity of the cluster that the slices belong to; 0: not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cluster_id: u64,
     #[serde(skip)]
     pub(crate) index: Index,
 }
 
 impl Catalog {
+    /// A cluster has the identity of the first directory of shard 0, and keeps it in copies of it.
+    pub(crate) fn identified(mut self, shard: u32, directory: u64) -> Self {
+        if shard == 0 && self.cluster_id == 0 {
+            self.cluster_id = directory;
+        }
+        self
+    }
+
     /// Applies an event. An event that was applied before changes nothing.
     pub fn apply(&mut self, event: &Event) {
         match event {
@@ -122,6 +138,7 @@ impl Catalog {
                 }
             }
             Event::SpaceClosed(id) => drop(self.spaces.remove(id)),
+            Event::ClusterLearned(id) => self.cluster_id = *id,
         }
     }
 

@@ -115,8 +115,12 @@ impl Recovery<'_> {
 
     fn load_generation(&mut self, generation: &Generation) -> Result<(), Unusable> {
         self.check_origin(generation.manifest.origin())?;
-        let Some(shard) = self.shard else { return Ok(()) };
         let catalog = &generation.manifest.catalog;
+        let Some(shard) = self.shard else {
+            self.catalog = catalog.clone();
+            self.gone.clone_from(&generation.manifest.gone);
+            return Ok(());
+        };
         let log =
             self.segments.range(generation.manifest.log..).map(|number| self.directory.segment(*number));
         let log: u64 = log.filter_map(|path| std::fs::metadata(path).ok()).map(|found| found.len()).sum();

@@ -58,7 +58,7 @@ pub(crate) fn recover(
     };
     Ok(Recovered {
         report,
-        catalog,
+        catalog: catalog.identified(origin.shard, origin.id),
         origin,
         segment,
         last,
@@ -91,6 +91,20 @@ pub(crate) fn check_log(
         }
     }
     Ok(wrong)
+}
+
+/// What a shard stores besides its slices, as far as the files can be read. Takes no shard, and no lock.
+pub(crate) fn catalog(directory: &Directory, settings: &Settings) -> Result<Catalog> {
+    let progress = Progress::default();
+    let mut recovery = Recovery::new(directory, settings, None, &progress)?;
+    let kept = recovery.load(&directory.generations()?)?;
+    let log = kept.back().map(|(_, log)| *log).or_else(|| recovery.segments.first().copied());
+    match recovery.replay(log) {
+        Err(Unusable::Failed(error)) => return Err(error),
+        Ok(()) | Err(Unusable::Damaged(_)) => {}
+    }
+    recovery.forget_stale();
+    Ok(recovery.catalog)
 }
 
 /// The shard that a directory belongs to, if its files say so.

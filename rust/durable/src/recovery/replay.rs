@@ -136,7 +136,12 @@ impl Recovery<'_> {
     }
 
     fn replay_content(&mut self, content: Content<'_>) -> Result<()> {
-        let Some(shard) = self.shard else { return Ok(()) };
+        let Some(shard) = self.shard else {
+            if let Content::Event(event) = &content {
+                self.catalog.apply(event);
+            }
+            return Ok(());
+        };
         match content {
             Content::Push(record) => self.replay_push(shard, &record)?,
             Content::Fence(slice, identity) => {

@@ -67,7 +67,8 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
     let ended = source.ended();
     let sessions = source.sessions(&ended);
     let secrets = source.secrets(&sessions);
-    let mut catalogs = vec![Catalog { sessions, secrets, ended, ..Catalog::default() }; shards as usize];
+    let (cluster_id, others) = (source.cluster_id(), Catalog::default());
+    let mut catalogs = vec![Catalog { sessions, secrets, ended, cluster_id, ..others }; shards as usize];
     let mut slices: HashMap<SliceId, Arc<Slice>> = HashMap::new();
     for tensor in &tensors {
         let Holding { spec, group, .. } = tensor.holding;

@@ -116,7 +116,8 @@ impl Source {
             let Some(generation) = generations.iter().find(|one| id_of(one) == Some(cut)) else { continue };
             let core = empty(shard, &shard_folder(data_dir, shard))?;
             generation.load(&core, |_, _| ()).map_err(|error| Error::from(error).shard(shard))?;
-            source.shards.push((core, generation.manifest.catalog.clone()));
+            let catalog = generation.manifest.catalog.clone().identified(shard, generation.manifest.id);
+            source.shards.push((core, catalog));
             if let (0, Some(cut)) = (shard, &generation.manifest.cut) {
                 source.note_what_is_in_no_cut(&cut.group);
             }
@@ -156,6 +157,11 @@ impl Source {
     /// Incarnations that have ended on any shard.
     pub(crate) fn ended(&self) -> Ended {
         Ended::join(self.shards.iter().map(|(_, catalog)| &catalog.ended))
+    }
+
+    /// The identity of the cluster.
+    pub(crate) fn cluster_id(&self) -> u64 {
+        self.shards.first().map_or(0, |(_, catalog)| catalog.cluster_id)
     }
 
     /// Clients with a session on any shard. One that has ended on another has none: slices that come from

@@ -116,7 +116,8 @@ pub struct VectorHead {
     /// The space, from OpenSpace.
     #[prost(fixed64, tag = "1")]
     pub space: u64,
-    /// On KIND_VECTOR: the coordinator's term, from Coordinate. A slice that has seen a larger one refuses (fenced).
+    /// On KIND_VECTOR: the coordinator's term, from Coordinate. Refused (fenced) unless it is the present one, and (denied)
+    /// unless the stream carries the secret of the client that has taken the seat.
     #[prost(fixed64, tag = "2")]
     pub term: u64,
     /// On KIND_VECTOR: the program's number, from 1 up. A slice answers its last number again with the results that it
@@ -335,6 +336,11 @@ pub struct HelloResponse {
     /// The number of the client's session, as in Stats. Unset (0): the server's minor version is 0.
     #[prost(uint64, tag = "10")]
     pub session: u64,
+    /// Identity of the cluster. Shard 0 keeps it with its data and draws another at each start without data; the other
+    /// shards learn it from shard 0. A client that meets another one than before has lost its tensors. Unset (0): the shard
+    /// has not learned it yet, or is of an earlier version.
+    #[prost(fixed64, tag = "11")]
+    pub cluster_id: u64,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -501,7 +507,7 @@ pub struct CommitRequest {
 /// The tensor exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CommitResponse {}
-/// Asks for the outcome of reservations, and for what shard 0 knows of registrations and groups.
+/// Asks for the outcome of reservations, and for what shard 0 knows of registrations, groups and spaces.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SettleRequest {
     /// The reservations.
@@ -522,6 +528,38 @@ pub struct SettleRequest {
     /// A group whose mode the answer tells. Unset (0): none.
     #[prost(uint32, tag = "6")]
     pub binding_of: u32,
+    /// The space whose entry in the list of shard 0 the answer has. Unset (0): none.
+    #[prost(fixed64, tag = "7")]
+    pub describe_space: u64,
+    /// A client says that it is the coordinator of a space. Unset: nobody does.
+    #[prost(message, optional, tag = "8")]
+    pub seat: ::core::option::Option<SeatClaim>,
+    /// The answer lists the tensors with slices on this shard. Unset: it lists none.
+    #[prost(uint32, optional, tag = "9")]
+    pub listed_on: ::core::option::Option<u32>,
+    /// With `listed_on`: continue after this name (from the previous page).
+    #[prost(string, tag = "10")]
+    pub after: ::prost::alloc::string::String,
+}
+/// What a client says of itself that commands a space at another shard than shard 0.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SeatClaim {
+    /// The space.
+    #[prost(fixed64, tag = "1")]
+    pub space: u64,
+    /// The coordinator's term.
+    #[prost(fixed64, tag = "2")]
+    pub term: u64,
+    /// The SHA-256 of the secret that the client has shown.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub secret_hash: ::prost::bytes::Bytes,
+}
+/// Whether a client is the coordinator that it says it is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SeatVerdict {
+    /// Why it is not. Unset: it is.
+    #[prost(message, optional, tag = "1")]
+    pub refusal: ::core::option::Option<Refusal>,
 }
 /// The outcomes. Reservations in neither list are under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -544,6 +582,21 @@ pub struct SettleResponse {
     /// What binds the group of `binding_of`. Unset: not asked, or an older server.
     #[prost(message, optional, tag = "6")]
     pub binding: ::core::option::Option<Binding>,
+    /// The space that `describe_space` asked for. Unset: shard 0 does not list it.
+    #[prost(message, optional, tag = "7")]
+    pub space: ::core::option::Option<SpaceEntry>,
+    /// What is true of the claim in `seat`. Unset: there was none.
+    #[prost(message, optional, tag = "8")]
+    pub seat: ::core::option::Option<SeatVerdict>,
+    /// Identity of the cluster. Unset (0): shard 0 is of an earlier version, and lists nothing.
+    #[prost(fixed64, tag = "9")]
+    pub cluster_id: u64,
+    /// Tensors with slices on the shard `listed_on`, in the order of names.
+    #[prost(message, repeated, tag = "10")]
+    pub listed: ::prost::alloc::vec::Vec<ListedTensor>,
+    /// Set when more pages follow: ask again with `after` = this.
+    #[prost(string, tag = "11")]
+    pub next: ::prost::alloc::string::String,
 }
 /// What binds a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -551,6 +604,19 @@ pub struct Binding {
     /// The mode of its workers. Unset: it has none.
     #[prost(message, optional, tag = "1")]
     pub mode: ::core::option::Option<Mode>,
+}
+/// A tensor of the map with slices on some shard.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListedTensor {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its reservation.
+    #[prost(fixed64, tag = "2")]
+    pub reservation: u64,
+    /// Number of its slices on that shard.
+    #[prost(uint64, tag = "3")]
+    pub slices: u64,
 }
 /// A registration that is under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -799,7 +865,8 @@ pub struct OpenSpaceRequest {
     /// The names of the vectors, 1 to 64; none is "w", which is the tensor itself.
     #[prost(string, repeated, tag = "4")]
     pub vectors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Milliseconds that the space is kept after its coordinator has gone.
+    /// Milliseconds that the space is kept after its coordinator has gone; the server caps it at 86,400,000 (a day). A space
+    /// whose seat nobody has taken ends with the session of the client that opened it.
     #[prost(uint64, tag = "5")]
     pub keep_for_ms: u64,
     /// This shard's slices of the tensors.
@@ -889,7 +956,7 @@ pub struct CoordinateRequest {
     /// What it wants.
     #[prost(enumeration = "SeatAction", tag = "3")]
     pub action: i32,
-    /// The coordinator's term; of SEAT_TAKE, the largest that OpenSpace has answered.
+    /// The coordinator's term; of SEAT_TAKE, the largest that OpenSpace has answered, at most 2^20 above the last one.
     #[prost(fixed64, tag = "4")]
     pub term: u64,
     /// Of SEAT_TAKE: what others call the coordinator, 1 to 256 bytes of UTF-8.
@@ -1034,13 +1101,13 @@ pub struct BatchPortionRequest {
     /// Name of the space, which need not be open yet.
     #[prost(string, tag = "2")]
     pub space: ::prost::alloc::string::String,
-    /// Which of its client's replicas asks: random, not 0.
+    /// Which of its client's replicas asks: random, not 0. One client has at most 256 in a space.
     #[prost(fixed64, tag = "3")]
     pub replica: u64,
     /// What others call it, 1 to 256 bytes of UTF-8.
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
-    /// What became of its last portion.
+    /// What became of its last portion. Refused (stale_push) if the replica was not given that portion of the present batch.
     #[prost(message, optional, tag = "5")]
     pub report: ::core::option::Option<PortionReport>,
     /// What it does next.
@@ -1556,7 +1623,7 @@ pub enum SeatAction {
     SeatUnspecified = 0,
     /// To take it, with a new term. Refused (precondition) while another client has it.
     SeatTake = 1,
-    /// To store `state` in place of the last one. Refused (fenced) for a former term.
+    /// To store `state` in place of the last one. Refused (fenced) for a former term, and (denied) to another client.
     SeatStore = 2,
     /// To leave it; the space stays open.
     SeatLeave = 3,
@@ -1846,7 +1913,8 @@ pub mod control_client {
             self.inner.unary(req, path, codec).await
         }
         /// The outcome of reservations, at shard 0. A shard asks about its sealed reservations whose lease has run out, before
-        /// it takes slices of a reservation that it does not know, and before it frees sealed slices. Role: worker.
+        /// it takes slices of a reservation that it does not know, and before it frees sealed slices; also before it opens or
+        /// closes a space, and before it runs the first program of a coordinator. Role: worker.
         pub async fn settle(
             &mut self,
             request: impl tonic::IntoRequest<super::SettleRequest>,
@@ -2015,7 +2083,7 @@ pub mod control_client {
             self.inner.unary(req, path, codec).await
         }
         /// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
-        /// every other shard that has such slices. Role: worker.
+        /// every other shard that has such slices. These ask shard 0 whether it lists the space. Role: worker.
         pub async fn open_space(
             &mut self,
             request: impl tonic::IntoRequest<super::OpenSpaceRequest>,
@@ -2040,7 +2108,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "OpenSpace"));
             self.inner.unary(req, path, codec).await
         }
-        /// Frees a space: first at shard 0, then at the others. Role: worker.
+        /// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it. Role: worker.
         pub async fn close_space(
             &mut self,
             request: impl tonic::IntoRequest<super::CloseSpaceRequest>,
@@ -2090,7 +2158,8 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "ListSpaces"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. Role: worker.
+        /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. The seat, its term
+        /// and its programs belong to the secret that the call shows. Role: worker.
         pub async fn coordinate(
             &mut self,
             request: impl tonic::IntoRequest<super::CoordinateRequest>,
@@ -2254,7 +2323,8 @@ pub mod control_server {
             request: tonic::Request<super::CommitRequest>,
         ) -> std::result::Result<tonic::Response<super::CommitResponse>, tonic::Status>;
         /// The outcome of reservations, at shard 0. A shard asks about its sealed reservations whose lease has run out, before
-        /// it takes slices of a reservation that it does not know, and before it frees sealed slices. Role: worker.
+        /// it takes slices of a reservation that it does not know, and before it frees sealed slices; also before it opens or
+        /// closes a space, and before it runs the first program of a coordinator. Role: worker.
         async fn settle(
             &self,
             request: tonic::Request<super::SettleRequest>,
@@ -2298,7 +2368,7 @@ pub mod control_server {
             request: tonic::Request<super::PortionRequest>,
         ) -> std::result::Result<tonic::Response<super::PortionResponse>, tonic::Status>;
         /// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
-        /// every other shard that has such slices. Role: worker.
+        /// every other shard that has such slices. These ask shard 0 whether it lists the space. Role: worker.
         async fn open_space(
             &self,
             request: tonic::Request<super::OpenSpaceRequest>,
@@ -2306,7 +2376,7 @@ pub mod control_server {
             tonic::Response<super::OpenSpaceResponse>,
             tonic::Status,
         >;
-        /// Frees a space: first at shard 0, then at the others. Role: worker.
+        /// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it. Role: worker.
         async fn close_space(
             &self,
             request: tonic::Request<super::CloseSpaceRequest>,
@@ -2322,7 +2392,8 @@ pub mod control_server {
             tonic::Response<super::ListSpacesResponse>,
             tonic::Status,
         >;
-        /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. Role: worker.
+        /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. The seat, its term
+        /// and its programs belong to the secret that the call shows. Role: worker.
         async fn coordinate(
             &self,
             request: tonic::Request<super::CoordinateRequest>,

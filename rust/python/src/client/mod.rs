@@ -22,7 +22,7 @@ use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
 use crate::arrays::gradient::{gradient, whole_gradient};
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
-use crate::call::{self, Here};
+use crate::call::{self, End, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
@@ -167,13 +167,13 @@ impl Client {
         Ok(SharedView::new(store.live(name).or_raise(py)?))
     }
 
-    fn another(&self, py: Python<'_>) -> PyResult<Self> {
-        let server = self.enter(py)?;
+    fn another(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         if let Some(store) = &self.local {
-            return Ok(Self::local(store.sibling(), self.check_finite, self.timeout));
+            return Ok(Self::local(store.sibling(), self.check_finite, timeout));
         }
-        let other = self.call(py, server, |server| server.another())?.or_raise(py)?;
-        Ok(Self::remote(other, self.check_finite, self.timeout))
+        let other = self.call(py, server, move |server| server.another_within(timeout))?.or_raise(py)?;
+        Ok(Self::remote(other, self.check_finite, timeout))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -324,15 +324,15 @@ impl Client {
         out: Option<&Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<(Bound<'py, PyAny>, Versions)> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = vec![Arc::<str>::from(name)];
-        let specs = self.specs(py, server, &names, timeout)?;
+        let specs = self.specs(py, server, &names, end)?;
         let spec = &specs[0];
         let (value, into) = match out {
             Some(out) => (out.clone(), target(py, spec, out)?),
             None => empty(py, spec.dtype, &spec.shape)?,
         };
-        let versions = pull_into(py, server, &names, vec![into], timeout)?;
+        let versions = pull_into(py, server, &names, vec![into], end.left())?;
         Ok((value, versions))
     }
 
@@ -343,11 +343,11 @@ impl Client {
         out: Option<&Bound<'py, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
-        let specs = self.specs(py, server, &names, timeout)?;
+        let specs = self.specs(py, server, &names, end)?;
         let (values, targets) = targets(py, &specs, out)?;
-        let versions = pull_into(py, server, &names, targets, timeout)?;
+        let versions = pull_into(py, server, &names, targets, end.left())?;
         Ok((values, versions))
     }
 
@@ -359,7 +359,7 @@ impl Client {
         out: Option<&Bound<'py, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let mut wanted = Vec::with_capacity(rows.len());
         for (name, indices) in rows {
             let name = name.extract::<String>()?;
@@ -367,7 +367,7 @@ impl Client {
             wanted.push(Rows { name: name.into(), indices });
         }
         let names: Vec<_> = wanted.iter().map(|rows| rows.name.clone()).collect();
-        let specs = self.specs(py, server, &names, timeout)?;
+        let specs = self.specs(py, server, &names, end)?;
         // What is wanted of each tensor is a tensor with so many rows.
         let shaped = specs.iter().zip(&wanted).map(|(spec, rows)| {
             let mut spec = TensorSpec::clone(spec);
@@ -375,15 +375,15 @@ impl Client {
             Arc::new(spec)
         });
         let (values, targets) = targets(py, &shaped.collect::<Vec<_>>(), out)?;
-        let versions = pull_rows_into(py, server, &wanted, targets, timeout)?;
+        let versions = pull_rows_into(py, server, &wanted, targets, end.left())?;
         Ok((values, versions))
     }
 
     fn pull_async(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<PullFlight> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
-        let specs = self.specs(py, server, &names, timeout)?;
-        let ticket = py.detach(|| server.pull_async(names, timeout)).or_raise(py)?;
+        let specs = self.specs(py, server, &names, end)?;
+        let ticket = py.detach(|| server.pull_async(names, end.left())).or_raise(py)?;
         Ok(PullFlight::start(ticket, specs))
     }
 
@@ -395,12 +395,12 @@ impl Client {
         feedback: Option<Py<ErrorFeedback>>,
         timeout: Option<f64>,
     ) -> PyResult<BoundList> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
         let list = List::borrow_whole(list)?;
         let gradients = &list.gradients;
         let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
-        let specs = self.specs(py, server, &tensors, timeout)?;
+        let specs = self.specs(py, server, &tensors, end)?;
         for (gradient, spec) in gradients.iter().zip(&specs) {
             check_codec(spec, codec, feedback.is_some()).or_raise(py)?;
             check_shape(gradient.borrow(), spec).or_raise(py)?;
@@ -439,9 +439,9 @@ impl Client {
         name: String,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let work = move |server: &Shared| {
-            Ok::<_, Error>((server.spec(&name, timeout)?, server.state(&name, timeout)?))
+            Ok::<_, Error>((server.spec(&name, end.left())?, server.state(&name, end.left())?))
         };
         let (spec, state) = self.call(py, server, work)?.or_raise(py)?;
         let dict = PyDict::new(py);
@@ -462,8 +462,8 @@ impl Client {
         slots: &Bound<'_, PyDict>,
         timeout: Option<f64>,
     ) -> PyResult<Receipt> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let spec = self.specs(py, server, &[Arc::from(&*name)], timeout)?.remove(0);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
+        let spec = self.specs(py, server, &[Arc::from(&*name)], end)?.remove(0);
         let expected = spec.optimizer.slots();
         let invalid = |message: &str, expected: String, got: String| {
             let error = Error::new(Kind::Config, message).tensor(spec.name.clone()).expected(expected, got);
@@ -503,7 +503,7 @@ impl Client {
             }
             state.slots.push((slot, values.view().to_array()));
         }
-        let receipt = self.call(py, server, move |server| server.load_state(&name, &state, timeout))?;
+        let receipt = self.call(py, server, move |server| server.load_state(&name, &state, end.left()))?;
         sweep(py);
         receipt.or_raise(py).map(|r| Receipt::from(&r))
     }
@@ -522,8 +522,8 @@ impl Client {
         name: &str,
         timeout: Option<f64>,
     ) -> PyResult<(Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>)> {
-        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let spec = self.specs(py, server, &[Arc::from(name)], timeout)?.remove(0);
+        let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
+        let spec = self.specs(py, server, &[Arc::from(name)], end)?.remove(0);
         let optimizer = optimizer_object(py, &spec.optimizer)?;
         let shape = PyTuple::new(py, &spec.shape)?;
         Ok((shape, spec.dtype.name(), apply_name(spec.apply), spec.group.to_string(), optimizer))

@@ -3,6 +3,7 @@
 use super::waiting::{Filler, Waiting, reshaped};
 use super::{Client, Shared};
 use crate::arrays::buffer::{Borrowed, sweep};
+use crate::call::End;
 use crate::errors::OrRaise;
 use crate::results::Versions;
 use fastps_core::error::{Error, Kind};
@@ -18,16 +19,16 @@ impl Client {
         py: Python<'_>,
         server: &Shared,
         names: &[Arc<str>],
-        timeout: Duration,
+        end: End,
     ) -> PyResult<Vec<Arc<TensorSpec>>> {
-        let find = |server: &Shared, names: &[Arc<str>], timeout| {
-            names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>()
+        let find = |server: &Shared, names: &[Arc<str>], end: End| {
+            names.iter().map(|n| server.spec(n, end.left())).collect::<Result<Vec<_>, _>>()
         };
         // Usually the map is known, and no server has to be asked.
-        match py.detach(|| find(server, names, Duration::ZERO)) {
+        match py.detach(|| find(server, names, End::after(Duration::ZERO))) {
             Err(error) if is_not_known_yet(&error) => {
                 let names = names.to_vec();
-                self.call(py, server, move |server| find(server, &names, timeout))?.or_raise(py)
+                self.call(py, server, move |server| find(server, &names, end))?.or_raise(py)
             }
             found => found.or_raise(py),
         }

@@ -6,7 +6,7 @@ use super::{Client, Shared};
 use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
 use crate::arrays::gradient::gradient;
 use crate::arrays::sparse::Sparse;
-use crate::call::{self, Here};
+use crate::call::{self, End, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::results::receipts::Receipt;
@@ -139,15 +139,17 @@ impl Client {
         py: Python<'py>,
         server: &Shared,
         list: List,
-        options: PushOptions,
+        mut options: PushOptions,
         out: Option<&Bound<'py, PyDict>>,
         turn: Option<Turn>,
     ) -> PyResult<PushPulled<'py>> {
+        let end = End::after(options.timeout);
         let List { names, gradients } = list;
         let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
-        let specs = self.specs(py, server, &tensors, options.timeout)?;
+        let specs = self.specs(py, server, &tensors, end)?;
         let (values, targets) = targets(py, &specs, out)?;
         let mut waiting = Waiting::new(py, Filler::new(targets), turn)?;
+        options.timeout = end.left();
         let result = py.detach(|| server.push_pull(&gradients, &options, &mut waiting));
         let complete = waiting.end()?;
         drop(gradients);

@@ -4,7 +4,7 @@ use super::waiting::{Filler, Waiting, reshaped, targets};
 use super::{Client, Shared, shared};
 use crate::arrays::buffer::sweep;
 use crate::arrays::gradient::whole_gradient;
-use crate::call::{self, Here};
+use crate::call::{self, End, Here};
 use crate::errors::{self, OrRaise};
 use fastps_core::batch::{BatchTask, FailureKind};
 use fastps_core::error::{Kind, Result};
@@ -170,13 +170,13 @@ impl PyVectorSpaces {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let server = self.server.get(py)?;
-        let timeout = timeout.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))?;
-        let find = || names.iter().map(|name| server.spec(name, timeout)).collect::<Result<Vec<_>>>();
+        let end = End::after(timeout.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))?);
+        let find = || names.iter().map(|name| server.spec(name, end.left())).collect::<Result<Vec<_>>>();
         let specs = py.detach(find).or_raise(py)?;
         let (values, targets) = targets(py, &specs, out)?;
         let pull = VectorPull { space: SpaceId(space), vector, batch };
         let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
-        let pulled = py.detach(|| server.pull_vector(&pull, timeout, &mut waiting));
+        let pulled = py.detach(|| server.pull_vector(&pull, end.left(), &mut waiting));
         let complete = waiting.end()?;
         sweep(py);
         pulled.or_raise(py)?;

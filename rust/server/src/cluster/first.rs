@@ -14,6 +14,7 @@ use fastps_transport::tls::ClientTls;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
 
 /// How long shard 0 may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,17 +53,28 @@ impl There {
     }
 
     async fn ask(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
-        let mut control = ControlClient::new(self.channel()?).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let mut question = tonic::Request::new(question);
-        question.set_timeout(ANSWER_TIMEOUT);
-        let late = |_| Error::new(Kind::Deadline, format!("{} did not answer in time", self.address));
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, control.settle(question)).await.map_err(late)?;
-        answer.map(tonic::Response::into_inner).map_err(|status| {
-            let mut error = convert::error_from_status(&status);
-            error.message = format!("{}: {}", self.address, error.message);
-            error
-        })
+        call(self.channel()?, &self.address, question, async |mut control, ask| control.settle(ask).await)
+            .await
     }
+}
+
+/// One call of another shard.
+async fn call<Q, A>(
+    channel: Channel,
+    address: &str,
+    message: Q,
+    send: impl AsyncFnOnce(ControlClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+) -> Result<A> {
+    let control = ControlClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let mut request = Request::new(message);
+    request.set_timeout(ANSWER_TIMEOUT);
+    let late = |_| Error::new(Kind::Deadline, format!("{address} did not answer in time"));
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, send(control, request)).await.map_err(late)?;
+    answer.map(Response::into_inner).map_err(|status| {
+        let mut error = convert::error_from_status(&status);
+        error.message = format!("{address}: {}", error.message);
+        error
+    })
 }
 
 impl First {
@@ -78,6 +90,13 @@ impl First {
 impl Node {
     /// What shard 0 says, be it this one or another.
     pub(crate) async fn ask_first(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
+        let answer = self.ask_for_list(question).await?;
+        self.hear(answer.cluster_id)?;
+        Ok(answer)
+    }
+
+    /// The same without regard to which cluster it is of.
+    pub(crate) async fn ask_for_list(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         match &self.first {
             _ if self.map.is_some() => self.answer_settle(&question),
             First::Here(first) => {
@@ -89,6 +108,33 @@ impl Node {
             }
             First::There(first) => first.ask(question).await,
         }
+    }
+
+    /// Removes a tensor at shard 0; says where its slices may still lie.
+    pub(crate) async fn unregister_at_first(&self, name: &str) -> Result<pb::Placement> {
+        match &self.first {
+            First::Here(first) => {
+                first.check_no_space(name)?;
+                let placement = first.map()?.unregister(name, Instant::now())?;
+                first.files.durable_to(first.files.steps()).await?;
+                Ok(placement)
+            }
+            First::There(first) => {
+                let ask = pb::UnregisterRequest { name: name.to_owned() };
+                let removed = call(first.channel()?, &first.address, ask, async |mut control, ask| {
+                    control.unregister(ask).await
+                });
+                Ok(removed.await?.placement.unwrap_or_default())
+            }
+        }
+    }
+
+    /// Frees slices that no tensor of the map has, at another shard.
+    pub(crate) async fn drop_at(&self, shard: u32, slices: Vec<u64>) -> Result<()> {
+        let address = self.cluster.get(shard as usize).map_or("", String::as_str);
+        let channel = channel(address, self.others.as_ref())?;
+        let ask = pb::DropRequest { slices };
+        call(channel, address, ask, async |mut control, ask| control.drop(ask).await).await.map(|_| ())
     }
 
     /// The same for a client that waits for it. What TLS refuses, it will refuse again: the client need not
@@ -123,6 +169,10 @@ impl Node {
             let mode = self.shard.groups().mode(question.binding_of);
             pb::Binding { mode: mode.map(convert::mode_to_wire) }
         });
+        answer.cluster_id = self.membership.id();
+        if let Some(shard) = question.listed_on {
+            (answer.listed, answer.next) = map.listed_on(shard, &question.after);
+        }
         Ok(answer)
     }
 }

@@ -5,7 +5,9 @@
 mod ended;
 pub(crate) mod first;
 pub(crate) mod gate;
+pub(crate) mod loss;
 pub(crate) mod map;
+pub(crate) mod membership;
 pub(crate) mod node;
 pub(crate) mod reaper;
 pub(crate) mod reservation;

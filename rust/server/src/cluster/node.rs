@@ -4,6 +4,7 @@ use crate::answers::Pins;
 use crate::cluster::first::First;
 use crate::cluster::gate::Gate;
 use crate::cluster::map::Map;
+use crate::cluster::membership::Membership;
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::{SessionOver, Sessions};
@@ -15,6 +16,7 @@ use fastps_core::portions::Portions;
 use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
+use fastps_transport::tls::ClientTls;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,6 +49,9 @@ pub(crate) struct Node {
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
     pub(crate) first: First,
+    pub(crate) membership: Membership,
+    /// How other shards are reached, where that is over TLS.
+    pub(crate) others: Option<ClientTls>,
     pub(crate) sessions: Sessions,
     /// How long a stream looks for its next frame before it sleeps.
     pub(crate) spin: Duration,
@@ -103,10 +108,10 @@ impl Node {
             .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
     }
 
-    /// Fails while the server is on its way to its end.
+    /// Fails while the server is on its way to its end, and where the shard has lost slices.
     pub(crate) fn check_serving(&self) -> Result<()> {
         if *self.phase.borrow() == Phase::Serving {
-            return Ok(());
+            return self.membership.check();
         }
         Err(Error::new(Kind::Unavailable, "the server is stopping").retry_after_ms(1000))
     }

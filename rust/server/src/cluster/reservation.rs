@@ -158,6 +158,29 @@ impl Reservations {
         self.table().held.contains_key(&reservation)
     }
 
+    /// How many slices the shard holds for this reservation.
+    pub(crate) fn held(&self, reservation: u64) -> usize {
+        self.table().held.get(&reservation).copied().unwrap_or(0)
+    }
+
+    /// Whether the shard holds any slices.
+    pub(crate) fn holds_any(&self) -> bool {
+        !self.table().held.is_empty()
+    }
+
+    /// Whether the shard holds slices of registered tensors.
+    pub(crate) fn holds_committed(&self) -> bool {
+        let table = self.table();
+        table.held.keys().any(|own| !table.open.contains_key(own) && !table.sealed.contains_key(own))
+    }
+
+    /// Frees all slices; says how many there were.
+    pub(crate) fn drop_all(&self, shard: &Shard) -> usize {
+        let all: Vec<_> = self.table().slices.keys().copied().collect();
+        self.drop_slices(shard, &all);
+        all.len()
+    }
+
     /// Whether a client has reservations here that are not sealed.
     pub(crate) fn has_open_of(&self, client: u64) -> bool {
         self.table().open_by_client.contains_key(&client)

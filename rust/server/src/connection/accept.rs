@@ -7,6 +7,7 @@ use crate::connection::accepted::{CONNECTION_BYTES, Connection, PREFACE};
 use crate::connection::native;
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::connection::reject::{linger, reject};
+use crate::listeners::Accepting;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Socket;
 use fastps_transport::memory_budget::{AT_REST_BYTES, MemoryBudget};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 /// Most connections of a shard.
@@ -42,7 +43,7 @@ fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
 /// waited out, and those for which there is no room are told so. Native ones are served here, the others go
 /// to `foreign`. Returns when the native ones have ended.
 pub(crate) async fn accept(
-    listener: TcpListener,
+    listener: Accepting,
     locals: Vec<Local>,
     tls: Option<ServerTls>,
     node: Arc<Node>,

@@ -5,6 +5,7 @@ use crate::config::Bound;
 use crate::connection::openings::{Entrance, Openings};
 use crate::control::ControlService;
 use crate::data::DataService;
+use crate::listeners::Listeners;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1::control_server::ControlServer;
@@ -16,7 +17,6 @@ use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::io;
 use std::marker::PhantomData;
-use std::net::TcpListener;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -41,7 +41,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A shard that is not served yet.
 struct Visited {
     index: u32,
-    listener: TcpListener,
+    listeners: Listeners,
     files: Files,
 }
 
@@ -60,8 +60,8 @@ impl RecoveryListener {
         let failed =
             |error: io::Error| Error::new(Kind::Internal, format!("cannot answer while recovering: {error}"));
         let visited = |(shard, files): (&Bound, &Files)| {
-            let listener = shard.listener.try_clone().map_err(failed)?;
-            Ok(Visited { index: shard.index, listener, files: files.clone() })
+            let listeners = shard.listeners.try_clone().map_err(failed)?;
+            Ok(Visited { index: shard.index, listeners, files: files.clone() })
         };
         let shards = bound.iter().zip(files).map(visited).collect::<Result<Vec<_>>>()?;
         let tls = tls.cloned();
@@ -92,7 +92,7 @@ impl Drop for RecoveryListener {
 }
 
 async fn answer(shard: Visited, tls: Option<ServerTls>) {
-    let Visited { index, listener, files } = shard;
+    let Visited { index, listeners, files } = shard;
     let (visitors, incoming) = mpsc::channel(1);
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
@@ -104,7 +104,7 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         .add_service(Refusing::<DataServer<DataService>>::new(index, files))
         .serve_with_incoming(ReceiverStream::new(incoming));
     let accepting = async {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = listeners.into_accepting()?;
         let (openings, slots) = (Arc::new(Openings::default()), Arc::new(Semaphore::new(MAX_VISITORS)));
         loop {
             match listener.accept().await {

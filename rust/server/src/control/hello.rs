@@ -34,6 +34,7 @@ pub(super) fn greet(
         role: peer.principal.role.into(),
         max_message_bytes: MAX_MESSAGE_BYTES as u32,
         session,
+        cluster_id: node.membership.id(),
     })
 }
 

@@ -105,12 +105,14 @@ impl ControlService {
     ) -> Result<Response<A>, Status> {
         let peer = Peer::of(&request)?;
         let shown = secret::of_headers(request.metadata());
+        let meant = self.node.check_addressee(request.metadata());
         let message = request.into_inner();
         let own = || match message.client() {
             _ if Q::IS_HELLO => Ok(()),
             client => self.node.sessions.check(client, shown.as_ref()),
         };
-        let allowed = peer.principal.authorize(role, message.client()).and_then(|()| own());
+        let allowed = meant.and_then(|()| peer.principal.authorize(role, message.client()));
+        let allowed = allowed.and_then(|()| own());
         let allowed = allowed.and_then(|()| match access {
             Access::Look => Ok(()),
             Access::Change | Access::Lasting => self.node.check_serving(),

@@ -1,6 +1,7 @@
 //! Lists and verifies the content of a data directory. Takes no lock and changes nothing, so a server may be
 //! running.
 
+mod complete;
 mod list;
 mod verify;
 

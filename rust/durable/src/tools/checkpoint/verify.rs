@@ -5,6 +5,7 @@ use crate::files::names::{shard_folder, shards_in};
 use crate::recovery::history::History;
 use crate::recovery::{self, Settings};
 use crate::snapshot::generation::Generation;
+use crate::tools::checkpoint::complete::losses;
 use fastps_core::error::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -25,12 +26,27 @@ pub struct Verified {
 
 /// Reads every byte of each shard in a data directory.
 pub fn verify(data_dir: &Path) -> Result<Vec<Verified>> {
-    let verify = |shard| {
+    let verify = |shard: u32| {
         let verified = verify_shard(data_dir, shard)?;
         // A server may have removed files during the first attempt.
         if verified.damages.is_empty() { Ok(verified) } else { verify_shard(data_dir, shard) }
     };
-    shards_in(data_dir)?.into_iter().map(verify).collect()
+    let shards = shards_in(data_dir)?;
+    let mut verified: Vec<_> = shards.iter().copied().map(verify).collect::<Result<_>>()?;
+    for (shard, what) in losses(data_dir, &shards)? {
+        let damage = format!(
+            "{what}; a server refuses to start: replace the directory by its backup, or start once with \
+             --accept-loss to drop what is incomplete"
+        );
+        if let Some(one) = verified.iter_mut().find(|one| one.shard == shard) {
+            one.damages.push(damage);
+        } else {
+            let path = shard_folder(data_dir, shard);
+            verified.push(Verified { shard, path, whole: Vec::new(), damages: vec![damage] });
+        }
+    }
+    verified.sort_by_key(|one| one.shard);
+    Ok(verified)
 }
 
 /// The snapshots of a shard, newest first.

@@ -50,6 +50,7 @@ impl Fetched {
     /// its own, which remembers the folder that it was copied from.
     pub fn complete(&mut self, described: &Described, folder: &str) -> Result<()> {
         let mut manifest = described.manifest.clone();
+        manifest.catalog = manifest.catalog.identified(manifest.shard, manifest.id);
         manifest.id = random_id()?;
         let author = Author { incarnation: random_id()?, predecessor: 0 };
         (manifest.incarnation, manifest.predecessor) = (author.incarnation, author.predecessor);

@@ -38,6 +38,8 @@ const PENDING_BYTES: u64 = 40;
 const MAX_PAGE_ENTRIES: usize = 1000;
 /// A page ends behind the entry that passes this many bytes.
 const MAX_PAGE_BYTES: usize = 1 << 20;
+/// What a tensor on a shard takes of a message beside its name.
+const LISTED_BYTES: usize = 32;
 /// When to ask again for a registration that is under way.
 const RETRY_AFTER_MS: u32 = 50;
 
@@ -399,6 +401,26 @@ impl Map {
         let wanted: BTreeSet<&str> = names.iter().map(String::as_str).filter(|name| *name > after).collect();
         let found = wanted.into_iter().map(|name| (name, self.entries.get(name)));
         fill(found, limit, &mut self.touched)
+    }
+
+    /// The tensors after a name that have slices on a shard, and the name to continue after, if there are
+    /// more.
+    pub(crate) fn listed_on(&mut self, shard: u32, after: &str) -> (Vec<pb::ListedTensor>, String) {
+        let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
+        let (mut listed, mut bytes) = (Vec::new(), 0);
+        for (name, entry) in self.entries.range::<str, _>((from, Bound::Unbounded)) {
+            self.touched += 1;
+            let slices = entry.shards().iter().filter(|one| **one == shard).count() as u64;
+            if slices > 0 {
+                bytes += name.len() + LISTED_BYTES;
+                let (name, reservation) = (name.to_string(), entry.reservation);
+                listed.push(pb::ListedTensor { name, reservation, slices });
+            }
+            if bytes >= MAX_PAGE_BYTES {
+                return (listed, name.to_string());
+            }
+        }
+        (listed, String::new())
     }
 
     /// What is durable before others are told what the map has.

@@ -1,0 +1,27 @@
+"""`Countdown`: the time that is left of a call which asks several questions."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Countdown"]
+
+
+class Countdown:
+    """Counts down from a timeout in seconds; None is no timeout.
+
+    >>> Countdown(None).left()
+    >>> 59.0 < Countdown(60.0).left() <= 60.0
+    True
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout, self._begun = timeout, time.monotonic()
+
+    def left(self) -> float | None:
+        """Seconds that are left, at least 0."""
+        timeout = self._timeout
+        # What is no number of seconds is refused where it is used.
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            return timeout
+        return max(0.0, timeout - (time.monotonic() - self._begun))
