@@ -185,7 +185,7 @@ def test_one_client_does_not_take_all_spaces(
             greedy.call(0, "CloseSpace", pb.CloseSpaceRequest(client=greedy.client, space=number))
 
 
-def test_a_space_that_nobody_has_used_ends_with_its_client(stubs: Stubs, fresh_name: FreshName) -> None:
+def test_an_unused_space_ends_with_its_client(stubs: Stubs, fresh_name: FreshName) -> None:
     with fastps.serve(shards=2, lease=0.5) as server, fastps.connect(server.addresses) as native:
         native.register("w", np.zeros(SMALL, np.float32), fastps.SGD(lr=1.0))
         with ForeignClient(stubs, server.address_list) as client:

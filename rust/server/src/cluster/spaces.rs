@@ -66,8 +66,7 @@ impl SpaceTable {
         locked(&self.spaces)
     }
 
-    /// Those whose coordinator has been gone for as long as they are kept, and those that nobody has used and
-    /// whose client is gone.
+    /// Those whose coordinator has been gone for as long as they are kept, and unused ones without a client.
     fn outdated(&self, now: Instant, is_live: impl Fn(u64) -> bool) -> Vec<SpaceSpec> {
         let all = self.lock().vacant();
         let mut vacant = locked(&self.vacant);

@@ -44,7 +44,8 @@ pub(super) struct SpaceEntry {
     pub(super) term: u64,
     /// The client in the seat.
     pub(super) coordinator: Option<u64>,
-    /// The key of the one that took the seat last; `None`: nobody has, or an earlier version did not note it.
+    /// The key of the one that took the seat last; `None`: no client has, or an earlier version did not note
+    /// it.
     pub(super) key: Option<SeatKey>,
     /// What the one that took the seat last is called.
     pub(super) holder: Arc<str>,

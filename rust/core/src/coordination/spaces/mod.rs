@@ -76,7 +76,7 @@ pub struct SpaceStanding {
 pub struct VacantSpace {
     /// The space.
     pub spec: SpaceSpec,
-    /// The client that has opened it, if nobody has taken its seat yet: all of its vectors are 0.
+    /// The client that has opened it, if no client has taken its seat yet: all of its vectors are 0.
     pub untaken_of: Option<u64>,
 }
 
