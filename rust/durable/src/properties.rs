@@ -3,7 +3,7 @@
 
 use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
-use crate::files::output::{Extent, FileDigest};
+use crate::files::output::{Extent, FileDigest, Output};
 use crate::frame::{self, Author, Content, Origin, SliceEntry, VectorsEntry};
 use crate::log::read::{self, SegmentEnd};
 use crate::snapshot::manifest::{Cut, Manifest};
@@ -234,7 +234,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             gone,
             not_finite,
             cut,
-            catalog,
+            catalog: catalog.into(),
         },
     )
 }
@@ -431,8 +431,16 @@ proptest! {
         let (content, _) = frame::split(&bytes).unwrap();
         let Some(Content::Event(read)) = frame::read(content) else { panic!("it is no event") };
         prop_assert_eq!(read, event);
-        let read = Manifest::parse(&manifest.text().unwrap()).unwrap();
-        prop_assert_eq!(format!("{read:?}"), format!("{manifest:?}"));
+        let text = manifest.text().unwrap();
+        let path = std::env::temp_dir().join(format!("fastps-manifest-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let mut file = Output::create(&path).unwrap();
+        manifest.write(&mut file).unwrap();
+        file.finish().unwrap();
+        prop_assert_eq!(&std::fs::read(&path).unwrap(), &text);
+        for read in [Manifest::parse(&text), Manifest::read(&path).unwrap()] {
+            prop_assert_eq!(format!("{:?}", read.unwrap()), format!("{manifest:?}"));
+        }
     }
 
     #[test]
@@ -441,6 +449,9 @@ proptest! {
         let mut bytes = whole.clone();
         mishap.befall(&mut bytes);
         prop_assert!(bytes == whole || Manifest::parse(&bytes).is_none());
+        let path = std::env::temp_dir().join(format!("fastps-changed-{}", std::process::id()));
+        std::fs::write(&path, &bytes).unwrap();
+        prop_assert!(bytes == whole || Manifest::read(&path).unwrap().is_none());
     }
 
     /// A damaged log is read correctly up to the damage.

@@ -27,6 +27,10 @@ pub enum Purpose {
 
 const PURPOSES: usize = 8;
 
+/// What each purpose is called, in their order.
+const NAMES: [&str; PURPOSES] =
+    ["slices", "copies", "answers", "held pushes", "clients and spaces", "connections", "the map", "vectors"];
+
 /// Bytes in use, and their limit.
 #[derive(Debug)]
 pub struct Meter {
@@ -78,12 +82,26 @@ impl Meter {
                 self.by[purpose as usize].fetch_add(bytes, Ordering::Relaxed);
                 Ok(())
             }
-            Err(used) => Err(Error::new(Kind::Capacity, "the shard's memory is full")
+            Err(used) => Err(Error::new(Kind::Capacity, self.full())
                 .expected(
                     format!("at most {} free bytes of {}", self.limit.saturating_sub(used), self.limit),
                     format!("{bytes} bytes"),
                 )
                 .retry_after_ms(1000)),
+        }
+    }
+}
+
+impl Meter {
+    /// What a refusal says: the purposes that use most.
+    fn full(&self) -> String {
+        let bytes = self.by.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        let mut by: Vec<_> = NAMES.iter().zip(bytes).filter(|(_, bytes)| *bytes > 0).collect();
+        by.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let uses = by.iter().take(3).map(|(name, bytes)| format!("{name} {bytes} bytes"));
+        match uses.collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => "the shard's memory is full".to_owned(),
+            uses => format!("the shard's memory is full ({uses})"),
         }
     }
 }

@@ -198,7 +198,8 @@ impl Slice {
             Apply::Exact => (arrays + 1) * Buffer::bytes_for(spec.dtype, len),
             Apply::Hogwild => arrays * RacyBuffer::bytes_for(len),
         };
-        bytes + 512
+        // The names are also in the catalog of the shard's files.
+        bytes + 512 + (spec.name.len() + spec.group.len() + size_of::<u64>() * spec.shape.len()) as u64
     }
 
     /// Allocates values and state of `count` full-length slices of `spec` at once; the values go to exposed

@@ -105,19 +105,20 @@ pub struct ListedSpace {
     pub state: CoordinatorState,
 }
 
-/// The state of a coordinator: one copy, which all that know the state share. It is written as text where it
-/// is text.
+/// The state of a coordinator: one copy, which all that know the state share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "WrittenState<String, Vec<u8>>")]
+#[serde(try_from = "WrittenState<String>")]
 pub struct CoordinatorState(Arc<[u8]>);
 
-/// A state in a file.
+/// A state in a file, where it takes at most twice its bytes.
 #[derive(Serialize, Deserialize)]
-enum WrittenState<T, B> {
-    /// UTF-8.
+enum WrittenState<T> {
+    /// UTF-8 without control characters, each of which JSON writes with six.
     Text(T),
-    /// Anything else.
-    Bytes(B),
+    /// Anything else, in hexadecimal digits.
+    Hex(T),
+    /// Earlier versions wrote anything else as numbers.
+    Bytes(Vec<u8>),
 }
 
 impl CoordinatorState {
@@ -132,20 +133,35 @@ impl CoordinatorState {
     }
 }
 
-impl From<WrittenState<String, Vec<u8>>> for CoordinatorState {
-    fn from(written: WrittenState<String, Vec<u8>>) -> Self {
-        Self(match written {
-            WrittenState::Text(text) => text.into_bytes().into(),
-            WrittenState::Bytes(bytes) => bytes.into(),
-        })
+impl TryFrom<WrittenState<String>> for CoordinatorState {
+    type Error = &'static str;
+
+    fn try_from(written: WrittenState<String>) -> Result<Self, Self::Error> {
+        let bytes = match written {
+            WrittenState::Text(text) => text.into_bytes(),
+            WrittenState::Hex(digits) => from_hex(&digits).ok_or("not in hexadecimal digits")?,
+            WrittenState::Bytes(bytes) => bytes,
+        };
+        Ok(Self(bytes.into()))
     }
+}
+
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let bytes = pairs.iter().map(|[high, low]| Some((16 * digit(*high)? + digit(*low)?) as u8));
+    if rest.is_empty() { bytes.collect() } else { None }
 }
 
 impl Serialize for CoordinatorState {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match std::str::from_utf8(&self.0) {
-            Ok(text) => WrittenState::<_, &[u8]>::Text(text).serialize(serializer),
-            Err(_) => WrittenState::<&str, _>::Bytes(&*self.0).serialize(serializer),
+            Ok(text) if !text.contains(char::is_control) => WrittenState::Text(text).serialize(serializer),
+            _ => {
+                let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+                let digits = self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]);
+                WrittenState::Hex(digits.collect::<String>()).serialize(serializer)
+            }
         }
     }
 }

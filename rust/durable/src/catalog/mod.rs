@@ -256,6 +256,18 @@ mod tests {
         }
         let catalog: Catalog = serde_json::from_slice(&serde_json::to_vec(&catalog).unwrap()).unwrap();
         let state = bytes(&[0xFF, 0]);
+        let written = serde_json::to_string(&state).unwrap();
+        assert_eq!(written, r#"{"Hex":"ff00"}"#);
+        for (text, bytes) in [
+            (r#"{"Bytes":[255,0]}"#, Some(&[0xFF, 0][..])),
+            (r#"{"Text":"a"}"#, Some(b"a")),
+            (r#"{"Hex":"0a"}"#, Some(b"\n")),
+            (r#"{"Hex":"0"}"#, None),
+            (r#"{"Hex":"0g"}"#, None),
+        ] {
+            let read = serde_json::from_str::<CoordinatorState>(text).ok();
+            assert_eq!(read.map(|state| state.bytes().to_vec()), bytes.map(<[u8]>::to_vec));
+        }
         assert_eq!(*state.bytes(), [0xFF, 0]);
         let listed = ListedSpace { term: 2, holder: "c".into(), coordinator: 4, key, state, ..opened };
         assert_eq!(catalog.spaces[&7], listed);

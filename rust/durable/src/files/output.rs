@@ -52,6 +52,12 @@ impl Output {
         Ok(extent)
     }
 
+    /// Appends what `write` writes.
+    pub(crate) fn append(&mut self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+        let written = fail("snapshot_write").and_then(|()| write(&mut self.to));
+        written.map_err(|error| failed("write", &self.path, &error))
+    }
+
     /// Starts a background sync once `interval` bytes were written since the last one, so that the final sync
     /// has little left to do.
     pub(crate) fn sync_every(&mut self, interval: u64) -> Result<()> {

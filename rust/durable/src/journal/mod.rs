@@ -96,7 +96,7 @@ impl Journal {
         if let Some((last, end)) = found.last {
             Segment::reopen(&self.directory, last, end)?.end(&mut [], found.segment)?;
         }
-        let writer = self.start_writer(found.catalog, segment)?;
+        let writer = self.start_writer(found.catalog, segment, shard.meter().limit())?;
         *files = Some(JournalState {
             origin: found.origin,
             author,
@@ -138,8 +138,8 @@ impl Journal {
         Ok(())
     }
 
-    fn start_writer(&self, catalog: Catalog, segment: Segment) -> Result<JoinHandle<()>> {
-        let run = self.log.open(catalog, segment);
+    fn start_writer(&self, catalog: Catalog, segment: Segment, memory_limit: u64) -> Result<JoinHandle<()>> {
+        let run = self.log.open(catalog, segment, memory_limit);
         let thread = std::thread::Builder::new().name(format!("fastps-log-{}", self.settings.shard));
         let failed = |error| Error::new(Kind::Internal, format!("cannot start the log thread: {error}"));
         thread.spawn(run).map_err(failed)
@@ -172,10 +172,11 @@ impl Journal {
         self.log.syncs()
     }
 
-    /// The newest snapshot. `None`: there is none yet.
-    pub fn newest(&self) -> Option<Summary> {
+    /// The number of the newest snapshot, and its time in seconds since 1970. `None`: there is none yet.
+    pub fn newest(&self) -> Option<(u64, u64)> {
         let (number, _) = *self.files().as_ref()?.kept.back()?;
-        Generation::open(self.directory.path(), number).ok().map(|generation| generation.summary())
+        let generation = Generation::open_head(self.directory.path(), number).ok()?;
+        Some((number, generation.manifest.written))
     }
 
     /// From now on the log is too long beyond `times` the state (0: never); `alarmed` is called at that moment,

@@ -160,7 +160,7 @@ impl Journal {
     /// has no age.
     fn oldest_is_young(&self, kept: &KeptSnapshots) -> bool {
         let age = |number| {
-            let written = Generation::open(self.directory.path(), number).ok()?.summary().written;
+            let written = Generation::open_head(self.directory.path(), number).ok()?.manifest.written;
             SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_secs(written)).ok()
         };
         let keep_for = self.settings.keep_for;

@@ -52,14 +52,15 @@ impl Log {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the queue. Returns the function that the writing thread runs.
+    /// Opens the queue of a shard with this memory limit. Returns the function that the writing thread runs.
     pub(crate) fn open(
         self: &Arc<Self>,
         catalog: Catalog,
         segment: Segment,
+        memory_limit: u64,
     ) -> impl FnOnce() + Send + 'static {
         let mut queue = self.queue();
-        (queue.phase, queue.catalog) = (Phase::Open, catalog);
+        (queue.phase, queue.catalog, queue.most) = (Phase::Open, catalog, Queue::most_for(memory_limit));
         drop(queue);
         let log = self.clone();
         move || log.run(segment)
@@ -222,7 +223,7 @@ impl Log {
 
     /// Continues the log in another segment, which records whether it follows a gap. Returns the catalog at
     /// that point. Fails if there is a gap that the segment does not record.
-    pub(crate) fn switch(&self, segment: Segment, after_gap: bool) -> Result<Catalog> {
+    pub(crate) fn switch(&self, segment: Segment, after_gap: bool) -> Result<Arc<Catalog>> {
         let mut queue = self.queue();
         if !after_gap && let Some(why) = &queue.broken {
             return Err(why.clone());
@@ -235,7 +236,7 @@ impl Log {
         queue.next = Some((queue.pending.chunks.len(), segment));
         // Durability waiters must also wait for the switch: the previous segment is not complete before it.
         queue.queued += 1;
-        let catalog = queue.catalog.clone();
+        let catalog = Arc::new(queue.catalog.clone());
         drop(queue);
         self.work.notify_one();
         Ok(catalog)

@@ -7,8 +7,10 @@ use fastps_core::error::{Error, Kind};
 use std::collections::VecDeque;
 
 /// Back-pressure threshold: above this many unwritten bytes, streams should stop reading. It covers pauses in
-/// which the disk serves others.
+/// which the disk serves others. A shard of little memory has a smaller one: a part of its limit.
 pub(super) const MAX_QUEUED_BYTES: usize = 48 << 20;
+const MIN_QUEUED_BYTES: usize = 2 * EAGER_WRITE_BYTES;
+const QUEUED_PART_OF_LIMIT: u64 = 8;
 /// A chunk that holds this many bytes takes no further frames.
 pub(super) const CHUNK_BYTES: usize = 3 << 20;
 /// Maximum number of written chunks kept for reuse: fresh memory is slow to touch.
@@ -44,6 +46,8 @@ pub(super) struct PendingFrames {
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) phase: Phase,
+    /// The threshold of this shard.
+    pub(super) most: usize,
     pub(super) pending: PendingFrames,
     /// Bytes that the thread has taken but not written.
     pub(super) in_flight: usize,
@@ -96,8 +100,15 @@ impl Queue {
         self.next.is_some() || waited_for && self.pending.bytes > 0
     }
 
+    /// The most bytes that may wait on a shard with this memory limit.
+    pub(super) fn most_for(memory_limit: u64) -> usize {
+        let part = usize::try_from(memory_limit / QUEUED_PART_OF_LIMIT).unwrap_or(usize::MAX);
+        part.clamp(MIN_QUEUED_BYTES, MAX_QUEUED_BYTES)
+    }
+
     pub(super) fn is_full(&self) -> bool {
-        self.pending.bytes + self.in_flight >= MAX_QUEUED_BYTES
+        let waiting = self.pending.bytes + self.in_flight;
+        waiting > 0 && waiting >= self.most
     }
 
     /// Takes all pending frames for the thread to write.

@@ -4,7 +4,7 @@ use super::*;
 use crate::files::directory::Directory;
 use crate::frame::{Author, Origin};
 use crate::log::queue::{
-    CHUNK_BYTES, EAGER_WRITE_BYTES, IDLE_WRITE_BYTES, MAX_QUEUED_BYTES, MAX_SPARE_CHUNKS,
+    CHUNK_BYTES, EAGER_WRITE_BYTES, IDLE_WRITE_BYTES, MAX_QUEUED_BYTES, MAX_SPARE_CHUNKS, Queue,
 };
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};
@@ -29,7 +29,7 @@ fn durability_notice(log: &Log) -> Receiver<()> {
 fn unawaited_frames_are_written_when_callers_idle_or_much_is_pending() {
     let log = Log::new();
     // The thread does not run.
-    let _ = log.open(Catalog::default(), Segment::at("/dev/null"));
+    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), u64::MAX);
     let append = |bytes: usize| {
         log.queue().append(|to| {
             to.resize(to.len() + bytes, 0);
@@ -53,7 +53,7 @@ fn unawaited_frames_are_written_when_callers_idle_or_much_is_pending() {
 fn frames_queue_in_chunks_and_space_waiters_run_as_chunks_are_written() {
     let log = Log::new();
     // The thread does not run.
-    let _ = log.open(Catalog::default(), Segment::at("/dev/null"));
+    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), u64::MAX);
     let append = |bytes: usize| {
         log.append(|to| {
             to.resize(to.len() + bytes, 7);
@@ -102,7 +102,7 @@ fn a_full_disk_is_reported_and_a_snapshot_closes_the_gap() {
     let _ = std::fs::remove_dir_all(&path);
     let directory = Directory::open(&path).unwrap();
     let log = Log::new();
-    let thread = std::thread::spawn(log.open(Catalog::default(), Segment::at("/dev/full")));
+    let thread = std::thread::spawn(log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX));
     let first = durability_notice(&log);
     assert!(log.sync(log.position()).is_err());
     let error = log.check().unwrap_err();
@@ -137,7 +137,7 @@ fn a_gap_is_open_until_the_thread_has_left_the_unusable_segment() {
     let _ = std::fs::remove_dir_all(&path);
     let directory = Directory::open(&path).unwrap();
     let log = Log::new();
-    let run = log.open(Catalog::default(), Segment::at("/dev/full"));
+    let run = log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX);
     log.give_up(&Error::new(Kind::Unavailable, "the files are gone"));
     let origin = Origin { id: 1, shard: 0, shards: 1 };
     log.switch(Segment::create(&directory, 2, true, origin, Author::default()).unwrap(), true).unwrap();
@@ -154,4 +154,18 @@ fn a_gap_is_open_until_the_thread_has_left_the_unusable_segment() {
     log.close();
     thread.join().unwrap();
     std::fs::remove_dir_all(&path).unwrap();
+}
+
+#[test]
+fn a_shard_of_little_memory_queues_less() {
+    for (limit, most) in [(u64::MAX, MAX_QUEUED_BYTES), (128 << 20, 16 << 20), (0, 2 * EAGER_WRITE_BYTES)] {
+        assert_eq!(Queue::most_for(limit), most, "{limit}");
+    }
+    let log = Log::new();
+    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), 128 << 20);
+    log.append(|to| {
+        to.resize(16 << 20, 1);
+        true
+    });
+    assert!(log.is_full());
 }

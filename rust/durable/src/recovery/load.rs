@@ -1,5 +1,6 @@
 //! Loading the newest intact snapshot, and checking that all files are of one history.
 
+use crate::catalog::Catalog;
 use crate::files::damage::Unusable;
 use crate::frame::Origin;
 use crate::log::scan::count_pushes;
@@ -12,6 +13,7 @@ use crate::snapshot::manifest::Manifest;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::identity::Remembered;
 use fastps_core::tensor::SliceId;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Recovery<'_> {
@@ -19,16 +21,22 @@ impl Recovery<'_> {
     pub(super) fn load(&mut self, numbers: &[u64]) -> Result<KeptSnapshots> {
         let (mut kept, mut damaged, mut manifests) = (KeptSnapshots::new(), Vec::new(), Vec::new());
         for number in numbers.iter().rev() {
-            let opened = Generation::open(self.directory.path(), *number);
             // Older snapshots are opened, and read only if needed.
+            let open = if kept.is_empty() { Generation::open } else { Generation::open_head };
+            let opened = open(self.directory.path(), *number);
             let whole = match opened {
                 Ok(generation) if kept.is_empty() => self.load_generation(&generation).map(|()| generation),
                 opened => opened,
             };
             match whole {
-                Ok(generation) => {
-                    kept.push_front((*number, generation.manifest.log));
-                    manifests.push(generation.manifest);
+                Ok(Generation { mut manifest, .. }) => {
+                    // Catalogs are large, and only that of the newest snapshot is used.
+                    let catalog = std::mem::take(&mut manifest.catalog);
+                    if kept.is_empty() && self.shard.is_some() {
+                        self.catalog = Arc::unwrap_or_clone(catalog);
+                    }
+                    kept.push_front((*number, manifest.log));
+                    manifests.push(manifest);
                 }
                 Err(Unusable::Failed(error)) => return Err(error),
                 Err(Unusable::Damaged(why)) => damaged.push((*number, why)),
@@ -117,7 +125,7 @@ impl Recovery<'_> {
         self.check_origin(generation.manifest.origin())?;
         let catalog = &generation.manifest.catalog;
         let Some(shard) = self.shard else {
-            self.catalog = catalog.clone();
+            self.catalog = Catalog::clone(catalog);
             self.gone.clone_from(&generation.manifest.gone);
             return Ok(());
         };
@@ -137,7 +145,6 @@ impl Recovery<'_> {
             return Err(unusable);
         }
         self.growth.state = Some(generation.summary().bytes);
-        self.catalog = catalog.clone();
         self.gone.clone_from(&generation.manifest.gone);
         self.origin = Some(generation.manifest.origin());
         Ok(())

@@ -110,7 +110,7 @@ pub(crate) fn catalog(directory: &Directory, settings: &Settings) -> Result<Cata
 /// The shard that a directory belongs to, if its files say so.
 pub(crate) fn origin(directory: &Directory) -> Result<Option<Origin>> {
     for number in directory.generations()?.into_iter().rev() {
-        match Generation::open(directory.path(), number) {
+        match Generation::open_head(directory.path(), number) {
             Ok(generation) => return Ok(Some(generation.manifest.origin())),
             Err(Unusable::Damaged(_)) => {}
             Err(Unusable::Failed(error)) => return Err(error),

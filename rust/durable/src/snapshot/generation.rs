@@ -44,25 +44,41 @@ pub struct Summary {
 impl Generation {
     /// Reads the manifest, and checks that all files exist with their full length.
     pub(crate) fn open(directory: &Path, number: u64) -> Result<Self, Unusable> {
+        Self::open_with(directory, number, Manifest::read)
+    }
+
+    /// The same without the catalog, which is empty then.
+    pub(crate) fn open_head(directory: &Path, number: u64) -> Result<Self, Unusable> {
+        Self::open_with(directory, number, Manifest::read_head)
+    }
+
+    fn open_with(
+        directory: &Path,
+        number: u64,
+        read: impl FnOnce(&Path) -> std::io::Result<Option<Manifest>>,
+    ) -> Result<Self, Unusable> {
         let path = generation_in(directory, number);
         let name = path.join(MANIFEST);
         let damaged = |why: &str| Err(Unusable::Damaged(format!("{} {why}", name.display())));
-        let text = match std::fs::read(&name) {
-            Ok(text) => text,
+        let manifest = match read(&name) {
+            Ok(Some(manifest)) => manifest,
+            Ok(None) => return damaged("is damaged: its checksum is wrong"),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return damaged("is missing"),
             Err(error) => return Err(failed("read", &name, &error).into()),
-        };
-        let Some(manifest) = Manifest::parse(&text) else {
-            return damaged("is damaged: its checksum is wrong");
         };
         frame::check_format(manifest.format, &name.display().to_string())?;
         if manifest.generation != number {
             return damaged(&format!("is the manifest of generation {}", manifest.generation));
         }
+        Self::of(path, manifest)
+    }
+
+    /// The snapshot with this manifest; checks that all files exist with their full length.
+    pub(super) fn of(path: PathBuf, manifest: Manifest) -> Result<Self, Unusable> {
         let generation = Self { path, manifest };
         for file in FILES {
             let Some(written) = generation.manifest.files.get(file) else {
-                return damaged(&format!("does not list {file}"));
+                return generation.damaged(MANIFEST, &format!("does not list {file}"));
             };
             let path = generation.path.join(file);
             match std::fs::metadata(&path) {

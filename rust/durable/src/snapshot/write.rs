@@ -29,7 +29,7 @@ const SYNC_INTERVAL_WITH_LOG_BYTES: u64 = 8 << 20;
 pub(crate) struct SnapshotInput<'a> {
     /// Looks up a slice of the catalog. `None`: it was freed meanwhile.
     pub(crate) slice: &'a dyn Fn(SliceId) -> Option<Arc<Slice>>,
-    pub(crate) catalog: Catalog,
+    pub(crate) catalog: Arc<Catalog>,
     pub(crate) origin: Origin,
     pub(crate) author: Author,
     /// The first log segment after the snapshot.
@@ -53,21 +53,24 @@ pub(crate) fn write(
     remove(&folder)?;
     std::fs::create_dir(&folder).map_err(|error| failed("create", &folder, &error))?;
     reach("snapshot_create");
-    let written = write_into(&folder, number, input, after_last_slice).and_then(|()| {
-        let name = directory.generation(number);
+    let name = directory.generation(number);
+    let written = write_into(&folder, number, input, after_last_slice).and_then(|manifest| {
         // Another server may own the directory by now.
         let renamed = fail("snapshot_rename").and_then(|()| directory.lock().check());
         let renamed = renamed.and_then(|()| std::fs::rename(&folder, &name));
         renamed.map_err(|error| failed("rename", &folder, &error))?;
         reach("snapshot_renamed");
-        sync_directory(directory.path())
+        sync_directory(directory.path())?;
+        Ok(manifest)
     });
-    if let Err(error) = written {
-        // The next start would remove it, but it occupies disk space until then.
-        let _ = remove(&folder);
-        return Err(error);
+    match written {
+        Ok(manifest) => Ok(Generation::of(name, manifest)?),
+        Err(error) => {
+            // The next start would remove it, but it occupies disk space until then.
+            let _ = remove(&folder);
+            Err(error)
+        }
     }
-    Ok(Generation::open(directory.path(), number)?)
 }
 
 fn write_into(
@@ -75,7 +78,7 @@ fn write_into(
     number: u64,
     input: &SnapshotInput<'_>,
     after_last_slice: impl FnOnce(),
-) -> Result<()> {
+) -> Result<Manifest> {
     let slices = in_order(&input.catalog);
     let mut files = SliceFiles::create(folder, &slices)?;
     let seen = write_slices(&slices, input, &mut files)?;
@@ -84,9 +87,10 @@ fn write_into(
     let manifest = manifest(number, input, files, seen);
     reach("snapshot_manifest");
     let mut file = Output::create(&folder.join(MANIFEST))?;
-    file.write(&manifest.text()?)?;
+    manifest.write(&mut file)?;
     file.finish()?;
-    sync_directory(folder)
+    sync_directory(folder)?;
+    Ok(manifest)
 }
 
 /// What was found while the slices were written.

@@ -97,7 +97,7 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
         Segment::create(&directory, FIRST_NUMBER, false, origin, author)?;
         let subject = SnapshotInput {
             slice: &|id| slices.get(&id).cloned(),
-            catalog,
+            catalog: catalog.into(),
             origin,
             author,
             log: FIRST_NUMBER,

@@ -116,8 +116,8 @@ impl Source {
             let Some(generation) = generations.iter().find(|one| id_of(one) == Some(cut)) else { continue };
             let core = empty(shard, &shard_folder(data_dir, shard))?;
             generation.load(&core, |_, _| ()).map_err(|error| Error::from(error).shard(shard))?;
-            let catalog = generation.manifest.catalog.clone().identified(shard, generation.manifest.id);
-            source.shards.push((core, catalog));
+            let catalog = Catalog::clone(&generation.manifest.catalog);
+            source.shards.push((core, catalog.identified(shard, generation.manifest.id)));
             if let (0, Some(cut)) = (shard, &generation.manifest.cut) {
                 source.note_what_is_in_no_cut(&cut.group);
             }

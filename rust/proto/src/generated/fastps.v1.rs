@@ -531,7 +531,7 @@ pub struct SettleRequest {
     /// The space whose entry in the list of shard 0 the answer has. Unset (0): none.
     #[prost(fixed64, tag = "7")]
     pub describe_space: u64,
-    /// A client says that it is the coordinator of a space. Unset: nobody does.
+    /// A client says that it is the coordinator of a space. Unset: no client does.
     #[prost(message, optional, tag = "8")]
     pub seat: ::core::option::Option<SeatClaim>,
     /// The answer lists the tensors with slices on this shard. Unset: it lists none.
@@ -866,7 +866,7 @@ pub struct OpenSpaceRequest {
     #[prost(string, repeated, tag = "4")]
     pub vectors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Milliseconds that the space is kept after its coordinator has gone; the server caps it at 86,400,000 (a day). A space
-    /// whose seat nobody has taken ends with the session of the client that opened it.
+    /// whose seat no client has taken ends with the session of the client that opened it.
     #[prost(uint64, tag = "5")]
     pub keep_for_ms: u64,
     /// This shard's slices of the tensors.

@@ -159,7 +159,7 @@ impl Files {
         }
         tracing::info!(shard = shard.index(), ms = begin.elapsed().as_millis() as u64, "recovered: {report}");
         if let Some(newest) = journal.newest() {
-            snapshots.count(Some((newest.generation, newest.written)));
+            snapshots.count(Some(newest));
         }
         Ok(journal.catalog())
     }

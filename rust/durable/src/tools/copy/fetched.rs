@@ -1,5 +1,6 @@
 //! Building a data directory from fetched copies.
 
+use crate::catalog::Catalog;
 use crate::files::directory::Directory;
 use crate::files::io::{failed, sync_directory};
 use crate::files::names::{generation_in, shard_folder};
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A data directory built from fetched snapshots, one per shard. It appears when all of it is durable; on
 /// failure, nothing is left.
@@ -50,7 +52,8 @@ impl Fetched {
     /// its own, which remembers the folder that it was copied from.
     pub fn complete(&mut self, described: &Described, folder: &str) -> Result<()> {
         let mut manifest = described.manifest.clone();
-        manifest.catalog = manifest.catalog.identified(manifest.shard, manifest.id);
+        let catalog = Catalog::clone(&manifest.catalog).identified(manifest.shard, manifest.id);
+        manifest.catalog = Arc::new(catalog);
         manifest.id = random_id()?;
         let author = Author { incarnation: random_id()?, predecessor: 0 };
         (manifest.incarnation, manifest.predecessor) = (author.incarnation, author.predecessor);
