@@ -726,8 +726,8 @@ def connect(
 
     Args:
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others. Or the result of `fastps.serve`, which then runs as long as this client exists,
-            or a port of this machine, such as 7070.
+            the others, each at the address that it reports. Or the result of `fastps.serve`, which then runs
+            as long as this client exists, or a port of this machine, such as 7070.
             ``"unix:///path"`` is a server on this machine that listens on this path (``--listen-unix``); it
             is used only through that socket, without TLS. Shards that are not listed are reached over TCP, so
             list the sockets of all.

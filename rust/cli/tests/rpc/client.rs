@@ -3,7 +3,7 @@
 
 use crate::authors::World;
 use crate::cluster::Cluster;
-use crate::ledger::{Ledger, SLICE, TENSORS, Tensor, floats, until};
+use crate::ledger::{SLICE, TENSORS, Tensor, floats, until};
 use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions};
 use fastps_core::codec::{Codec, ErrorFeedback};

@@ -142,14 +142,12 @@ impl Node {
         }
         let claim = pb::SeatClaim { space: space.0, term, secret_hash: key.to_vec().into() };
         let question = pb::SettleRequest { seat: Some(claim), ..Default::default() };
-        let verdict = self.ask_first_for(question).await?.seat.unwrap_or_default();
-        match verdict.refusal {
-            Some(refusal) => Err(convert::error_from_refusal(refusal)),
-            None => {
-                self.space_table.confirm(space, (term, key));
-                Ok(())
-            }
+        let told = self.ask_first_for(question).await?;
+        if let Some(refusal) = told.seat.and_then(|verdict| verdict.refusal) {
+            return Err(convert::error_from_refusal(refusal));
         }
+        self.space_table.confirm(space, (term, key));
+        Ok(())
     }
 
     /// Whether what another shard's client says of itself is true; only shard 0 knows.
@@ -166,7 +164,9 @@ impl Node {
     /// The client gives up its seats and its replicas leave.
     pub(crate) fn leave_spaces(&self, client: u64) -> Result<()> {
         let vacated = self.spaces()?.forget_client(client);
-        vacated.into_iter().for_each(|space| self.files.note(|| Event::SeatLeft(space.0)));
+        for space in vacated {
+            self.files.note(|| Event::SeatLeft(space.0));
+        }
         Ok(())
     }
 

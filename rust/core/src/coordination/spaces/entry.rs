@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) enum AskedBatch {
     /// Too few replicas are present.
     Waits(BatchTask),
-    Begun(Batch),
+    Begun(Box<Batch>),
 }
 
 impl AskedBatch {
@@ -149,7 +149,7 @@ impl SpaceEntry {
             && self.replicas.len() as u64 >= task.min_replicas
         {
             let replicas: Vec<_> = self.replicas.keys().copied().collect();
-            self.round = Some(AskedBatch::Begun(Batch::new(task, &replicas)));
+            self.round = Some(AskedBatch::Begun(Box::new(Batch::new(task, &replicas))));
         }
         let waiting = self.replicas.iter().filter(|(_, replica)| replica.waiter.is_some());
         for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -239,7 +239,9 @@ impl SpaceEntry {
             }
         }
         if !gone.is_empty() {
-            gone.into_iter().for_each(|id| self.leave(id));
+            for id in gone {
+                self.leave(id);
+            }
             self.settle();
         }
     }
