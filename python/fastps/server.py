@@ -82,8 +82,8 @@ def serve(
 
     Args:
         shards: Number of shards in this process.
-        listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each. A name
-            with several addresses, such as ``localhost``, is listened on at all of them, on one port.
+        listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
+            A name with several addresses, such as ``localhost``, is listened on at all of them, on one port.
             Port 0 is any free port.
         memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
             machine, or of the smallest limit of the control groups around this process.

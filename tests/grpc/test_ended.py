@@ -13,7 +13,7 @@ import pytest
 from foreign_client import TIMEOUT, ForeignClient, Message, Refused, Stubs
 from samples import SMALL
 
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.servers import ServerProcess, free_ports
 
 PUSHES = 20
 

@@ -14,7 +14,7 @@ import pytest
 from foreign_client import ForeignClient, Refused, Stubs
 
 import fastps
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.servers import ServerProcess, free_ports
 
 PATIENT = 120.0
 LIMIT = 24 << 20

@@ -14,7 +14,9 @@ import numpy as np
 import fastps
 
 #: `make live-check` names another one.
-FILE = Path(os.environ.get("FASTPS_LIVE_MODULE") or Path(fastps.__file__).parent / "commands/live/page/fastps.wasm")
+FILE = Path(
+    os.environ.get("FASTPS_LIVE_MODULE") or Path(fastps.__file__).parent / "commands/live/page/fastps.wasm"
+)
 
 
 class Module:

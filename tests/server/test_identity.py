@@ -16,7 +16,7 @@ import pytest
 
 import fastps
 import fastps.optimize
-from fastps._shared.servers import free_ports
+from fastps.commands.kit.servers import free_ports
 
 ONES = np.ones(8, np.float32)
 SGD = fastps.SGD(lr=1.0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps._shared.servers import free_ports
+from fastps.commands.kit.servers import free_ports
 
 N = 600_000  # three slices
 SGD = fastps.SGD(lr=1.0)

@@ -15,7 +15,7 @@ import pytest
 import fastps
 import fastps.optimize
 import grpc
-from fastps._shared.servers import ServerProcess, free_ports
+from fastps.commands.kit.servers import ServerProcess, free_ports
 
 #: The client's timeout, and the calls' own; the time that they really take is far from both on any machine.
 LONG, SHORT, SOON = 300.0, 1.0, 100.0
