@@ -45,6 +45,11 @@ MUTANTS = {
     "lock_not_retaken": "a server whose folder is made again goes on there without a lock",
     "resend_as_new": "a frame is sent again under a new identity",
     "loss_swallowed": "what a restart lost is counted, and no call tells it",
+    "seat_for_all": "whoever knows the number of a space may command it",
+    "work_unbounded": "a program may be any work",
+    "free_pusher_bound": "a client that pushes without a place is bound by a synchronous worker",
+    "hold_unbounded": "writes are held for as long as a call asks for",
+    "ended_forgotten": "a session that has ended may begin again",
 }
 
 

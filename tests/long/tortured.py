@@ -23,6 +23,12 @@ TORTURED = {
     "loss_swallowed": ("--profile", "crash", "--ack", "applied"),
     "entry_not_charged": ("--profile", "hostile", "--ack", "logged"),
     "lease_never_expires": ("--profile", "crash", "--ack", "logged"),
+    "flight_not_noted": ("--profile", "crash", "--ack", "logged"),
+    "seat_for_all": ("--profile", "hostile", "--ack", "logged"),
+    "work_unbounded": ("--profile", "hostile", "--ack", "logged"),
+    "free_pusher_bound": ("--profile", "hostile", "--ack", "logged"),
+    "hold_unbounded": ("--profile", "hostile", "--ack", "logged"),
+    "ended_forgotten": ("--profile", "hostile", "--ack", "logged"),
 }
 """The options of the run for each fault; they inject as few other faults as possible."""
 
@@ -33,6 +39,12 @@ EXPECTED = {
     "loss_swallowed": {"told"},
     "entry_not_charged": {"budget"},
     "lease_never_expires": {"budget"},
+    "flight_not_noted": {"ledger"},
+    "seat_for_all": {"strangers"},
+    "work_unbounded": {"strangers"},
+    "free_pusher_bound": {"strangers"},
+    "hold_unbounded": {"strangers"},
+    "ended_forgotten": {"strangers"},
 }
 """Invariants of which one must be violated."""
 

@@ -2,6 +2,7 @@
 //! come back. The oldest are forgotten, after a week at the latest.
 
 use fastps_core::error::Result;
+use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_durable::Ended;
 use std::collections::{HashSet, VecDeque};
@@ -69,7 +70,7 @@ impl EndedSessions {
     }
 
     pub(super) fn contains(&self, client: u64) -> bool {
-        self.known.contains(&client)
+        self.known.contains(&client) && !fault("ended_forgotten")
     }
 }
 

@@ -5,6 +5,7 @@
 //! pulls before that write are answered.
 
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::fault::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,7 +65,8 @@ impl Gate {
         drop(times);
         let gate = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(hold.min(MAX_HOLD)).await;
+            let most = if fault("hold_unbounded") { hold } else { MAX_HOLD };
+            tokio::time::sleep(hold.min(most)).await;
             gate.open(cut);
         });
         Ok(())

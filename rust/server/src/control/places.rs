@@ -3,6 +3,7 @@
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::fault::fault;
 use fastps_core::mode::{Joined, Mode, PlaceRequest};
 use fastps_durable::{Event, Member};
 use fastps_proto::v1 as pb;
@@ -94,7 +95,7 @@ fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
 /// retrying, since a client that pushes no more is free.
 fn check_free(node: &Node, (group, client): (u32, u64), seat: &PlaceRequest, now: Instant) -> Result<()> {
     let groups = node.shard.groups();
-    if !matches!(seat.mode, Mode::Sync(_)) || groups.mode(group).is_some() {
+    if !matches!(seat.mode, Mode::Sync(_)) || groups.mode(group).is_some() || fault("free_pusher_bound") {
         return Ok(());
     }
     let Some(name) = node.sessions.free_pusher(group, client, now) else { return Ok(()) };

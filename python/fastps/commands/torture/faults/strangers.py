@@ -107,7 +107,7 @@ def _join(addresses: Addresses, args: Args) -> dict[str, Any]:
         ones = np.ones(10, np.float32)
         own.push(name, ones)
         with contextlib.suppress(fastps.FastpsError):
-            other._native.join(name, fastps.Sync(workers=3)._binding(), None, "stranger", TIMEOUT)
+            other._native.join(name, fastps.Sync(workers=3)._binding(), None, "stranger", 1.0)
         refused = not _refused(lambda: own.push(name, ones))
     return {"refused": refused}
 
