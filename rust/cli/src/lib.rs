@@ -30,8 +30,8 @@ struct ServeArgs {
     /// Number of shards in this process, on consecutive ports.
     #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
     shards: u32,
-    /// Addresses to listen on: one per shard, or only the first one's; port 0 takes any free port. A name that
-    /// has several addresses, such as localhost, is listened on at all of them.
+    /// Addresses to listen on: one per shard, or only the first one's; port 0 takes any free port. A name
+    /// stands for all its addresses.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7070", env = "FASTPS_LISTEN")]
     listen: Vec<String>,
     /// Also listen on Unix sockets at these paths, one per shard.

@@ -2,7 +2,7 @@
 //! native and on plain connections, before and after a kill of the server.
 
 use crate::durable::{self, Served};
-use crate::ledger::{PATIENT, gradient, until};
+use crate::ledger::{PATIENT, gradient};
 use crate::peer::{Answers, EXCHANGE, call_as, connect, message};
 use crate::proxy::Proxies;
 use crate::stubs::{CLIENT, Shard, bytes, error, hello, push, start, timed};
@@ -11,6 +11,7 @@ use fastps_client::Ack;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::verbs::PushError;
 use fastps_core::verbs::prelude::*;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Answer, Read, Route};
@@ -116,10 +117,10 @@ async fn neither_statistics_nor_debug_output_tell_an_incarnation() {
     drop(server);
 }
 
-/// A server that restarts without its state accepts any incarnation from any client. If a stranger took a
-/// client's incarnation, the client takes another.
+/// A server that restarts without its state accepts any incarnation from any client. A client whose
+/// incarnation a stranger took learns that its tensors are gone.
 #[test]
-fn a_client_whose_incarnation_was_taken_goes_on_under_another() {
+fn a_client_whose_incarnation_was_taken_is_fenced() {
     // The stranger's session does not expire during the test.
     const LONG: [&str; 2] = ["--lease-ms", "3600000"];
     let mut served = Served::new(1);
@@ -148,7 +149,7 @@ fn a_client_whose_incarnation_was_taken_goes_on_under_another() {
         }
     });
     proxies.set_down(false);
-    until("the client has a session again", || register().is_ok());
-    client.push(&[gradient("w", vec![-1.0; 3])], &durable::options(PATIENT)).unwrap();
-    assert_eq!(durable::pull(&client, "w"), [1.0; 3]);
+    assert_eq!(register().unwrap_err().kind, Kind::Fenced);
+    let error = client.push(&[gradient("w", vec![-1.0; 3])], &durable::options(PATIENT)).unwrap_err();
+    assert!(matches!(&error, PushError::Refused(error) if error.kind == Kind::Fenced), "{error:?}");
 }

@@ -46,7 +46,7 @@ pub(crate) struct Who<'a> {
     pub(crate) ack: Ack,
     /// How long the server may take.
     pub(crate) within: Duration,
-    /// To whom; `None`: to whoever is there.
+    /// The addressee; `None`: any server at the address.
     pub(crate) to: Option<Addressee>,
 }
 

@@ -1,11 +1,11 @@
 //! The end of a client: a server has turned out not to have the client's tensors any more. From then on every
-//! call fails, also one that would begin anew: what the client has and what the servers have belong to
-//! different trainings. A new client begins anew on purpose.
+//! call fails, `register` too: what the client has and what the servers have belong to different trainings. A
+//! new client begins another one on purpose.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::OnceLock;
 
-/// What a client is told once its tensors are gone.
+/// The reason of a client's end, once there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Fence(OnceLock<Error>);
 
