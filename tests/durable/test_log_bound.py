@@ -16,8 +16,8 @@ import fastps
 N = 100_000
 GRADIENT = np.full(N, -1.0, np.float32)
 STATE = 4 * N
-#: Where pushes are refused: twice the bound and 16 MiB. The log has as much between the two snapshots that
-#: are kept, behind the newest, and while the next one is written.
+#: Pushes are refused at twice the bound and 16 MiB. The log has as much between the two snapshots that are
+#: kept, behind the newest, and while the next one is written.
 MOST = 3 * (2 * 4 * STATE + (16 << 20)) + (1 << 20)
 PUSHES = 400
 

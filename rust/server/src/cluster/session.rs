@@ -313,8 +313,8 @@ impl Sessions {
         let recent = |(other, at): &&(u64, Instant)| {
             *other != client && now.saturating_duration_since(*at) <= self.lease
         };
-        let last = table.pushers.get(&group)?.iter().flatten().filter(recent);
-        last.filter_map(|(other, _)| table.live.get(other)).next().map(|session| session.name.clone())
+        let mut last = table.pushers.get(&group)?.iter().flatten().filter(recent);
+        last.find_map(|(other, _)| table.live.get(other)).map(|session| session.name.clone())
     }
 
     /// Counts frames, or parts of them, that were applied.

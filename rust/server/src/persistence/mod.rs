@@ -99,7 +99,7 @@ impl Files {
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
         let copies = config.copy_to.is_some().then(Made::none);
         let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
-        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, writing, copies }))))
+        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies, writing }))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
