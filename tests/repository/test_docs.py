@@ -63,8 +63,8 @@ def free_port() -> int:
 
 def on_this_machine(commands: str) -> str:
     """The commands of a page with its example addresses replaced by free ones of this machine."""
-    for host in ("host-a:7070", "host-b:7070", "host-c:7070", "host-d:7070"):
-        commands = commands.replace(host, f"127.0.0.1:{free_port()}")
+    for letter in "abcdef":
+        commands = commands.replace(f"host-{letter}:7070", f"127.0.0.1:{free_port()}")
     return re.sub(r"serve --shards \d", r"\g<0> --listen 127.0.0.1:0", commands)
 
 

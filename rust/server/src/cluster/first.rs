@@ -17,6 +17,9 @@ use tonic::transport::Channel;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// When to try again what shard 0 had to be asked for.
 const RETRY_AFTER_MS: u64 = 500;
+/// What may be wrong where TLS refuses.
+const SERVERS_TRUST: &str = "servers trust the CAs of --tls-ca or, without it, those behind their own \
+                             certificate in --tls-cert, and check the name of shard 0 in --cluster";
 
 /// The way to shard 0 from another one.
 #[derive(Debug)]
@@ -52,7 +55,11 @@ impl There {
         question.set_timeout(ANSWER_TIMEOUT);
         let late = |_| Error::new(Kind::Deadline, format!("{} did not answer in time", self.address));
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, control.settle(question)).await.map_err(late)?;
-        answer.map(tonic::Response::into_inner).map_err(|status| convert::error_from_status(&status))
+        answer.map(tonic::Response::into_inner).map_err(|status| {
+            let mut error = convert::error_from_status(&status);
+            error.message = format!("{}: {}", self.address, error.message);
+            error
+        })
     }
 }
 
@@ -82,11 +89,16 @@ impl Node {
         }
     }
 
-    /// The same for a client that waits for it.
+    /// The same for a client that waits for it. What TLS refuses, it will refuse again: the client need not
+    /// wait.
     pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         self.ask_first(question).await.map_err(|error| {
-            let why = format!("shard 0 could not be asked: {error}");
-            Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS)
+            tracing::warn!(shard = self.index(), %error, "shard 0 does not answer");
+            let why = format!("shard {} cannot ask shard 0: {error}", self.index());
+            match error.kind {
+                Kind::Denied => Error::new(Kind::Denied, format!("{why}; {SERVERS_TRUST}")),
+                _ => Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS),
+            }
         })
     }
 

@@ -155,9 +155,10 @@ impl Opening {
 
 /// The handshake; `None`: it failed, and the client was told why.
 async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
+    let peer = tcp.peer_addr().map_or_else(|_| "unknown".to_owned(), |peer| peer.ip().to_string());
     let failed = |error: &dyn std::fmt::Display| {
         node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(shard = node.index(), %error, "a TLS handshake failed");
+        tracing::warn!(shard = node.index(), %peer, %error, "a TLS handshake failed");
     };
     if first != tls::HANDSHAKE_RECORD {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
