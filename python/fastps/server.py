@@ -85,7 +85,7 @@ def serve(
         listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
             Port 0 is any free port.
         memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
-            machine or container.
+            machine, or of the smallest limit of the control groups around this process.
         lease: Seconds of silence after which a client's session ends.
         tls_cert: Use TLS with this certificate (PEM), followed by its issuers.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.

@@ -43,7 +43,7 @@ struct ServeArgs {
     #[arg(long, env = "FASTPS_ADVERTISE")]
     advertise: Option<String>,
     /// Memory limit for tensors, readers and connections: 4GiB, 500MB or a number of bytes [default: 80 % of
-    /// the machine's memory].
+    /// the machine's memory, or of the smallest limit of its control groups].
     #[arg(long, value_parser = parse_bytes, env = "FASTPS_MEMORY_LIMIT")]
     memory_limit: Option<u64>,
     /// Milliseconds a client may be silent before its session ends.

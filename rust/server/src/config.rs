@@ -1,5 +1,7 @@
 //! The settings of a server: where it listens, which cluster it belongs to, and its limits.
 
+use crate::human;
+use crate::machine_memory::MachineMemory;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
 use fastps_core::record::Sink;
@@ -8,12 +10,14 @@ use fastps_transport::unix::SOCKET_PREFIX;
 use fastps_transport::unix::SocketFile;
 use fastps_transport::wire::{DEFAULT_SPIN, Spin};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Most shards of one process.
 const MAX_SHARDS: u32 = 256;
+/// The rest is for other processes, and for what the allocator keeps.
+const DEFAULT_PERCENT_OF_MEMORY: u64 = 80;
 
 /// Settings of one server process.
 #[derive(Clone, Debug)]
@@ -34,7 +38,7 @@ pub struct ServerConfig {
     /// How long a registration may be silent.
     pub reservation_lease: Duration,
     /// Limit on the bytes of this process, for tensors, readers and connections; `None`: 80 % of the memory
-    /// of the machine or cgroup.
+    /// of the machine, or of the smallest limit of the control groups around this process.
     pub memory_limit: Option<u64>,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
@@ -233,9 +237,20 @@ impl ServerConfig {
         (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }
 
-    /// Bytes that each of `shards` shards may take.
+    /// Bytes that each of `shards` shards may take; logs what they come from, unless they are a setting.
     pub(crate) fn memory_per_shard(&self, shards: usize) -> u64 {
-        self.memory_limit.unwrap_or_else(|| machine_memory() / 10 * 8) / shards.max(1) as u64
+        let limit = self.memory_limit.unwrap_or_else(|| {
+            let MachineMemory { bytes, source } = MachineMemory::read(Path::new("/"));
+            let limit = bytes / 100 * DEFAULT_PERCENT_OF_MEMORY;
+            let (taken, all) = (human::size(limit), human::size(bytes));
+            let source = source.display();
+            tracing::info!(
+                "the memory limit is {taken}: {DEFAULT_PERCENT_OF_MEMORY} % of {all}, according to {source}; \
+                 --memory-limit sets another"
+            );
+            limit
+        });
+        limit / shards.max(1) as u64
     }
 }
 
@@ -246,19 +261,6 @@ fn resolve(address: &str) -> Result<SocketAddr> {
     found
         .next()
         .ok_or_else(|| config("the address to listen on cannot be resolved").expected("host:port", address))
-}
-
-/// The memory of the machine, or of the cgroup if that has less.
-fn machine_memory() -> u64 {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let meminfo = read("/proc/meminfo");
-    let kib =
-        meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")).and_then(|l| l.trim().strip_suffix("kB"));
-    let machine = kib.and_then(|kib| kib.trim().parse::<u64>().ok()).map_or(4 << 30, |kib| kib << 10);
-    ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
-        .into_iter()
-        .filter_map(|path| read(path).trim().parse::<u64>().ok())
-        .fold(machine, u64::min)
 }
 
 #[cfg(test)]

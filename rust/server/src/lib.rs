@@ -14,6 +14,7 @@ mod connection;
 mod control;
 mod data;
 pub mod human;
+mod machine_memory;
 mod persistence;
 pub mod server;
 
