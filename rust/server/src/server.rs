@@ -97,7 +97,8 @@ impl Server {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog, Instant::now())?;
             restore_places(&core, &catalog);
-            let reservations = Reservations::new(config.reservation_lease, files.clone());
+            let reservations =
+                Reservations::new(config.reservation_lease, config.room_for_workers, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
             let map = if shard.index == 0 {
                 let map = Map::new(cluster.len(), core.meter().clone(), config.reservation_lease);
