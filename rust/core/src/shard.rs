@@ -180,15 +180,19 @@ impl Shard {
         Ok(())
     }
 
+    /// The memory that these slices of a tensor need. Indices that the tensor does not have need none.
+    pub fn memory_for(spec: &TensorSpec, slices: impl IntoIterator<Item = usize>) -> u64 {
+        let there = slices.into_iter().filter(|index| *index < spec.slice_count());
+        there.map(|index| Slice::memory_for(spec, spec.slice_range(index).len())).sum()
+    }
+
     /// Takes the memory that these slices of a tensor need.
     pub(crate) fn take_memory(
         &self,
         spec: &TensorSpec,
         slices: impl IntoIterator<Item = usize>,
     ) -> Result<Charge> {
-        let bytes = |index| Slice::memory_for(spec, spec.slice_range(index).len());
-        let needed = slices.into_iter().map(bytes).sum();
-        let taken = self.meter.take(Purpose::Slices, needed);
+        let taken = self.meter.take(Purpose::Slices, Self::memory_for(spec, slices));
         taken.map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))
     }
 

@@ -41,6 +41,8 @@ pub struct ServerConfig {
     /// Limit on the bytes of this process, for tensors, readers and connections; `None`: 80 % of the memory
     /// of the machine, or of the smallest limit of the control groups around this process.
     pub memory_limit: Option<u64>,
+    /// Workers for which tensors must leave room in the memory of each shard.
+    pub room_for_workers: u64,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
     /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
@@ -87,6 +89,7 @@ impl Default for ServerConfig {
             lease: Duration::from_secs(10),
             reservation_lease: Duration::from_secs(30),
             memory_limit: None,
+            room_for_workers: 16,
             tls: TlsFiles::default(),
             local: false,
             insecure: false,

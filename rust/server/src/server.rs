@@ -100,7 +100,8 @@ impl Server {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog, Instant::now())?;
             restore_places(&core, &catalog);
-            let reservations = Reservations::new(config.reservation_lease, files.clone());
+            let reservations =
+                Reservations::new(config.reservation_lease, config.room_for_workers, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
             let server = files.incarnation().map_or_else(random, Ok)?;
             let membership = membership(shard.index, server, catalog.cluster_id, config.accept_loss);

@@ -1,8 +1,9 @@
 //! The memory budget of one connection.
 //!
 //! A peer may send what its window grants without being asked. Here those bytes stay in the socket until
-//! their memory is charged: an idle connection reads a few small messages and charges the rest before it
-//! reads on. It returns that memory when it has been quiet for a while and everything received is used and
+//! their memory is charged: an idle connection reads a few small messages, and one that works charges what
+//! has come and is not used. The charge grows with the most that was needed at once, up to the whole window.
+//! It is returned when the connection has been quiet for a while and everything received is used and
 //! answered.
 
 use fastps_core::error::Result;
@@ -13,6 +14,10 @@ use std::time::{Duration, Instant};
 
 /// What a connection takes at rest: its state, its buffers, and what it may read.
 pub const AT_REST_BYTES: u64 = 48 << 10;
+/// What a connection that works takes beside what it receives: for HTTP/2 and for short calls.
+pub const WORK_BYTES: u64 = 128 << 10;
+/// What an answer takes that waits to be sent; its values stay in their slice.
+pub const OWED_ANSWER_BYTES: usize = 256;
 /// What a connection reads at rest.
 const READ_AT_REST_BYTES: usize = 8 << 10;
 /// After so long without a byte, everything that was received is used.
@@ -25,9 +30,13 @@ const REST_AFTER: Duration = Duration::from_secs(5);
 pub struct MemoryBudget {
     meter: Arc<Meter>,
     at_rest: u64,
-    /// What it takes to work, without its streams.
-    work: u64,
+    /// The most that its peer may have sent and not seen used.
+    window: u64,
     works: AtomicBool,
+    /// What is charged for messages and answers, where it works.
+    traffic: AtomicU64,
+    /// Bytes of messages that came, or are coming, and were not used.
+    waiting: AtomicU64,
     /// Bytes read since it was last known that nothing is left of them.
     read: AtomicUsize,
     /// The most that was read at once: HTTP/2 keeps a buffer of this size.
@@ -60,14 +69,16 @@ pub struct StreamBudget {
 }
 
 impl MemoryBudget {
-    /// Takes the memory of a connection at rest.
-    pub fn take(meter: &Arc<Meter>, at_rest: u64, work: u64) -> Result<Arc<Self>> {
+    /// Takes the memory of a connection at rest, whose peer may send `window` bytes unasked.
+    pub fn take(meter: &Arc<Meter>, at_rest: u64, window: u64) -> Result<Arc<Self>> {
         let charge = meter.take(Purpose::Connections, at_rest)?;
         Ok(Arc::new(Self {
             meter: meter.clone(),
             at_rest,
-            work,
+            window,
             works: AtomicBool::new(false),
+            traffic: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
             read: AtomicUsize::new(0),
             largest: AtomicU64::new(0),
             busy: Arc::new(()),
@@ -104,7 +115,11 @@ impl MemoryBudget {
         if wanted as u64 > self.largest.load(Ordering::Relaxed) {
             self.largest.store(wanted as u64, Ordering::Relaxed);
         }
+        let traffic = self.traffic_with(wanted as u64);
         if self.works.load(Ordering::Relaxed) {
+            if traffic > self.traffic.load(Ordering::Relaxed) {
+                self.grow(&mut self.state(), traffic)?;
+            }
             return Ok(wanted);
         }
         let mut state = self.state();
@@ -115,11 +130,38 @@ impl MemoryBudget {
         if free > 0 || wanted == 0 {
             return Ok(free.min(wanted));
         }
-        let needed = self.at_rest + self.work + state.streams;
-        state.charge.grow_to(needed)?;
+        self.grow(&mut state, traffic)?;
         self.works.store(true, Ordering::Relaxed);
         tokio::spawn(rest_when_quiet(Arc::downgrade(self)));
         Ok(wanted)
+    }
+
+    /// What messages and answers take, once so many more bytes are read. Bytes of messages are counted when
+    /// the header of their frame comes, so these may be among them.
+    fn traffic_with(&self, wanted: u64) -> u64 {
+        let messages = self.waiting.load(Ordering::Relaxed).max(wanted).min(self.window.max(wanted));
+        let answers = Arc::strong_count(&self.busy) - 1;
+        messages + (answers * OWED_ANSWER_BYTES) as u64
+    }
+
+    fn grow(&self, state: &mut BudgetState, traffic: u64) -> Result<()> {
+        let needed = self.at_rest + WORK_BYTES + state.streams + traffic;
+        state.charge.grow_to(needed)?;
+        self.traffic.fetch_max(traffic, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Messages of so many bytes come, or their parts.
+    pub fn arrives(&self, bytes: u64) {
+        self.waiting.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// So many bytes of messages were used.
+    pub fn used(&self, bytes: u64) {
+        if bytes > 0 {
+            let less = |waiting: u64| Some(waiting.saturating_sub(bytes));
+            let _ = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
     }
 
     /// So many bytes were read.
@@ -142,18 +184,22 @@ impl MemoryBudget {
         let buffer = self.largest.load(Ordering::Relaxed);
         state.charge.shrink_to(self.at_rest + if buffer > READ_AT_REST_BYTES as u64 { buffer } else { 0 });
         state.last_read = Instant::now();
+        self.traffic.store(0, Ordering::Relaxed);
+        self.waiting.store(0, Ordering::Relaxed);
         self.works.store(false, Ordering::Relaxed);
         true
     }
 
-    /// A new stream. At rest it takes nothing yet, but finds out whether there would be enough.
-    pub fn open_stream(self: &Arc<Self>, bytes: u64) -> Result<StreamBudget> {
+    /// A new stream. At rest it takes nothing yet, but finds out whether there would be enough, also for the
+    /// largest frame.
+    pub fn open_stream(self: &Arc<Self>, bytes: u64, frame: u64) -> Result<StreamBudget> {
         let mut state = self.state();
-        let needed = self.work + state.streams + bytes;
+        let needed = WORK_BYTES + state.streams + bytes;
         if self.works.load(Ordering::Relaxed) {
-            state.charge.grow_to(self.at_rest + needed)?;
+            let traffic = self.traffic.load(Ordering::Relaxed);
+            state.charge.grow_to(self.at_rest + needed + traffic)?;
         } else {
-            drop(self.meter.take(Purpose::Connections, needed)?);
+            drop(self.meter.take(Purpose::Connections, needed + frame.min(self.window))?);
         }
         state.streams += bytes;
         Ok(StreamBudget { budget: self.clone(), bytes })
@@ -171,7 +217,8 @@ impl Drop for StreamBudget {
         let mut state = budget.state();
         state.streams -= self.bytes;
         if budget.works.load(Ordering::Relaxed) {
-            let needed = budget.at_rest + budget.work + state.streams;
+            let traffic = budget.traffic.load(Ordering::Relaxed);
+            let needed = budget.at_rest + WORK_BYTES + state.streams + traffic;
             state.charge.shrink_to(needed);
         }
     }

@@ -360,7 +360,9 @@ fn removed_tensors_are_unknown_and_may_come_back() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_leaves_room() {
-    let cluster = Cluster::of(2, |config| config.memory_limit = Some(28 << 20));
+    let cluster = Cluster::of(2, |config| {
+        (config.memory_limit, config.room_for_workers) = (Some(28 << 20), 0);
+    });
     let client = connect(&cluster);
     let values = vec![0.0; 8 * BIG as usize];
     let error =

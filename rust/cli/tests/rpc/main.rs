@@ -36,3 +36,4 @@ mod sparse;
 mod statuses;
 mod stubs;
 mod tls;
+mod working;

@@ -32,6 +32,7 @@ pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         listen: vec!["127.0.0.1:0".into()],
         memory_limit: Some(64 << 20),
+        room_for_workers: 0,
         // These clients renew their sessions only by calls, and a busy machine may delay those.
         lease: Duration::from_mins(10),
         ..ServerConfig::default()

@@ -186,7 +186,11 @@ fn said_of_a_key(ca: &Ca, mode: u32) -> String {
     let (cert, key) = (files.cert.unwrap(), files.key.unwrap());
     std::fs::set_permissions(&key, Permissions::from_mode(mode)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fastps-server"));
-    command.args(["--listen", "127.0.0.1:0", "--tls-cert"]).arg(cert).arg("--tls-key").arg(key);
+    command
+        .args(["--listen", "127.0.0.1:0", "--memory-limit", "1GiB", "--tls-cert"])
+        .arg(cert)
+        .arg("--tls-key")
+        .arg(key);
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

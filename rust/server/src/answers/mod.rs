@@ -13,7 +13,7 @@ use fastps_durable::Journal;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
-use fastps_transport::memory_budget::{Busy, MemoryBudget, StreamBudget};
+use fastps_transport::memory_budget::{Busy, MemoryBudget, OWED_ANSWER_BYTES, StreamBudget};
 use fastps_transport::wire::MAX_FRAME;
 use futures_util::Stream;
 use std::collections::BTreeMap;
@@ -30,11 +30,11 @@ pub(crate) const MAX_OWED_ANSWERS: usize = 4096;
 const MAX_ENCODED_ANSWERS: u64 = 2;
 /// What hyper may still have of earlier answers when it asks for the next.
 const LEFTOVER_BYTES: usize = 512 << 10;
-/// What a stream takes from its beginning: a message, and the answers owed.
-const STREAM_BYTES: usize = MAX_OWED_ANSWERS * size_of::<QueuedAnswer>() + LEFTOVER_BYTES;
-/// The message in work: put together by tonic; of a native client, as it came.
-const FOREIGN_MESSAGE_BYTES: usize = MAX_MESSAGE_BYTES;
-const NATIVE_MESSAGE_BYTES: usize = MAX_FRAME as usize;
+/// What a stream that tonic serves takes from its beginning: a message that is put together, and the answers
+/// owed. A native one takes what its connection receives and owes.
+const FOREIGN_STREAM_BYTES: usize =
+    MAX_OWED_ANSWERS * size_of::<QueuedAnswer>() + LEFTOVER_BYTES + MAX_MESSAGE_BYTES;
+const _: () = assert!(size_of::<QueuedAnswer>() <= OWED_ANSWER_BYTES);
 
 /// One place in the queue of answers: a frame, or the status that ends the stream.
 pub(crate) struct QueuedAnswer {
@@ -107,11 +107,11 @@ pub(crate) struct StreamState {
 impl StreamState {
     /// Takes the memory of a new stream.
     pub(crate) fn new(meter: &Arc<Meter>, budget: &Arc<MemoryBudget>, native: bool) -> Result<Arc<Self>> {
-        let bytes = STREAM_BYTES + if native { NATIVE_MESSAGE_BYTES } else { FOREIGN_MESSAGE_BYTES };
+        let bytes = if native { 0 } else { FOREIGN_STREAM_BYTES };
         Ok(Arc::new(Self {
             reset: watch::Sender::new(None),
             encoded: if native { None } else { Some(Mutex::new(meter.take(Purpose::Answers, 0)?)) },
-            _memory: budget.open_stream(bytes as u64)?,
+            _memory: budget.open_stream(bytes as u64, u64::from(MAX_FRAME))?,
         }))
     }
 

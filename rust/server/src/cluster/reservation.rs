@@ -4,16 +4,21 @@
 
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::shard::Shard;
+use fastps_core::shard::{Purpose, Shard};
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
+use fastps_transport::memory_budget::{AT_REST_BYTES, WORK_BYTES};
+use fastps_transport::wire::MAX_FRAME;
 use foldhash::fast::RandomState;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// What a worker takes beside the largest frame that it sends: a connection that works, and one for calls.
+const WORKER_BYTES: u64 = 2 * AT_REST_BYTES + WORK_BYTES;
 
 type Slices = HashSet<SliceId, RandomState>;
 
@@ -115,6 +120,7 @@ impl Reserve {
 #[derive(Debug)]
 pub(crate) struct Reservations {
     lease: Duration,
+    room_for_workers: u64,
     files: Files,
     table: Mutex<ReservationTable>,
 }
@@ -124,8 +130,8 @@ fn lost(reservation: u64) -> Error {
 }
 
 impl Reservations {
-    pub(crate) fn new(lease: Duration, files: Files) -> Self {
-        Self { lease, files, table: Mutex::default() }
+    pub(crate) fn new(lease: Duration, room_for_workers: u64, files: Files) -> Self {
+        Self { lease, room_for_workers, files, table: Mutex::default() }
     }
 
     /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was
@@ -193,6 +199,26 @@ impl Reservations {
         own.filter(|own| !table.open.contains_key(own)).copied().collect()
     }
 
+    /// Fails where tensors would leave no room for workers.
+    fn check_room(&self, shard: &Shard, wish: &Reserve) -> Result<()> {
+        let (meter, workers) = (shard.meter(), self.room_for_workers);
+        let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
+        let frame = (meter.used_for(Purpose::Slices) + needed).min(u64::from(MAX_FRAME));
+        let room = workers * (WORKER_BYTES + frame);
+        let missing = room.saturating_sub(meter.used_for(Purpose::Connections));
+        let free = meter.limit().saturating_sub(meter.used()).saturating_sub(missing);
+        if needed <= free {
+            return Ok(());
+        }
+        let why =
+            format!("tensors must leave room for {workers} workers ({room} bytes of {})", meter.limit());
+        Err(Error::new(Kind::Capacity, why)
+            .tensor(wish.spec.name.clone())
+            .shard(shard.index())
+            .expected(format!("at most {free} free bytes"), format!("{needed} bytes"))
+            .retry_after_ms(1000))
+    }
+
     /// Takes the memory. Repeats change nothing. False: the reservation is sealed already.
     pub(crate) fn reserve(&self, shard: &Shard, wish: &Reserve, now: Instant) -> Result<bool> {
         check(wish)?;
@@ -216,6 +242,7 @@ impl Reservations {
             return Err(Error::new(Kind::Precondition, "the reservation is sealed: it takes no more slices")
                 .tensor(wish.spec.name.clone()));
         }
+        self.check_room(shard, wish)?;
         shard.create(&wish.spec, wish.group, &wish.slices)?;
         self.files.step(|| Event::Reserved(wish.reservation, wish.as_kept()));
         table.hold(wish.reservation, &ids);

@@ -3,7 +3,7 @@
 //! every HTTP/2 client sends before anything else.
 
 use crate::cluster::node::{Node, Phase};
-use crate::connection::accepted::{CONNECTION_BYTES, Connection, PREFACE};
+use crate::connection::accepted::{CONNECTION_WINDOW, Connection, PREFACE};
 use crate::connection::native;
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::connection::reject::{linger, reject};
@@ -30,7 +30,7 @@ const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Takes the memory of one more connection.
 fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
     let budget = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
-        MemoryBudget::take(node.shard.meter(), at_rest, CONNECTION_BYTES)
+        MemoryBudget::take(node.shard.meter(), at_rest, u64::from(CONNECTION_WINDOW))
     } else {
         Err(Error::new(Kind::Capacity, "the shard has too many connections")
             .expected(format!("at most {MAX_CONNECTIONS}"), "one more")

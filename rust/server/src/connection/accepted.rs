@@ -28,10 +28,8 @@ use tonic::transport::server::Connected;
 /// stream leaves room for the others.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
-/// What a connection takes to work: its window, and what HTTP/2 keeps of it and of its short calls.
-pub(crate) const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
-/// What its stream takes at most before the first frame.
-const STREAM_BYTES: u64 = 8 << 20;
+/// What must be free beside the shared memory of a connection: others can work, too.
+const FREE_BESIDE_SHARED_BYTES: u64 = 12 << 20;
 /// How long a connection that was at rest waits for memory to work.
 const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
@@ -111,7 +109,9 @@ impl Connection {
         buf: &mut ReadBuf<'_>,
         before: usize,
     ) -> Poll<io::Result<()>> {
-        if self.allowance.received(&buf.filled()[before..]) {
+        let within = self.allowance.received(&buf.filled()[before..]);
+        self.peer.budget.arrives(self.allowance.take_messages());
+        if within {
             return Poll::Ready(Ok(()));
         }
         buf.set_filled(before);
@@ -162,16 +162,15 @@ impl Connection {
         }
     }
 
-    /// A client on this machine gets shared memory, if there is room for it beside what the connection takes
-    /// to work.
+    /// A client on this machine gets shared memory, if there is room for it beside other clients.
     async fn share(&mut self) -> io::Result<()> {
         let meter = self.node.shard.meter();
-        let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
+        let free = meter.take(Purpose::Connections, FREE_BESIDE_SHARED_BYTES);
         // A client that is stopped may keep what is lent after a reset: then this is free for the copies of
         // those who push.
         let pages = if self.node.shard.exposed().is_some() { MAX_BORROWED_PAGES } else { 0 };
         let lent = pages as u64 * u64::from(MAX_FRAME);
-        let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
+        let shared = free.and_then(|_free| meter.take(Purpose::Connections, SHARED_BYTES + lent));
         let (shared, permitted) = match shared {
             Ok(shared) => {
                 self.peer.pins.add_permits(pages.saturating_sub(MAX_PINS));

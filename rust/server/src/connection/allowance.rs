@@ -32,6 +32,8 @@ pub(crate) struct Allowance {
     incoming: FrameScanner,
     outgoing: FrameScanner,
     left: u32,
+    /// Bytes of the messages whose frames have begun to come since they were last taken.
+    messages: u64,
     /// Time up to here has been earned from.
     earned: Instant,
 }
@@ -50,14 +52,17 @@ impl Allowance {
     /// For a connection whose client begins with so many bytes that are no frame.
     pub(crate) fn new(preface: usize) -> Self {
         let incoming = FrameScanner { before: preface, ..FrameScanner::default() };
-        Self { incoming, outgoing: FrameScanner::default(), left: MAX_ALLOWANCE, earned: Instant::now() }
+        let (outgoing, left, earned) = (FrameScanner::default(), MAX_ALLOWANCE, Instant::now());
+        Self { incoming, outgoing, left, messages: 0, earned }
     }
 
     /// These bytes came. False: too many of their frames are control frames.
     pub(crate) fn received(&mut self, bytes: &[u8]) -> bool {
         let (mut spent, mut earned) = (0_u32, 0_u32);
+        let messages = &mut self.messages;
         self.incoming.pass(bytes, |kind, flags, length| match kind {
             DATA if length > 0 => {
+                *messages += u64::from(length);
                 earned = earned.saturating_add(EARNED_PER_DATA_FRAME + length / DATA_BYTES_PER_CREDIT);
             }
             DATA if flags & END_STREAM != 0 => {}
@@ -72,6 +77,11 @@ impl Allowance {
         let enough = spent <= self.left;
         self.left = self.left.saturating_sub(spent);
         enough
+    }
+
+    /// Bytes of messages that come, in frames whose headers came since this was last called.
+    pub(crate) fn take_messages(&mut self) -> u64 {
+        std::mem::take(&mut self.messages)
     }
 
     /// These bytes were sent.

@@ -52,16 +52,26 @@ pub struct Messages {
     arrivals: Option<Arrivals>,
     /// Bytes received whose window was not given back.
     owed: usize,
+    /// Bytes of the messages that were handed out last.
+    in_work: usize,
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        self.in_work += self.owed;
+        self.note_used();
+    }
 }
 
 impl Messages {
     /// Reads the messages of a stream; `arrivals` counts their memory, where it is counted.
     pub fn new(stream: RecvStream, arrivals: Option<Arrivals>) -> Self {
-        Self { stream, rest: Bytes::new(), parts: BytesMut::new(), arrivals, owed: 0 }
+        Self { stream, rest: Bytes::new(), parts: BytesMut::new(), arrivals, owed: 0, in_work: 0 }
     }
 
     /// The next message, `None` at the end of the stream.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<pb::Frame>, Status>> {
+        self.note_used();
         loop {
             let message = self.cut()?;
             self.give_back();
@@ -105,7 +115,15 @@ impl Messages {
         if self.rest.is_empty() && self.owed > 0 {
             // Fails only where there is no stream any more.
             let _ = self.stream.flow_control().release_capacity(self.owed);
-            self.owed = 0;
+            self.in_work += std::mem::take(&mut self.owed);
+        }
+    }
+
+    /// What was handed out is used: the next is asked for.
+    fn note_used(&mut self) {
+        let used = std::mem::take(&mut self.in_work);
+        if let Some(arrivals) = &self.arrivals {
+            arrivals.budget.used(used as u64);
         }
     }
 

@@ -1,0 +1,81 @@
+//! The memory of clients that work: each takes what it uses, and tensors leave room for some of them.
+
+use fastps_client::{Client, ConnectOptions, Transport};
+use fastps_core::dtype::{DType, View};
+use fastps_core::error::{Kind, Result};
+use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::verbs::prelude::*;
+use fastps_core::verbs::{Gradient, PushOptions};
+use fastps_server::{Server, ServerConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PATIENT: Duration = Duration::from_mins(2);
+/// Elements of a whole slice.
+const SLICE: usize = 63 * 4096;
+/// What a client that pushes a small tensor may take, with its connection for calls.
+const SMALL_CLIENT_BYTES: u64 = 320 << 10;
+
+fn start(memory_limit: u64) -> Server {
+    let listen = vec!["127.0.0.1:0".into()];
+    let config = ServerConfig { listen, memory_limit: Some(memory_limit), ..ServerConfig::default() };
+    Server::start(&config).unwrap()
+}
+
+fn counter(server: &Server, name: &str) -> u64 {
+    server.counters()[0].iter().find(|(n, _)| *n == name).unwrap().1
+}
+
+fn connect(server: &Server) -> Arc<Client> {
+    let options = ConnectOptions { timeout: PATIENT, transport: Transport::Tcp, ..Default::default() };
+    Client::connect(server.addresses(), options).unwrap()
+}
+
+fn register(client: &Client, name: &str, elements: usize) -> Result<()> {
+    let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+    let spec = TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer };
+    client.register(spec, View::Float32(&vec![0.0; elements]), PATIENT)
+}
+
+fn push(client: &Client, name: &str, elements: usize) {
+    let gradient =
+        Gradient { name: name.into(), shape: vec![elements as u64], values: Arc::new(vec![1.0; elements]) };
+    client.push(&[gradient], &PushOptions { timeout: PATIENT, ..PushOptions::default() }).unwrap();
+}
+
+/// Ten times as many as would fit if each took its whole windows.
+#[test]
+fn many_clients_work_in_little_memory() {
+    const CLIENTS: u64 = 100;
+    let server = start(64 << 20);
+    let first = connect(&server);
+    register(&first, "w", 10_000).unwrap();
+    let clients: Vec<_> = (0..CLIENTS).map(|_| connect(&server)).collect();
+    for _ in 0..3 {
+        for client in &clients {
+            push(client, "w", 10_000);
+        }
+    }
+    let taken = counter(&server, "memory_connections");
+    assert!(taken <= CLIENTS * SMALL_CLIENT_BYTES, "{taken} bytes for {CLIENTS} clients");
+    assert_eq!(counter(&server, "connections_refused"), 0);
+}
+
+#[test]
+fn tensors_leave_room_for_workers() {
+    let server = start(96 << 20);
+    let first = connect(&server);
+    let refused = (0..100).find_map(|k| register(&first, &format!("w{k}"), SLICE).err());
+    let refused = refused.expect("tensors take all memory");
+    assert_eq!((refused.kind, refused.shard), (Kind::Capacity, Some(0)), "{refused}");
+    assert!(refused.tensor.is_some() && refused.to_string().contains("room for 16 workers"), "{refused}");
+    let workers: Vec<_> = (0..16).map(|_| connect(&server)).collect();
+    for _ in 0..2 {
+        for worker in &workers {
+            push(worker, "w0", SLICE);
+        }
+    }
+    assert_eq!(counter(&server, "connections_refused"), 0);
+}
