@@ -1,5 +1,5 @@
-//! The log on standard error. Writing a line never waits for its reader. A warning that recurs appears at growing
-//! intervals, and each place in the code may write so many lines in [`PAUSE`].
+//! The log on standard error. Writing a line never waits for its reader. A warning that recurs appears at
+//! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`].
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -65,8 +65,8 @@ pub struct ServerConfig {
     pub data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
     pub snapshot_every: Duration,
-    /// A snapshot is also taken at once when the log after the last one exceeds this many times the size of the
-    /// state; 0 turns this off.
+    /// A snapshot is also taken at once when the log after the last one exceeds this many times the size of
+    /// the state; 0 turns this off.
     pub snapshot_after: u64,
     /// How many snapshots are kept, at least 1.
     pub keep: usize,

@@ -85,7 +85,7 @@ impl Client {
     }
 
     async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
-        // A shard that refuses for longer would hold up the writes of the others in vain.
+        // A shard that refuses for longer would hold up the writes of the others for nothing.
         let by = deadline.min(after(MAX_WRITE_HOLD / 2));
         for link in &self.links {
             // In the same order by everybody, so that two never wait for each other.

@@ -14,8 +14,8 @@ pub const TENSOR: u32 = 0;
 pub const MAX_OPS: usize = 256;
 /// Most results of a program.
 pub const MAX_RESULTS: usize = 4096;
-/// Most vectors that the operations of a program read or write, each as often as it is named: a block reads one
-/// for each of its results. Together with the length of a slice this bounds how long a program holds it.
+/// Most vectors that the operations of a program read or write, each as often as it is named: a block reads
+/// one for each of its results. Together with the length of a slice this bounds how long a program holds it.
 pub const MAX_INPUTS: usize = MAX_RESULTS + MAX_OPS;
 /// Most portions of a sum.
 pub const MAX_PORTIONS: u32 = grid::MAX_TERMS;

@@ -179,8 +179,8 @@ impl Journal {
         Some((number, generation.manifest.written))
     }
 
-    /// From now on the log is too long beyond `times` the state (0: never); `alarmed` is called at that moment,
-    /// and must not block.
+    /// From now on the log is too long beyond `times` the state (0: never); `alarmed` is called at that
+    /// moment, and must not block.
     pub fn watch(&self, times: u64, alarmed: impl Fn() + Send + Sync + 'static) {
         self.times.store(times, Ordering::Relaxed);
         self.log.on_alarm(alarmed);

@@ -96,7 +96,8 @@ impl Journal {
         Ok(generation.summary())
     }
 
-    /// Keeps a new snapshot, and removes the files that are no longer kept. `log_bytes`: the length from which on the log is too long.
+    /// Keeps a new snapshot, and removes the files that are no longer kept. `log_bytes`: the length beyond
+    /// which the log is too long.
     fn keep(
         &self,
         files: &mut JournalState,

@@ -1,5 +1,5 @@
-//! Takes snapshots without being asked, on a thread per shard: from time to time, when the log is too long, and
-//! when it could not be written.
+//! Takes snapshots without being asked, on a thread per shard: from time to time, when the log is too long,
+//! and when it could not be written.
 
 use crate::backup::trouble::Trouble;
 use crate::cluster::node::Node;
@@ -90,7 +90,7 @@ impl Turn {
     }
 
     fn run(mut self, signals: &Receiver<Signal>) {
-        // What a start had to repeat is looked at right behind it: a server that lives for moments gets on, too.
+        // Checks right after the start, so that a server that keeps restarting still advances.
         let mut pause = Duration::ZERO;
         loop {
             match signals.recv_timeout(pause) {

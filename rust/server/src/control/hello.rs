@@ -11,8 +11,8 @@ use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
 use fastps_transport::convert;
 use std::time::Instant;
 
-/// Answers a client's `Hello`, and logs what it begins or ends. `logged`: its pushes are answered when they are
-/// durable.
+/// Answers a client's `Hello`, and logs what it begins or ends. `logged`: its pushes are answered when they
+/// are durable.
 pub(super) fn greet(
     node: &Node,
     peer: &Peer,

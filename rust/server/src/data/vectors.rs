@@ -15,8 +15,8 @@ use std::time::Instant;
 const ANSWER_PART_BYTES: u64 = 256;
 
 impl Exchange {
-    /// Runs a program on each of its slices, whole or not at all. Programs take turns: between two slices, all
-    /// else that the shard's thread has to do is done, however many programs run.
+    /// Runs a program on each of its slices, whole or not at all. Programs take turns: between two slices,
+    /// all else that the shard's thread has to do is done, however many programs run.
     pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
         let command = run.command;
         match self.node.check_coordinator((command.space, command.term), self.shown.as_ref()).await {

@@ -274,8 +274,8 @@ impl Files {
         }
     }
 
-    /// Fails while a snapshot is being written and the log has become so long that writers should wait for it.
-    /// Otherwise they need not: one that cannot be written is no reason to stop them.
+    /// Fails while a snapshot is being written and the log has become so long that writers should wait for
+    /// it. Otherwise they need not: one that cannot be written is no reason to stop them.
     pub(crate) fn check_room(&self) -> Result<()> {
         let Some(Kept { journal, writing, .. }) = self.0.as_deref() else { return Ok(()) };
         let waits = journal.is_at_limit() && writing.load(Ordering::Acquire) > 0 && journal.check().is_ok();
