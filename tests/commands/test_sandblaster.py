@@ -45,7 +45,8 @@ def test_it_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     assert [curve["method"] for curve in result["curves"]] == ["lbfgs", "cg-hs", "downpour"]
     for curve in result["curves"]:
         first, last = curve["curve"][0][2], curve["curve"][-1][2]
-        assert last < 0.2 * first
+        # Downpour gets as much time as the others took, not as many steps.
+        assert last < (first if curve["method"] == "downpour" else 0.2 * first)
         assert curve["method"] in ran.stderr
     assert set(result["curves"][0]["replicas"]) <= {"replica 0", "replica 1"}
     assert result["curves"][0]["nit"] == 20

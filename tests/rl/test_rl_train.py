@@ -142,14 +142,15 @@ def test_a_worker_that_never_starts_is_not_started_again() -> None:
 @pytest.mark.timeout(240)
 def test_a_run_ends_without_a_worker_that_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_module, "_LAST", 1.0)
-    with Training(A3C(), cart_pole, 2, 3000, 0, 1, True, evaluated=False) as training:
+    with Training(A3C(), cart_pole, 2, 15_000, 0, 1, True, evaluated=False) as training:
         suspended = 0
         while training.goes_on():
-            if not suspended and training._workers[1].reported:
-                suspended = training._workers[1].process.pid
+            worker = training._workers.get(1)
+            if not suspended and worker is not None and worker.reported:
+                suspended = worker.process.pid
                 os.kill(suspended, signal.SIGSTOP)
         training.finish()
-    assert training.run.frames >= 3000
+    assert training.run.frames >= 15_000
     (message,) = training.run.messages
     assert message == "worker 1 did not end within 1 s of the last frame, and was killed"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import time
@@ -43,6 +44,7 @@ class ServerProcess(Child):
         log: The file for its standard error.
         options: More options of ``fastps serve``.
         program: Command to run instead of ``fastps serve``.
+        quiet: Log warnings only, unless ``FASTPS_LOG`` says otherwise.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class ServerProcess(Child):
         log: Path,
         options: Iterable[str] = (),
         program: Sequence[str] | None = None,
+        quiet: bool = False,
     ) -> None:
         serve = [*(program or python_module("fastps", "serve"))]
         serve += ["--listen", address, "--cluster", ",".join(cluster)]
-        super().__init__([*serve, *options], log, {LIFELINE: "stdin", "NO_COLOR": "1"})
+        own = {"FASTPS_LOG": os.environ.get("FASTPS_LOG", "warn")} if quiet else {}
+        super().__init__([*serve, *options], log, {LIFELINE: "stdin", "NO_COLOR": "1", **own})
 
     def listens(self, timeout: float) -> bool:
         """Waits until the server listens; False if it ends first or is not ready in `timeout` seconds."""
@@ -94,7 +98,7 @@ class LocalCluster:
         try:
             for shard, address in enumerate(cluster):
                 log = folder / f"shard-{shard}.log"
-                self._servers.append(ServerProcess(address, cluster, log, options, program))
+                self._servers.append(ServerProcess(address, cluster, log, options, program, quiet=True))
             for shard, server in enumerate(self._servers):
                 if not server.listens(START_TIMEOUT):
                     raise CommandError(

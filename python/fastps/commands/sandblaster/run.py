@@ -30,6 +30,8 @@ METHODS: dict[str, Method] = {
     "gd": GradientDescent(),
 }
 
+#: Seconds in which the seat of a command that was killed becomes free; leases take 10.
+_SEAT_TIMEOUT = 60.0
 #: Of Downpour: samples of a minibatch, Adagrad's rate, and seconds between two looks at the loss.
 _BATCH, _LR, _LOOK = 64, 0.05, 0.25
 
@@ -150,12 +152,7 @@ def _minimize(
         return _curve(method, points, OptimizeResult(**progress.done[method], history=()))
     result = None
     if points:
-        try:
-            result = _search(ps, config, problem, method, live, progress)
-        except fastps.ConfigError as error:
-            # It was killed after the end of the search: then the method begins again.
-            if "nothing to resume" not in str(error):
-                raise
+        result = _resumed(lambda: _search(ps, config, problem, method, live, progress))
     if result is None:
         points.clear()
         drop(ps, "minimize")
@@ -166,6 +163,23 @@ def _minimize(
     progress.done[method] = fields
     progress.save()
     return _curve(method, points, result)
+
+
+def _resumed(search: Callable[[], OptimizeResult]) -> OptimizeResult | None:
+    """Resumes a search; None: the command was killed after its end, so the method begins again.
+
+    The servers keep the seat of the command that was killed until its lease is over.
+    """
+    deadline = time.monotonic() + _SEAT_TIMEOUT
+    while True:
+        try:
+            return search()
+        except fastps.ConfigError as error:
+            if "nothing to resume" in str(error):
+                return None
+            if error.expected != "a free seat" or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
 
 
 def _curve(method: str, points: list[list[float]], result: OptimizeResult) -> Curve:
