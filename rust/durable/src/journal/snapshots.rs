@@ -96,8 +96,8 @@ impl Journal {
         Ok(generation.summary())
     }
 
-    /// Keeps a new snapshot, and removes the files that are no longer kept. `log_bytes`: the length beyond
-    /// which the log is too long.
+    /// Keeps a new snapshot, and removes the files that are no longer kept. A log of more than `log_bytes` is
+    /// too long.
     fn keep(
         &self,
         files: &mut JournalState,
@@ -107,7 +107,9 @@ impl Journal {
         log_bytes: Option<u64>,
     ) -> Result<()> {
         let most = log_bytes.map_or(u64::MAX, |bytes| bytes.saturating_mul(MAX_KEPT_LOG_TIMES));
-        let is_long = matches!(why, SnapshotReason::LogTooLong) && self.log_of(&files.kept)? > most;
+        let is_long = matches!(why, SnapshotReason::LogTooLong)
+            && self.oldest_may_go(&files.kept)
+            && self.log_of(&files.kept)? > most;
         let replaced = match why {
             SnapshotReason::Requested => None,
             SnapshotReason::LogTooLong => files.overgrown.replace(number),
@@ -116,7 +118,7 @@ impl Journal {
             replaced.filter(|number| !is_long && files.kept.iter().any(|(kept, _)| kept == number));
         files.kept.retain(|(kept, _)| Some(*kept) != replaced);
         files.kept.push_back((number, log));
-        while is_long && files.kept.len() > MIN_KEPT_WITH_LOG && !self.oldest_is_young(&files.kept) {
+        while is_long && files.kept.len() > MIN_KEPT_WITH_LOG && self.oldest_may_go(&files.kept) {
             files.kept.pop_front();
             if self.log_of(&files.kept)? <= most {
                 break;
@@ -129,6 +131,15 @@ impl Journal {
             self.directory.discard(replaced)?;
         }
         self.prune(files)
+    }
+
+    /// Whether the oldest snapshot may go for the length of the log: a cut may not, nor one that is young.
+    fn oldest_may_go(&self, kept: &KeptSnapshots) -> bool {
+        let is_cut = |number| {
+            Generation::open(self.directory.path(), number)
+                .is_ok_and(|generation| generation.manifest.cut.is_some())
+        };
+        kept.front().is_some_and(|(number, _)| !is_cut(*number)) && !self.oldest_is_young(kept)
     }
 
     /// Bytes of the log that these snapshots need.

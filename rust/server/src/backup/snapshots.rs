@@ -14,9 +14,6 @@ use std::time::{Duration, Instant};
 
 /// How often the log is looked at: whether it is broken.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest rest between two snapshots that only the length of the log asks for; at most as long as the
-/// first of them took.
-const MAX_REST: Duration = Duration::from_secs(1);
 
 /// When snapshots are taken without being asked for.
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +71,6 @@ struct Turn {
     journal: Arc<Journal>,
     every: Duration,
     due: Instant,
-    /// When a long log may be shortened.
-    rested: Instant,
     /// When one that failed is tried again.
     retry: Instant,
     broken: Trouble,
@@ -86,7 +81,7 @@ impl Turn {
     fn new(node: Arc<Node>, journal: Arc<Journal>, every: Duration) -> Self {
         let now = Instant::now();
         let (broken, failed) = (Trouble::default(), Trouble::default());
-        Self { node, journal, every, due: now + every, rested: now, retry: now, broken, failed }
+        Self { node, journal, every, due: now + every, retry: now, broken, failed }
     }
 
     fn run(mut self, signals: &Receiver<Signal>) {
@@ -114,13 +109,9 @@ impl Turn {
                 self.due = Instant::now() + self.every;
             }
         } else if self.journal.is_overgrown() {
-            if now < self.rested {
-                return self.rested - now;
-            }
             self.take(Files::shorten);
-            self.rested = Instant::now() + now.elapsed().min(MAX_REST);
             // The log may be too long again.
-            return self.rested.saturating_duration_since(Instant::now());
+            return Duration::ZERO;
         }
         CHECK_INTERVAL
     }
