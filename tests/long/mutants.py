@@ -49,6 +49,8 @@ MUTANTS = {
     "work_unbounded": "a program may be any work",
     "free_pusher_bound": "a client that pushes without a place is bound by a synchronous worker",
     "hold_unbounded": "writes are held for as long as a call asks for",
+    "window_charged": "a connection is charged all that its peer might send",
+    "state_not_charged": "the stored state of a space takes no memory that is counted",
     "ended_forgotten": "a session that has ended may begin again",
 }
 

@@ -24,11 +24,13 @@ TORTURED = {
     "entry_not_charged": ("--profile", "hostile", "--ack", "logged"),
     "lease_never_expires": ("--profile", "crash", "--ack", "logged"),
     "flight_not_noted": ("--profile", "crash", "--ack", "logged"),
-    "seat_for_all": ("--profile", "hostile", "--ack", "logged"),
-    "work_unbounded": ("--profile", "hostile", "--ack", "logged"),
-    "free_pusher_bound": ("--profile", "hostile", "--ack", "logged"),
-    "hold_unbounded": ("--profile", "hostile", "--ack", "logged"),
-    "ended_forgotten": ("--profile", "hostile", "--ack", "logged"),
+    "seat_for_all": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
+    "work_unbounded": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
+    "free_pusher_bound": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
+    "hold_unbounded": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
+    "window_charged": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
+    "state_not_charged": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
+    "ended_forgotten": ("--profile", "hostile", "--ack", "logged", "--seconds", "25"),
 }
 """The options of the run for each fault; they inject as few other faults as possible."""
 
@@ -44,6 +46,8 @@ EXPECTED = {
     "work_unbounded": {"strangers"},
     "free_pusher_bound": {"strangers"},
     "hold_unbounded": {"strangers"},
+    "window_charged": {"strangers"},
+    "state_not_charged": {"strangers"},
     "ended_forgotten": {"strangers"},
 }
 """Invariants of which one must be violated."""

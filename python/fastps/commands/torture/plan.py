@@ -204,6 +204,7 @@ _STRANGERS: _Deck = {
     "join": _stranger,
     "hold": _stranger,
     "workers": _stranger,
+    "states": _stranger,
     "replay": _stranger,
 }
 

@@ -118,6 +118,9 @@ def strangers(events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation("strangers", step, f"a stranger held writes for {event['held']:.1f} s")
         if kind == "workers" and event["refused"]:
             yield Violation("strangers", step, "there is no memory for the connections of some workers")
+        if kind == "states" and event["grown"] < event["least"]:
+            evidence = f"{event['least']} bytes of states were stored; {event['grown']} were counted"
+            yield Violation("strangers", step, evidence)
         if kind == "replay" and event["after"] > event["before"]:
             counts = f"{event['before']:g} became {event['after']:g}"
             yield Violation("strangers", step, f"pushes of an ended session were applied again: {counts}")

@@ -34,6 +34,9 @@ HOLDS = 10
 PUSHES = 20
 """Pushes that are sent again after their session has ended."""
 
+STATES, STATE = 20, 60_000
+"""Spaces of a client, and the bytes of the state of each."""
+
 WORKERS = 24
 """Clients that push a slice each, at once."""
 
@@ -147,6 +150,23 @@ def _workers(addresses: Addresses, args: Args) -> dict[str, Any]:
     return {"refused": False}
 
 
+def _states(addresses: Addresses, args: Args) -> dict[str, Any]:
+    """Stores the largest states that there are; measures by how much what shard 0 counts has grown."""
+    name = f"states/{args['seed']}"
+
+    def counted() -> int:
+        return int(own.stats()["shards"][0]["counters"]["memory_identities"])
+
+    with _clients(addresses, 1) as (own,), contextlib.ExitStack() as stack:
+        before = counted()
+        for k in range(STATES):
+            tensor = stack.enter_context(_tensor(own, f"{name}/{k}", 1))
+            space = stack.enter_context(optimize.Vectors(own, [tensor], ["v"], space=f"{name}/{k}"))
+            space.save("x" * STATE)
+        grown = counted() - before
+    return {"least": STATES * STATE, "grown": grown}
+
+
 class _Recorder:
     """Forwards connections to a server, and keeps what the client sends."""
 
@@ -234,6 +254,7 @@ STRANGERS: dict[str, Callable[[Addresses, Args], dict[str, Any]]] = {
     "join": _join,
     "hold": _hold,
     "workers": _workers,
+    "states": _states,
     "replay": _replay,
 }
 """By the names of the plan; each takes the addresses of all shards."""

@@ -67,7 +67,8 @@ impl SpaceEntry {
             Some(AskedBatch::Begun(batch)) => batch.name_bytes(),
             _ => 0,
         };
-        (SPACE_BYTES + names + self.holder.len() + self.state.len()) as u64
+        let state = if fault("state_not_charged") { 0 } else { self.state.len() };
+        (SPACE_BYTES + names + self.holder.len() + state) as u64
             + NAME_BYTES * (self.spec.tensors.len() + self.spec.space.vectors.len()) as u64
             + REPLICA_BYTES * self.replicas.len() as u64
             // A portion is finished, and given, and its replica has a name.
