@@ -16,12 +16,12 @@ use fastps_proto::v1::data_client::DataClient;
 use fastps_server::{Server, ServerConfig};
 use fastps_transport::convert::{self, Answer, Read, Route};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::BinaryMetadataValue;
 use tonic::transport::Channel;
-use tonic::{Request, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 pub(crate) const CLIENT: u64 = 0xC11E;
 /// The secret of every plain client, so that one may continue where another left off.
@@ -159,11 +159,15 @@ impl Shard {
         Self { control: ControlClient::new(channel.clone()), channel, client: CLIENT }
     }
 
-    /// Says hello over a channel.
+    /// Says hello over a channel; again while the shard waits for shard 0.
     pub(crate) async fn over(channel: Channel, client: u64) -> Self {
         let mut control = ControlClient::new(channel.clone());
         let hello = pb::HelloRequest { name: "test".into(), ..hello(client) };
-        control.hello(timed(hello)).await.unwrap();
+        let begin = Instant::now();
+        while let Err(status) = control.hello(timed(hello.clone())).await {
+            assert!(status.code() == Code::Unavailable && begin.elapsed() < PATIENT, "{status}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         Self { channel, control, client }
     }
 
