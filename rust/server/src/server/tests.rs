@@ -9,6 +9,7 @@ use fastps_core::dtype::DType;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::program::{Command, Op, Program};
 use fastps_core::slice::Slice;
+use fastps_core::spaces::{Claimant, SeatKey, SeatRequest, SpaceSpec, SpaceStanding};
 use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use fastps_durable::{Event, Journal};
 use fastps_proto::v1 as pb;
@@ -22,7 +23,7 @@ use tokio::time::timeout;
 const ID: SliceId = SliceId(3);
 const SPACE: SpaceId = SpaceId(9);
 
-/// A registered slice over which a space is open.
+/// A registered slice over which a space is open, whose coordinator shows no secret.
 fn slice(node: &Node) -> Arc<Slice> {
     let spec = TensorSpec {
         name: "w".into(),
@@ -39,8 +40,14 @@ fn slice(node: &Node) -> Arc<Slice> {
     node.reservations.arrived(ID, 7);
     node.reservations.seal(7, now).unwrap();
     let slice = node.shard.slice(ID).unwrap();
-    let space = Space { id: SPACE, name: "mine".into(), vectors: vec!["g".into()] };
-    slice.open_space(&Arc::new(space)).unwrap();
+    let space = Arc::new(Space { id: SPACE, name: "mine".into(), vectors: vec!["g".into()] });
+    slice.open_space(&space).unwrap();
+    let spec = SpaceSpec { space, tensors: vec!["w".into()], keep_for_ms: 60_000 };
+    let mut spaces = node.spaces().unwrap();
+    spaces.restore(spec, SpaceStanding { opener: 1, ..SpaceStanding::default() }).unwrap();
+    let take = SeatRequest::Take { at_least: 0, name: "test".into() };
+    let seat = spaces.coordinate(Claimant { client: 1, key: SeatKey::default() }, SPACE, &take).unwrap();
+    assert_eq!(seat.term, 1);
     slice
 }
 
