@@ -6,6 +6,7 @@ use crate::frame::{Author, Origin};
 use crate::log::queue::{
     CHUNK_BYTES, EAGER_WRITE_BYTES, IDLE_WRITE_BYTES, MAX_QUEUED_BYTES, MAX_SPARE_CHUNKS, Queue,
 };
+use crate::log::read::beginning;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -153,6 +154,32 @@ fn a_gap_is_open_until_the_thread_has_left_the_unusable_segment() {
     log.check().unwrap();
     log.close();
     thread.join().unwrap();
+    std::fs::remove_dir_all(&path).unwrap();
+}
+
+#[test]
+fn nothing_is_written_behind_a_segment_that_could_not_be_ended() {
+    let path = std::env::temp_dir().join(format!("fastps-log-end-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    let directory = Directory::open(&path).unwrap();
+    let log = Log::new();
+    let run = log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX);
+    let _unheard = durability_notice(&log);
+    let origin = Origin { id: 1, shard: 0, shards: 1 };
+    log.switch(Segment::create(&directory, 2, false, origin, Author::default()).unwrap(), false).unwrap();
+    let thread = std::thread::spawn(run);
+    assert!(log.sync(log.position()).is_err());
+    let is_begun = || !beginning(&directory.segment(2)).unwrap().unwrap().more;
+    // The thread is idle for longer than it delays what it has to note.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_begun());
+    // Dropped, since the log is broken.
+    let _unheard = durability_notice(&log);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_begun());
+    log.close();
+    thread.join().unwrap();
+    assert!(is_begun());
     std::fs::remove_dir_all(&path).unwrap();
 }
 

@@ -25,7 +25,7 @@ fn max_write_delay() -> Duration {
 impl Log {
     /// The body of the writing thread.
     pub(super) fn run(&self, segment: Segment) {
-        let mut writer = Writer { segment, unsynced: 0, synced: Instant::now(), syncs: 0 };
+        let mut writer = Writer { segment, usable: true, unsynced: 0, synced: Instant::now(), syncs: 0 };
         while let Some(mut queue) = self.wait(&mut writer) {
             let batch = queue.take();
             drop(queue);
@@ -36,12 +36,12 @@ impl Log {
             let result = writer.write(batch, |chunk| self.recycle(chunk));
             if result.is_ok() && !writer.segment.last_append_was_direct() && self.queue().pending.bytes == 0 {
                 // Otherwise the next append records the sync, or this thread does when idle.
-                writer.segment.write_durable_mark();
+                writer.mark();
             }
             self.finish_batch(&writer, end, result);
             self.notify_space();
         }
-        writer.segment.write_durable_mark();
+        writer.mark();
         writer.segment.trim();
     }
 
@@ -108,9 +108,9 @@ impl Log {
             if left.is_zero() {
                 return Some(queue);
             }
-            if delay_left.is_zero() && writer.segment.has_unmarked_sync() {
+            if delay_left.is_zero() && writer.usable && writer.segment.has_unmarked_sync() {
                 drop(queue);
-                writer.segment.write_durable_mark();
+                writer.mark();
                 queue = self.queue();
                 continue;
             }
@@ -145,6 +145,9 @@ impl Log {
 /// The state of the writing thread.
 struct Writer {
     segment: Segment,
+    /// Whether the segment continues the log, or records that it follows a gap. Else nothing is written to
+    /// it: a start would find records behind a segment that has no end.
+    usable: bool,
     /// Bytes written but not synced.
     unsynced: u64,
     synced: Instant,
@@ -152,8 +155,22 @@ struct Writer {
 }
 
 impl Writer {
+    /// Records the last sync in the segment.
+    fn mark(&mut self) {
+        if self.usable {
+            self.segment.write_durable_mark();
+        }
+    }
+
     /// Writes a batch. `written` receives each chunk once its content is written.
-    fn write(&mut self, mut batch: Batch, mut written: impl FnMut(Vec<u8>)) -> Result<()> {
+    fn write(&mut self, batch: Batch, written: impl FnMut(Vec<u8>)) -> Result<()> {
+        let (switches, broken) = (batch.next.is_some(), batch.broken);
+        let result = self.try_write(batch, written);
+        self.usable = result.is_ok() && !broken && (self.usable || switches);
+        result
+    }
+
+    fn try_write(&mut self, mut batch: Batch, mut written: impl FnMut(Vec<u8>)) -> Result<()> {
         if let Some((at, next)) = batch.next {
             // A broken segment gets no end frame: the log does not continue from it.
             self.unsynced = 0;
