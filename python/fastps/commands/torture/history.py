@@ -33,8 +33,8 @@ belongs to; None for the run's own). Kinds:
 - ``catalogue``: ``listed``, ``failed`` ({name: error})
 - ``attack``: ``kind``, ``sent``, ``cut``; ``charged``: ``least``, ``grown``: bytes of names and what was
   counted for them
-- ``stranger``: ``kind``, and either ``refused``, ``held`` (seconds), ``before`` and ``after`` (values), or
-  ``least`` and ``grown`` (bytes)
+- ``stranger``: ``kind``, and either ``refused``, ``held`` (seconds), ``each`` (bytes), ``before`` and
+  ``after`` (values), ``least`` and ``grown`` (bytes), or ``failed``: nothing is known, a server was away
 - ``hung``: ``lane``, ``text``: something did not end
 - ``internal``: ``text``, a line of a server's log that tells of a bug; ``end``
 """

@@ -174,9 +174,11 @@ class Run:
     def _act(self, action: Action) -> None:
         """Lets a stranger act; nothing is known of it if the servers were away meanwhile."""
         addresses, args = [shard.address for shard in self.shards], {**action.args, "lease": LEASE}
-        with contextlib.suppress(fastps.FastpsError, OSError):
-            told = strangers.STRANGERS[action.kind](addresses, args)
-            self.history.add("stranger", action.step, kind=action.kind, **told)
+        try:
+            found = strangers.STRANGERS[action.kind](addresses, args)
+        except (fastps.FastpsError, OSError) as error:
+            found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        self.history.add("stranger", action.step, kind=action.kind, **found)
 
     def _finish(self, auditor: Auditor) -> None:
         """After the last fault: reports what is open, checks everything and releases all resources."""

@@ -99,6 +99,9 @@ def liveness(events: Sequence[Event]) -> Iterator[Violation]:
 LONGEST_HOLD = 6.0
 """Seconds: servers hold writes for at most 2 s, and may be stopped and have a restart before them."""
 
+MOST_CHARGED = 3 * 2**20
+"""Bytes for the connections of a client that has pushed a slice of 1 MiB."""
+
 _ACTS = {
     "seat": "ran a program of another client's space",
     "program": "ran a program of boundless work",
@@ -109,15 +112,16 @@ _ACTS = {
 def strangers(events: Sequence[Event]) -> Iterator[Violation]:
     """No client acts for another, and none takes what others need."""
     for event in events:
-        if event["ev"] != "stranger":
+        if event["ev"] != "stranger" or "failed" in event:
             continue
         kind, step = event["kind"], event.get("step")
         if kind in _ACTS and not event["refused"]:
             yield Violation("strangers", step, f"a stranger {_ACTS[kind]}")
         if kind == "hold" and event["held"] > LONGEST_HOLD:
             yield Violation("strangers", step, f"a stranger held writes for {event['held']:.1f} s")
-        if kind == "workers" and event["refused"]:
-            yield Violation("strangers", step, "there is no memory for the connections of some workers")
+        if kind == "workers" and event["each"] > MOST_CHARGED:
+            evidence = f"the connections of a client that pushes slices take {event['each'] / 2**20:.1f} MiB"
+            yield Violation("strangers", step, evidence)
         if kind == "states" and event["grown"] < event["least"]:
             evidence = f"{event['least']} bytes of states were stored; {event['grown']} were counted"
             yield Violation("strangers", step, evidence)

@@ -37,8 +37,8 @@ PUSHES = 20
 STATES, STATE = 20, 60_000
 """Spaces of a client, and the bytes of the state of each."""
 
-WORKERS = 24
-"""Clients that push a slice each, at once."""
+WORKERS = 12
+"""Clients that push a slice each."""
 
 
 @contextlib.contextmanager
@@ -109,9 +109,10 @@ def _join(addresses: Addresses, args: Args) -> dict[str, Any]:
     with _clients(addresses, 2) as (own, other), _tensor(own, name, 10, group=name):
         ones = np.ones(10, np.float32)
         own.push(name, ones)
+        refused = True
         with contextlib.suppress(fastps.FastpsError):
             other._native.join(name, fastps.Sync(workers=3)._binding(), None, "stranger", 1.0)
-        refused = not _refused(lambda: own.push(name, ones))
+            refused = False
     return {"refused": refused}
 
 
@@ -137,17 +138,18 @@ def _hold(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _workers(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Working clients: their connections must fit a server's memory."""
-    name = f"workers/{args['seed']}"
+    """Working clients, one after the other: measures what a server charges for the connection of each."""
+    name, ones = f"workers/{args['seed']}", np.ones(SLICE, np.float32)
+
+    def charged() -> int:
+        return sum(shard["counters"]["memory_connections"] for shard in own.stats()["shards"])
+
     with _clients(addresses, 1, transport="tcp") as (own,), _tensor(own, name, SLICE):
-        try:
-            with _clients(addresses, WORKERS, transport="tcp") as crowd:
-                ones = np.ones(SLICE, np.float32)
-                for handle in [ps.push_async(name, ones) for ps in crowd]:
-                    handle.result()
-        except fastps.CapacityError:
-            return {"refused": True}
-    return {"refused": False}
+        before = charged()
+        with _clients(addresses, WORKERS, transport="tcp") as crowd:
+            for ps in crowd:
+                ps.push(name, ones)
+            return {"each": (charged() - before) // WORKERS}
 
 
 def _states(addresses: Addresses, args: Args) -> dict[str, Any]:
@@ -218,19 +220,17 @@ def _replay(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _recorded(addresses: Addresses, name: str, grad: Any) -> list[tuple[str, list[bytes]]]:
-    """Some pushes of a client through recorders: what it sent to each server."""
+    """Some pushes of a client through recorders: what it sent to each server, but for its end."""
     recorders = [_Recorder(address) for address in addresses]
     try:
         with _clients([recorder.address for recorder in recorders], 1, transport="tcp") as (client,):
             for _ in range(PUSHES):
                 client.push(name, grad)
+            sent = [[bytes(part) for part in recorder.recorded] for recorder in recorders]
     finally:
         for recorder in recorders:
             recorder.close()
-    return [
-        (address, [bytes(sent) for sent in recorder.recorded])
-        for address, recorder in zip(addresses, recorders, strict=True)
-    ]
+    return list(zip(addresses, sent, strict=True))
 
 
 def _send(address: str, data: bytes) -> None:
