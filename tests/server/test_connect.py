@@ -85,7 +85,7 @@ def told(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list
 def test_connect_says_for_which_server_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(fastps.ConnectionLostError):
-        fastps.connect(address, timeout=1.5)
+        fastps.connect(address, timeout=4)
     (text,) = told(caplog)
     assert text.startswith(f"waiting for the server at {address}: ")
 

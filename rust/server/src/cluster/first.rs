@@ -140,14 +140,17 @@ impl Node {
     /// The same for a client that waits for it. What TLS refuses, it will refuse again: the client need not
     /// wait.
     pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
-        self.ask_first(question).await.map_err(|error| {
-            tracing::warn!(shard = self.index(), %error, "shard 0 does not answer");
-            let why = format!("shard {} cannot ask shard 0: {error}", self.index());
-            match error.kind {
-                Kind::Denied => Error::new(Kind::Denied, format!("{why}; {SERVERS_TRUST}")),
-                _ => Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS),
-            }
-        })
+        self.ask_first(question).await.map_err(|error| self.unanswered(&error))
+    }
+
+    /// Logs why shard 0 does not answer; the error for a client that waits for it.
+    pub(crate) fn unanswered(&self, error: &Error) -> Error {
+        tracing::warn!(shard = self.index(), %error, "shard 0 does not answer");
+        let why = format!("shard {} cannot ask shard 0: {error}", self.index());
+        match error.kind {
+            Kind::Denied => Error::new(Kind::Denied, format!("{why}; {SERVERS_TRUST}")),
+            _ => Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS),
+        }
     }
 
     /// Shard 0's answer.

@@ -21,7 +21,7 @@ pub(crate) enum Standing {
     Serves,
     /// It asks shard 0 which slices it should have, or is about to drop what is lost. Says why that takes
     /// long, once it does.
-    Waits(Option<String>),
+    Waits(Option<Error>),
     /// It has lost slices.
     Refuses(Error),
 }
@@ -60,10 +60,10 @@ impl Membership {
 
     /// Shard 0 does not answer: a shard with slices serves them meanwhile, and one without has nothing to
     /// serve.
-    pub(crate) fn go_on_without_first(&self, has_slices: bool, why: &Error) {
+    pub(crate) fn go_on_without_first(&self, has_slices: bool, why: Error) {
         let mut standing = self.standing();
         if let Standing::Waits(_) = *standing {
-            *standing = if has_slices { Standing::Serves } else { Standing::Waits(Some(why.to_string())) };
+            *standing = if has_slices { Standing::Serves } else { Standing::Waits(Some(why)) };
         }
     }
 
@@ -71,6 +71,8 @@ impl Membership {
     pub(crate) fn check(&self) -> Result<()> {
         match &*self.standing() {
             Standing::Serves => Ok(()),
+            // What TLS refuses, it will refuse again.
+            Standing::Waits(Some(why)) if why.kind == Kind::Denied => Err(why.clone()),
             Standing::Waits(why) => {
                 let mut message = "the shard waits for shard 0 to say which slices it should have".to_owned();
                 if let Some(why) = why {
