@@ -37,8 +37,8 @@ PUSHES = 20
 STATES, STATE = 20, 60_000
 """Spaces of a client, and the bytes of the state of each."""
 
-WORKERS = 12
-"""Clients that push a slice each."""
+WORKERS = 40
+"""Clients that push a slice each: enough that the connections of others do not matter."""
 
 
 @contextlib.contextmanager
