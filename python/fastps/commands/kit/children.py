@@ -98,7 +98,9 @@ class Child:
 
     def last_words(self) -> str:
         """The last line of its log, for an error message."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        lines: list[str] = []
+        with contextlib.suppress(FileNotFoundError):  # `close` deletes an empty log
+            lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it left no message"
 
     def kill(self) -> None:
