@@ -21,7 +21,7 @@ class Countdown:
     def left(self) -> float | None:
         """Seconds that are left, at least 0."""
         timeout = self._timeout
-        # What is no number of seconds is refused where it is used.
+        # The call that uses it refuses anything but a number of seconds.
         if not isinstance(timeout, int | float) or not timeout > 0:
             return timeout
         return max(0.0, timeout - (time.monotonic() - self._begun))

@@ -129,9 +129,9 @@ impl Client {
         let options = ConnectOptions { timeout, ..self.options.clone() };
         let other = Self::connect(&self.addresses, options)?;
         for (own, link) in self.links.iter().zip(&other.links) {
-            let (known, told) = (own.addressee().cluster_id, link.addressee().cluster_id);
-            if known != told && known != 0 && told != 0 {
-                return Err(own.fenced(another_cluster(&own.address, known, told)));
+            let (known, reported) = (own.addressee().cluster_id, link.addressee().cluster_id);
+            if known != reported && known != 0 && reported != 0 {
+                return Err(own.fenced(another_cluster(&own.address, known, reported)));
             }
         }
         Ok(other)
