@@ -541,7 +541,7 @@ pub struct SettleRequest {
     #[prost(string, tag = "10")]
     pub after: ::prost::alloc::string::String,
 }
-/// What a client says of itself that commands a space at another shard than shard 0.
+/// Claim of a client that commands a space at a shard other than shard 0.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SeatClaim {
     /// The space.
@@ -554,7 +554,7 @@ pub struct SeatClaim {
     #[prost(bytes = "bytes", tag = "3")]
     pub secret_hash: ::prost::bytes::Bytes,
 }
-/// Whether a client is the coordinator that it says it is.
+/// Verdict on a claim.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SeatVerdict {
     /// Why it is not. Unset: it is.
@@ -585,7 +585,7 @@ pub struct SettleResponse {
     /// The space that `describe_space` asked for. Unset: shard 0 does not list it.
     #[prost(message, optional, tag = "7")]
     pub space: ::core::option::Option<SpaceEntry>,
-    /// What is true of the claim in `seat`. Unset: there was none.
+    /// Verdict on the claim in `seat`. Unset: there was none.
     #[prost(message, optional, tag = "8")]
     pub seat: ::core::option::Option<SeatVerdict>,
     /// Identity of the cluster. Unset (0): shard 0 is of an earlier version, and lists nothing.
@@ -1107,7 +1107,7 @@ pub struct BatchPortionRequest {
     /// What others call it, 1 to 256 bytes of UTF-8.
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
-    /// What became of its last portion. Refused (stale_push) if the replica was not given that portion of the present batch.
+    /// Outcome of its last portion. Refused (stale_push) if the replica was not given that portion of the present batch.
     #[prost(message, optional, tag = "5")]
     pub report: ::core::option::Option<PortionReport>,
     /// What it does next.
