@@ -8,7 +8,7 @@
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::dtype::{DType, View};
-use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::frame::{Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::program::{Command, Op, Program};
@@ -293,20 +293,9 @@ impl Tensor {
     fn push(&self, identity: Identity, checked: bool) {
         for (slice, n, body) in &self.bodies {
             let push = Push {
-                slice: *slice,
-                action: Action::Gradient,
-                identity,
-                base: None,
-                lr: None,
-                scale: None,
-                momentum: None,
-                correction: None,
-                count: *n as u64,
-                codec: self.codec,
-                body,
                 largest: checked.then_some(1.0),
-                indices: None,
                 once: checked,
+                ..Push::gradient(*slice, identity, *n as u64, self.codec, body)
             };
             self.shard.push(&push, |applied| assert!(applied.is_ok()));
         }

@@ -81,20 +81,9 @@ fn push_as(shard: &Shard, slice: SliceId, identity: Identity, once: bool) -> Ans
     let answers = Answers::default();
     let sent = answers.clone();
     let push = Push {
-        slice,
-        indices: None,
-        action: Action::Gradient,
-        identity,
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: 1,
-        codec: CodecId::Float32,
-        body: &(-1.0_f32).to_le_bytes(),
         largest: Some(0.0),
         once,
+        ..Push::gradient(slice, identity, 1, CodecId::Float32, &(-1.0_f32).to_le_bytes())
     };
     shard.push(&push, move |result| sent.0.lock().unwrap().push(result));
     answers
@@ -559,20 +548,9 @@ fn value(shard: &Shard) -> f32 {
 fn contribute(shard: &Shard, client: u64, told: &Arc<Mutex<Vec<Result<Applied>>>>) {
     let body = (-1.0_f32).to_le_bytes();
     let push = Push {
-        slice: SLICE,
-        indices: None,
-        action: Action::Gradient,
-        identity: Identity { client, sequence: 1 },
         base: Some(Base { version: 0, own: Some(0) }),
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: 1,
-        codec: CodecId::Float32,
-        body: &body,
         largest: Some(0.0),
-        once: false,
+        ..Push::gradient(SLICE, Identity { client, sequence: 1 }, 1, CodecId::Float32, &body)
     };
     let told = told.clone();
     shard.push(&push, move |result| told.lock().unwrap().push(result));

@@ -6,7 +6,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::factorize::{Epoch, FactorRule, Factors, Order, Ratings};
-use fastps_core::frame::{Action, Applied, Identity, Push};
+use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::linear::{Csr, Examples, FeatureRows, Linear, Loss, Schedule, Settings};
 use fastps_core::lock::SliceLock;
@@ -50,22 +50,7 @@ fn push(shard: &Shard, slice: SliceId, identity: Identity, value: f32) -> Result
     let answer = Arc::new(SliceLock::new(None));
     let sent = answer.clone();
     let body = value.to_le_bytes().repeat(LEN);
-    let push = Push {
-        slice,
-        action: Action::Gradient,
-        identity,
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: LEN as u64,
-        codec: CodecId::Float32,
-        body: &body,
-        largest: None,
-        indices: None,
-        once: false,
-    };
+    let push = Push::gradient(slice, identity, LEN as u64, CodecId::Float32, &body);
     shard.push(&push, move |result| *sent.lock() = Some(result));
     loop {
         if let Some(answer) = answer.lock().take() {

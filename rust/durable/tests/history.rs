@@ -5,7 +5,7 @@
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
-use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::frame::{Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
@@ -97,22 +97,8 @@ impl World {
     fn apply(&self) {
         let slice = self.shard.slice(ID).unwrap();
         let sequence = 1 + self.value() as u64;
-        let push = Push {
-            slice: ID,
-            action: Action::Gradient,
-            identity: Identity { client: 1, sequence },
-            base: None,
-            lr: None,
-            scale: None,
-            momentum: None,
-            correction: None,
-            count: 1,
-            indices: None,
-            codec: CodecId::Float32,
-            body: &(-1.0_f32).to_le_bytes(),
-            largest: None,
-            once: false,
-        };
+        let (identity, body) = (Identity { client: 1, sequence }, (-1.0_f32).to_le_bytes());
+        let push = Push::gradient(ID, identity, 1, CodecId::Float32, &body);
         self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
     }
 

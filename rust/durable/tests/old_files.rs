@@ -80,20 +80,14 @@ impl World {
         codec.encode(isa, values, None, position, &mut body);
         let rows = rows.map(|rows| rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<_>>());
         let mut push = Push {
-            slice: SliceId(id),
-            action: Action::Gradient,
-            identity: Identity { client, sequence },
-            base: None,
-            lr: None,
-            scale: None,
-            momentum: None,
-            correction: None,
-            count: values.len() as u64,
             indices: rows.as_deref().map(Indices::new),
-            codec: codec.id(),
-            body: &body,
-            largest: None,
-            once: false,
+            ..Push::gradient(
+                SliceId(id),
+                Identity { client, sequence },
+                values.len() as u64,
+                codec.id(),
+                &body,
+            )
         };
         change(&mut push);
         let slice = self.shard.slice(SliceId(id)).unwrap();

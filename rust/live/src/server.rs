@@ -143,19 +143,7 @@ impl Server {
 /// A gradient for a whole slice; the caller adds identity and settings.
 pub(crate) fn gradient<'a>(slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
     Push {
-        slice: slice.id(),
-        action: Action::Gradient,
-        identity: Identity { client: 0, sequence: 0 },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: slice.len() as u64,
-        indices: None,
-        codec,
-        body,
-        largest: None,
         once: true,
+        ..Push::gradient(slice.id(), Identity { client: 0, sequence: 0 }, slice.len() as u64, codec, body)
     }
 }

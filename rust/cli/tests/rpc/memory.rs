@@ -157,20 +157,14 @@ impl Peer {
 fn change(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32]) -> pb::Frame {
     let body: Bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let push = Push {
-        slice: SliceId(slice),
         action,
-        identity: Identity { client: route.client, sequence },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: values.len() as u64,
-        codec: CodecId::Float32,
-        body: &body,
-        largest: None,
-        indices: None,
-        once: false,
+        ..Push::gradient(
+            SliceId(slice),
+            Identity { client: route.client, sequence },
+            values.len() as u64,
+            CodecId::Float32,
+            &body,
+        )
     };
     convert::push_frame(sequence, route, &push, DType::Float32, false, body.clone())
 }

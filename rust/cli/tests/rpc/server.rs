@@ -640,20 +640,8 @@ fn staleness_needs_a_base() {
     let route = Route { group: 1, epoch: 1, client: 1 };
     let body = bytes(&[1.0]);
     let push = Push {
-        slice: SliceId(1),
-        action: Action::Gradient,
-        identity: Identity { client: 1, sequence: 1 },
         base: Some(Base { version: 0, own: None }),
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: 1,
-        codec: CodecId::Float32,
-        body: &body,
-        largest: None,
-        indices: None,
-        once: false,
+        ..Push::gradient(SliceId(1), Identity { client: 1, sequence: 1 }, 1, CodecId::Float32, &body)
     };
     let frame = convert::push_frame(1, route, &push, DType::Float32, false, body.clone());
     assert_eq!(frame.header.unwrap().base_version, Some(0));

@@ -258,20 +258,14 @@ fn encoded(
     body: Bytes,
 ) -> pb::Frame {
     let push = Push {
-        slice: SliceId(slice),
         action,
-        identity: Identity { client: route.client, sequence: sequence + 1 },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: elements as u64,
-        codec,
-        body: &body,
-        largest: None,
-        indices: None,
-        once: false,
+        ..Push::gradient(
+            SliceId(slice),
+            Identity { client: route.client, sequence: sequence + 1 },
+            elements as u64,
+            codec,
+            &body,
+        )
     };
     convert::push_frame(1000 + sequence, route, &push, DType::Float32, false, body.clone())
 }

@@ -6,10 +6,8 @@
 use crate::base::block::{AlignedBlock, BLOCK, Block, Lane, blocks};
 use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::Ordering;
-use crate::kernel::codec::{
-    BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody, float64_lanes, no_float32s,
-};
-use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SgdStep, SparseRule, Step};
+use crate::kernel::codec::{Body, CodecId, Float32Body, WithBody, float64_lanes};
+use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SgdStep, SparseRule, Step, WithRule};
 use crate::kernel::rows::{Indices, RowLayout, Runs};
 use crate::memory::{Buffer, Counts, RacyBuffer};
 use std::ops::Range;
@@ -151,12 +149,23 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
 #[inline(always)]
 pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
     let n = storage.len();
-    match codec {
-        CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
-        CodecId::BFloat16 => with_body(isa, storage, BFloat16Body::new(body, n), scale, rule),
-        CodecId::Int8 => with_body(isa, storage, Int8Body::new(body, n), scale, rule),
-        CodecId::OneBit => with_body(isa, storage, OneBitBody::new(body, n), scale, rule),
-        CodecId::Float64 => no_float32s(),
+    codec.select(body, n, Encoded { isa, storage, scale, rule });
+}
+
+/// A dense push, before its codec is known at compile time.
+struct Encoded<S> {
+    isa: Isa,
+    storage: S,
+    scale: f32,
+    rule: Rule,
+}
+
+impl<S: Storage> WithBody for Encoded<S> {
+    type Out = ();
+    #[inline(always)]
+    fn run_with(self, body: impl Body) {
+        let Self { isa, storage, scale, rule } = self;
+        with_body(isa, storage, body, scale, rule);
     }
 }
 
@@ -261,15 +270,22 @@ impl Body for AnyBody<'_> {
 
 #[inline(always)]
 fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
-    match rule {
-        Rule::Sgd(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Momentum(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Adagrad(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Rmsprop(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Adadelta(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Adam(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Ftrl(rule) => run(isa, Fused { storage, body, scale, rule }),
-        Rule::Average(rule) => run(isa, Fused { storage, body, scale, rule }),
+    rule.select(Dense { isa, storage, body, scale });
+}
+
+/// A dense push, before its rule is known at compile time.
+struct Dense<S, B> {
+    isa: Isa,
+    storage: S,
+    body: B,
+    scale: f32,
+}
+
+impl<S: Storage, B: Body> WithRule for Dense<S, B> {
+    #[inline(always)]
+    fn run_with(self, rule: impl Step) {
+        let Self { isa, storage, body, scale } = self;
+        run(isa, Fused { storage, body, scale, rule });
     }
 }
 
@@ -371,13 +387,23 @@ pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, 
                 *x *= scale;
             }
         }
-        let (storage, runs, g) = (&mut storage, &mut runs, &*g);
-        match rule {
-            SparseRule::Sgd(rule) => isa.run(StepRows { storage, runs, g, rule }),
-            SparseRule::Adagrad(rule) => isa.run(StepRows { storage, runs, g, rule }),
-            SparseRule::Adam(rule) => isa.run(StepRows { storage, runs, g, rule }),
-            SparseRule::Ftrl(rule) => isa.run(StepRows { storage, runs, g, rule }),
-        }
+        rule.select(Rows { isa, storage: &mut storage, runs: &mut runs, g });
+    }
+}
+
+/// A decoded block of a sparse push, before its rule is known at compile time.
+struct Rows<'a, 'b, S> {
+    isa: Isa,
+    storage: &'a mut S,
+    runs: &'a mut Runs<'b>,
+    g: &'a [f32],
+}
+
+impl<S: Storage> WithRule for Rows<'_, '_, S> {
+    #[inline(always)]
+    fn run_with(self, rule: impl Step) {
+        let Self { isa, storage, runs, g } = self;
+        isa.run(StepRows { storage, runs, g, rule });
     }
 }
 

@@ -27,11 +27,7 @@ pub(crate) fn limit(dtype: DType) -> f64 {
 /// Whether one step at a rate, with a gradient whose largest magnitude is `largest`, may overflow.
 #[inline(always)]
 pub(crate) fn may_overflow(optimizer: &Optimizer, dtype: DType, lr: f64, largest: f64) -> bool {
-    let term = match optimizer {
-        Optimizer::Sgd(_) | Optimizer::Average(_) => largest,
-        Optimizer::Ftrl(_) if largest > 0.0 => (largest / lr).max(largest * largest),
-        _ => largest * largest,
-    };
+    let term = optimizer.largest_term(lr, largest);
     largest.max(lr).max(lr * largest).max(term) > limit(dtype)
 }
 

@@ -223,7 +223,7 @@ pub fn check_and_encode(
     position: Position,
 ) -> Result<Vec<u8>> {
     let mut body = Vec::with_capacity(codec.id().body_len(values.len()));
-    if codec.id().telling().is_none() {
+    if codec.id().marked().is_none() {
         finite::check(isa, values, residual.as_deref())?;
     }
     codec.encode(isa, values, residual.as_deref_mut(), position, &mut body);

@@ -93,6 +93,29 @@ pub(crate) struct Target<'a> {
     pub(crate) optimizer: &'a Optimizer,
 }
 
+impl<'a> Push<'a> {
+    /// A gradient for `count` elements of a slice, without settings: the base of every other push.
+    #[inline(always)]
+    pub fn gradient(slice: SliceId, identity: Identity, count: u64, codec: CodecId, body: &'a [u8]) -> Self {
+        Self {
+            slice,
+            action: Action::Gradient,
+            identity,
+            base: None,
+            lr: None,
+            scale: None,
+            momentum: None,
+            correction: None,
+            count,
+            indices: None,
+            codec,
+            body,
+            largest: None,
+            once: false,
+        }
+    }
+}
+
 impl Push<'_> {
     /// Validates a push before anything is looked up or changed: its sizes against the slice's, its settings,
     /// and every byte of a body that is not known to be good. Returns the body's largest magnitude, or a

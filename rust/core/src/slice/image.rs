@@ -136,20 +136,14 @@ impl Slice {
         };
         let gradient = record.action == Action::Gradient;
         let push = Push {
-            slice: self.id,
             action: record.action,
-            identity: record.identity,
             base: record.base,
             lr: gradient.then_some(record.lr),
             scale: gradient.then_some(record.scale),
             momentum: gradient.then_some(record.momentum),
-            correction: None,
-            count: elements as u64,
             indices: record.indices,
-            codec: record.codec,
-            body: record.body,
-            largest: None,
             once: record.once,
+            ..Push::gradient(self.id, record.identity, elements as u64, record.codec, record.body)
         };
         let repeated = push.validate(self.isa, self.target()).and_then(|_| match &self.memory {
             SliceMemory::Exact(memory) => {

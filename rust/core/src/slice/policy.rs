@@ -113,20 +113,14 @@ impl Held {
     /// Applies the push now, unless it was fenced meanwhile.
     pub fn release(mut self) {
         let push = Push {
-            slice: self.slice.id(),
             action: self.action,
-            identity: self.identity,
             base: self.base,
             lr: self.lr,
             scale: self.scale,
-            momentum: None,
             correction: self.correction,
-            count: self.count,
             indices: self.indices.as_deref().map(Indices::new),
-            codec: self.codec,
-            body: &self.body,
             largest: self.largest,
-            once: false,
+            ..Push::gradient(self.slice.id(), self.identity, self.count, self.codec, &self.body)
         };
         let result = self.slice.apply_held(&push);
         self.complete(result);

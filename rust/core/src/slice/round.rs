@@ -16,7 +16,7 @@ use crate::kernel::codec::CodecId;
 use crate::kernel::finite;
 use crate::kernel::rows::{Indices, RowSet};
 use crate::memory::{Buffer, Charge, Pieces, Purpose};
-use crate::slice::frame::{Action, Applied, Identity, Push};
+use crate::slice::frame::{Applied, Identity, Push};
 use crate::slice::identity::{Completion, Outcome, Seen};
 use crate::slice::policy::Share;
 use crate::slice::record::{Identities, Record};
@@ -435,21 +435,13 @@ fn sum_of<'a>(
         None => (None, round.values()),
         Some(Few { indices, values }) => (Some(Indices::new(indices)), &values[..]),
     };
+    let (codec, body) = (CodecId::plain(slice.spec.dtype), bytemuck::cast_slice::<f32, u8>(values));
     Push {
-        slice: slice.id,
-        action: Action::Gradient,
-        identity,
-        base: None,
         lr: Some(round.lr()),
         scale: Some(share),
-        momentum: None,
-        correction: None,
-        count: values.len() as u64,
         indices,
-        codec: CodecId::plain(slice.spec.dtype),
-        body: bytemuck::cast_slice::<f32, u8>(values),
         largest: Some(largest),
-        once: false,
+        ..Push::gradient(slice.id, identity, values.len() as u64, codec, body)
     }
 }
 

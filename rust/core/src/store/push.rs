@@ -13,7 +13,7 @@ use crate::push::outcome::Collect;
 use crate::push::residue::Residue;
 use crate::push::sparse::Gathered;
 use crate::slice::Slice;
-use crate::slice::frame::{Action, Applied, Base, Identity, Push};
+use crate::slice::frame::{Applied, Base, Identity, Push};
 use crate::verbs::{Gradient, GradientRef, PushOptions, Pushed, Versions};
 use rayon::prelude::*;
 use std::sync::OnceLock;
@@ -58,20 +58,12 @@ impl<'o> UnderWay<'o> {
     #[inline(always)]
     fn of<'a>(&self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
         Push {
-            slice: slice.id(),
-            action: Action::Gradient,
-            identity: self.identity,
-            base: None,
             lr: self.options.lr,
             scale: self.options.scale,
-            momentum: None,
             correction: self.options.correction,
-            count: slice.len() as u64,
-            indices: None,
-            codec,
-            body,
             largest: Some(self.largest),
             once: true,
+            ..Push::gradient(slice.id(), self.identity, slice.len() as u64, codec, body)
         }
     }
 }

@@ -37,20 +37,16 @@ impl Store {
             let ((action, body), dtype) = (actions[part], slice.spec().dtype);
             let rows = places.rows(0).map(|rows| rows.plan.indices(&rows.plan.parts()[part]));
             let push = Push {
-                slice: slice.id(),
                 action,
-                identity,
-                base: None,
-                lr: None,
-                scale: None,
-                momentum: None,
-                correction: None,
-                count: rows.map_or(slice.len(), |_| body.len() / dtype.size()) as u64,
                 indices: rows,
-                codec: CodecId::plain(dtype),
-                body,
-                largest: None,
                 once: true,
+                ..Push::gradient(
+                    slice.id(),
+                    identity,
+                    rows.map_or(slice.len(), |_| body.len() / dtype.size()) as u64,
+                    CodecId::plain(dtype),
+                    body,
+                )
             };
             self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))
         };

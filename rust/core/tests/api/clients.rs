@@ -5,7 +5,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
-use fastps_core::frame::{Action, Base, Identity, Push};
+use fastps_core::frame::{Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
@@ -36,22 +36,7 @@ fn counter(shard: &Shard, name: &str) -> u64 {
 }
 
 fn gradient(client: u64, slice: u64, sequence: u64) -> Push<'static> {
-    Push {
-        slice: SliceId(slice),
-        action: Action::Gradient,
-        identity: Identity { client, sequence },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: 1,
-        codec: CodecId::Float32,
-        body: &[0; 4],
-        largest: None,
-        indices: None,
-        once: false,
-    }
+    Push::gradient(SliceId(slice), Identity { client, sequence }, 1, CodecId::Float32, &[0; 4])
 }
 
 fn push(shard: &Shard, client: u64, slice: u64) {

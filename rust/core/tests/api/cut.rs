@@ -3,7 +3,7 @@
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
-use fastps_core::frame::{Action, Applied, Base, Identity, Push};
+use fastps_core::frame::{Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -32,22 +32,7 @@ fn shard(tensors: &[(&str, Apply)], optimizer: &Optimizer) -> Arc<Shard> {
 /// Pushes -1. Returns the answer, or `None` if it comes later.
 fn contribute(shard: &Shard, slice: u64, identity: Identity, base: Option<Base>) -> Option<Result<Applied>> {
     let body: Vec<u8> = [-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let push = Push {
-        slice: SliceId(slice),
-        action: Action::Gradient,
-        identity,
-        base,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: N as u64,
-        indices: None,
-        codec: CodecId::Float32,
-        body: &body,
-        largest: None,
-        once: false,
-    };
+    let push = Push { base, ..Push::gradient(SliceId(slice), identity, N as u64, CodecId::Float32, &body) };
     let slice = shard.slice(push.slice).unwrap();
     shard.push_to(&slice, &push, || Box::new(|result| assert!(result.is_ok())))
 }

@@ -122,20 +122,15 @@ fn push(
 ) -> fastps_core::error::Result<Applied> {
     let slice = shard.slice(SliceId(1)).unwrap();
     let push = Push {
-        slice: SliceId(1),
         action,
-        identity: Identity { client: 5, sequence },
-        base: None,
-        lr: None,
         scale,
-        momentum: None,
-        correction: None,
-        count: (body.len() / 8) as u64,
-        indices: None,
-        codec: CodecId::Float64,
-        body,
-        largest: None,
-        once: false,
+        ..Push::gradient(
+            SliceId(1),
+            Identity { client: 5, sequence },
+            (body.len() / 8) as u64,
+            CodecId::Float64,
+            body,
+        )
     };
     shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap()
 }
@@ -297,20 +292,9 @@ fn a_frame_of_another_type_is_refused() {
             (Action::Gradient, Some(Indices::new(&row))),
         ] {
             let push = Push {
-                slice: SliceId(slice),
                 action,
-                identity: Identity { client: 5, sequence: 1 },
-                base: None,
-                lr: None,
-                scale: None,
-                momentum: None,
-                correction: None,
-                count: 2,
                 indices,
-                codec,
-                body,
-                largest: None,
-                once: false,
+                ..Push::gradient(SliceId(slice), Identity { client: 5, sequence: 1 }, 2, codec, body)
             };
             let slice = shard.slice(SliceId(slice)).unwrap();
             let error = shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap_err();
@@ -331,20 +315,8 @@ fn a_version_of_several_workers_is_refused() {
     shard.groups().join(4, 5, seat, shard.meter()).unwrap();
     let slice = shard.slice(SliceId(1)).unwrap();
     let push = Push {
-        slice: SliceId(1),
-        action: Action::Gradient,
-        identity: Identity { client: 5, sequence: 1 },
         base: Some(Base { version: 0, own: None }),
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: 2,
-        indices: None,
-        codec: CodecId::Float64,
-        body: &[0; 16],
-        largest: None,
-        once: false,
+        ..Push::gradient(SliceId(1), Identity { client: 5, sequence: 1 }, 2, CodecId::Float64, &[0; 16])
     };
     let error = shard.push_to(&slice, &push, || Box::new(|_| ())).unwrap().unwrap_err();
     assert_eq!(error.kind, Kind::DType, "{error}");

@@ -129,20 +129,8 @@ impl World {
 
 fn push(client: u64, sequence: u64, base: u64, body: &[u8], codec: CodecId) -> Push<'_> {
     Push {
-        slice: SLICE,
-        action: Action::Gradient,
-        identity: Identity { client, sequence },
         base: Some(Base { version: base, own: Some(0) }),
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: LEN as u64,
-        indices: None,
-        codec,
-        body,
-        largest: None,
-        once: false,
+        ..Push::gradient(SLICE, Identity { client, sequence }, LEN as u64, codec, body)
     }
 }
 

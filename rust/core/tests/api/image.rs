@@ -142,28 +142,27 @@ fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &De
     let gradient = action == Action::Gradient;
     let (version, own) = shard.slice(ID).unwrap().version(deed.client);
     let push = Push {
-        slice: ID,
         action,
-        identity: identity(*sequence),
         base: deed
             .seed
             .is_multiple_of(3)
             .then_some(Base { version: version.saturating_sub(2), own: Some(own.saturating_sub(1)) }),
         lr: deed.lr.filter(|_| gradient),
         scale: deed.scale.filter(|_| gradient),
-        momentum: None,
         correction: (gradient && deed.seed.is_multiple_of(2)).then_some(Correction {
             delay_adaptive: true,
             max_staleness: Some(u64::from(deed.seed % 3)),
             reject: deed.seed.is_multiple_of(5),
             momentum_matching: true,
         }),
-        count: if rows.is_some() { n } else { ROWS * WIDTH } as u64,
         indices: rows.as_deref().map(Indices::new),
-        codec: codec.id(),
-        body: &body,
-        largest: None,
-        once: false,
+        ..Push::gradient(
+            ID,
+            identity(*sequence),
+            if rows.is_some() { n } else { ROWS * WIDTH } as u64,
+            codec.id(),
+            &body,
+        )
     };
     let mut outcome = None;
     let slice = shard.slice(ID).unwrap();
@@ -320,22 +319,7 @@ fn what_is_accepted_alive_can_be_restored() {
 }
 
 fn plain(client: u64, sequence: u64, action: Action, body: &[u8]) -> Push<'_> {
-    Push {
-        slice: ID,
-        action,
-        identity: Identity { client, sequence },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: 0,
-        indices: None,
-        codec: CodecId::Float32,
-        body,
-        largest: None,
-        once: false,
-    }
+    Push { action, ..Push::gradient(ID, Identity { client, sequence }, 0, CodecId::Float32, body) }
 }
 
 #[test]

@@ -123,20 +123,9 @@ fn trained(
     ];
     for (k, (action, codec, body, scale)) in steps.into_iter().enumerate() {
         let push = Push {
-            slice: SLICE,
             action,
-            identity: Identity { client: 1, sequence: k as u64 + 1 },
-            base: None,
-            lr: None,
             scale,
-            momentum: None,
-            correction: None,
-            count: n as u64,
-            codec,
-            body,
-            largest: None,
-            indices: None,
-            once: false,
+            ..Push::gradient(SLICE, Identity { client: 1, sequence: k as u64 + 1 }, n as u64, codec, body)
         };
         shard.push(&push, |result| assert!(result.is_ok(), "{result:?}"));
     }

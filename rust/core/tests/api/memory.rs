@@ -3,7 +3,7 @@
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::frame::{Action, Applied, Identity, Push};
+use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::identity::WINDOW;
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -58,22 +58,7 @@ fn check_sum(shard: &Shard) {
 fn push(shard: &Shard, client: u64, sequence: u64) -> mpsc::Receiver<Result<Applied>> {
     let (done, answer) = mpsc::channel();
     let body = vec![-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let push = Push {
-        slice: SLICE,
-        action: Action::Gradient,
-        identity: Identity { client, sequence },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: N as u64,
-        codec: CodecId::Float32,
-        body: &body,
-        largest: None,
-        indices: None,
-        once: false,
-    };
+    let push = Push::gradient(SLICE, Identity { client, sequence }, N as u64, CodecId::Float32, &body);
     shard.push(&push, move |result| done.send(result).unwrap());
     answer
 }
@@ -237,22 +222,13 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
         for (id, k) in &ids {
             let values = &gradient[spec.slice_range(*k)];
             let identity = Identity { client: 1, sequence };
-            let push = Push {
-                slice: *id,
-                action: Action::Gradient,
+            let push = Push::gradient(
+                *id,
                 identity,
-                base: None,
-                lr: None,
-                scale: None,
-                momentum: None,
-                correction: None,
-                count: values.len() as u64,
-                codec: CodecId::Float32,
-                body: bytemuck::cast_slice(values),
-                largest: None,
-                indices: None,
-                once: false,
-            };
+                values.len() as u64,
+                CodecId::Float32,
+                bytemuck::cast_slice(values),
+            );
             shard.push(&push, |applied| assert!(applied.is_ok()));
         }
     };

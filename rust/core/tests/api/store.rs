@@ -3,7 +3,7 @@
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
-use fastps_core::frame::{Action, Applied, Identity, Push};
+use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
@@ -236,22 +236,7 @@ fn push_to(
 }
 
 fn frame(slice: u64, identity: Identity, codec: CodecId, elements: usize, body: &[u8]) -> Push<'_> {
-    Push {
-        slice: SliceId(slice),
-        action: Action::Gradient,
-        identity,
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: elements as u64,
-        codec,
-        body,
-        largest: None,
-        indices: None,
-        once: false,
-    }
+    Push::gradient(SliceId(slice), identity, elements as u64, codec, body)
 }
 
 fn identity(sequence: u64) -> Identity {

@@ -152,20 +152,14 @@ fn values(seed: usize) -> Vec<f32> {
 
 fn push(action: Action, sequence: u64, body: &[f32]) -> Push<'_> {
     Push {
-        slice: ID,
         action,
-        identity: Identity { client: 5, sequence },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: body.len() as u64,
-        indices: None,
-        codec: CodecId::Float32,
-        body: bytemuck::cast_slice(body),
-        largest: None,
-        once: false,
+        ..Push::gradient(
+            ID,
+            Identity { client: 5, sequence },
+            body.len() as u64,
+            CodecId::Float32,
+            bytemuck::cast_slice(body),
+        )
     }
 }
 

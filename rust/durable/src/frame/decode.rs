@@ -123,7 +123,7 @@ impl<'a> Decoder<'a> {
             once: is(FLAG_ONCE),
             action,
             indices: is(FLAG_ROWS).then(|| Indices::new(rows)),
-            codec: CodecId::ALL.into_iter().find(|id| *id as u8 == codec)?,
+            codec: CodecId::by_number(codec.into())?,
             body: self.0,
             lr,
             scale,

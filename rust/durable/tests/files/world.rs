@@ -132,20 +132,9 @@ impl World {
         let rows = rows.map(|rows| (0..rows).flat_map(u32::to_le_bytes).collect::<Vec<_>>());
         let body: Vec<u8> = (0..n).flat_map(|i| (value + i as f32 / 64.0).to_le_bytes()).collect();
         let push = Push {
-            slice: SliceId(id),
             action,
-            identity: Identity { client, sequence },
-            base: None,
-            lr: None,
-            scale: None,
-            momentum: None,
-            correction: None,
-            count: n as u64,
             indices: rows.as_deref().map(Indices::new),
-            codec: CodecId::Float32,
-            body: &body,
-            largest: None,
-            once: false,
+            ..Push::gradient(SliceId(id), Identity { client, sequence }, n as u64, CodecId::Float32, &body)
         };
         self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
     }

@@ -41,7 +41,7 @@ pub fn values(
 ) -> pb::Frame {
     let header = pb::Header {
         count: (payload.len() / dtype.size()) as u64,
-        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        codec: codec_to_wire(CodecId::plain(dtype)),
         dtype: dtype_to_wire(dtype).into(),
         version: Some(version),
         own: Some(own),

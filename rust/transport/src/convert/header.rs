@@ -72,7 +72,7 @@ pub(super) fn draft(kind: pb::Kind, target: Target) -> pb::Header {
 impl GradientSettings {
     fn draft(&self, target: Target) -> pb::Header {
         pb::Header {
-            codec: codec_to_wire(self.codec).into(),
+            codec: codec_to_wire(self.codec),
             dtype: dtype_to_wire(self.dtype).into(),
             lr: self.lr,
             scale: self.scale,
@@ -129,7 +129,7 @@ pub fn assignment(
     let kind = if step.is_some() { pb::Kind::AssignState } else { pb::Kind::Assign };
     pb::Header {
         count,
-        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        codec: codec_to_wire(CodecId::plain(dtype)),
         dtype: dtype_to_wire(dtype).into(),
         step,
         reservation,

@@ -187,7 +187,7 @@ pub fn rows_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result<S
         kind: pb::Kind::Values.into(),
         tag,
         count: elements as u64,
-        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        codec: codec_to_wire(CodecId::plain(dtype)),
         dtype: dtype_to_wire(dtype).into(),
         table: Some(Box::new(table(outcomes, |at| (at.version, at.own)))),
         ..Default::default()

@@ -109,25 +109,13 @@ pub fn crc32c(payload: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, payload) as u32
 }
 
-pub(super) fn codec_to_wire(codec: CodecId) -> pb::PayloadCodec {
-    match codec {
-        CodecId::Float32 => pb::PayloadCodec::CodecFloat32,
-        CodecId::BFloat16 => pb::PayloadCodec::CodecBfloat16,
-        CodecId::Int8 => pb::PayloadCodec::CodecInt8,
-        CodecId::OneBit => pb::PayloadCodec::CodecOnebit,
-        CodecId::Float64 => pb::PayloadCodec::CodecFloat64,
-    }
+/// The codec's number, which is its value of `pb::PayloadCodec`.
+pub(super) fn codec_to_wire(codec: CodecId) -> i32 {
+    codec as i32
 }
 
 fn codec_from_wire(codec: i32) -> Result<CodecId> {
-    match pb::PayloadCodec::try_from(codec) {
-        Ok(pb::PayloadCodec::CodecFloat32) => Ok(CodecId::Float32),
-        Ok(pb::PayloadCodec::CodecBfloat16) => Ok(CodecId::BFloat16),
-        Ok(pb::PayloadCodec::CodecInt8) => Ok(CodecId::Int8),
-        Ok(pb::PayloadCodec::CodecOnebit) => Ok(CodecId::OneBit),
-        Ok(pb::PayloadCodec::CodecFloat64) => Ok(CodecId::Float64),
-        Ok(pb::PayloadCodec::CodecUnspecified) | Err(_) => Err(unknown("codec", "1 to 5", codec)),
-    }
+    CodecId::by_number(codec).ok_or_else(|| unknown("codec", &format!("1 to {}", CodecId::ALL.len()), codec))
 }
 
 pub(super) fn malformed(message: impl Into<String>) -> Error {
@@ -270,20 +258,12 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 (_, None) => return Err(malformed("KIND_ASSIGN_STATE without step")),
             };
             let push = Push {
-                slice,
                 action,
-                identity,
                 base,
                 lr: h.lr,
                 scale: h.scale,
-                momentum: None,
                 correction: h.correction.as_ref().map(correction_from_wire),
-                count: h.count,
-                codec,
-                body: &frame.payload,
-                largest: None,
-                indices: None,
-                once: false,
+                ..Push::gradient(slice, identity, h.count, codec, &frame.payload)
             };
             if sparse {
                 let parts = parts::of_push(h, push)?;
@@ -373,20 +353,10 @@ mod tests {
 
     fn push(body: &[u8]) -> Push<'_> {
         Push {
-            slice: SliceId(5),
-            action: Action::Gradient,
-            identity: Identity { client: 9, sequence: 3 },
             base: Some(Base { version: 0, own: Some(0) }),
             lr: Some(0.5),
             scale: Some(2.0),
-            momentum: None,
-            correction: None,
-            count: 2,
-            codec: CodecId::Float32,
-            body,
-            largest: None,
-            indices: None,
-            once: false,
+            ..Push::gradient(SliceId(5), Identity { client: 9, sequence: 3 }, 2, CodecId::Float32, body)
         }
     }
 
@@ -486,8 +456,9 @@ mod tests {
     #[test]
     fn a_codec_has_one_number() {
         for codec in CodecId::ALL {
-            assert_eq!(codec_from_wire(codec_to_wire(codec).into()).unwrap(), codec);
-            assert_eq!(i32::from(codec_to_wire(codec)), codec as i32, "the log has the same numbers");
+            assert_eq!(codec_from_wire(codec_to_wire(codec)).unwrap(), codec);
+            let name = pb::PayloadCodec::try_from(codec_to_wire(codec)).unwrap().as_str_name();
+            assert_eq!(name, format!("CODEC_{}", codec.name().to_uppercase()));
         }
         for bad in [0, 6, -1, i32::MAX] {
             let error = codec_from_wire(bad).unwrap_err();

@@ -179,7 +179,7 @@ pub fn portion_header(target: Target, of: PortionOf, dtype: DType, count: u64) -
     let PortionOf { space, batch, portion } = of;
     pb::Header {
         count,
-        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        codec: codec_to_wire(CodecId::plain(dtype)),
         dtype: dtype_to_wire(dtype).into(),
         portion: Some(Box::new(pb::PortionHead { space: space.0, batch, portion })),
         ..draft(pb::Kind::Portion, target)

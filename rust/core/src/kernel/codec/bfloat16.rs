@@ -15,6 +15,19 @@ const MAGNITUDE: u16 = 0x7FFF;
 const LARGEST: u32 = 0x7F7F;
 const NAN: u32 = 0x7FC0;
 
+/// Bodies of this codec mark no blocks that are not finite.
+pub(super) const MARKED: Option<usize> = None;
+
+/// Bytes of a body of `n` elements.
+pub(super) fn body_len(n: usize) -> usize {
+    WIDTH * n
+}
+
+/// Bodies of this codec mark no blocks that are not finite.
+pub(super) fn was_finite(_body: &[u8], _block: usize) -> bool {
+    true
+}
+
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
     encode_blocks(isa, values, residual, BFloat16Writer { body });
 }
@@ -60,7 +73,7 @@ fn widen(bytes: [u8; WIDTH]) -> f32 {
 }
 
 /// The largest magnitude. Refuses NaN and infinities.
-pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<f64> {
+pub(super) fn validate(isa: Isa, body: &[u8], _n: usize) -> Result<f64> {
     let (body, _) = body.as_chunks::<WIDTH>();
     let largest = widen(isa.run(LargestBFloat16 { body }).to_le_bytes());
     if largest.is_finite() {

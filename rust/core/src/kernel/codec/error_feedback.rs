@@ -2,7 +2,7 @@
 //! express is kept as a residual and added to the next gradient, so that nothing is lost over time. This file
 //! has the residuals of one worker, and how what was not applied returns to them.
 
-use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody, no_float32s};
+use super::{Body, CodecId, WithBody};
 use crate::base::block::{Block, blocks};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Undoes the encoding of `values`: restores the residual, up to the rounding of the sums. Works for codecs
 /// whose bodies mark blocks that are not finite.
 pub(crate) fn take_back(isa: Isa, codec: CodecId, values: &[f32], body: &[u8], residual: &mut [f32]) {
-    let Some(block) = codec.telling() else { return };
+    let Some(block) = codec.marked() else { return };
     let mut decoded = Block::ZERO;
     for (k, (e, g)) in residual.chunks_mut(block).zip(values.chunks(block)).enumerate() {
         if codec.block_was_finite(body, k) {
@@ -135,29 +135,27 @@ impl Kernel for GiveBack<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        let n = self.residual.len();
-        match self.codec {
-            CodecId::Float32 => add(Float32Body::new(self.body, n), self.residual, self.store),
-            CodecId::Float64 => no_float32s(),
-            CodecId::BFloat16 => add(BFloat16Body::new(self.body, n), self.residual, self.store),
-            CodecId::Int8 => add(Int8Body::new(self.body, n), self.residual, self.store),
-            CodecId::OneBit => add(OneBitBody::new(self.body, n), self.residual, self.store),
-        }
+        let Self { codec, body, .. } = self;
+        codec.select(body, self.residual.len(), self)
     }
 }
 
-#[inline(always)]
-fn add(body: impl Body, residual: &mut [f32], store: bool) -> bool {
-    let mut decoded = Block::ZERO;
-    let decoded = &mut decoded.0;
-    let mut finite = true;
-    for (at, len) in blocks(residual.len()) {
-        body.decode(at, &mut decoded[..len]);
-        for (e, d) in residual[at..at + len].iter_mut().zip(&*decoded) {
-            let sum = *e + d;
-            finite &= sum.is_finite();
-            *e = if store { sum } else { *e };
+impl WithBody for GiveBack<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run_with(self, body: impl Body) -> bool {
+        let Self { residual, store, .. } = self;
+        let mut decoded = Block::ZERO;
+        let decoded = &mut decoded.0;
+        let mut finite = true;
+        for (at, len) in blocks(residual.len()) {
+            body.decode(at, &mut decoded[..len]);
+            for (e, d) in residual[at..at + len].iter_mut().zip(&*decoded) {
+                let sum = *e + d;
+                finite &= sum.is_finite();
+                *e = if store { sum } else { *e };
+            }
         }
+        finite
     }
-    finite
 }

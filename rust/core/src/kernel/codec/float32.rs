@@ -11,6 +11,19 @@ const WIDTH: usize = 4;
 /// The bits without the sign.
 const MAGNITUDE: u32 = 0x7FFF_FFFF;
 
+/// Bodies of this codec mark no blocks that are not finite.
+pub(super) const MARKED: Option<usize> = None;
+
+/// Bytes of a body of `n` elements.
+pub(super) fn body_len(n: usize) -> usize {
+    WIDTH * n
+}
+
+/// Bodies of this codec mark no blocks that are not finite.
+pub(super) fn was_finite(_body: &[u8], _block: usize) -> bool {
+    true
+}
+
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
     encode_blocks(isa, values, residual, Float32Writer { body });
 }
@@ -38,7 +51,7 @@ impl Encoder<BLOCK> for Float32Writer<'_> {
 }
 
 /// The largest magnitude. Refuses NaN and infinities.
-pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<f64> {
+pub(super) fn validate(isa: Isa, body: &[u8], _n: usize) -> Result<f64> {
     let (body, _) = body.as_chunks::<WIDTH>();
     let largest = f32::from_bits(isa.run(LargestFloat32 { body }));
     if largest.is_finite() {

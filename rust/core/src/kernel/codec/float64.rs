@@ -8,6 +8,19 @@ const WIDTH: usize = 8;
 /// The bits without the sign.
 const MAGNITUDE: u64 = 0x7FFF_FFFF_FFFF_FFFF;
 
+/// Bodies of this codec mark no blocks that are not finite.
+pub(super) const MARKED: Option<usize> = None;
+
+/// Bytes of a body of `n` elements.
+pub(super) fn body_len(n: usize) -> usize {
+    WIDTH * n
+}
+
+/// Bodies of this codec mark no blocks that are not finite.
+pub(super) fn was_finite(_body: &[u8], _block: usize) -> bool {
+    true
+}
+
 /// The elements of a body.
 #[inline(always)]
 pub(crate) fn lanes(body: &[u8]) -> &[[u8; WIDTH]] {
@@ -22,7 +35,7 @@ impl Lane<f64> for [u8; WIDTH] {
 }
 
 /// The largest magnitude. Refuses NaN and infinities.
-pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<f64> {
+pub(super) fn validate(isa: Isa, body: &[u8], _n: usize) -> Result<f64> {
     let body = lanes(body);
     let largest = f64::from_bits(isa.run(LargestFloat64 { body }));
     if largest.is_finite() {

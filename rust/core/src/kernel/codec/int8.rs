@@ -17,7 +17,14 @@ use crate::base::isa::{Isa, Kernel};
 use std::ops::Range;
 
 /// Elements that share a scale.
-pub(super) const BLOCK: usize = 64;
+const BLOCK: usize = 64;
+/// Elements of a block that a body can mark as not finite.
+pub(super) const MARKED: Option<usize> = Some(BLOCK);
+
+/// Bytes of a body of `n` elements.
+pub(super) fn body_len(n: usize) -> usize {
+    n.div_ceil(BLOCK) + n
+}
 /// Exponent fields below this one give a zero block.
 const SMALLEST: u32 = 32;
 /// 1.5 * 2^23: adding it leaves the sum's integer part, rounded to nearest even, in the low bits.

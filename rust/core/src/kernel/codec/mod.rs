@@ -8,16 +8,17 @@ mod error_feedback;
 mod float32;
 mod float64;
 mod int8;
+mod list;
 mod onebit;
 mod philox;
 
-pub(crate) use bfloat16::BFloat16Body;
+use bfloat16::BFloat16Body;
 pub use error_feedback::ErrorFeedback;
 pub(crate) use error_feedback::take_back;
 pub(crate) use float32::Float32Body;
 pub(crate) use float64::lanes as float64_lanes;
-pub(crate) use int8::Int8Body;
-pub(crate) use onebit::OneBitBody;
+use int8::Int8Body;
+use onebit::OneBitBody;
 
 use crate::base::block::Lane;
 use crate::base::dtype::DType;
@@ -25,35 +26,21 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use std::ops::Range;
 
-/// A codec as the wire identifies it: what a decoder needs to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum CodecId {
+list::codecs! {
     /// IEEE single precision, little-endian.
-    Float32 = 1,
+    Float32 = 1, float32, Float32Body;
     /// The upper half of a float32, rounded to nearest even.
-    BFloat16 = 2,
+    BFloat16 = 2, bfloat16, BFloat16Body;
     /// One signed byte per element, one power-of-two scale byte per 64 elements.
-    Int8 = 3,
+    Int8 = 3, int8, Int8Body;
     /// One sign bit per element, two means per 1024 elements.
-    OneBit = 4,
-    /// IEEE double precision, little-endian: only for tensors of float64, which have no other codec.
-    Float64 = 5,
+    OneBit = 4, onebit, OneBitBody;
 }
 
 impl CodecId {
-    /// All codecs.
-    pub const ALL: [Self; 5] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit, Self::Float64];
-
-    /// The name in Python and in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Float32 => "Float32",
-            Self::BFloat16 => "BFloat16",
-            Self::Int8 => "Int8",
-            Self::OneBit => "OneBit",
-            Self::Float64 => "Float64",
-        }
+    /// The codec with this number on the wire and in files.
+    pub fn by_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|codec| *codec as i32 == number)
     }
 
     /// The codec that stores values of this type unchanged.
@@ -66,44 +53,12 @@ impl CodecId {
 
     /// The type of the tensors whose gradients it encodes.
     pub fn dtype(self) -> DType {
-        match self {
-            Self::Float32 | Self::BFloat16 | Self::Int8 | Self::OneBit => DType::Float32,
-            Self::Float64 => DType::Float64,
-        }
+        if self == Self::Float64 { DType::Float64 } else { DType::Float32 }
     }
 
-    /// Whether the `n` values of a body were finite, as far as the body marks that.
+    /// True if the `n` values of a body were finite, as far as the body marks that.
     pub(crate) fn was_finite(self, body: &[u8], n: usize) -> bool {
-        self.telling().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
-    }
-
-    /// Elements per block, if the codec marks blocks that are not finite; `None` if it does not.
-    pub(crate) fn telling(self) -> Option<usize> {
-        match self {
-            Self::Float32 | Self::BFloat16 | Self::Float64 => None,
-            Self::Int8 => Some(int8::BLOCK),
-            Self::OneBit => Some(onebit::BLOCK),
-        }
-    }
-
-    /// Whether the values of a block were finite, as far as the body marks that.
-    fn block_was_finite(self, body: &[u8], block: usize) -> bool {
-        match self {
-            Self::Float32 | Self::BFloat16 | Self::Float64 => true,
-            Self::Int8 => int8::was_finite(body, block),
-            Self::OneBit => onebit::was_finite(body, block),
-        }
-    }
-
-    /// Bytes of a body of `n` elements.
-    pub fn body_len(self, n: usize) -> usize {
-        match self {
-            Self::Float32 => 4 * n,
-            Self::Float64 => 8 * n,
-            Self::BFloat16 => 2 * n,
-            Self::Int8 => n.div_ceil(int8::BLOCK) + n,
-            Self::OneBit => 8 * n.div_ceil(onebit::BLOCK) + n.div_ceil(8),
-        }
+        self.marked().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
     }
 
     /// Checks a body from outside: exact length, finite, canonical. This must precede any decoding. Returns
@@ -114,13 +69,7 @@ impl CodecId {
             return Err(Error::new(Kind::Frame, format!("the body of {n} elements has the wrong length"))
                 .expected(format!("{expected} bytes"), format!("{} bytes", body.len())));
         }
-        match self {
-            Self::Float32 => float32::validate(isa, body),
-            Self::Float64 => float64::validate(isa, body),
-            Self::BFloat16 => bfloat16::validate(isa, body),
-            Self::Int8 => int8::validate(isa, body, n),
-            Self::OneBit => onebit::validate(body, n),
-        }
+        self.validate_elements(isa, body, n)
     }
 
     /// Decodes a whole validated body of float32 values; `out.len()` is the element count. For tests,
@@ -136,6 +85,14 @@ impl CodecId {
     }
 }
 
+/// Code that is compiled once per codec of float32 values.
+pub(crate) trait WithBody {
+    /// The result.
+    type Out;
+    /// Runs with a body.
+    fn run_with(self, body: impl Body) -> Self::Out;
+}
+
 struct BlockDecode<'a> {
     codec: CodecId,
     body: &'a [u8],
@@ -148,14 +105,16 @@ impl crate::base::isa::Kernel for BlockDecode<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let Self { codec, body, n, at, out } = self;
-        match codec {
-            CodecId::Float32 => Float32Body::new(body, n).decode(at, out),
-            CodecId::Float64 => no_float32s(),
-            CodecId::BFloat16 => BFloat16Body::new(body, n).decode(at, out),
-            CodecId::Int8 => Int8Body::new(body, n).decode(at, out),
-            CodecId::OneBit => OneBitBody::new(body, n).decode(at, out),
-        }
+        let Self { codec, body, n, .. } = self;
+        codec.select(body, n, self);
+    }
+}
+
+impl WithBody for BlockDecode<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run_with(self, body: impl Body) {
+        body.decode(self.at, self.out);
     }
 }
 
@@ -169,28 +128,25 @@ impl crate::base::isa::Kernel for WholeDecode<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let n = self.out.len();
-        match self.codec {
-            CodecId::Float32 => whole(Float32Body::new(self.body, n), self.out),
-            CodecId::Float64 => no_float32s(),
-            CodecId::BFloat16 => whole(BFloat16Body::new(self.body, n), self.out),
-            CodecId::Int8 => whole(Int8Body::new(self.body, n), self.out),
-            CodecId::OneBit => whole(OneBitBody::new(self.body, n), self.out),
-        }
+        let Self { codec, body, .. } = self;
+        codec.select(body, self.out.len(), self);
     }
 }
 
-#[inline(always)]
-fn whole<B: Body>(body: B, out: &mut [f32]) {
-    for (at, len) in crate::base::block::blocks(out.len()) {
-        body.decode(at, &mut out[at..at + len]);
+impl WithBody for WholeDecode<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run_with(self, body: impl Body) {
+        for (at, len) in crate::base::block::blocks(self.out.len()) {
+            body.decode(at, &mut self.out[at..at + len]);
+        }
     }
 }
 
 /// For a body of float64 where only float32 can be: [`crate::frame::Push`] admits it only to slices of
 /// float64, which decode it themselves.
 #[cold]
-pub(crate) fn no_float32s() -> ! {
+fn no_float32s() -> ! {
     unreachable!("a body of float64 is never decoded to float32")
 }
 

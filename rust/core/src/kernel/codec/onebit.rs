@@ -21,7 +21,14 @@ use crate::base::isa::Isa;
 use std::ops::Range;
 
 /// Elements that share two means.
-pub(super) const BLOCK: usize = crate::base::block::BLOCK;
+const BLOCK: usize = crate::base::block::BLOCK;
+/// Elements of a block that a body can mark as not finite.
+pub(super) const MARKED: Option<usize> = Some(BLOCK);
+
+/// Bytes of a body of `n` elements.
+pub(super) fn body_len(n: usize) -> usize {
+    8 * n.div_ceil(BLOCK) + n.div_ceil(8)
+}
 /// Exponent fields below this one give zero means.
 const SMALLEST: u32 = 32;
 /// Number of partial sums.
@@ -130,7 +137,7 @@ fn means_of(v: &[f32; BLOCK], positive: u64, negative: u64) -> [f32; 2] {
 }
 
 /// The largest magnitude. Refuses means that are not finite or carry a sign, and pad bits that are not zero.
-pub(super) fn validate(body: &[u8], n: usize) -> Result<f64> {
+pub(super) fn validate(_isa: Isa, body: &[u8], n: usize) -> Result<f64> {
     let (means, bits) = body.split_at(MEANS * n.div_ceil(BLOCK));
     let bad = |&b: &[u8; 4]| u32::from_le_bytes(b) >= 0x7F80_0000;
     let (means, _) = means.as_chunks::<4>();

@@ -12,7 +12,7 @@
 //! The paper has no learning rate (`lr = 1`). It puts `eps` inside both roots, as torch does.
 
 use super::settings::settings;
-use super::{AsItCame, Changed, Prepare, Step};
+use super::{Algorithm, AsItCame, Changed, Prepare, SparseRule, Step};
 use crate::base::block::Lane;
 
 settings! {
@@ -35,15 +35,16 @@ settings! {
     }
 }
 
-impl Adadelta {
+impl Algorithm for Adadelta {
+    type Rule = AdadeltaRule;
+
     /// State: the mean squares of gradients and of updates.
-    #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn slots(&self) -> Vec<&'static str> {
         vec!["square_avg", "acc_delta"]
     }
 
     /// The scalars of one step; they do not depend on the step's number.
-    pub(crate) fn rule(&self, _step: u64, lr: f64) -> AdadeltaRule {
+    fn rule(&self, _step: u64, lr: f64) -> AdadeltaRule {
         AdadeltaRule {
             neg_lr: -lr as f32,
             prepare: Changed::new(self.maximize, self.weight_decay),
@@ -51,6 +52,10 @@ impl Adadelta {
             rest: (1.0 - self.rho) as f32,
             eps: self.eps as f32,
         }
+    }
+
+    fn sparse_rule(&self, _step: u64, _lr: f64) -> Result<SparseRule, &'static str> {
+        Err("Adadelta's means decay in every row")
     }
 }
 
@@ -98,6 +103,7 @@ impl AdadeltaRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::optim::settings::Settings;
 
     const HALF: Adadelta = Adadelta { lr: 1.0, rho: 0.5, eps: 1.0, weight_decay: 0.0, maximize: false };
 

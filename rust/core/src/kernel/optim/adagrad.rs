@@ -9,8 +9,9 @@
 //! p   = p + (-clr * g) / d              clr = lr / (1 + step * lr_decay) in float64, step counting from 0
 //! ```
 
+use super::algorithm::no_decay;
 use super::settings::settings;
-use super::{AsItCame, Changed, EpsMode, Prepare, Step, split_eps};
+use super::{Algorithm, AsItCame, Changed, EpsMode, Prepare, SparseRule, Step, split_eps};
 use crate::base::block::Lane;
 
 settings! {
@@ -37,16 +38,17 @@ settings! {
     }
 }
 
-impl Adagrad {
+impl Algorithm for Adagrad {
+    type Rule = AdagradRule;
+
     /// State: the sum of squared gradients.
-    #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn slots(&self) -> Vec<&'static str> {
         vec!["sum"]
     }
 
     /// The scalars of one step. (torch counts steps in float32, so its decay stops at step 2^24; this one
     /// goes on.)
-    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdagradRule {
+    fn rule(&self, step: u64, lr: f64) -> AdagradRule {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         AdagradRule {
             neg_lr: -(lr / (1.0 + step as f64 * self.lr_decay)) as f32,
@@ -54,6 +56,15 @@ impl Adagrad {
             eps_in,
             eps_out,
         }
+    }
+
+    fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
+        no_decay(self.weight_decay)?;
+        Ok(SparseRule::Adagrad(self.rule(step, lr)))
+    }
+
+    fn initial_state(&self) -> f32 {
+        self.initial_accumulator_value as f32
     }
 }
 
@@ -98,6 +109,7 @@ impl AdagradRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::optim::settings::Settings;
 
     fn one(adagrad: Adagrad, step: u64, p: f32, s: f32, g: f32) -> (f32, f32) {
         let (mut p, mut s) = ([p; 5], [s; 5]);

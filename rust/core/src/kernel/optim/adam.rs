@@ -15,10 +15,11 @@
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 
-use super::settings::settings;
-use super::{AsItCame, Changed, Prepare, Step, lerp};
+use super::algorithm::no_decay;
+use super::settings::{Setting, Settings, settings};
+use super::{Algorithm, AsItCame, Changed, LazyAdamRule, Prepare, SparseRule, Step, lerp};
 use crate::base::block::Lane;
-use crate::base::error::Result;
+use crate::base::error;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 
@@ -56,9 +57,11 @@ impl Default for AdamW {
     }
 }
 
-impl Adam {
+impl Algorithm for Adam {
+    type Rule = AdamRule;
+
     /// State: the two moments, and the largest second moment so far if `amsgrad`.
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn slots(&self) -> Vec<&'static str> {
         let mut slots = vec!["exp_avg", "exp_avg_sq"];
         if self.amsgrad {
             slots.push("max_exp_avg_sq");
@@ -69,7 +72,7 @@ impl Adam {
     /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long
     /// before that.)
     #[inline(always)]
-    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
+    fn rule(&self, step: u64, lr: f64) -> AdamRule {
         let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
         AdamRule {
             neg_size: -(lr / correction1) as f32,
@@ -83,26 +86,48 @@ impl Adam {
             amsgrad: self.amsgrad,
         }
     }
+
+    fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
+        if self.amsgrad {
+            return Err("lazy Adam, as torch's SparseAdam, has no amsgrad");
+        }
+        no_decay(self.weight_decay)?;
+        Ok(SparseRule::Adam(LazyAdamRule::new(self, step, lr)))
+    }
 }
 
-impl AdamW {
-    /// As [`Adam::validate`].
-    pub fn validate(&self) -> Result<()> {
+impl Settings for AdamW {
+    fn settings(&mut self) -> Vec<Setting<'_>> {
+        self.0.settings()
+    }
+
+    fn validate(&self) -> error::Result<()> {
         self.0.validate()
     }
 
-    /// As [`Adam::slots`].
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn lr(&self) -> f64 {
+        self.0.lr
+    }
+}
+
+impl Algorithm for AdamW {
+    type Rule = AdamRule;
+
+    fn slots(&self) -> Vec<&'static str> {
         self.0.slots()
     }
 
     /// Adam's scalars, with the decay moved from the gradient to the parameters.
-    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
+    fn rule(&self, step: u64, lr: f64) -> AdamRule {
         let weight_decay = self.0.weight_decay;
         AdamRule {
             shrink: (1.0 - lr * weight_decay) as f32,
             ..Adam { weight_decay: 0.0, ..self.0 }.rule(step, lr)
         }
+    }
+
+    fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
+        self.0.sparse_rule(step, lr)
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```
 
 use super::settings::settings;
-use super::{Step, lerp};
+use super::{Algorithm, SparseRule, Step, lerp};
 use crate::base::block::Lane;
 
 settings! {
@@ -19,17 +19,29 @@ settings! {
     }
 }
 
-impl Average {
+impl Algorithm for Average {
+    type Rule = AverageRule;
+
     /// State: none.
-    #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn slots(&self) -> Vec<&'static str> {
         vec![]
     }
 
     /// The scalar of one step; it does not depend on the step count.
-    #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
-    pub(crate) fn rule(self, lr: f64) -> AverageRule {
+    fn rule(&self, _step: u64, lr: f64) -> AverageRule {
         AverageRule { weight: lr as f32 }
+    }
+
+    fn sparse_rule(&self, _step: u64, _lr: f64) -> Result<SparseRule, &'static str> {
+        Err("rows that are named twice are summed, which averages nothing")
+    }
+
+    fn rate_and_factor(&self, lr: f64, scale: f32) -> (f64, f32) {
+        (lr * f64::from(scale), 1.0)
+    }
+
+    fn largest_term(&self, _lr: f64, largest: f64) -> f64 {
+        largest
     }
 }
 
@@ -51,10 +63,11 @@ impl Step for AverageRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::optim::settings::Settings;
 
     fn one(lr: f64, p: f32, x: f32) -> f32 {
         let mut p = [p; 5];
-        Average::default().rule(lr).step(&mut p, &mut [], &[x; 5]);
+        Average::default().rule(0, lr).step(&mut p, &mut [], &[x; 5]);
         assert!(p.iter().all(|y| y.to_bits() == p[0].to_bits()));
         p[0]
     }

@@ -14,8 +14,8 @@
 //! The parameters follow from `z` and `n`. A value that a registration or an assignment puts into `p` enters
 //! the element's next step as the point at which the gradient was taken; the step then replaces it.
 
-use super::Step;
 use super::settings::{invalid, settings};
+use super::{Algorithm, SparseRule, Step};
 use crate::base::block::Lane;
 use crate::base::error::Result;
 
@@ -47,15 +47,18 @@ impl Ftrl {
         }
         Err(invalid("lr", "a number > 0 whose inverse is finite (as float32)", self.lr))
     }
+}
+
+impl Algorithm for Ftrl {
+    type Rule = FtrlRule;
 
     /// State: the sum of the gradients, corrected for the steps taken, and the sum of their squares.
-    #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn slots(&self) -> Vec<&'static str> {
         vec!["z", "n"]
     }
 
     /// The scalars of one step; they do not depend on the step count.
-    pub(crate) fn rule(&self, lr: f64) -> FtrlRule {
+    fn rule(&self, _step: u64, lr: f64) -> FtrlRule {
         FtrlRule {
             rate: (1.0 / lr) as f32,
             beta: self.beta as f32,
@@ -63,6 +66,14 @@ impl Ftrl {
             l2: self.l2 as f32,
             maximize: self.maximize,
         }
+    }
+
+    fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
+        Ok(SparseRule::Ftrl(self.rule(step, lr)))
+    }
+
+    fn largest_term(&self, lr: f64, largest: f64) -> f64 {
+        if largest > 0.0 { (largest / lr).max(largest * largest) } else { 0.0 }
     }
 }
 
@@ -101,10 +112,11 @@ impl Step for FtrlRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::optim::settings::Settings;
 
     fn one(ftrl: Ftrl, lr: f64, (p, z, n): (f32, f32, f32), g: f32) -> (f32, f32, f32) {
         let (mut p, mut z, mut n) = ([p; 5], [z; 5], [n; 5]);
-        ftrl.rule(lr).step(&mut p, &mut [&mut z, &mut n], &[g; 5]);
+        ftrl.rule(0, lr).step(&mut p, &mut [&mut z, &mut n], &[g; 5]);
         assert!(p.iter().all(|x| x.to_bits() == p[0].to_bits()));
         (p[0], z[0], n[0])
     }

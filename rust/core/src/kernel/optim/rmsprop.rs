@@ -14,7 +14,7 @@
 //! ```
 
 use super::settings::settings;
-use super::{AsItCame, Changed, EpsMode, Prepare, Step, lerp, split_eps};
+use super::{Algorithm, AsItCame, Changed, EpsMode, Prepare, SparseRule, Step, lerp, split_eps};
 use crate::base::block::Lane;
 
 settings! {
@@ -43,9 +43,11 @@ settings! {
     }
 }
 
-impl Rmsprop {
+impl Algorithm for Rmsprop {
+    type Rule = RmspropRule;
+
     /// State: the mean square, then the velocity if there is momentum, then the mean if centred.
-    pub fn slots(&self) -> Vec<&'static str> {
+    fn slots(&self) -> Vec<&'static str> {
         let mut slots = vec!["square_avg"];
         if self.momentum > 0.0 {
             slots.push("momentum_buffer");
@@ -57,7 +59,7 @@ impl Rmsprop {
     }
 
     /// The scalars of one step; they do not depend on the step's number.
-    pub(crate) fn rule(&self, _step: u64, lr: f64) -> RmspropRule {
+    fn rule(&self, _step: u64, lr: f64) -> RmspropRule {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         RmspropRule {
             neg_lr: -lr as f32,
@@ -70,6 +72,14 @@ impl Rmsprop {
             has_momentum: self.momentum > 0.0,
             centered: self.centered,
         }
+    }
+
+    fn sparse_rule(&self, _step: u64, _lr: f64) -> Result<SparseRule, &'static str> {
+        Err("RMSprop's means decay in every row")
+    }
+
+    fn momentum(&self) -> f64 {
+        self.momentum
     }
 }
 
@@ -200,6 +210,7 @@ impl RmspropRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::optim::settings::Settings;
 
     const HALF: Rmsprop = Rmsprop {
         lr: 1.0,

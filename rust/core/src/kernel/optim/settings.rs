@@ -18,6 +18,16 @@ pub struct Setting<'a> {
     pub(super) range: Range,
 }
 
+/// Access to an optimizer's settings; [`settings!`] implements it.
+pub(crate) trait Settings {
+    /// The table of settings, for reading and writing.
+    fn settings(&mut self) -> Vec<Setting<'_>>;
+    /// Checks every setting as torch does; the error names the argument.
+    fn validate(&self) -> Result<()>;
+    /// The learning rate.
+    fn lr(&self) -> f64;
+}
+
 /// A reference to a setting's value, by type.
 #[derive(Debug, PartialEq)]
 pub enum Value<'a> {
@@ -137,16 +147,14 @@ macro_rules! settings {
             }
         }
 
-        impl $name {
-            /// Checks every setting as torch does; the error names the argument.
-            pub fn validate(&self) -> $crate::base::error::Result<()> {
+        impl $crate::kernel::optim::settings::Settings for $name {
+            fn validate(&self) -> $crate::base::error::Result<()> {
                 { *self }.settings().iter().try_for_each($crate::kernel::optim::Setting::check)?;
                 $(self.$together()?;)?
                 Ok(())
             }
 
-            /// The table of settings.
-            pub(super) fn settings(&mut self) -> Vec<$crate::kernel::optim::Setting<'_>> {
+            fn settings(&mut self) -> Vec<$crate::kernel::optim::Setting<'_>> {
                 use $crate::kernel::optim::Setting;
                 vec![$(
                     Setting {
@@ -155,6 +163,10 @@ macro_rules! settings {
                         range: settings!(@range $($range)?),
                     },
                 )*]
+            }
+
+            fn lr(&self) -> f64 {
+                self.lr
             }
         }
     };

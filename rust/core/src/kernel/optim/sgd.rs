@@ -14,10 +14,11 @@
 //! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale the stored
 //! state. With these operations, every result equals `torch.optim.SGD` bit for bit.
 
+use super::algorithm::no_decay;
 use super::settings::{invalid, settings};
-use super::{AsItCame, Changed, Prepare, Step};
+use super::{Algorithm, AsItCame, Changed, Prepare, Rule, SparseRule, Step};
 use crate::base::block::Lane;
-use crate::base::error::Result;
+use crate::base::error;
 use crate::base::fault::fault;
 use crate::kernel::real::Real;
 
@@ -42,7 +43,7 @@ settings! {
 
 impl Sgd {
     /// Checks the conditions of Nesterov's momentum.
-    fn check_together(&self) -> Result<()> {
+    fn check_together(&self) -> error::Result<()> {
         if self.nesterov && self.momentum == 0.0 {
             return Err(invalid("momentum", "a number > 0 with nesterov", self.momentum));
         }
@@ -52,14 +53,9 @@ impl Sgd {
         Ok(())
     }
 
-    /// State: the velocity, if there is momentum.
-    pub fn slots(&self) -> Vec<&'static str> {
-        if self.momentum == 0.0 { vec![] } else { vec!["momentum_buffer"] }
-    }
-
-    /// The scalars of one step.
+    /// The scalars of one step on elements of type `T`.
     #[inline(always)]
-    pub(crate) fn rule<T: Real>(&self, step: u64, lr: f64) -> SgdStep<T> {
+    fn step_of<T: Real>(&self, step: u64, lr: f64) -> SgdStep<T> {
         let (neg_lr, prepare) = (T::nearest(-lr), Changed::new(self.maximize, self.weight_decay));
         if self.momentum == 0.0 {
             return SgdStep::Plain(SgdRule { neg_lr, prepare });
@@ -72,6 +68,49 @@ impl Sgd {
         };
         let (momentum, undamped) = (T::nearest(self.momentum), T::nearest(1.0 - self.dampening));
         SgdStep::Momentum(MomentumRule { neg_lr, prepare, momentum, undamped, form })
+    }
+}
+
+impl Algorithm for Sgd {
+    type Rule = SgdStep<f32>;
+
+    /// State: the velocity, if there is momentum.
+    fn slots(&self) -> Vec<&'static str> {
+        if self.momentum == 0.0 { vec![] } else { vec!["momentum_buffer"] }
+    }
+
+    #[inline(always)]
+    fn rule(&self, step: u64, lr: f64) -> SgdStep<f32> {
+        self.step_of(step, lr)
+    }
+
+    fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
+        match self.step_of(step, lr) {
+            SgdStep::Momentum(_) => Err("momentum moves every row"),
+            SgdStep::Plain(rule) => no_decay(self.weight_decay).map(|()| SparseRule::Sgd(rule)),
+        }
+    }
+
+    fn float64_step(&self, step: u64, lr: f64) -> Option<SgdStep<f64>> {
+        Some(self.step_of(step, lr))
+    }
+
+    fn momentum(&self) -> f64 {
+        self.momentum
+    }
+
+    fn largest_term(&self, _lr: f64, largest: f64) -> f64 {
+        largest
+    }
+}
+
+impl From<SgdStep<f32>> for Rule {
+    #[inline(always)]
+    fn from(step: SgdStep<f32>) -> Self {
+        match step {
+            SgdStep::Plain(rule) => Self::Sgd(rule),
+            SgdStep::Momentum(rule) => Self::Momentum(rule),
+        }
     }
 }
 
@@ -201,6 +240,7 @@ impl<T: Real> MomentumRule<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::optim::settings::Settings;
 
     const MOMENTUM: Sgd =
         Sgd { lr: 0.5, momentum: 0.5, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
