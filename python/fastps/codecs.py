@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback
-from fastps._shared.checks import integer
+from fastps._shared.checks import choice, integer
 from fastps._shared.types import Array
 
 __all__ = ["BFloat16", "Codec", "ErrorFeedback", "Float32", "Int8", "OneBit"]
@@ -25,6 +25,36 @@ class Codec:
 
     def __post_init__(self) -> None:
         _fastps.check_codec(self)
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """The names that `named` accepts, from the largest bodies to the smallest.
+
+        >>> fastps.codecs.Codec.names()
+        ('float32', 'bfloat16', 'int8', 'onebit')
+        """
+        return tuple(each._kind for each in Codec.__subclasses__())
+
+    @staticmethod
+    def named(name: str, **settings: Any) -> Codec:
+        """The codec of a name, in lower case, with default settings but for those given.
+
+        Raises:
+            ConfigError: No codec has this name, or a setting is invalid.
+
+        >>> fastps.codecs.Codec.named("int8", stochastic=True)
+        Int8(block=64, stochastic=True, seed=0)
+        """
+        kinds = {each._kind: each for each in Codec.__subclasses__()}
+        return choice("codec", name, kinds)(**settings)
+
+    def body_len(self, n: int) -> int:
+        """Bytes of the body of `n` elements of a slice, 0 <= n < 2**32.
+
+        >>> fastps.Int8().body_len(1000)
+        1016
+        """
+        return _fastps.body_len(self, integer("n", n))
 
     def encode(self, array: Any, residual: Any = None, *, first_element: int = 0, sequence: int = 0) -> bytes:
         """Encodes one slice; returns its body.

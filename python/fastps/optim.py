@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from fastps import _fastps
+from fastps._shared.checks import choice
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Average", "Ftrl", "Optimizer", "RMSprop"]
 
@@ -30,6 +31,28 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         _fastps.check_optimizer(self)
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """The names that `named` accepts, which are those on the wire.
+
+        >>> fastps.optim.Optimizer.names()
+        ('sgd', 'adagrad', 'rmsprop', 'adadelta', 'adam', 'adamw', 'ftrl', 'average')
+        """
+        return tuple(each._kind for each in Optimizer.__subclasses__())
+
+    @staticmethod
+    def named(name: str, **settings: Any) -> Optimizer:
+        """The optimizer of a name, in lower case, with default settings but for those given.
+
+        Raises:
+            ConfigError: No optimizer has this name, or a setting is invalid.
+
+        >>> fastps.optim.Optimizer.named("adagrad", lr=0.1).lr
+        0.1
+        """
+        kinds = {each._kind: each for each in Optimizer.__subclasses__()}
+        return choice("optimizer", name, kinds)(**settings)
 
     def _is_but_for_lr(self, other: Optimizer) -> bool:
         """Whether a tensor may be registered with either: pushes bring a rate of their own."""

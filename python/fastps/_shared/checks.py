@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fastps.errors import ConfigError
 
-__all__ = ["as_rate", "as_seconds", "at_least", "flag", "given", "integer", "integer_or_none", "invalid"]
+__all__ = [
+    "as_rate",
+    "as_seconds",
+    "at_least",
+    "choice",
+    "flag",
+    "given",
+    "integer",
+    "integer_or_none",
+    "invalid",
+]
+
+_T = TypeVar("_T")
 
 #: The largest integer that fits the wire format.
 _MOST = 2**63 - 1
@@ -65,6 +79,15 @@ def flag(name: str, value: object) -> None:
 def given(mode: object, name: str, value: object) -> None:
     """Sets an attribute of a frozen dataclass to its checked value."""
     object.__setattr__(mode, name, value)
+
+
+def choice(name: str, value: str, known: Mapping[str, _T]) -> _T:
+    """The entry of a table that a word names; fails with the nearest word if there is none."""
+    if value in known:
+        return known[value]
+    near = difflib.get_close_matches(str(value), known, 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise invalid(name, f"one of {', '.join(map(repr, known))}{hint}", value)
 
 
 def invalid(name: str, expected: str, got: object) -> ConfigError:

@@ -53,6 +53,12 @@ pub(crate) fn encode<'py>(
     Ok(PyBytes::new(py, &body.map_err(|e| e.tensor("array")).or_raise(py)?))
 }
 
+/// Bytes of a body; see `fastps.codecs.Codec.body_len`.
+#[pyfunction]
+pub(crate) fn body_len(codec: &Bound<'_, PyAny>, n: u32) -> PyResult<usize> {
+    Ok(read_codec(Some(codec))?.id().body_len(n as usize))
+}
+
 /// The values of a body; see `fastps.codecs.Codec.decode`.
 #[pyfunction]
 pub(crate) fn decode<'py>(

@@ -31,7 +31,7 @@ mod _fastps {
     #[pymodule_export]
     use super::client::{BoundList, Client, Exchange, PullFlight, PushFlight, PushSettings, PyVectorSpaces};
     #[pymodule_export]
-    use super::codecs::{ErrorFeedback, decode, encode};
+    use super::codecs::{ErrorFeedback, body_len, decode, encode};
     #[pymodule_export]
     use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]

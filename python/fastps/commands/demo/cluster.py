@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 import fastps
+from fastps.codecs import Codec
 from fastps.commands.demo.config import ADAGRAD_START, Config
 from fastps.commands.kit.ledger import COUNTER
 from fastps.commands.kit.net import NAMES, Params, init_params
+from fastps.optim import Optimizer
 
 
 def tensor_names() -> tuple[str, ...]:
@@ -19,37 +21,13 @@ def tensor_names() -> tuple[str, ...]:
 
 def codec(name: str) -> Any:
     """The codec that ``--codec name`` stands for."""
-    return {
-        "float32": fastps.Float32,
-        "bfloat16": fastps.BFloat16,
-        "int8": fastps.Int8,
-        "onebit": fastps.OneBit,
-    }[name]()
-
-
-def payload_bytes(name: str, elements: int) -> int:
-    """Bytes of one tensor's gradient body in a codec, by the byte contract (frame header not counted)."""
-    blocks64, blocks1024 = -(-elements // 64), -(-elements // 1024)
-    return {
-        "float32": 4 * elements,
-        "bfloat16": 2 * elements,
-        "int8": elements + blocks64,
-        "onebit": -(-elements // 8) + 8 * blocks1024,
-    }[name]
+    return Codec.named(name)
 
 
 def optimizer(config: Config) -> Any:
     """The optimizer that runs in the shards."""
-    if config.optimizer == "adagrad":
-        return fastps.Adagrad(lr=config.lr, initial_accumulator_value=ADAGRAD_START)
-    factory = {
-        "sgd": fastps.SGD,
-        "rmsprop": fastps.RMSprop,
-        "adadelta": fastps.Adadelta,
-        "adam": fastps.Adam,
-        "adamw": fastps.AdamW,
-    }[config.optimizer]
-    return factory(lr=config.lr)
+    start = {"initial_accumulator_value": ADAGRAD_START} if config.optimizer == "adagrad" else {}
+    return Optimizer.named(config.optimizer, lr=config.lr, **start)
 
 
 def initial_params(config: Config, inputs: int, classes: int = 10) -> Params:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
-from fastps.commands.demo.config import CODECS, LEARNING_RATES, TASKS, Config, from_arguments
+from fastps.commands.demo.config import CODECS, OPTIMIZERS, TASKS, Config, from_arguments
 
 EPILOG = """\
 exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--codec", choices=CODECS, default="int8", help="encoding of gradients (int8)")
     group.add_argument(
         "--optimizer",
-        choices=tuple(LEARNING_RATES),
+        choices=OPTIMIZERS,
         default="adagrad",
         help="optimizer of the shards (adagrad)",
     )

@@ -8,17 +8,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-CODECS = ("float32", "bfloat16", "int8", "onebit")
+from fastps.codecs import Codec
+from fastps.optim import Optimizer
 
-LEARNING_RATES = {
-    "adagrad": 0.04,
-    "sgd": 0.05,
-    "rmsprop": 0.001,
-    "adadelta": 1.0,
-    "adam": 0.001,
-    "adamw": 0.001,
-}
-"""Optimizers of ``--optimizer`` and the rate each runs with in the shards."""
+CODECS = Codec.names()
+
+OPTIMIZERS = tuple(name for name in Optimizer.names() if name not in ("ftrl", "average"))
+"""Values of ``--optimizer``; the others do not train a net."""
+
+LEARNING_RATES = {"adagrad": 0.04, "sgd": 0.05, "rmsprop": 0.001}
+"""Rates in the shards where they differ from the optimizer's default."""
 
 ADAGRAD_START = 1e-3
 """Adagrad's initial sum of squares: keeps the first, stale steps of many workers from overshooting."""
@@ -97,6 +96,12 @@ class Config:
         return self.seconds * (EXTENSION if self.least_updates else 1.0)
 
 
+def learning_rate(optimizer: str) -> float:
+    """The rate that an optimizer runs with in the shards."""
+    default: float = vars(Optimizer.named(optimizer))["lr"]
+    return LEARNING_RATES.get(optimizer, default)
+
+
 def from_arguments(args: argparse.Namespace) -> Config:
     """The configuration that parsed command-line arguments stand for."""
     task = TASKS[args.data]
@@ -109,7 +114,7 @@ def from_arguments(args: argparse.Namespace) -> Config:
         workers=args.workers,
         codec=args.codec,
         optimizer=args.optimizer,
-        lr=LEARNING_RATES[args.optimizer] if args.lr is None else args.lr,
+        lr=learning_rate(args.optimizer) if args.lr is None else args.lr,
         local_lr=LOCAL_LR,
         push_every=args.push_every,
         pull_every=args.pull_every,

@@ -23,21 +23,10 @@ FAST_WORKERS = 16
 #: Milliseconds that a gradient takes.
 FAST_PACE, SLOW_PACE = 20.0, 200.0
 
-_OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "sgd": fastps.SGD,
-    "adagrad": fastps.Adagrad,
-    "rmsprop": fastps.RMSprop,
-    "adadelta": fastps.Adadelta,
-    "adam": fastps.Adam,
-    "adamw": fastps.AdamW,
-    "ftrl": fastps.Ftrl,
-}
+_OPTIMIZERS = tuple(name for name in Optimizer.names() if name != "average")
 _CODECS: dict[str, Codec] = {
-    "float32": fastps.Float32(),
-    "bfloat16": fastps.BFloat16(),
-    "int8": fastps.Int8(),
+    **{name: Codec.named(name) for name in Codec.names()},
     "stochastic": fastps.Int8(stochastic=True),
-    "onebit": fastps.OneBit(),
 }
 _DURATIONS: dict[str, Duration] = {
     "constant": Constant(1.0),
@@ -50,7 +39,7 @@ _WORDS = {
     "mode": ("async", "local", "bounded", "sync", "warm"),
     "on_stale": ("scale", "reject"),
     "codec": tuple(_CODECS),
-    "optimizer": tuple(_OPTIMIZERS),
+    "optimizer": _OPTIMIZERS,
 }
 _RANGES = {
     "x": (-100.0, 100.0),
@@ -188,7 +177,7 @@ class Settings:
             options["momentum"] = self.momentum
         if self.optimizer == "sgd" and self.momentum:
             options["nesterov"] = self.nesterov
-        return _OPTIMIZERS[self.optimizer](**options)
+        return Optimizer.named(self.optimizer, **options)
 
     def fastps_codec(self) -> Codec:
         """The codec of pushes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastps._shared.stats import percentile
-from fastps.commands.demo.cluster import initial_params, payload_bytes
+from fastps.commands.demo.cluster import codec, initial_params
 from fastps.commands.demo.config import CODECS
 from fastps.commands.demo.output.view import COLUMNS, human_bytes, worker_cells
 from fastps.commands.demo.state import Run
@@ -118,10 +118,10 @@ def _workers(run: Run) -> list[str]:
 def _codecs(run: Run) -> list[str]:
     """Bytes of one push in each codec, by the byte contract, against float32."""
     sizes = [value.size for value in initial_params(run.config, run.inputs).values()]
-    plain = sum(payload_bytes("float32", size) for size in sizes)
+    plain = sum(codec("float32").body_len(size) for size in sizes)
     lines = [f"{'codec':<10}{'bytes per push':>14}{'of float32':>12}{'this run':>12}"]
     for name in CODECS:
-        each = sum(payload_bytes(name, size) for size in sizes)
+        each = sum(codec(name).body_len(size) for size in sizes)
         sent = human_bytes(run.bytes_pushed) if name == run.config.codec else ""
         lines.append(f"{name:<10}{each:>14,}{100 * each / plain:>10.1f} %{sent:>12}".rstrip())
     return lines

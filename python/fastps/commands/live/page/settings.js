@@ -186,7 +186,9 @@ export function forReal(settings) {
 export function programOf(chosen, core, updates, events = []) {
   const settings = usable(chosen);
   const problem = core.problem(settings.problem);
-  const code = problem.toy ? toyProgram(settings, problem, updates, events) : digitsProgram(settings, updates, events);
+  const optimizer = optimizerText(settings, core.optimizer(settings.optimizer).name);
+  const run = runText(settings, updates, events);
+  const code = problem.toy ? toyProgram(settings, problem, optimizer, run) : digitsProgram(settings, optimizer, run);
   const left = events.some((event) => !(event.act in EVENTS));
   return left ? `# The page changed settings or made gradients NaN on the way; this program does not.\n${code}` : code;
 }
@@ -217,12 +219,11 @@ function modeText(s) {
   }[s.mode];
 }
 
-function optimizerText(s) {
-  const names = { sgd: "SGD", adagrad: "Adagrad", rmsprop: "RMSprop", adadelta: "Adadelta", adam: "Adam", adamw: "AdamW", ftrl: "Ftrl" };
+function optimizerText(s, name) {
   const more = [`lr=${s.lr}`];
   if (hasMomentum(s) && s.momentum > 0) more.push(`momentum=${s.momentum}`);
   if (s.optimizer === "sgd" && s.momentum > 0 && s.nesterov) more.push("nesterov=True");
-  return `fastps.${names[s.optimizer]}(${more.join(", ")})`;
+  return `fastps.${name}(${more.join(", ")})`;
 }
 
 function runText(s, updates, events) {
@@ -240,7 +241,7 @@ ${eventsText(events)}    updates=${updates},
 print(trace.updates, trace.seconds, trace.staleness.mean(), trace.waiting_share)`;
 }
 
-function toyProgram(s, problem, updates, events) {
+function toyProgram(s, problem, optimizer, run) {
   return `import numpy as np
 
 import fastps
@@ -250,18 +251,18 @@ from fastps.commands.live.problems import PLANES
 plane = PLANES["${s.problem}"]  # ${problem.name}
 start = plane.start((${s.x}, ${s.y}))
 store = fastps.Store()
-store.register("w", start["w"], ${optimizerText(s)})
+store.register("w", start["w"], ${optimizer})
 trace = simulate.run(
     store,
     start,
     lambda params, worker, step, rng: plane.gradient(params, rng),
     workers=${s.workers},
-${runText(s, updates, events)}
+${run}
 print(store.pull("w"))
 `;
 }
 
-function digitsProgram(s, updates, events) {
+function digitsProgram(s, optimizer, run) {
   return `import fastps
 from fastps import simulate
 from fastps.commands.live.problems import Digits
@@ -270,13 +271,13 @@ digits = Digits()
 start = digits.start((0.0, 0.0))
 store = fastps.Store()
 for name, values in start.items():
-    store.register(name, values, ${optimizerText(s)})
+    store.register(name, values, ${optimizer})
 trace = simulate.run(
     store,
     start,
     lambda params, worker, step, rng: digits.gradient(params, rng),
     workers=${s.workers},
-${runText(s, updates, events)}
+${run}
 print(digits.loss(store.pull(list(start))))
 `;
 }
