@@ -28,34 +28,59 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live live-check bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live gpu-check acceptance-rl acceptance-synthetic second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
+# The tests of `make check` start no other process and import neither torch nor a browser. Those of `make test` cover
+# what holds the weights; `make test-all` adds every other file.
+CHECKED := optim store test_simulate.py repository/test_architecture.py repository/test_words.py
+WITH_PROCESSES := store/test_fork.py store/test_shared_store.py store/test_handles.py
+TESTED := adapters durable faults grpc optim server store worker repository/test_architecture.py repository/test_words.py
+FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
+REST := $(filter-out $(TESTED) repository,$(FOLDERS) $(patsubst tests/%,%,$(wildcard tests/test_*.py tests/repository/test_*.py)))
 
-help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+
+help: ## List the targets; the first ones are enough for most changes
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+dev: .venv/.made | tools ## Build and install in place (editable), with everything that tests need
+	$(BIN)/python .ci/requirements.py test demo > .venv/test.txt
+	$(PIP) install --requirement .venv/test.txt --editable .
+	@rm -f .venv/.demo .venv/.test-*
+
+check: .venv/.test-$(PROFILE) ## Formatting, lints and the tests without processes: some minutes, for each commit
+	@$(MAKE) --no-print-directory lint-rust lint-python
+	RUST_TEST_THREADS=8 $(CARGO) test --locked --quiet -p fastps-core -p fastps-durable -p fastps-transport
+	@$(MAKE) --no-print-directory pytest REPORT=check FILES="$(CHECKED) $(WITH_PROCESSES:%=--ignore=%)"
+
+test: ## What holds the weights: lints, Rust, store, server, workers, torch, durability, faults; says what it leaves out
+	@$(MAKE) --no-print-directory --jobs=2 tests beside-tests
+	@$(BIN)/python .ci/skipped.py "make test-all: $(REST); make checkers" $(TARGET)/rust-tests.txt $(TARGET)/pytest-test.xml
+
+test-all: test ## All tests: what make test runs, then commands, browser, model parallelism, documentation, ...
+	@$(MAKE) --no-print-directory rest
 
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
 
+docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
+
 demo-parallel: .venv/.test-release ## Train 2 replicas of a model in 2 parts, one of them killed half-way; options: make demo-parallel ARGS="--partition rows"
 	@$(BIN)/python examples/model_parallel_demo.py $(ARGS)
 
-test: ## Run all tests and lints, and list what was skipped and why; options: make test PROFILE=release
-	@$(MAKE) --no-print-directory --jobs=2 tests beside-tests
-	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
+rest: .venv/.test-$(PROFILE) # the other half of test-all
+	@$(MAKE) --no-print-directory pytest REPORT=rest FILES="$(REST)"
+	@$(BIN)/python .ci/skipped.py "make checkers" $(TARGET)/rust-tests.txt $(TARGET)/pytest-test.xml $(TARGET)/pytest-rest.xml
 
 # Two targets at a time, because one leaves a core idle; cargo chooses its own number of jobs.
 tests: .venv/.test-$(PROFILE)
 	@$(MAKE) --no-print-directory test-rust
-	@$(MAKE) --no-print-directory test-python
+	@$(MAKE) --no-print-directory pytest REPORT=test FILES="$(TESTED)"
 
-# At low priority: tests wait for sockets and have deadlines, these targets have none. `test_stub` is in test-python.
-# Clippy comes last: it builds in the same folder as the tests, so one of the two would wait.
-beside-tests: beside-checkers .venv/.test-$(PROFILE)
-	@nice $(MAKE) --no-print-directory lint-rust lint-python
-
-beside-checkers: .venv/.made
-	@nice $(MAKE) --no-print-directory checkers
+# At low priority: tests wait for sockets and have deadlines, lints have none.
+# Clippy builds in the same folder as the tests, so one of the two waits.
+beside-tests: .venv/.test-$(PROFILE)
+	@nice $(MAKE) --no-print-directory lint-python lint-rust
 
 lint: .venv/.test-$(PROFILE) ## Check formatting, lints, types and the stub
 	@$(MAKE) --no-print-directory lint-rust lint-python
@@ -66,6 +91,9 @@ lint-rust: .venv/.made
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "cargo-deny is not installed: licences and sources of dependencies are not checked"; fi
+
+lint-features: .venv/.made
+	$(CARGO) clippy --locked --workspace --all-targets --all-features --quiet -- -D warnings
 
 lint-python:
 	$(BIN)/ruff check .
@@ -84,12 +112,19 @@ test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
 	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
-test-python: # in tests/, so that the installed package is tested; more processes than cores, because many tests wait
-	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
-	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest.xml $(ARGS)
+test-python: .venv/.test-$(PROFILE)
+	@$(MAKE) --no-print-directory pytest REPORT=python FILES="$(TESTED) $(REST)"
 
-checkers:
-	@for checker in loom tsan miri neon; do $(MAKE) --no-print-directory $$checker; done
+# In tests/, so that the installed package is tested; more processes than cores, because many tests wait.
+pytest:
+	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
+	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest-$(REPORT).xml $(FILES) $(ARGS)
+
+beside-checkers: # at low priority, because tests have deadlines
+	@nice $(MAKE) --no-print-directory checkers
+
+checkers: .venv/.made ## loom, ThreadSanitizer, Miri, NEON, and clippy of all features
+	@for checker in loom tsan miri neon lint-features; do $(MAKE) --no-print-directory $$checker; done
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom \
@@ -190,14 +225,6 @@ kills: ## Kill a server and its clients 200 times; options: make kills KILLS=100
 fuzz: ## Feed random bytes to each reader of files; options: make fuzz SECONDS=60
 	CARGO_TARGET_DIR=$(TARGET)/fuzz .ci/fuzz $(or $(SECONDS),600)
 
-docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
-
-dev: .venv/.made | tools ## Build and install in place (editable), with everything that tests need
-	$(PIP) install --editable '.[test,demo]'
-	@rm -f .venv/.demo .venv/.test-*
-
 clean: ## Remove everything built or installed here
 	rm -rf .venv $(TARGET) dist build .pytest_cache .mypy_cache .ruff_cache
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -215,11 +242,12 @@ $(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	@MATURIN_PEP517_ARGS="--profile $* $(if $(filter dev,$*),--features failpoints) --compression-level 9" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
-# Installs the wheel of profile $(2), even over the same version, and the packages of its extras $(1).
+# Installs the wheel of profile $(2), even over the same version, and the packages of the extras and groups $(1).
 define install-wheel
 	@rm -f .venv/.demo .venv/.test-*
+	@$(BIN)/python .ci/requirements.py $(1) > .venv/packages.txt
 	@$(PIP) install --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)"
-	@$(PIP) install "$$(ls $(TARGET)/wheel/$(2)/*.whl)[$(1)]"
+	@$(PIP) install --requirement .venv/packages.txt
 	@touch $@
 endef
 
@@ -230,12 +258,12 @@ endef
 .venv/.test-%: $(SOURCES) .venv/.made | tools
 	@echo "Fetching the packages of the tests (torch is large) while the wheel is built."
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
-	$(BIN)/python .ci/extras.py test demo > .venv/extras.txt; \
-	$(PIP) install --no-compile --requirement .venv/extras.txt & extras=$$!; \
-	$(MAKE) --no-print-directory $(TARGET)/wheel/$*/.built; wait $$extras
-	$(call install-wheel,test,$*)
+	$(BIN)/python .ci/requirements.py test demo > .venv/test.txt; \
+	$(PIP) install --no-compile --requirement .venv/test.txt & packages=$$!; \
+	$(MAKE) --no-print-directory $(TARGET)/wheel/$*/.built; wait $$packages
+	$(call install-wheel,test demo,$*)
 
 .venv/.docs: pyproject.toml .venv/.made
-	$(BIN)/python .ci/extras.py docs > .venv/docs.txt
+	$(BIN)/python .ci/requirements.py docs > .venv/docs.txt
 	$(PIP) install --requirement .venv/docs.txt
 	@touch $@

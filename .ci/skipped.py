@@ -1,4 +1,7 @@
-"""Prints what a test run left out, and why. Arguments: pytest's JUnit file, the output of cargo test."""
+"""Prints how many tests passed and what a run left out, and why.
+
+Arguments: what runs the rest, the output of cargo test, and pytest's JUnit files.
+"""
 
 import platform
 import re
@@ -15,6 +18,12 @@ def python_skips(report: Path) -> list[str]:
             module = case.get("classname", "").rpartition(".")[2]
             reasons[f"{module}: {skipped.get('message') or 'no reason given'}"] += 1
     return [f"{count} x {reason}" for reason, count in sorted(reasons.items())]
+
+
+def passed(reports: list[Path], output: Path) -> int:
+    python = [case for report in reports for case in ET.parse(report).getroot().iter("testcase")]
+    rust = re.findall(r"^test result: ok\. (\d+) passed", output.read_text(), re.MULTILINE)
+    return sum(not len(case) or case.find("properties") is not None for case in python) + sum(map(int, rust))
 
 
 def rust_skips(output: Path) -> list[str]:
@@ -35,9 +44,11 @@ def absent_instruction_sets() -> list[str]:
     return absent
 
 
-report, output = map(Path, sys.argv[1:3])
-lines = python_skips(report) + rust_skips(output) + absent_instruction_sets()
+elsewhere, output, *reports = sys.argv[1], *map(Path, sys.argv[2:])
+lines = [line for report in reports for line in python_skips(report)]
+lines += rust_skips(output) + absent_instruction_sets()
 lines.append("Rust unit tests of fastps-python: only Python can link an extension module; tests/ covers it")
 lines.append("make acceptance, make mutants, make bench: they take longer and are run by hand")
 print("\nNot run, and why:")
 print("\n".join(f"  - {line}" for line in lines))
+print(f"\n{passed(reports, output)} passed; not run: {elsewhere}")

@@ -310,6 +310,26 @@ def test_links_and_paths_exist(page: Path) -> None:
         assert list(ROOT.glob(path.rstrip("/"))), f"{path} does not exist"
 
 
+def test_the_recipes_name_what_exists() -> None:
+    """In CONTRIBUTING, a step names its files first, then functions, macros and types that stand in them."""
+    sections = (ROOT / "CONTRIBUTING.md").read_text().split("\n## ")
+    recipes = [section for section in sections if section.startswith("Add ")]
+    steps = [
+        step for recipe in recipes for step in re.findall(r"^\d\. .*?(?=^\d\. |\Z)", recipe, re.M | re.S)
+    ]
+    assert len(recipes) == 3
+    assert len(steps) > 12
+    for step in steps:
+        named = re.findall(r"`([\w./-]+[!]?)`", step)
+        files = [
+            path for name in named if "/" in name for path in [*ROOT.glob(name), *ROOT.glob(f"{name}*.rs")]
+        ]
+        text = "\n".join(path.read_text(errors="replace") for path in files if path.is_file())
+        for symbol in named:
+            if "/" not in symbol and "." not in symbol and symbol.isidentifier() | symbol.endswith("!"):
+                assert re.search(rf"\b{symbol}", text), f"{symbol} is in none of {files}"
+
+
 def test_nothing_tells_to_install_fastps_from_an_index() -> None:
     """It is built from source: another package may have its name there."""
     texts = [*PAGES, *(ROOT / "python").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
