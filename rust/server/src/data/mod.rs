@@ -151,15 +151,8 @@ impl Exchange {
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
         match self.admit(frame) {
             Ok((request, logged)) => {
-                let reads = matches!(
-                    request.verb,
-                    Verb::Pull
-                        | Verb::PullParts(_)
-                        | Verb::PullState
-                        | Verb::PullVersion
-                        | Verb::PullVector(_)
-                );
-                if !reads {
+                let changes = request.verb.changes();
+                if changes {
                     self.node.gate.pass().await;
                     self.node.files.wait_for_space().await;
                     // While it waited the session may have ended, and the slices forgotten what they knew of
@@ -168,7 +161,7 @@ impl Exchange {
                         return self.refuse(place, tag, self.named(frame, error));
                     }
                 }
-                let journal = self.node.files.journal().filter(|_| logged && !reads);
+                let journal = self.node.files.journal().filter(|_| logged && changes);
                 if journal.is_some() {
                     self.peer.budget.wait_for_disk();
                 }
@@ -187,17 +180,13 @@ impl Exchange {
         }
     }
 
-    /// Everything that can be said against a frame before its slice is touched. Tells whether its answer must
-    /// be durable.
+    /// Validates a frame before it touches a slice. Returns whether its answer must wait for the disk.
     fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<(Request<'a>, bool)> {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
-        let reads =
-            matches!(request.verb, Verb::Pull | Verb::PullVersion | Verb::PullParts(_) | Verb::PullVector(_));
-        let role = if reads { pb::Role::Reader } else { pb::Role::Worker };
         let client = request.route.client;
-        self.peer.principal.authorize(role, client)?;
+        self.peer.principal.authorize(request.verb.role(), client)?;
         let now = Instant::now();
         let logged = match request.verb {
             // Coordinators rely on what they have commanded. Portions are in no log.

@@ -1,6 +1,6 @@
 //! What a receipt means to a client, on the wire.
 
-use super::request::unknown;
+use super::fields::unknown;
 use fastps_core::error::Result;
 use fastps_proto::v1 as pb;
 

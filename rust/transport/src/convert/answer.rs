@@ -1,7 +1,6 @@
 //! Answers: built for a server, read for a client.
 
-use super::request::{codec_to_wire, malformed};
-use super::spec::dtype_to_wire;
+use super::fields::{codec_to_wire, dtype_to_wire, malformed};
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;

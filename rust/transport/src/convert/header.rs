@@ -1,7 +1,6 @@
 //! Headers of requests: drafted for a slice, and completed by [`complete`] when the frame is sent.
 
-use super::request::{Read, codec_to_wire, correction_to_wire};
-use super::spec::dtype_to_wire;
+use super::fields::{Read, codec_to_wire, correction_to_wire, dtype_to_wire};
 use fastps_core::codec::CodecId;
 use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;

@@ -4,6 +4,7 @@
 mod ack;
 mod answer;
 mod error;
+mod fields;
 pub mod header;
 mod kinds;
 mod mode;
@@ -21,12 +22,13 @@ pub use answer::{
 pub use error::{
     error_from_refusal, error_from_status, refusal, status, timed_out, unreadable, unreadable_response,
 };
+pub use fields::Read;
 pub use kinds::{Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
 pub use mode::{mode_to_wire, seat_from_wire};
 pub use parts::{MAX_PARTS, Part, Parts, receipts, rows_header};
 pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
 pub use request::{
-    Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
+    Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
 };
 pub use space::{
     batch_from_wire, batch_to_wire, given_portion_from_wire, given_portion_to_wire, replica_from_wire,

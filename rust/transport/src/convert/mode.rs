@@ -1,6 +1,6 @@
 //! What binds a group, on the wire.
 
-use super::request::unknown;
+use super::fields::unknown;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_proto::v1 as pb;

@@ -1,9 +1,8 @@
 //! Sparse messages: many parts, one per slice, and what became of each.
 
 use super::error::brief_refusal;
+use super::fields::{codec_to_wire, dtype_to_wire, malformed};
 use super::header::UNKNOWN;
-use super::request::{codec_to_wire, malformed};
-use super::spec::dtype_to_wire;
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;

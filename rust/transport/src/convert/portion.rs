@@ -1,6 +1,6 @@
 //! Questions for portions of samples, and their answers.
 
-use super::request::unknown;
+use super::fields::unknown;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::{Ask, Given, PortionAnswer, Samples, Then};
 use fastps_proto::v1 as pb;

@@ -1,13 +1,12 @@
 //! Reads requests strictly: a field that a request's kind does not use must be unset.
 
+use super::fields::{Read, codec_from_wire, correction_from_wire, dtype_from_wire, malformed, unknown};
 use super::header::{self, Completion, GradientSettings, Target};
 use super::parts::{self, Parts};
-use super::spec::dtype_from_wire;
 use super::vector::{self, PortionOf, Run, VectorRead};
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
 use fastps_core::codec::CodecId;
-use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Base, Identity, Push};
@@ -83,7 +82,29 @@ pub enum Verb<'a> {
 }
 
 impl Verb<'_> {
-    /// Whether it is a gradient, of one slice or of rows of several.
+    /// The least role that may ask for it. Only workers read optimizer state: it says more than a model does.
+    pub fn role(&self) -> pb::Role {
+        match self {
+            Self::Pull | Self::PullParts(_) | Self::PullVersion | Self::PullVector(_) => pb::Role::Reader,
+            _ => pb::Role::Worker,
+        }
+    }
+
+    /// True if it changes what the server holds, or waits for a change.
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Pull | Self::PullParts(_) | Self::PullState | Self::PullVersion | Self::PullVector(_) => {
+                false
+            }
+            Self::Push { .. }
+            | Self::PushParts(..)
+            | Self::Resolve(_)
+            | Self::Run(_)
+            | Self::Portion { .. } => true,
+        }
+    }
+
+    /// True for a gradient, of one slice or of rows of several.
     pub fn is_gradient(&self) -> bool {
         match self {
             Self::Push { push, .. } => push.action == Action::Gradient,
@@ -93,48 +114,9 @@ impl Verb<'_> {
     }
 }
 
-/// What a client reads of a slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Read {
-    /// The values.
-    Values,
-    /// The optimizer state.
-    State,
-    /// The version alone.
-    Version,
-}
-
 /// CRC-32C of a payload.
 pub fn crc32c(payload: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, payload) as u32
-}
-
-/// The codec's number, which is its value of `pb::PayloadCodec`.
-pub(super) fn codec_to_wire(codec: CodecId) -> i32 {
-    codec as i32
-}
-
-fn codec_from_wire(codec: i32) -> Result<CodecId> {
-    CodecId::by_number(codec).ok_or_else(|| unknown("codec", &format!("1 to {}", CodecId::ALL.len()), codec))
-}
-
-pub(super) fn malformed(message: impl Into<String>) -> Error {
-    Error::new(Kind::Frame, message)
-}
-
-/// An enum's value that this version does not know.
-pub(super) fn unknown(field: &str, expected: &str, value: i32) -> Error {
-    malformed(format!("unknown value of {field}")).expected(expected, value)
-}
-
-fn correction_from_wire(correction: &pb::Correction) -> Correction {
-    let pb::Correction { delay_adaptive, max_staleness, reject, momentum_matching } = *correction;
-    Correction { delay_adaptive, max_staleness, reject, momentum_matching }
-}
-
-pub(super) fn correction_to_wire(correction: Correction) -> pb::Correction {
-    let Correction { delay_adaptive, max_staleness, reject, momentum_matching } = correction;
-    pb::Correction { delay_adaptive, max_staleness, reject, momentum_matching }
 }
 
 /// The value of a field that is set, for the error if its kind does not use it.
@@ -451,19 +433,6 @@ mod tests {
         let mut pull = read_frame(1, ROUTE, SliceId(5), Read::Values);
         pull.payload = Bytes::from_static(b"x");
         assert!(request_from_frame(&pull).is_err());
-    }
-
-    #[test]
-    fn a_codec_has_one_number() {
-        for codec in CodecId::ALL {
-            assert_eq!(codec_from_wire(codec_to_wire(codec)).unwrap(), codec);
-            let name = pb::PayloadCodec::try_from(codec_to_wire(codec)).unwrap().as_str_name();
-            assert_eq!(name, format!("CODEC_{}", codec.name().to_uppercase()));
-        }
-        for bad in [0, 6, -1, i32::MAX] {
-            let error = codec_from_wire(bad).unwrap_err();
-            assert_eq!((error.kind, error.got.clone()), (Kind::Frame, Some(bad.to_string())));
-        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Spaces of vectors in control calls: the spaces, the coordinator's seat, batches and their portions.
 
-use super::request::unknown;
+use super::fields::unknown;
 use fastps_core::batch::{BatchTask, FailureKind, Finished, PortionFailure};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::spaces::{

@@ -1,7 +1,6 @@
 //! Tensor specs and optimizer settings on the wire.
 
-use super::request::unknown;
-use fastps_core::dtype::DType;
+use super::fields::{dtype_from_wire, dtype_to_wire, unknown};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{EpsMode, Optimizer, Value};
 use fastps_core::tensor::{Apply, TensorSpec};
@@ -67,26 +66,6 @@ pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
         }
     }
     Ok(optimizer)
-}
-
-const SUPPORTED: &str = "DTYPE_FLOAT32 or DTYPE_FLOAT64";
-
-pub(super) fn dtype_to_wire(dtype: DType) -> pb::DType {
-    match dtype {
-        DType::Float32 => pb::DType::DtypeFloat32,
-        DType::Float64 => pb::DType::DtypeFloat64,
-    }
-}
-
-pub(super) fn dtype_from_wire(dtype: i32) -> Result<DType> {
-    match pb::DType::try_from(dtype) {
-        Ok(pb::DType::DtypeFloat32) => Ok(DType::Float32),
-        Ok(pb::DType::DtypeFloat64) => Ok(DType::Float64),
-        Ok(other) => {
-            Err(Error::new(Kind::DType, "unsupported dtype").expected(SUPPORTED, other.as_str_name()))
-        }
-        Err(_) => Err(Error::new(Kind::DType, "unknown value of dtype").expected(SUPPORTED, dtype)),
-    }
 }
 
 /// A spec as it travels.
@@ -158,6 +137,7 @@ pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fastps_core::dtype::DType;
 
     type SpoilSpec = fn(&mut pb::TensorSpec);
 

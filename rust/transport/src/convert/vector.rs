@@ -1,9 +1,8 @@
 //! Frames for vectors: programs and their results, pulls of a vector, and portions of a sum.
 
+use super::fields::{codec_to_wire, dtype_to_wire, malformed};
 use super::header::{Target, draft};
 use super::parts::{MAX_PARTS, refusals};
-use super::request::{codec_to_wire, malformed};
-use super::spec::dtype_to_wire;
 use bytes::{Buf, Bytes};
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
