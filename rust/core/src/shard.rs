@@ -14,7 +14,7 @@ use crate::slice::identity::Completion;
 use crate::slice::policy::Policy;
 use crate::slice::record::Sink;
 use crate::slice::shared_directory::SharedTensor;
-use crate::slice::{Counters, Resolved, Slice, SliceContext, Snapshot, Why};
+use crate::slice::{Counters, Resolved, Slice, Snapshot, Surroundings, Why};
 use crate::tensor::{SliceId, SpaceId, TensorSpec};
 use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -150,17 +150,16 @@ impl Shard {
         let made: Vec<_> = slices
             .iter()
             .map(|(id, index)| {
-                let place = SliceContext {
+                let surroundings = Surroundings {
                     isa: self.config.isa,
                     sink: self.config.sink.clone(),
                     counters: self.counters.clone(),
                     cuts: self.cuts.clone(),
                     meter: self.meter.clone(),
                     clients: self.clients.clone(),
-                    charge: charge.split(Slice::memory_for(spec, spec.slice_range(*index).len())),
-                    shared: shared.cloned(),
                 };
-                Arc::new(Slice::new(*id, spec, *index, group, place, &mut pieces))
+                let charge = charge.split(Slice::memory_for(spec, spec.slice_range(*index).len()));
+                Arc::new(Slice::new(*id, spec, *index, group, surroundings, (charge, shared), &mut pieces))
             })
             .collect();
         let mut all = write(&self.slices);

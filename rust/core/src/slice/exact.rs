@@ -1,9 +1,9 @@
 //! The memory of an `exact` slice, guarded by the slice's lock. A push writes in place unless a pull has
 //! pinned the values; then it writes to a copy, so that a pinned version never changes.
 
+use super::context::{Counters, SliceContext, staleness};
 use super::image::{Image, Standing};
 use super::round::Round;
-use super::slice::{Counters, Slice, staleness};
 use super::snapshot::{Bytes, Copied, Snapshot};
 use super::vectors::Vectors;
 use crate::base::dtype::DType;
@@ -80,47 +80,43 @@ impl ExactMemory {
 
     /// Applies and records a new push, under the slice's lock. On an error, nothing has changed.
     #[inline(always)]
-    pub(super) fn apply_and_record(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+    pub(super) fn apply(&mut self, slice: &SliceContext, push: &Push<'_>) -> Result<Applied> {
         if self.vectors.is_some() {
             return Err(self.occupied(slice));
         }
-        match push.correction {
-            None => self.apply_corrected(slice, push),
+        let corrected;
+        let push = match push.correction {
+            None => push,
             Some(correction) => {
-                let push = slice.corrected(push, correction, self.version, &self.identities);
-                self.apply_corrected(slice, &push)
+                corrected = slice.corrected(push, correction, self.version, &self.identities);
+                &corrected
             }
-        }
-    }
-
-    /// The refusal of a push while a space is open.
-    #[cold]
-    fn occupied(&self, slice: &Slice) -> Error {
-        Counters::count(&slice.counters.refused);
-        let occupied = self.vectors.as_ref().map(|vectors| slice.name(vectors.occupied()));
-        occupied.unwrap_or_else(|| Error::new(Kind::Internal, "no space is open"))
-    }
-
-    /// As `apply_and_record`, for a push that needs no correction or is corrected already.
-    #[inline(always)]
-    fn apply_corrected(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
-        let applied = self.replay(slice, push)?;
+        };
+        let applied = self.apply_unrecorded(slice, push)?;
         reach("applied");
         slice.record(push, applied);
         Ok(applied)
     }
 
+    /// The refusal of a push while a space is open.
+    #[cold]
+    fn occupied(&self, slice: &SliceContext) -> Error {
+        Counters::count(&slice.counters.refused);
+        let occupied = self.vectors.as_ref().map(|vectors| slice.name(vectors.occupied()));
+        occupied.unwrap_or_else(|| Error::new(Kind::Internal, "no space is open"))
+    }
+
     /// Applies a change without recording it: the caller replays it from its record, or records it
     /// afterwards.
     #[inline(always)]
-    pub(super) fn replay(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+    pub(super) fn apply_unrecorded(&mut self, slice: &SliceContext, push: &Push<'_>) -> Result<Applied> {
         self.meet_cut(slice);
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
             Action::Gradient => {
                 let (lr, scale) = slice.rate_and_factor(push);
-                self.step_optimizer(slice, push, lr, scale)?;
+                self.step(slice, push, lr, scale)?;
             }
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
@@ -161,19 +157,13 @@ impl ExactMemory {
     /// Takes one optimizer step at a rate, with the pushed values times `scale`. On an error, nothing has
     /// changed; a step that overflows is one.
     #[inline(always)]
-    pub(super) fn step_optimizer(
-        &mut self,
-        slice: &Slice,
-        push: &Push<'_>,
-        lr: f64,
-        scale: f32,
-    ) -> Result<()> {
+    pub(super) fn step(&mut self, slice: &SliceContext, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
         // Records do not say it: what they repeat has not overflowed.
         let largest = push.largest.map(|largest| largest * f64::from(scale.abs()));
         if largest.is_some_and(|largest| may_overflow(&slice.spec.optimizer, slice.spec.dtype, lr, largest)) {
-            self.try_step(slice, push, lr, scale)?;
+            self.step_on_trial(slice, push, lr, scale)?;
         } else {
-            self.step_at_once(slice, push, lr, scale)?;
+            self.take_step(slice, push, lr, scale)?;
         }
         if is_due(self.version + 1, slice.len, push.count as usize) {
             self.scan(slice);
@@ -183,12 +173,12 @@ impl ExactMemory {
 
     /// Takes a step that may overflow, and takes it back if it does.
     #[cold]
-    fn try_step(&mut self, slice: &Slice, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
+    fn step_on_trial(&mut self, slice: &SliceContext, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
         self.make_writable(slice)?;
         let copies = (self.arrays().count() * slice.bytes()) as u64;
         let _memory = slice.meter.take(Purpose::Copies, copies).map_err(|error| slice.name(error))?;
         let before: Vec<_> = self.arrays().map(<[u8]>::to_vec).collect();
-        self.step_at_once(slice, push, lr, scale)?;
+        self.take_step(slice, push, lr, scale)?;
         let dtype = slice.spec.dtype;
         let overflow = |(old, new): (&Vec<u8>, _)| first_overflow(dtype, old, new);
         let found = before.iter().zip(self.arrays()).find_map(overflow);
@@ -212,13 +202,13 @@ impl ExactMemory {
 
     /// Notes whether values or state have overflowed through many steps.
     #[cold]
-    fn scan(&mut self, slice: &Slice) {
+    fn scan(&mut self, slice: &SliceContext) {
         let finite = self.arrays().all(|array| is_finite(slice.isa, slice.spec.dtype, array));
         self.overflowed = !finite;
     }
 
     #[inline(always)]
-    fn step_at_once(&mut self, slice: &Slice, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
+    fn take_step(&mut self, slice: &SliceContext, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
         let optimizer = &slice.spec.optimizer;
         let params = unpinned(slice, &mut self.params, &mut self.spare)?;
         if slice.spec.dtype == DType::Float64 {
@@ -247,7 +237,7 @@ impl ExactMemory {
     }
 
     /// Takes the memory that the next step needs, so that the step cannot fail for lack of it.
-    pub(super) fn make_writable(&mut self, slice: &Slice) -> Result<()> {
+    pub(super) fn make_writable(&mut self, slice: &SliceContext) -> Result<()> {
         unpinned(slice, &mut self.params, &mut self.spare).map(|_| ())
     }
 
@@ -265,7 +255,7 @@ impl ExactMemory {
 
     /// Takes an image at one version. The values are pinned; the state is copied, and charged if there is a
     /// meter.
-    pub(super) fn image(&self, slice: &Slice, meter: Option<&sync::Arc<Meter>>) -> Result<Image> {
+    pub(super) fn image(&self, slice: &SliceContext, meter: Option<&sync::Arc<Meter>>) -> Result<Image> {
         let standing = Standing {
             version: self.version,
             step: self.step,
@@ -281,7 +271,7 @@ impl ExactMemory {
     /// Takes the slice's image for a cut that has begun since the last change. Every change must call this
     /// first.
     #[inline(always)]
-    pub(super) fn meet_cut(&mut self, slice: &Slice) {
+    pub(super) fn meet_cut(&mut self, slice: &SliceContext) {
         if self.cut != slice.cuts.last() && !fault("cut_unseen") {
             self.take_part_in_cut(slice);
         }
@@ -289,14 +279,14 @@ impl ExactMemory {
 
     /// Without memory for the image, the cut fails and the push goes on.
     #[cold]
-    fn take_part_in_cut(&mut self, slice: &Slice) {
+    fn take_part_in_cut(&mut self, slice: &SliceContext) {
         let (last, covered) = slice.cuts.covers(&slice.spec.group);
         self.cut = last;
         self.in_cut = covered.then(|| Box::new(self.image(slice, Some(&slice.meter))));
     }
 
     /// The slice's image in the cut that is being written; an image of the present if the cut has none.
-    pub(super) fn image_in_cut(&mut self, slice: &Slice) -> Result<Image> {
+    pub(super) fn image_in_cut(&mut self, slice: &SliceContext) -> Result<Image> {
         self.meet_cut(slice);
         self.in_cut.take().map_or_else(|| self.image(slice, None), |image| *image)
     }
@@ -309,7 +299,7 @@ impl ExactMemory {
     /// Restores the slice from an image; `values` and `state` must have the right lengths.
     pub(super) fn restore(
         &mut self,
-        slice: &Slice,
+        slice: &SliceContext,
         standing: &Standing,
         values: &[u8],
         state: &[u8],
@@ -331,7 +321,7 @@ impl ExactMemory {
     }
 
     /// Pins the values.
-    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
+    pub(super) fn pull(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         if fault("copy_on_write_skipped") {
             return self.copied(slice, client, Some(&slice.meter), std::iter::once(self.params.bytes()));
         }
@@ -339,14 +329,14 @@ impl ExactMemory {
     }
 
     /// Copies the state, all slots one after the other.
-    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
+    pub(super) fn pull_state(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         self.copied(slice, client, Some(&slice.meter), self.state.iter().map(Buffer::bytes))
     }
 
     /// Appends the values of some rows; returns the version.
     pub(super) fn pull_rows(
         &self,
-        slice: &Slice,
+        slice: &SliceContext,
         client: u64,
         rows: Indices<'_>,
         into: &mut Vec<u8>,
@@ -368,7 +358,7 @@ impl ExactMemory {
 
     /// Prefetches the values of some rows; if a client is about to push them, also their state and the
     /// client's window.
-    pub(super) fn prefetch_rows(&self, slice: &Slice, rows: Indices<'_>, pushed_by: Option<u64>) {
+    pub(super) fn prefetch_rows(&self, slice: &SliceContext, rows: Indices<'_>, pushed_by: Option<u64>) {
         let (size, values) = (slice.spec.dtype.size(), self.params.bytes());
         if let Some(client) = pushed_by {
             self.identities.prefetch_window(client);
@@ -385,7 +375,7 @@ impl ExactMemory {
 
     fn copied<'a>(
         &self,
-        slice: &Slice,
+        slice: &SliceContext,
         client: u64,
         meter: Option<&sync::Arc<Meter>>,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
@@ -395,7 +385,7 @@ impl ExactMemory {
         Ok(self.snapshot(slice, client, bytes))
     }
 
-    pub(super) fn snapshot(&self, slice: &Slice, client: u64, bytes: Bytes) -> Snapshot {
+    pub(super) fn snapshot(&self, slice: &SliceContext, client: u64, bytes: Bytes) -> Snapshot {
         let (version, own) = self.version(client);
         Snapshot { dtype: slice.spec.dtype, version, own, step: self.step, bytes }
     }
@@ -416,12 +406,12 @@ impl ExactMemory {
 }
 
 /// Replaces the values of one buffer with those of a body.
-fn assign(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
+fn assign(slice: &SliceContext, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
     assign_run(slice, push, body, buffer, 0..slice.len);
 }
 
 /// Replaces a run of values of one buffer with those of a body.
-fn assign_run(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer, run: Range<usize>) {
+fn assign_run(slice: &SliceContext, push: &Push<'_>, body: &[u8], buffer: &mut Buffer, run: Range<usize>) {
     match slice.spec.dtype {
         DType::Float32 => push.codec.decode(slice.isa, body, &mut buffer.values_mut()[run]),
         DType::Float64 => {
@@ -433,7 +423,7 @@ fn assign_run(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer, 
 }
 
 /// Replaces the values of some rows of one buffer with those of a body.
-fn assign_rows(slice: &Slice, push: &Push<'_>, rows: Indices<'_>, buffer: &mut Buffer) {
+fn assign_rows(slice: &SliceContext, push: &Push<'_>, rows: Indices<'_>, buffer: &mut Buffer) {
     let (size, mut body) = (slice.spec.dtype.size(), push.body);
     let mut runs = slice.layout.runs(rows);
     while let Some(run) = runs.next_of(slice.len) {
@@ -447,7 +437,7 @@ fn assign_rows(slice: &Slice, push: &Push<'_>, rows: Indices<'_>, buffer: &mut B
 /// version. The slice's own charge covers one spare copy. A further copy is charged until its readers are
 /// done, and refused if the meter has no room for it.
 fn unpinned<'a>(
-    slice: &Slice,
+    slice: &SliceContext,
     params: &'a mut Arc<Buffer>,
     spare: &mut Option<Arc<Buffer>>,
 ) -> Result<&'a mut Buffer> {
@@ -460,7 +450,7 @@ fn unpinned<'a>(
 
 /// Replaces the parameters by a copy; the original becomes the spare.
 pub(super) fn set_aside(
-    slice: &Slice,
+    slice: &SliceContext,
     params: &mut Arc<Buffer>,
     spare: &mut Option<Arc<Buffer>>,
 ) -> Result<()> {

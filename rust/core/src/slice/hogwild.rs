@@ -1,8 +1,8 @@
 //! The memory of a `hogwild` slice. Pushes and pulls race on values and state without a lock; only the
 //! identity table has one, so a repeated push is still recognized.
 
+use super::context::{SliceContext, staleness};
 use super::image::{Image, Standing};
-use super::slice::{Slice, staleness};
 use super::snapshot::{Copied, Snapshot};
 use crate::base::block::{BLOCK, blocks};
 use crate::base::error::Result;
@@ -58,7 +58,7 @@ impl HogwildMemory {
 
     /// Applies and records a push whose identity this thread has claimed; returns the completions of its
     /// repeats.
-    pub(super) fn apply_and_record(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
+    pub(super) fn apply(&self, slice: &SliceContext, push: &Push<'_>) -> (Applied, Vec<Completion>) {
         let corrected;
         let push = match push.correction {
             None => push,
@@ -130,19 +130,19 @@ impl HogwildMemory {
     }
 
     /// Copies the values, possibly in the middle of pushes.
-    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
+    pub(super) fn pull(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, Some(&slice.meter), std::slice::from_ref(&self.params))
     }
 
     /// Copies the state, all slots one after the other.
-    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
+    pub(super) fn pull_state(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, Some(&slice.meter), &self.state)
     }
 
     /// Appends the values of some rows, possibly in the middle of pushes.
     pub(super) fn pull_rows(
         &self,
-        slice: &Slice,
+        slice: &SliceContext,
         client: u64,
         rows: Indices<'_>,
         into: &mut Vec<u8>,
@@ -159,7 +159,7 @@ impl HogwildMemory {
 
     fn snapshot(
         &self,
-        slice: &Slice,
+        slice: &SliceContext,
         client: u64,
         meter: Option<&Arc<Meter>>,
         buffers: &[RacyBuffer],
@@ -178,7 +178,7 @@ impl HogwildMemory {
         Ok(Snapshot { dtype: slice.spec.dtype, version, own, step, bytes })
     }
 
-    fn assign(&self, slice: &Slice, push: &Push<'_>) {
+    fn assign(&self, slice: &SliceContext, push: &Push<'_>) {
         match push.action {
             Action::Gradient => {}
             Action::Assign => store_racy(slice, &self.params, push, 0),
@@ -197,7 +197,7 @@ impl HogwildMemory {
 
     /// Notes whether values or state have overflowed through many steps.
     #[cold]
-    fn scan(&self, slice: &Slice) {
+    fn scan(&self, slice: &SliceContext) {
         let mut block = [0.0; BLOCK];
         let overflowed = self.state.iter().chain([&self.params]).any(|buffer| {
             blocks(slice.len).any(|(at, len)| {
@@ -209,7 +209,7 @@ impl HogwildMemory {
     }
 
     /// Replays an assignment from its record. False: the slice already has it.
-    pub(super) fn replay(&self, slice: &Slice, push: &Push<'_>, version: u64) -> Result<bool> {
+    pub(super) fn replay(&self, slice: &SliceContext, push: &Push<'_>, version: u64) -> Result<bool> {
         if self.counts.version().load(Ordering::Acquire) >= version {
             return Ok(false);
         }
@@ -235,7 +235,7 @@ impl HogwildMemory {
     }
 
     /// Takes an image, possibly in the middle of pushes.
-    pub(super) fn image(&self, slice: &Slice) -> Result<Image> {
+    pub(super) fn image(&self, slice: &SliceContext) -> Result<Image> {
         let clients = lock(&self.identities).image();
         let standing = Standing {
             version: self.counts.version().load(Ordering::Acquire),
@@ -251,7 +251,7 @@ impl HogwildMemory {
     /// Restores the slice from an image; `values` and `state` must have the right lengths.
     pub(super) fn restore(
         &self,
-        slice: &Slice,
+        slice: &SliceContext,
         standing: &Standing,
         values: &[u8],
         state: &[u8],
@@ -291,11 +291,11 @@ impl HogwildMemory {
 }
 
 /// Stores the `k`-th array of an assignment's body, which is never compressed.
-fn store_racy(slice: &Slice, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
+fn store_racy(slice: &SliceContext, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
     store_bytes(slice, buffer, &push.body[k * slice.bytes()..][..slice.bytes()]);
 }
 
-fn store_bytes(slice: &Slice, buffer: &RacyBuffer, body: &[u8]) {
+fn store_bytes(slice: &SliceContext, buffer: &RacyBuffer, body: &[u8]) {
     let (size, plain) = (slice.spec.dtype.size(), CodecId::plain(slice.spec.dtype));
     let mut block = [0.0; BLOCK];
     for (at, len) in blocks(slice.len) {

@@ -178,7 +178,7 @@ impl Slice {
             }
         }
         if shared_by.is_empty() {
-            return memory.replay(self, push).map(|_| true);
+            return memory.apply_unrecorded(self, push).map(|_| true);
         }
         if push.action != Action::Gradient {
             return Err(Error::new(Kind::Internal, "what several workers did together is a gradient"));

@@ -3,6 +3,7 @@
 //! are defined here, too.
 
 pub(crate) mod clients;
+mod context;
 mod exact;
 pub mod frame;
 mod hogwild;
@@ -19,10 +20,11 @@ mod slice;
 mod snapshot;
 mod vectors;
 
+pub use context::SliceContext;
+pub(crate) use context::{Counters, Surroundings};
 pub use image::{Image, Standing};
 pub use resolve::Resolved;
 pub(crate) use round::Why;
 pub use slice::Slice;
-pub(crate) use slice::{Counters, SliceContext};
 pub use snapshot::Snapshot;
 pub use vectors::{VectorsImage, VectorsStanding};

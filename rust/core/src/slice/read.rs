@@ -1,7 +1,8 @@
 //! Reads of a slice: values, rows, optimizer state and versions. No read changes any of them.
 
 use super::Snapshot;
-use super::slice::{Counters, Slice, SliceMemory};
+use super::context::Counters;
+use super::slice::{Slice, SliceMemory};
 use crate::base::error::Result;
 use crate::base::fault::fault;
 use crate::base::isa::prefetch;

@@ -6,8 +6,9 @@
 //! answer waits for the step. If all gradients of a round are sparse, the step touches exactly the rows that
 //! at least one of them names.
 
+use super::context::{Counters, SliceContext};
 use super::exact::ExactMemory;
-use super::slice::{Counters, Slice};
+use super::slice::Slice;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
 use crate::base::mode::Quorum;
@@ -70,14 +71,14 @@ struct Few {
 pub(super) type Told = Vec<(Completion, Result<Applied>)>;
 
 impl Round {
-    fn new(slice: &Slice) -> Result<Self> {
+    fn new(slice: &SliceContext) -> Result<Self> {
         let bytes = Buffer::bytes_for(slice.spec.dtype, slice.len);
         let memory = slice.meter.take(Purpose::Held, bytes)?;
         let sum = Buffer::filled(slice.spec.dtype, slice.len, 0.0, SUM, &mut Pieces::none());
         Ok(Self { parts: Vec::new(), sum, rows: None, whole: false, _memory: memory })
     }
 
-    fn add(&mut self, slice: &Slice, indices: Option<Indices<'_>>, gradient: EncodedGradient<'_>) {
+    fn add(&mut self, slice: &SliceContext, indices: Option<Indices<'_>>, gradient: EncodedGradient<'_>) {
         let EncodedGradient { codec, body, elements, scale } = gradient;
         let (isa, sum) = (slice.isa, self.sum.values_mut());
         let Some(indices) = indices else {
@@ -93,7 +94,7 @@ impl Round {
     /// Completes the sum of the gradients, in rank order if they have ranks. The result stays in `sum` or, if
     /// all are sparse, is moved out of it and returned. Also returns its largest magnitude. Fails if it is
     /// not finite.
-    fn complete(&mut self, slice: &Slice) -> Result<(Option<Few>, f64)> {
+    fn complete(&mut self, slice: &SliceContext) -> Result<(Option<Few>, f64)> {
         self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
         let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
         for kept in kept {
@@ -107,7 +108,7 @@ impl Round {
     }
 
     /// Moves the rows out of the sum if all gradients are sparse.
-    fn take_rows(&mut self, slice: &Slice) -> Option<Few> {
+    fn take_rows(&mut self, slice: &SliceContext) -> Option<Few> {
         let indices = self.rows.as_mut()?.set.take();
         if self.whole {
             return None;
@@ -207,7 +208,7 @@ impl ExactMemory {
     /// Adds a new gradient. On an error, the push counts as never seen.
     fn take_in(
         &mut self,
-        slice: &Slice,
+        slice: &SliceContext,
         push: &Push<'_>,
         share: Share,
         later: impl FnOnce() -> Completion,
@@ -280,7 +281,7 @@ impl ExactMemory {
     }
 
     /// Takes the step with all gradients that have arrived, if they are at least `needed`.
-    pub(super) fn end_round(&mut self, slice: &Slice, quorum: Quorum, needed: u32) -> Told {
+    pub(super) fn end_round(&mut self, slice: &SliceContext, quorum: Quorum, needed: u32) -> Told {
         let needed = if fault("quorum_of_one_less") { needed - 1 } else { needed };
         let full =
             |round: &mut Box<Round>| !round.parts.is_empty() && round.parts.len() as u64 >= u64::from(needed);
@@ -291,7 +292,7 @@ impl ExactMemory {
         let stepped = round.complete(slice).and_then(|(few, largest)| {
             round.parts.iter().for_each(|part| Identities::put(&mut ids, part.identity));
             let push = sum_of(slice, &round, few.as_ref(), last, (share, largest));
-            self.apply_and_record_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
+            self.apply_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
         });
         let mut told = Told::new();
         match stepped {
@@ -311,9 +312,9 @@ impl ExactMemory {
     }
 
     /// Applies and records one step with a sum, for all workers whose gradients are in it.
-    fn apply_and_record_shared(
+    fn apply_shared(
         &mut self,
-        slice: &Slice,
+        slice: &SliceContext,
         push: &Push<'_>,
         shared_by: Identities<'_>,
     ) -> Result<Vec<(Applied, Vec<Completion>)>> {
@@ -324,15 +325,15 @@ impl ExactMemory {
         Ok(applied)
     }
 
-    /// As `apply_and_record_shared`, without recording it.
+    /// As `apply_shared`, without recording it.
     pub(super) fn replay_shared(
         &mut self,
-        slice: &Slice,
+        slice: &SliceContext,
         push: &Push<'_>,
         shared_by: Identities<'_>,
     ) -> Result<Vec<(Applied, Vec<Completion>)>> {
         self.meet_cut(slice);
-        self.step_optimizer(slice, push, slice.lr(push), push.scale.unwrap_or(1.0))?;
+        self.step(slice, push, slice.lr(push), push.scale.unwrap_or(1.0))?;
         self.version += 1;
         let (version, scale) = (self.version, push.scale.unwrap_or(1.0));
         let note = |identity: Identity| {
@@ -356,14 +357,14 @@ impl ExactMemory {
 
     /// Ends the round without a version, and refuses its gradients.
     #[cold]
-    pub(super) fn give_up_round(&mut self, slice: &Slice, why: Why) -> Told {
+    pub(super) fn give_up_round(&mut self, slice: &SliceContext, why: Why) -> Told {
         let Some(round) = self.round.take() else { return Told::new() };
         self.refuse(round.parts, &slice.name(why.into()))
     }
 
     /// Forgets a client that is gone. Its gradient stays in the sum; if no client of the round is left, the
     /// round ends without a version.
-    pub(super) fn forget(&mut self, slice: &Slice, client: u64) -> Told {
+    pub(super) fn forget(&mut self, slice: &SliceContext, client: u64) -> Told {
         self.identities.forget(client);
         let is_here = |part: &Contribution| self.identities.knows(part.identity.client);
         if self.round.as_ref().is_some_and(|round| !round.parts.iter().any(is_here)) {
@@ -386,7 +387,7 @@ impl Round {
 }
 
 impl ContributedRows {
-    fn of(slice: &Slice) -> Result<Self> {
+    fn of(slice: &SliceContext) -> Result<Self> {
         let memory = slice.meter.take(Purpose::Held, RowSet::bytes_for(slice.layout))?;
         Ok(Self { set: RowSet::of(slice.layout), _memory: memory })
     }
@@ -409,7 +410,7 @@ impl<'a> EncodedGradient<'a> {
 }
 
 impl Kept {
-    fn of(slice: &Slice, push: &Push<'_>, rank: u32) -> Result<Self> {
+    fn of(slice: &SliceContext, push: &Push<'_>, rank: u32) -> Result<Self> {
         let indices = push.indices.map(|indices| indices.bytes().to_vec());
         let bytes = push.body.len() + indices.as_ref().map_or(0, Vec::len);
         let memory = slice.meter.take(Purpose::Held, bytes as u64)?;
@@ -425,7 +426,7 @@ impl Kept {
 
 /// The sum as a push.
 fn sum_of<'a>(
-    slice: &Slice,
+    slice: &SliceContext,
     round: &'a Round,
     few: Option<&'a Few>,
     identity: Identity,

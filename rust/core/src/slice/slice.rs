@@ -1,50 +1,29 @@
 //! [`Slice`] admits, checks and applies pushes. It checks a push completely before it changes anything, and
 //! owns the optimizer state, step count, version and identity table. The shard routes every push here.
 
+use super::context::{Counters, SliceContext, Surroundings, next_staleness};
 use super::exact::ExactMemory;
 use super::hogwild::HogwildMemory;
 use super::{Why, round};
-use crate::base::correction::Correction;
-use crate::base::cut::Cuts;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::failpoint::reach;
 use crate::base::fault::fault;
-use crate::base::isa::Isa;
 use crate::base::lock::SliceLock;
 use crate::base::mode::Quorum;
 use crate::base::sync::{Arc, AtomicU64, Ordering, lock};
-use crate::kernel::apply::Touch;
 use crate::kernel::overflow::may_overflow;
-use crate::kernel::rows::{Indices, RowLayout};
-use crate::memory::{Buffer, Charge, Exposed, Meter, Pieces, Purpose, RacyBuffer};
-use crate::slice::clients::Clients;
-use crate::slice::frame::{Action, Applied, Base, Identity, Push, Target};
-use crate::slice::identity::{Completion, Home, IdentityTable, Outcome, Seen};
+use crate::memory::{Buffer, Charge, Exposed, Pieces, Purpose, RacyBuffer};
+use crate::slice::frame::{Action, Applied, Identity, Push};
+use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::slice::policy::{Admission, Held, Policy};
-use crate::slice::record::{Identities as SharedBy, Record, Sink};
 use crate::slice::shared_directory::SharedTensor;
 use crate::tensor::{Apply, SliceId, TensorSpec};
-use std::fmt;
-use std::ops::Range;
+use std::ops::Deref;
 
-/// One slice of one tensor.
+/// One slice of one tensor: its context, which never changes, and its memory.
 #[derive(Debug)]
 pub struct Slice {
-    pub(super) id: SliceId,
-    pub(super) spec: Arc<TensorSpec>,
-    index: usize,
-    group: u32,
-    /// Index of its first element in the tensor.
-    first: usize,
-    pub(super) len: usize,
-    pub(super) slots: usize,
-    pub(super) layout: RowLayout,
-    pub(super) isa: Isa,
-    pub(super) sink: Option<Arc<dyn Sink>>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) cuts: Arc<Cuts>,
-    pub(super) meter: Arc<Meter>,
-    pub(super) clients: Arc<Clients>,
+    context: SliceContext,
     /// The version at the last [`Slice::note_change`], and the moment of the one that found a new version.
     pub(super) noted: [AtomicU64; 2],
     /// The charge for the slice's own memory.
@@ -52,43 +31,18 @@ pub struct Slice {
     pub(super) memory: SliceMemory,
 }
 
+impl Deref for Slice {
+    type Target = SliceContext;
+
+    fn deref(&self) -> &SliceContext {
+        &self.context
+    }
+}
+
 #[derive(Debug)]
 pub(super) enum SliceMemory {
     Exact(SliceLock<ExactMemory>),
     Hogwild(HogwildMemory),
-}
-
-/// Counters that a shard keeps for all its slices.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// Of dropped slices, as `assigns`; a live slice counts its own.
-    pub(crate) pushes: AtomicU64,
-    pub(crate) assigns: AtomicU64,
-    pub(crate) duplicates: AtomicU64,
-    pub(crate) refused: AtomicU64,
-    pub(crate) pulls: AtomicU64,
-    pub(crate) slice_copies: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// What a slice gets from its shard.
-#[derive(Debug)]
-pub(crate) struct SliceContext {
-    pub(crate) isa: Isa,
-    pub(crate) sink: Option<Arc<dyn Sink>>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) cuts: Arc<Cuts>,
-    pub(crate) meter: Arc<Meter>,
-    pub(crate) clients: Arc<Clients>,
-    /// For [`Slice::memory_for`] bytes.
-    pub(crate) charge: Charge,
-    /// The tensor in shared memory that the slice is part of, if any.
-    pub(crate) shared: Option<Arc<SharedTensor>>,
 }
 
 /// What to do with an arriving push.
@@ -106,15 +60,14 @@ impl Slice {
         spec: &Arc<TensorSpec>,
         index: usize,
         group: u32,
-        place: SliceContext,
+        surroundings: Surroundings,
+        (charge, shared): (Charge, Option<&Arc<SharedTensor>>),
         pieces: &mut Pieces,
     ) -> Self {
-        let SliceContext { isa, sink, counters, cuts, meter, clients, charge, shared } = place;
-        let range = spec.slice_range(index);
-        let (first, len) = (range.start, range.len());
-        let slots = spec.optimizer.slots().len();
+        let context = SliceContext::new(id, spec, index, group, surroundings);
+        let (len, slots) = (context.len, context.slots);
         let (dtype, initial) = (spec.dtype, spec.optimizer.initial_state());
-        let memory = match (spec.apply, &shared) {
+        let memory = match (spec.apply, shared) {
             (Apply::Exact, _) => {
                 SliceMemory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial, pieces)))
             }
@@ -123,71 +76,7 @@ impl Slice {
                 SliceMemory::Hogwild(HogwildMemory::shared(shared, index, slots))
             }
         };
-        let layout = RowLayout::new(first, len, spec.row_width());
-        let spec = spec.clone();
-        Self {
-            id,
-            spec,
-            index,
-            group,
-            first,
-            len,
-            slots,
-            layout,
-            isa,
-            sink,
-            counters,
-            cuts,
-            meter,
-            clients,
-            noted: [AtomicU64::new(0), AtomicU64::new(0)],
-            charge,
-            memory,
-        }
-    }
-
-    pub(super) fn home(&self) -> Home<'_> {
-        Home { meter: &self.meter, clients: &self.clients, slice: self.id }
-    }
-
-    /// Its identifier.
-    pub fn id(&self) -> SliceId {
-        self.id
-    }
-
-    /// The spec of its tensor.
-    pub fn spec(&self) -> &Arc<TensorSpec> {
-        &self.spec
-    }
-
-    /// Its index among the slices of the tensor.
-    pub fn index(&self) -> usize {
-        self.index
-    }
-
-    /// Range of its elements in the tensor.
-    pub fn range(&self) -> Range<usize> {
-        self.first..self.first + self.len
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Bytes of its values.
-    pub fn bytes(&self) -> usize {
-        self.spec.dtype.size() * self.len
-    }
-
-    /// Whether it has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The tensor's group as frames carry it.
-    pub fn group(&self) -> u32 {
-        self.group
+        Self { context, noted: [AtomicU64::new(0), AtomicU64::new(0)], charge, memory }
     }
 
     /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for
@@ -242,7 +131,7 @@ impl Slice {
             // A worker that left after `admit` read the group's table did not find this gradient waiting, so
             // check again whether the round is complete.
             if answer.is_none() && !fault("table_looked_at_once") {
-                self.end_round(policy.needed(self.group));
+                self.end_round(policy.needed(self.group()));
             }
             return answer;
         }
@@ -253,7 +142,7 @@ impl Slice {
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
                     Arrival::Apply => {
                         reach("identity_checked");
-                        let applied = memory.apply_and_record(self, push);
+                        let applied = memory.apply(self, push);
                         if memory.round.is_some() && applied.is_ok() {
                             let told = memory.give_up_round(self, Why::Changed);
                             drop(memory);
@@ -270,7 +159,7 @@ impl Slice {
         };
         match (arrival, &self.memory) {
             (Arrival::Apply, SliceMemory::Hogwild(memory)) => {
-                let (applied, waiting) = memory.apply_and_record(self, push);
+                let (applied, waiting) = memory.apply(self, push);
                 answer_all(waiting, applied);
                 Some(Ok(applied))
             }
@@ -313,7 +202,7 @@ impl Slice {
     /// What the seeded fault `check_after_apply` does with a bad push.
     fn apply_unchecked(&self, push: &Push<'_>) {
         if let (SliceMemory::Exact(memory), true) = (&self.memory, push.body.len() == self.bytes()) {
-            let _ = memory.lock().apply_and_record(self, push);
+            let _ = memory.lock().apply(self, push);
         }
     }
 
@@ -412,7 +301,7 @@ impl Slice {
                     return Err(fenced());
                 };
                 let waiting = std::mem::take(waiting);
-                match memory.apply_and_record(self, push) {
+                match memory.apply(self, push) {
                     Ok(applied) => (applied, waiting),
                     Err(error) => {
                         memory.identities.withdraw(push.identity);
@@ -435,7 +324,7 @@ impl Slice {
                 };
                 *outcome = Outcome::Applying(waiting);
                 drop(identities);
-                memory.apply_and_record(self, push)
+                memory.apply(self, push)
             }
         };
         answer_all(waiting, applied);
@@ -448,76 +337,6 @@ impl Slice {
         match &self.memory {
             SliceMemory::Exact(memory) => memory.lock().identities.withdraw(identity),
             SliceMemory::Hogwild(memory) => lock(&memory.identities).withdraw(identity),
-        }
-    }
-
-    /// The push with its mode's correction applied at this version.
-    #[cold]
-    pub(super) fn corrected<'a>(
-        &self,
-        push: &Push<'a>,
-        correction: Correction,
-        version: u64,
-        identities: &IdentityTable,
-    ) -> Push<'a> {
-        let staleness = next_staleness(push, version, identities);
-        // Counting the clients is a scan, so skip it where the number does not matter.
-        let counts = correction.momentum_matching || staleness.is_some_and(|tau| tau > 1);
-        let clients = if counts { identities.pushing(push.identity.client) } else { 1 };
-        let factor = correction.factor(staleness, clients);
-        let scale = (f64::from(push.scale.unwrap_or(1.0)) * factor) as f32;
-        let momentum = correction.momentum(self.spec.optimizer.momentum(), clients);
-        Push { scale: Some(scale), momentum: Some(momentum), correction: None, ..*push }
-    }
-
-    /// The rows that a checked sparse push touches, and their values.
-    pub(super) fn touch<'a>(&self, indices: Indices<'a>, push: &Push<'a>) -> Touch<'a> {
-        let Push { codec, body, count, .. } = *push;
-        let scale = push.scale.unwrap_or(1.0);
-        Touch { layout: self.layout, indices, codec, body, elements: count as usize, scale }
-    }
-
-    pub(super) fn target(&self) -> Target<'_> {
-        let Self { len, slots, layout, .. } = *self;
-        let TensorSpec { dtype, apply, optimizer, .. } = &*self.spec;
-        Target { dtype: *dtype, len, slots, layout, apply: *apply, optimizer }
-    }
-
-    pub(super) fn name(&self, error: Error) -> Error {
-        error.tensor(self.spec.name.clone())
-    }
-
-    pub(super) fn lr(&self, push: &Push<'_>) -> f64 {
-        push.lr.unwrap_or_else(|| self.spec.optimizer.lr())
-    }
-
-    /// The rate of a push, and the factor on its values.
-    #[inline(always)]
-    pub(super) fn rate_and_factor(&self, push: &Push<'_>) -> (f64, f32) {
-        self.spec.optimizer.rate_and_factor(self.lr(push), push.scale.unwrap_or(1.0))
-    }
-
-    pub(super) fn record(&self, push: &Push<'_>, applied: Applied) {
-        let Some(sink) = &self.sink else { return };
-        sink.record(&self.record_of(push, applied));
-    }
-
-    pub(super) fn record_of<'a>(&self, push: &Push<'a>, applied: Applied) -> Record<'a> {
-        Record {
-            slice: self.id,
-            apply: self.spec.apply,
-            version: applied.version,
-            identity: push.identity,
-            base: push.base,
-            once: push.once,
-            action: push.action,
-            indices: push.indices,
-            codec: push.codec,
-            body: push.body,
-            lr: self.lr(push),
-            scale: applied.scale,
-            momentum: push.momentum.unwrap_or_else(|| self.spec.optimizer.momentum()),
-            shared_by: SharedBy::default(),
         }
     }
 
@@ -553,20 +372,6 @@ impl Slice {
     }
 }
 
-/// The staleness of a push if it were applied next, on top of this version.
-fn next_staleness(push: &Push<'_>, version: u64, identities: &IdentityTable) -> Option<u64> {
-    // Other processes can write any version to shared memory, so the addition must not overflow.
-    staleness(push.base, version.wrapping_add(1), identities.own(push.identity.client) + 1)
-}
-
-/// Changes by others between the base and this push (which is version `version` and the client's `own`-th).
-pub(super) fn staleness(base: Option<Base>, version: u64, own: u64) -> Option<u64> {
-    let base = base?;
-    let changes = version.checked_sub(base.version)?.checked_sub(1)?;
-    let own_between = own.checked_sub(base.own?)?.checked_sub(1)?;
-    changes.checked_sub(own_between)
-}
-
 fn answer_all(waiting: Vec<Completion>, applied: Applied) {
     for done in waiting {
         done(Ok(Applied { duplicate: true, ..applied }));
@@ -582,11 +387,5 @@ impl Drop for Slice {
             let bytes = Buffer::bytes_for(self.spec.dtype, self.len);
             memory.lock().leave_to_readers(bytes, &mut self.charge);
         }
-    }
-}
-
-impl fmt::Display for Slice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slice {} of {:?}", self.index, self.spec.name)
     }
 }

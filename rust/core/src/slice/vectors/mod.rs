@@ -14,6 +14,7 @@ use crate::base::sync::{Arc, Counted};
 use crate::base::text;
 use crate::kernel::grid::{Grid, GridSum};
 use crate::memory::{Buffer, Charge, Pieces, Purpose};
+use crate::slice::context::SliceContext;
 use crate::slice::exact::ExactMemory;
 use crate::slice::round::{Why, tell};
 use crate::slice::slice::{Slice, SliceMemory};
@@ -77,7 +78,7 @@ impl Vectors {
         Buffer::bytes_for(dtype, len).saturating_mul(space.vectors.len() as u64).saturating_add(beside)
     }
 
-    fn new(slice: &Slice, space: &Arc<Space>) -> Result<Self> {
+    fn new(slice: &SliceContext, space: &Arc<Space>) -> Result<Self> {
         let (dtype, count) = (slice.spec.dtype, space.vectors.len());
         let charge = slice.meter.take(Purpose::Vectors, Self::memory_for(dtype, slice.len, space))?;
         let array = |k| Buffer::filled(dtype, slice.len, 0.0, k, &mut Pieces::none());
@@ -239,7 +240,7 @@ impl ExactMemory {
 
     fn pull_vector(
         &self,
-        slice: &Slice,
+        slice: &SliceContext,
         client: u64,
         space: SpaceId,
         (index, batch): (u32, Option<u64>),
@@ -265,7 +266,7 @@ impl ExactMemory {
     /// Restores a space from an image.
     pub(in crate::slice) fn restore_space(
         &mut self,
-        slice: &Slice,
+        slice: &SliceContext,
         (space, standing): (&Arc<Space>, &VectorsStanding),
         values: &[&[u8]],
     ) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::kernel::grid::Grid;
 use crate::kernel::real::Real;
 use crate::kernel::sums::{dot, max_abs, products};
 use crate::memory::{Buffer, Charge, Pieces, Purpose};
+use crate::slice::context::SliceContext;
 use crate::slice::exact::{ExactMemory, set_aside};
 use crate::slice::record::{ProgramRecord, SumRecord};
 use crate::slice::slice::Slice;
@@ -75,7 +76,7 @@ struct Arrays<'a> {
 
 impl Arrays<'_> {
     /// Replaces a vector by a copy, and keeps the original.
-    fn set_aside(&mut self, slice: &Slice, k: usize) -> Result<()> {
+    fn set_aside(&mut self, slice: &SliceContext, k: usize) -> Result<()> {
         let (dtype, len) = (slice.spec.dtype, slice.len);
         let charge = slice.meter.take(Purpose::Copies, Buffer::bytes_for(dtype, len))?;
         let array = &mut *self.arrays[k];
@@ -88,7 +89,7 @@ impl Arrays<'_> {
 
     /// Sets aside the vectors that the program changes before its tensor is known to be finite, and those
     /// that readers pin.
-    fn protect(&mut self, slice: &Slice, program: &Program) -> Result<()> {
+    fn protect(&mut self, slice: &SliceContext, program: &Program) -> Result<()> {
         let targets: Vec<_> = program.ops().iter().map(Op::target).collect();
         let last = targets.iter().rposition(|to| *to == Some(TENSOR));
         let vectors = |to: &Option<u32>| to.filter(|to| *to != TENSOR);
@@ -163,7 +164,7 @@ impl ExactMemory {
     /// Runs a program and records it, unless it repeats one. False: it is the last program again.
     fn run_program(
         &mut self,
-        slice: &Slice,
+        slice: &SliceContext,
         command: Command,
         program: &Program,
         ended: Ended<'_>,
@@ -194,7 +195,7 @@ impl ExactMemory {
         Ok(true)
     }
 
-    fn run_ops<T: Real>(&mut self, slice: &Slice, program: &Program, ended: Ended<'_>) -> Result<Ran> {
+    fn run_ops<T: Real>(&mut self, slice: &SliceContext, program: &Program, ended: Ended<'_>) -> Result<Ran> {
         let Some(vectors) = &mut self.vectors else { return Err(super::no_space()) };
         if program.commits() {
             set_aside(slice, &mut self.params, &mut self.spare)?;
@@ -223,7 +224,7 @@ impl ExactMemory {
 }
 
 /// Fails unless the tensor is finite.
-fn check_tensor<T: Real>(slice: &Slice, arrays: &Arrays<'_>) -> Result<()> {
+fn check_tensor<T: Real>(slice: &SliceContext, arrays: &Arrays<'_>) -> Result<()> {
     let largest = max_abs(slice.isa, arrays.values::<T>(TENSOR));
     if largest.is_finite() {
         return Ok(());
@@ -234,7 +235,7 @@ fn check_tensor<T: Real>(slice: &Slice, arrays: &Arrays<'_>) -> Result<()> {
 }
 
 fn run_op<T: Real>(
-    slice: &Slice,
+    slice: &SliceContext,
     arrays: &mut Arrays<'_>,
     op: &Op,
     (sum, ended): (Option<&OpenSum>, Ended<'_>),

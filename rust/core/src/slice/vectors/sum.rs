@@ -8,6 +8,7 @@ use crate::base::isa::Isa;
 use crate::kernel::grid::{Grid, GridSum};
 use crate::kernel::real::Real;
 use crate::kernel::sums::max_abs;
+use crate::slice::context::SliceContext;
 use crate::slice::slice::Slice;
 use crate::tensor::SpaceId;
 use crate::tensor::program::Op;
@@ -93,7 +94,7 @@ impl OpenSum {
 
 impl Vectors {
     /// Takes the memory for sums, which is charged with the vectors and kept until the space is closed.
-    pub(super) fn make_lanes(&mut self, slice: &Slice) -> Result<()> {
+    pub(super) fn make_lanes(&mut self, slice: &SliceContext) -> Result<()> {
         if self.lanes.is_none() && self.sum.is_none() {
             let vectors = Self::memory_for(slice.spec.dtype, slice.len, &self.space);
             self.charge.grow_to(vectors + (OpenSum::BYTES + GridSum::BYTES * slice.len) as u64)?;
