@@ -239,9 +239,8 @@ impl ServerConfig {
     }
 
     /// Start of the name of each shard's abstract Unix socket; `None` if there is none. Any process of this
-    /// user
-    /// in the same network namespace can connect to it, so a server that requires certificates must enable it
-    /// explicitly.
+    /// user in the same network namespace can connect to it, so a server that requires certificates must
+    /// enable it explicitly.
     pub(crate) fn local_socket(&self) -> Option<&'static str> {
         (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }

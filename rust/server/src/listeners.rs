@@ -19,8 +19,7 @@ pub(crate) struct Listeners(Vec<TcpListener>);
 
 impl Listeners {
     /// Listens at addresses that have the same port; port 0 takes a port that is free at all of them. Skips
-    /// an
-    /// address that this machine lacks, unless it lacks all.
+    /// an address that this machine lacks, unless it lacks all.
     pub(crate) fn bind(addresses: &[SocketAddr]) -> Result<Self> {
         let mut tries = 0;
         loop {

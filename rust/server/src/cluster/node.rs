@@ -167,8 +167,7 @@ impl Node {
     }
 
     /// Fails unless shard 0 confirms that the drop loses nothing: sealed slices must not belong to a
-    /// registered
-    /// tensor, now or later.
+    /// registered tensor, now or later.
     pub(crate) fn check_dropped(
         &self,
         slices: &[u64],

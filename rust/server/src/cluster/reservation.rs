@@ -360,8 +360,7 @@ impl Reservations {
     }
 
     /// Applies shard 0's answer about the reservations asked for: frees those not committed, keeps the
-    /// committed
-    /// ones, and asks about the others again after another lease.
+    /// committed ones, and asks about the others again after another lease.
     pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], told: &pb::SettleResponse, now: Instant) {
         let mut table = self.table();
         for reservation in asked {

@@ -194,8 +194,7 @@ impl Sessions {
     }
 
     /// Candidates for eviction from a full table: clients silent for half of their lease, which one that
-    /// renews
-    /// its session never is. Each call looks at others.
+    /// renews its session never is. Each call looks at others.
     pub(crate) fn idle(&self, now: Instant) -> Vec<u64> {
         let mut table = self.table();
         let (mut idle, mut tries) = (Vec::new(), MAX_IDLE_CANDIDATES);
@@ -250,8 +249,7 @@ impl Sessions {
     }
 
     /// Adopts the sessions of an earlier process, whose clients the slices remember. They have a whole lease
-    /// to
-    /// come back. A session without a secret takes the first that is shown.
+    /// to come back. A session without a secret takes the first that is shown.
     pub(crate) fn restore(&self, catalog: &Catalog, now: Instant) -> Result<()> {
         let mut table = self.table();
         table.ended.restore(&catalog.ended, &self.meter, human::now() as u32)?;
@@ -264,8 +262,7 @@ impl Sessions {
     }
 
     /// Fails if a caller does not show the secret of the session that it claims. Without a session the call
-    /// that
-    /// needs one fails.
+    /// that needs one fails.
     pub(crate) fn check(&self, client: u64, shown: Option<&SecretHash>) -> Result<()> {
         self.table().live.get(&client).map_or(Ok(()), |session| session.check(shown))
     }

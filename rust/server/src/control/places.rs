@@ -71,8 +71,7 @@ fn take(
     node.shard.groups().join(group, client, seat.clone(), node.shard.meter())
 }
 
-/// Fails unless the group has this mode at shard 0. An older shard 0 omits it. A warm start binds no
-/// client.
+/// Fails unless the group has this mode at shard 0. An older shard 0 omits it. A warm start binds no client.
 fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
     let Some(binding) = &told.binding else { return Ok(()) };
     let asked = convert::mode_to_wire(mode);

@@ -366,8 +366,7 @@ impl Exchange {
     }
 
     /// Waits for readers that keep old versions to release them, then resets the slowest one. Returns false
-    /// if
-    /// readers are not the cause of the lack of memory.
+    /// if readers are not the cause of the lack of memory.
     async fn wait_for_readers(&self, slice: SliceId, since: Instant) -> bool {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
             return false;

@@ -262,8 +262,7 @@ impl Files {
     }
 
     /// Fails if nothing can be made durable. The error of a broken log has no retry time, so that a push
-    /// fails
-    /// with the reason at once: only an operator knows when there is space.
+    /// fails with the reason at once: only an operator knows when there is space.
     pub(crate) fn check(&self) -> Result<()> {
         match self.journal() {
             Some(journal) => journal.check().map_err(|mut error| {

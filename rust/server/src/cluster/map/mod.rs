@@ -1,5 +1,4 @@
-//! The cluster map, on shard 0 only: registered tensors, the shards of their slices, and open
-//! registrations.
+//! The cluster map, on shard 0 only: registered tensors, the shards of their slices, and open registrations.
 
 mod groups;
 
@@ -155,8 +154,7 @@ impl Map {
             // The owner's spec has changed: its reservation ends.
         }
         // An expired registration is replaced, with new slices, which a late frame or Drop of the former
-        // owner
-        // cannot reach.
+        // owner cannot reach.
         self.end(&spec.name);
         self.check(spec, client)?;
         let entry = self.place(spec).map_err(|error| error.tensor(spec.name.clone()))?;
@@ -322,8 +320,7 @@ impl Map {
     }
 
     /// Outcome of these reservations. An open one ends here if its lease has expired, or if its client
-    /// abandons
-    /// it, unless one of the others is committed.
+    /// abandons it, unless one of the others is committed.
     pub(crate) fn settle(&mut self, reservations: &[u64], abandon: bool, now: Instant) -> pb::SettleResponse {
         let mut settled = pb::SettleResponse::default();
         let committed = |id: &&u64| self.reservations.get(id).is_some_and(|n| !self.pending.contains_key(n));
@@ -387,8 +384,7 @@ impl Map {
     }
 
     /// One page in the order of names, and the name to continue after, if there is more. Reads only the
-    /// entries
-    /// asked for.
+    /// entries asked for.
     pub(crate) fn page(
         &mut self,
         names: &[String],
