@@ -38,8 +38,8 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// torch's own, which are `count`; `None` where they cannot be had: torch is not there or has another
-    /// kind of threads, or this is a forked child, in which the library waits for threads that are not there.
+    /// `count` threads of torch; `None` if they are unavailable: torch is not loaded or has another kind of
+    /// threads, or this is a forked child, in which the library would wait for threads that no longer exist.
     pub(crate) fn of_torch(count: u32) -> Option<Self> {
         static TORCH: OnceLock<Option<OpenMp>> = OnceLock::new();
         if count < 2 || call::is_forked() {
