@@ -101,7 +101,7 @@ impl Portions {
                     .expected(format!("at most {MAX_TABLES} names"), "one more"));
             }
             let memory = self.meter.take(Purpose::Identities, TABLE_BYTES)?;
-            // 0 stands for no table.
+            // 0 means no table.
             self.run = self.run.wrapping_add(1).max(1);
             let table = PortionTable::new(ask.samples.clone(), self.run, ask.epoch, memory);
             self.tables.insert(name.clone(), table);
