@@ -31,7 +31,7 @@ pub(super) struct Round {
     sum: Buffer,
     /// The rows that sparse gradients name; allocated with the first of these.
     rows: Option<ContributedRows>,
-    /// Whether a dense gradient is in the sum.
+    /// Set if a dense gradient is in the sum.
     whole: bool,
     _memory: Charge,
 }
@@ -133,7 +133,7 @@ impl Round {
     }
 }
 
-/// Why a round ends without a version.
+/// Reason why a round ends without a version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Why {
     /// A push outside the round changed the slice.

@@ -76,7 +76,7 @@ impl Counters {
     }
 }
 
-/// What a slice gets from its shard.
+/// Resources that a slice gets from its shard.
 #[derive(Debug)]
 pub(crate) struct SliceContext {
     pub(crate) isa: Isa,
@@ -91,7 +91,7 @@ pub(crate) struct SliceContext {
     pub(crate) shared: Option<Arc<SharedTensor>>,
 }
 
-/// What to do with an arriving push.
+/// Handling of an arriving push.
 enum Arrival {
     Apply,
     Hold(Completion, Charge),
@@ -180,7 +180,7 @@ impl Slice {
         self.spec.dtype.size() * self.len
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -310,7 +310,7 @@ impl Slice {
         Err(Error::new(Kind::NonFinite, message).expected("lr, lr * |g| and g^2 below 2^100", got))
     }
 
-    /// What the seeded fault `check_after_apply` does with a bad push.
+    /// Applies a bad push unchecked: the effect of the seeded fault `check_after_apply`.
     fn apply_unchecked(&self, push: &Push<'_>) {
         if let (SliceMemory::Exact(memory), true) = (&self.memory, push.body.len() == self.bytes()) {
             let _ = memory.lock().apply_and_record(self, push);

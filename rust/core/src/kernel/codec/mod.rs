@@ -72,7 +72,7 @@ impl CodecId {
         }
     }
 
-    /// Whether the `n` values of a body were finite, as far as the body marks that.
+    /// Returns whether the `n` values of a body were finite, as far as the body marks that.
     pub(crate) fn was_finite(self, body: &[u8], n: usize) -> bool {
         self.telling().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
     }
@@ -86,7 +86,7 @@ impl CodecId {
         }
     }
 
-    /// Whether the values of a block were finite, as far as the body marks that.
+    /// Returns whether the values of a block were finite, as far as the body marks that.
     fn block_was_finite(self, body: &[u8], block: usize) -> bool {
         match self {
             Self::Float32 | Self::BFloat16 | Self::Float64 => true,
@@ -202,7 +202,7 @@ pub(crate) trait Body: Copy {
     const WIDE: bool = false;
     /// The elements `range` in their stored form; `None` if they must be decoded by block.
     fn lanes(&self, range: Range<usize>) -> Option<&[Self::Lane]>;
-    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range lies inside one
+    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range is within one
     /// [`crate::base::block::BLOCK`] of the body.
     fn decode(&self, at: usize, out: &mut [f32]);
 }

@@ -19,7 +19,7 @@ use crate::slice::record::{ProgramRecord, SumRecord};
 use crate::slice::slice::Slice;
 use crate::tensor::program::{Command, Op, Program, TENSOR};
 
-/// Where a program gets the sum from that it ends.
+/// Source of the sum that a program ends.
 #[derive(Clone, Copy)]
 enum Ended<'a> {
     /// The portions.
@@ -151,7 +151,7 @@ fn no_vector() -> Error {
     Error::new(Kind::Internal, "a checked program names a vector that is not there")
 }
 
-/// What a program leaves behind beside the arrays.
+/// Results of a program beside the arrays.
 #[derive(Default)]
 struct Ran {
     results: Vec<f64>,
@@ -325,7 +325,7 @@ impl Vectors {
         Ok(())
     }
 
-    /// Notes what a program has done beside changing arrays.
+    /// Records the effects of a program beside the changed arrays.
     fn note(&mut self, command: Command, program: &Program, ran: &Ran, ended: Ended<'_>) {
         (self.standing.term, self.standing.number) = (command.term, command.number);
         self.standing.results.clone_from(&ran.results);
