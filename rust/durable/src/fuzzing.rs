@@ -132,7 +132,7 @@ fn start(log: &[u8]) -> Option<()> {
     let found = recovery::recover(&directory, &settings, &shard, &Progress::default()).ok()?;
     for (id, ..) in found.catalog.slices() {
         let slice = shard.slice(fastps_core::tensor::SliceId(id));
-        assert!(slice.is_ok(), "the catalog names a slice that is not there");
+        assert!(slice.is_ok(), "the catalog names a missing slice");
     }
     assert!(shard.meter().used() <= SHARD_MEMORY_BYTES);
     Some(())

@@ -127,11 +127,8 @@ impl Push<'_> {
                 .expected("a finite number >= 0", momentum));
         }
         if self.correction.is_some_and(|asked| asked.reject && asked.max_staleness.is_none()) {
-            return Err(Error::new(
-                Kind::Config,
-                "a push that is to be refused when it is too stale says when that is",
-            )
-            .expected("max_staleness", "nothing"));
+            return Err(Error::new(Kind::Config, "a push that refuses stale gradients needs their limit")
+                .expected("max_staleness", "nothing"));
         }
         if let Action::AssignState { step } = self.action
             && step > MAX_STEP

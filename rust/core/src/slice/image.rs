@@ -88,7 +88,7 @@ impl Slice {
     ) -> Result<()> {
         let VectorsStanding { term, number, batch, .. } = standing;
         if let Some(count) = [term, number, batch].into_iter().find(|count| **count > MAX_COUNT) {
-            let error = Error::new(Kind::Internal, "the image has a count that is out of reach");
+            let error = Error::new(Kind::Internal, "a count in the image is too large");
             return Err(self.name(error.expected("at most 2^62", count)));
         }
         let restored = self.exact()?.restore_space(self, (space, standing), vectors);
@@ -187,7 +187,7 @@ impl Slice {
             return memory.replay(self, push).map(|_| true);
         }
         if push.action != Action::Gradient {
-            return Err(Error::new(Kind::Internal, "what several workers did together is a gradient"));
+            return Err(Error::new(Kind::Internal, "only a gradient is shared by several workers"));
         }
         memory.replay_shared(self, push, shared_by).map(|_| true)
     }

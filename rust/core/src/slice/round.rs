@@ -255,7 +255,7 @@ impl ExactMemory {
     /// Fails unless the gradient is based on the present version.
     fn check_base(&self, push: &Push<'_>) -> Result<()> {
         let Some(base) = push.base else {
-            return Err(Error::new(Kind::Precondition, "a gradient of a version says what it is based on")
+            return Err(Error::new(Kind::Precondition, "a gradient of a version needs its base")
                 .expected("based_on=", "nothing"));
         };
         let now = self.changed();

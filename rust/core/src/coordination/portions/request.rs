@@ -27,7 +27,7 @@ impl Samples {
 
     pub(super) fn check(&self) -> Result<()> {
         if self.name.is_empty() || self.name.len() > MAX_NAME {
-            return Err(Error::new(Kind::Config, "portions without a name, or with one that is too long")
+            return Err(Error::new(Kind::Config, "invalid length of the portions' name")
                 .expected(format!("1 to {MAX_NAME} bytes"), self.name.len()));
         }
         for (what, value) in [("n", self.n), ("size", self.size)] {

@@ -195,7 +195,7 @@ impl SpaceEntry {
         match &self.round {
             Some(AskedBatch::Begun(batch)) if batch.task.batch == report.batch => {
                 if !batch.was_given(id, report.portion) {
-                    let message = "the replica reports a portion that it was not given, or gave back";
+                    let message = "the replica reports a portion that it was not given, or has returned";
                     let error = Error::new(Kind::StalePush, message);
                     return Err(
                         error.expected("the portion that it holds", format!("portion {}", report.portion))

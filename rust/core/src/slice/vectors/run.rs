@@ -148,7 +148,7 @@ impl Arrays<'_> {
 }
 
 fn no_vector() -> Error {
-    Error::new(Kind::Internal, "a checked program names a vector that is not there")
+    Error::new(Kind::Internal, "a checked program names a missing vector")
 }
 
 /// Results of a program beside the arrays.
@@ -277,7 +277,7 @@ fn run_op<T: Real>(
                     sum.largest
                 }
                 _ => {
-                    return Err(Error::new(Kind::Internal, "a checked program ends a sum that is not there"));
+                    return Err(Error::new(Kind::Internal, "a checked program ends a missing sum"));
                 }
             };
             let recorded = slice.sink.is_some();
