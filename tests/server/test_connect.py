@@ -146,5 +146,5 @@ def test_a_tensor_that_another_client_has_removed_is_not_the_server_s_loss() -> 
         ps.register("w", ONES, optimizer=fastps.SGD(lr=1.0))
         other.unregister("w")
         for _ in range(2):
-            with pytest.raises(fastps.UnknownTensorError, match='"w" is not registered any more'):
+            with pytest.raises(fastps.UnknownTensorError, match='"w" is no longer registered'):
                 ps.pull("w")

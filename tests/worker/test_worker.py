@@ -204,7 +204,7 @@ def test_refusals_change_nothing(ps):
         with pytest.raises(fastps.ConfigError) as caught:
             worker.step({**good, "x": np.ones(1, np.float32)})
         assert caught.value.tensor == "x"
-        with pytest.raises(fastps.ConfigError, match="own memory"):
+        with pytest.raises(fastps.ConfigError, match="shares memory"):
             worker.step({**good, "b": worker.params["b"]})
         with pytest.raises(fastps.ConfigError, match="expected a mapping of names to gradients, got list"):
             worker.step([good["w"]])

@@ -7,7 +7,7 @@ use fastps_server::human::{duration, now, size};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Whether this is meant as the URL of a bucket.
+/// Returns whether this is meant as the URL of a bucket.
 pub(crate) fn is_url(path: &Path) -> bool {
     path.to_str().is_some_and(backup::is_url)
 }

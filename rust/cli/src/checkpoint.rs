@@ -151,7 +151,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// False: something is damaged.
+/// Returns false if a check found damage.
 fn execute(command: Command) -> Result<bool> {
     match command {
         Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
@@ -215,13 +215,13 @@ pub(crate) fn in_json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|error| Error::new(Kind::Internal, error.to_string()))
 }
 
-/// To standard output.
+/// Prints to standard output.
 pub(crate) fn say(lines: &[String]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let mut written = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
     written = written.and_then(|()| out.flush());
     match written {
-        // The reader has enough.
+        // A reader that closes the pipe has read enough.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Error::new(Kind::Internal, format!("cannot print: {error}")))
         }
@@ -229,7 +229,7 @@ pub(crate) fn say(lines: &[String]) -> Result<()> {
     }
 }
 
-/// To standard error.
+/// Prints to standard error.
 pub(crate) fn note(notes: &[String]) {
     for note in notes {
         let _ = writeln!(std::io::stderr(), "fastps: {note}");
@@ -273,7 +273,7 @@ fn snapshot(snapshot: &Snapshot) -> String {
     format!("  snapshot {number}: {age} ago, {counts}{cut}{broken}")
 }
 
-/// What was found of a shard's snapshots, wherever they lie.
+/// Result of verifying a shard's snapshots, in a directory or a bucket.
 pub(crate) fn verified(shard: u32, whole: &[u64], damages: &[String]) -> Vec<String> {
     let whole: Vec<_> = whole.iter().map(u64::to_string).collect();
     let whole = if whole.is_empty() { "none".to_owned() } else { whole.join(", ") };

@@ -19,7 +19,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 /// How long stopping may take: less than the 5 s that service managers usually allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What `--copy-to` is for: rustdoc would take the URLs for links.
+/// Help of `--copy-to`: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
 /// Run shards of a fastps parameter server. `checkpoint` in place of options works with snapshots and data
@@ -31,7 +31,7 @@ struct ServeArgs {
     #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
     shards: u32,
     /// Addresses to listen on: one per shard, or only the first one's; port 0 takes any free port. A name
-    /// stands for all its addresses.
+    /// means all its addresses.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7070", env = "FASTPS_LISTEN")]
     listen: Vec<String>,
     /// Also listen on Unix sockets at these paths, one per shard.
@@ -71,7 +71,7 @@ struct ServeArgs {
     /// parameters are lost when the process ends.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// Take a snapshot every so many seconds.
+    /// Seconds between snapshots.
     #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
     snapshot_every: Duration,
     /// Also take a snapshot at once when the log after the last one exceeds this many times the size of the
@@ -129,8 +129,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| format!("{text:?} is not a number of seconds"))
 }
 
-/// What is logged: a level, or levels of modules (`info,h2=debug`). Without the check, a misspelt level would
-/// count as a module, and nothing would be logged.
+/// Filter of the log: a level, or levels of modules (`info,h2=debug`). Without the check, a misspelt level
+/// would count as a module, and nothing would be logged.
 fn log_filter(wanted: &str) -> Result<Targets> {
     if wanted.is_empty() {
         return Ok(Targets::new().with_default(LevelFilter::INFO));

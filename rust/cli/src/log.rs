@@ -22,12 +22,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 const WAITING: usize = 4096;
 /// How long the end of the process waits for the last lines.
 const LAST_LINES: Duration = Duration::from_millis(500);
-/// The same warning or error appears again after this time, which doubles.
+/// Time before the same warning or error appears again; it doubles each time.
 const PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
-/// Warnings that are remembered.
+/// Most warnings remembered.
 const REMEMBERED: usize = 1024;
-/// Lines of one place in the code in [`PAUSE`]: warnings and errors, and others.
+/// Most lines of one place in the code in [`PAUSE`]: warnings and errors, and others.
 const MOST_WARNINGS: u64 = 30;
 const MOST_LINES: u64 = 1000;
 
@@ -37,8 +37,7 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// Writes lines on a thread of its own: a terminal that is stopped, or a pipe that is not read, stops only
-/// that.
+/// Writes lines on a separate thread, so that a stopped terminal or an unread pipe stops only that thread.
 #[derive(Clone)]
 pub(crate) struct Log {
     lines: SyncSender<Message>,
@@ -149,7 +148,7 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 impl Write for Log {
-    /// A whole line: the subscriber writes each event with one call.
+    /// Writes a whole line: the subscriber writes each event with one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.line(line);
         Ok(line.len())
@@ -165,13 +164,13 @@ impl Write for Log {
 struct Repeats {
     seen: Mutex<HashMap<u64, Seen>>,
     sites: Mutex<HashMap<Identifier, Site>>,
-    /// Where it is said what was left out.
+    /// Log that receives the numbers of omitted lines.
     log: Option<Log>,
 }
 
-/// A warning or an error, all of whose text is the same.
+/// A warning or an error with its whole text.
 struct Seen {
-    /// When it came last, and when it may appear again.
+    /// When it occurred last, and when it may appear again.
     last: Instant,
     next: Instant,
     pause: Duration,
@@ -186,7 +185,7 @@ struct Site {
 }
 
 impl Repeats {
-    /// `None`: it does not appear. Otherwise how often the same text was left out since it appeared last.
+    /// `None` if it must not appear; otherwise how often its text was omitted since it last appeared.
     fn passes(&self, text: u64, now: Instant) -> Option<u64> {
         let mut all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(seen) = all.get_mut(&text)

@@ -25,7 +25,7 @@ pub(crate) fn stop() -> Result<impl Future<Output = ()>> {
     })
 }
 
-/// Whether SIGHUP is ignored, as far as the system tells.
+/// Returns whether SIGHUP is ignored, as far as the system tells.
 #[cfg(unix)]
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -5,20 +5,21 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::unix;
 use http::uri::Authority;
 
-/// Whether two addresses (`host:port`) are the same place, as far as their text tells.
+/// Returns whether two addresses (`host:port`) name the same place, judging by their text.
 pub(crate) fn is_same(a: &str, b: &str) -> bool {
     let port = |address: &str| address.rsplit_once(':').map(|(_, port)| port.to_owned());
     a == b || (is_loopback(a) && is_loopback(b) && port(a) == port(b))
 }
 
-/// Whether an address is this machine's loopback or a Unix socket; a name that must be looked up is not.
+/// Returns whether an address is this machine's loopback or a Unix socket. A name that must be resolved is
+/// not.
 pub(crate) fn is_loopback(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
     unix::path(address).is_some() || host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Fails where an address of a Unix socket cannot be one, or is to be reached over TCP.
+/// Fails if a Unix socket's address is invalid, or is to be reached over TCP.
 pub(crate) fn check_local(address: &str, transport: Transport) -> Result<()> {
     let unusable = |message| Error::new(Kind::Config, message);
     match unix::path(address) {
@@ -39,7 +40,7 @@ pub(crate) fn check_local(address: &str, transport: Transport) -> Result<()> {
     }
 }
 
-/// Without a port, or with one that cannot be, HTTP's own would be used.
+/// Returns whether the address has a valid port: otherwise HTTP's default would be used.
 fn has_port(address: &str) -> bool {
     let authority = address.parse::<Authority>();
     authority.is_ok_and(|a| a.port_u16().is_some_and(|port| port != 0) && !address.contains('@'))

@@ -1,5 +1,5 @@
-//! A client of a cluster and what all its calls need: the map, the sequence numbers, and the thread that
-//! drives its connections.
+//! A client of a cluster with the state that all its calls need: the map, the sequence numbers, and the
+//! thread that drives its connections.
 
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -19,13 +19,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How long a call waits for a newer map before it makes do with the one at hand.
+/// How long a call waits for a newer map before it uses the present one.
 const MAP_REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long telling all servers that the client is closed may take.
+/// Limit on notifying all servers that the client is closed.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A client of a cluster: its own identity, its own connection to each shard. Dropping it closes it.
+/// A client of a cluster, with its own identity, and a connection to each shard. Dropping it closes it.
 pub struct Client {
     pub(crate) addresses: Vec<String>,
     pub(crate) options: ConnectOptions,
@@ -39,14 +39,14 @@ pub struct Client {
     pub(crate) registering: Arc<tokio::sync::Mutex<()>>,
     /// The spaces of vectors that it has opened, or computes portions for.
     pub(crate) spaces: Mutex<KnownSpaces>,
-    /// Workers or replicas of this client may hold portions of samples, or it may have a coordinator's seat.
+    /// Set if workers or replicas of this client may hold portions of samples, or it may have a coordinator's
+    /// seat.
     pub(crate) has_portions: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
 }
 
 impl Client {
-    /// Waits until nothing that belongs to this residual is in doubt any more: before it is saved, or used by
-    /// somebody else.
+    /// Waits until no push of this residual is in doubt, before it is saved or used by another client.
     pub fn settle(&self, feedback: &Arc<Mutex<ErrorFeedback>>, timeout: Duration) -> Result<()> {
         self.is_open()?;
         self.shared.settle_doubts(feedback, after(timeout))
@@ -57,7 +57,7 @@ impl Client {
         self.links.iter().map(|link| link.address.clone()).collect()
     }
 
-    /// Fails once the client is closed, and where its tensors are gone.
+    /// Fails once the client is closed, or its tensors are gone.
     pub(crate) fn alive(&self) -> Result<()> {
         self.is_open()?;
         self.shared.fence.check()
@@ -78,7 +78,7 @@ impl Client {
         self.shared.client.wrapping_add(self.shared.incarnations.load(Ordering::Acquire))
     }
 
-    /// The entries of these tensors; shard 0 is asked for those that are not known.
+    /// The entries of these tensors; asks shard 0 for unknown ones.
     pub(crate) fn look_up<'a>(
         &self,
         names: impl Iterator<Item = &'a Arc<str>> + Clone,
@@ -89,7 +89,7 @@ impl Client {
         if self.shared.map_is_stale.swap(false, Ordering::AcqRel)
             && self.refresh(Vec::new(), deadline.min(after(MAP_REFRESH_TIMEOUT))).is_err()
         {
-            // The map that we have must do, until shard 0 is back.
+            // The present map is used until shard 0 is back.
             self.shared.map_is_stale.store(true, Ordering::Release);
         }
         for asked in [false, true] {
@@ -111,7 +111,7 @@ impl Client {
         Err(Error::new(Kind::Internal, "the map was asked and did not answer"))
     }
 
-    /// The error of a name that shard 0 does not list.
+    /// Error for a name that shard 0 does not list.
     fn unknown(&self, name: String) -> Error {
         let message = if self.map.is_gone(&name) {
             self.links[0].gone(&name)

@@ -38,7 +38,7 @@ use tonic::transport::Channel;
 /// Most shards of a cluster.
 const MAX_SHARDS: usize = 4096;
 
-/// Who says hello, how, and until when.
+/// Identity, settings and deadline of a hello.
 #[derive(Clone)]
 struct Caller {
     name: String,
@@ -48,7 +48,7 @@ struct Caller {
     deadline: Instant,
 }
 
-/// A server that said hello.
+/// A server that answered hello.
 struct Met {
     address: String,
     channel: Channel,
@@ -123,7 +123,7 @@ impl Client {
         Ok(Arc::new(client))
     }
 
-    /// Another client of the same cluster, within `timeout`.
+    /// Connects another client to the same cluster, within `timeout`.
     pub(crate) fn again(&self, timeout: Duration) -> Result<Arc<Self>> {
         self.alive()?;
         let options = ConnectOptions { timeout, ..self.options.clone() };
@@ -138,7 +138,7 @@ impl Client {
     }
 }
 
-/// Says hello to all addresses, and then to the shards that they tell of; sorted by shard.
+/// Says hello to all addresses, then to the shards that they list; sorted by shard.
 async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<Met>> {
     addresses.sort();
     addresses.dedup();
@@ -168,8 +168,8 @@ async fn meet_cluster(mut addresses: Vec<String>, caller: Caller) -> Result<Vec<
     cluster.complete()
 }
 
-/// The address that a shard reports, where it was asked at another one that may lead to several shards: who
-/// gives an address for every shard names each of them.
+/// The address that a shard reports, if it was reached at another one that may lead to several shards. A
+/// caller that gives an address for every shard names each of them.
 fn unlisted(met: &Met, given: usize) -> Result<Option<String>> {
     let shards = met.hello.cluster.len();
     if shards > MAX_SHARDS {
@@ -181,7 +181,7 @@ fn unlisted(met: &Met, given: usize) -> Result<Option<String>> {
     Ok(own.cloned())
 }
 
-/// The error of a shard that is not reached at the address that it reports.
+/// Error of a shard that is not reached at the address that it reports.
 fn detour(mut error: Error, asked: &BTreeMap<String, Met>) -> Error {
     let each: Vec<_> = asked
         .iter()
@@ -204,7 +204,7 @@ fn another_shard(expected: &pb::HelloResponse, met: &Met) -> Error {
         .expected(shard(expected), shard(&met.hello))
 }
 
-/// The shards that said hello.
+/// The shards that answered hello.
 #[derive(Default)]
 struct MetCluster(BTreeMap<u32, Met>);
 
@@ -226,7 +226,7 @@ impl MetCluster {
         Ok(())
     }
 
-    /// The addresses of the shards that have not said hello.
+    /// The addresses of the shards that have not answered hello.
     fn missing(&self) -> Result<Vec<String>> {
         let listed = self.0.values().next().map_or(&[][..], |met| &met.hello.cluster);
         if listed.len() > MAX_SHARDS {
@@ -237,7 +237,7 @@ impl MetCluster {
         Ok(unknown.map(|(_, address)| address.clone()).collect())
     }
 
-    /// All of them, if every shard has said hello.
+    /// All shards, if each has answered hello.
     fn complete(self) -> Result<Vec<Met>> {
         let listed = self.0.values().next().map_or(&[][..], |met| &met.hello.cluster);
         if self.0.len() < listed.len() {
@@ -305,7 +305,7 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
     let channel = channel(address, tls)?;
     loop {
         let client = random()?;
-        // This end finds out first, and says more.
+        // This end times out first, with a better message.
         let within = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
         let who = Who { client, secret: &secret, name: &name, ack, within, to: None };
         let hello = unary::hello(channel.clone(), who, false);

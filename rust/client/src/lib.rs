@@ -1,8 +1,8 @@
 //! The native client: the verbs of [`fastps_core::verbs::ParameterServer`] on a cluster of servers.
 //!
 //! For a push, `calls` checks and encodes it and makes one frame per slice; a `link` queues the frames of
-//! one shard, sends them over its connections, and takes the answers to the waiting call. What stays
-//! unanswered when the call ends becomes a doubt, part of the `state` that links and calls share.
+//! one shard, sends them over its connections, and delivers the answers to the waiting call. A push still
+//! unanswered when its call ends becomes a doubt, part of the `state` that links and calls share.
 
 mod address;
 mod calls;

@@ -4,7 +4,7 @@ use fastps_transport::tls::TlsFiles;
 use fastps_transport::wire::DEFAULT_SPIN;
 use std::time::Duration;
 
-/// What a receipt means.
+/// Guarantee of a receipt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ack {
     /// The push was applied.
@@ -17,9 +17,9 @@ pub enum Ack {
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// When connecting gives up.
+    /// Limit on the time to connect.
     pub timeout: Duration,
-    /// For people: shown in the servers' statistics.
+    /// Name for people: shown in the servers' statistics.
     pub name: String,
     /// Send a CRC-32C with every payload; `None` = without TLS, to servers that are not on loopback.
     pub checksums: Option<bool>,
@@ -31,10 +31,10 @@ pub struct ConnectOptions {
     pub tls: TlsFiles,
     /// The name that servers' certificates must have; `None` = the host of the server's address.
     pub tls_server_name: Option<String>,
-    /// What a receipt means; [`Ack::Logged`] needs servers that keep a log.
+    /// Guarantee of a receipt; [`Ack::Logged`] needs servers that keep a log.
     pub ack: Ack,
-    /// The run whose tensors, groups and portions the client has; `None` = those of no run, and by their full
-    /// names those of all.
+    /// The run whose tensors, groups and portions the client uses; `None`: those of no run, and those of
+    /// every run by their full names.
     pub run: Option<String>,
 }
 
@@ -58,8 +58,8 @@ impl Default for ConnectOptions {
 /// How frames reach a server; control calls go to its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Through shared memory, or else its Unix socket, where it is on this machine and reached by its own
-    /// address; else over TCP.
+    /// Through shared memory, or else its Unix socket, if it is on this machine and reached by the address
+    /// that it reports; else over TCP.
     #[default]
     Auto,
     /// Over TCP.

@@ -1,9 +1,9 @@
-//! What Python's overhead would hide, timed from Rust for `benchmarks/kernels.py`: codecs, bodies as a server
-//! applies them, threads that meet in one vector, lists of small tensors.
+//! Timings that Python's overhead would hide, for `benchmarks/kernels.py`: codecs, bodies as a server applies
+//! them, threads that meet in one vector, lists of small tensors.
 //!
 //! Reads lines "CASE ELEMENTS REPETITIONS" from standard input and answers each with one line: the
-//! nanoseconds of every repetition. What a case needs is made at its first line and kept until another number
-//! of elements is asked for.
+//! nanoseconds of every repetition. The data of a case is made at its first line and kept until another
+//! number of elements is requested.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
@@ -59,7 +59,7 @@ fn case(name: &str, n: usize) -> Case {
         // Threads that push into one vector, or each into its own: the same number of updates altogether.
         ("meet", threads) => contend(n, threads.parse().unwrap(), false),
         ("private", threads) => contend(n, threads.parse().unwrap(), true),
-        // A bound list of so many tensors.
+        // A bound list of this many tensors.
         ("sgd", tensors) => {
             let sgd = Sgd { lr: 1e-3, ..Sgd::default() };
             bound(n, tensors.parse().unwrap(), Optimizer::Sgd(sgd))
@@ -264,7 +264,7 @@ fn decode(codec: Codec, n: usize) -> Case {
     Box::new(move || timed(|| codec.id().decode(isa, &body, &mut out)))
 }
 
-/// One SGD tensor on a shard of its own, and the bodies of one gradient for its slices.
+/// One SGD tensor on a separate shard, and the bodies of one gradient for its slices.
 struct Tensor {
     shard: Shard,
     codec: CodecId,

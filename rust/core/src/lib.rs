@@ -1,4 +1,4 @@
-//! The core of fastps: what a parameter server does with bytes, without network, clock, async or Python.
+//! The core of fastps: the work of a parameter server on bytes, without network, clock, async or Python.
 //!
 //! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`],
 //! under its lock -> `apply`: fused decode + optimizer step, block by block -> version, [`record`] ->
@@ -14,7 +14,7 @@
 //! - `base`: errors, locks and atomics, element types, instruction sets, seeded faults
 //! - `memory`: the bytes of a slice: plain, copy-on-write, racing, shared by processes; and their meter
 //! - `kernel`: optimizers, codecs, and the loops that run both block by block
-//! - `tensor`: what a tensor is, how it is cut and placed, versions, programs for vectors
+//! - `tensor`: specs of tensors, their slices and placement, versions, programs for vectors
 //! - `slice`: the unit that is placed, locked, versioned and changed whole
 //! - `coordination`: groups of workers, portions of data, batches of portions, spaces of vectors
 //! - `verbs`: the calls of a parameter server and their values

@@ -288,7 +288,7 @@ impl Shard {
         self.slice(slice)?.pull(client).map_err(|error| error.shard(self.index()))
     }
 
-    /// The optimizer state of a slice, all slots one after the other.
+    /// The optimizer state of a slice, with all slots in order.
     pub fn pull_state(&self, client: u64, slice: SliceId) -> Result<Snapshot> {
         self.slice(slice)?.pull_state(client).map_err(|error| error.shard(self.index()))
     }
@@ -327,13 +327,13 @@ impl Shard {
         }
     }
 
-    /// Whether the end of the client's session would drop anything: what slices remember of the client, or
-    /// its place in a group.
+    /// Returns whether the end of the client's session would drop anything: knowledge of the client in
+    /// slices, or its place in a group.
     pub fn remembers(&self, client: u64) -> bool {
         self.clients.knows(client) || self.groups.has(client)
     }
 
-    /// Whether the shard has a slice of this group.
+    /// Returns whether the shard has a slice of this group.
     pub fn has_group(&self, group: u32) -> bool {
         read(&self.slices).groups.contains_key(&group)
     }
@@ -374,9 +374,9 @@ impl Shard {
         self.touched.fetch_add(slices as u64, Ordering::Relaxed);
     }
 
-    /// Begins a cut over a group, of this moment: [`Slice::image_in_cut`] returns each of its slices as it is
-    /// now. Until [`Shard::end_cut`], pushes take memory to preserve what they overwrite, up to one more copy
-    /// of the optimizer state. Fails if there is no room for that.
+    /// Begins a cut over a group at this moment: [`Slice::image_in_cut`] returns each of its slices in its
+    /// present state. Until [`Shard::end_cut`], pushes take memory to preserve the values that they
+    /// overwrite, up to one more copy of the optimizer state. Fails if there is no room for that.
     pub fn begin_cut(&self, group: &str) -> Result<()> {
         let own = |slice: &&Arc<Slice>| *slice.spec().group == *group;
         let mut slices = self.all();
@@ -385,14 +385,14 @@ impl Shard {
         let needed: u64 = slices.iter().filter(own).map(|slice| slice.cut_bytes()).sum();
         let left = self.meter.limit().saturating_sub(self.meter.used());
         if needed > left {
-            let why = format!("there is no memory for a cut over group {group:?} while pushes go on");
+            let why = format!("there is no memory for a cut over group {group:?} while pushes continue");
             let error = Error::new(Kind::Capacity, why).shard(self.index());
             return Err(error.expected(format!("{needed} bytes"), left));
         }
         self.cuts.begin(group).map_err(|error| error.shard(self.index()))
     }
 
-    /// Ends the cut, and frees the images that are left of it.
+    /// Ends the cut, and frees its remaining images.
     pub fn end_cut(&self) {
         self.cuts.end();
         for slice in self.all() {
@@ -404,7 +404,7 @@ impl Shard {
         read(&self.slices).slices.values().cloned().collect()
     }
 
-    /// Notes the moment for all slices that have changed since the last call; 0 for what is old. Moments are
+    /// Sets the moment of all slices that have changed since the last call; 0 for older changes. Moments are
     /// the caller's: the core has no clock.
     pub fn note_changes(&self, moment: u64) {
         for slice in self.all() {

@@ -388,7 +388,7 @@ fn a_pull_is_one_whole_version() {
         let pinned = shard.pull(0, SLICE).unwrap();
         pusher.join().unwrap().one().unwrap();
         let value = f32::from_le_bytes(pinned.as_ref().try_into().unwrap());
-        assert_eq!(pinned.version as f32, value, "what was pinned stays as it was");
+        assert_eq!(pinned.version as f32, value, "pinned values do not change");
         assert_eq!(pull(&shard), (1, 1.0));
     });
 }
@@ -438,7 +438,7 @@ fn a_reader_hands_its_buffer_back() {
         reader.join().unwrap();
         assert_eq!(pull(&shard), (3, 3.0));
         (1..=3).for_each(|client| shard.forget_client(client));
-        assert_eq!(used(&shard), before, "what readers kept is given back");
+        assert_eq!(used(&shard), before, "the readers' memory is returned");
     });
 }
 
@@ -471,7 +471,7 @@ fn of_two_registrations_of_a_slice_one_wins() {
             move || create(&shard)
         });
         let mine = create(&shard);
-        assert!(mine != other.join().unwrap(), "one of the two, and one alone");
+        assert!(mine != other.join().unwrap(), "exactly one of the two");
     });
 }
 

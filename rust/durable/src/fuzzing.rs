@@ -1,8 +1,8 @@
 //! Entry points of the fuzz targets in `fuzz/` and of the replay of their corpus: the readers of files, given
 //! arbitrary bytes.
 //!
-//! Each runs twice: on the bytes as they are, and with all checksums corrected, so that the code behind them
-//! is reached. An entry point panics if a reader panics or accepts invalid bytes.
+//! Each runs twice: on the unchanged bytes, and with all checksums corrected, so that the code behind them is
+//! reached. An entry point panics if a reader panics or accepts invalid bytes.
 
 use crate::files::checksum::crc32c;
 use crate::files::directory::Directory;
@@ -73,7 +73,7 @@ fn repair(bytes: &mut [u8]) {
     }
 }
 
-/// Runs `each` on the bytes as they are, and repaired.
+/// Runs `each` on the unchanged bytes, and repaired.
 fn both(bytes: &[u8], repair: impl FnOnce(&mut Vec<u8>), each: impl Fn(&[u8]) -> Option<()>) {
     each(bytes);
     let mut repaired = bytes.to_vec();
@@ -132,7 +132,7 @@ fn start(log: &[u8]) -> Option<()> {
     let found = recovery::recover(&directory, &settings, &shard, &Progress::default()).ok()?;
     for (id, ..) in found.catalog.slices() {
         let slice = shard.slice(fastps_core::tensor::SliceId(id));
-        assert!(slice.is_ok(), "the catalog names a slice that is not there");
+        assert!(slice.is_ok(), "the catalog names a missing slice");
     }
     assert!(shard.meter().used() <= SHARD_MEMORY_BYTES);
     Some(())

@@ -383,7 +383,7 @@ proptest! {
         let (content, rest) = frame::split(&bytes).unwrap();
         prop_assert!(rest.is_empty());
         let Some(Content::Push(read)) = frame::read(content) else { panic!("it is no push") };
-        // An assignment has no step of its own, and a NaN keeps its bits.
+        // An assignment has no step, and a NaN keeps its bits.
         prop_assert_eq!(format!("{read:?}"), format!("{:?}", pushed.record()));
         prop_assert_eq!(read.lr.to_bits(), pushed.lr.to_bits());
     }

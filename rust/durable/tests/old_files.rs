@@ -217,7 +217,7 @@ fn tell(path: &Path, snapshots: bool) -> Value {
         world.push(12, 1, sequence, Codec::Float32, None, &values(7, part), |push| {
             push.action = Action::Assign;
         });
-        // State with a step count of its own.
+        // State with a separate step count.
         world.push(24, 2, sequence, Codec::Float32, None, &vec![0.25; 70], |push| {
             push.action = Action::Assign;
         });

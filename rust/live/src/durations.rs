@@ -1,4 +1,4 @@
-//! How long a worker's step takes: a function of seed, worker and step.
+//! The duration of a worker's step: a function of seed, worker and step.
 
 use crate::random::{Draws, Purpose};
 use crate::settings::{Settings, Times};

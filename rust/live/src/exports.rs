@@ -1,5 +1,5 @@
 //! The C ABI. A caller writes into the input buffer and reads the output buffer, so no function takes an
-//! address, and everything here is safe Rust but for the names that the linker keeps.
+//! address, and everything here is safe Rust except the names that the linker keeps.
 //!
 //! SAFETY of the attributes: a name is kept in WebAssembly only, where the module has no imports and no C
 //! library. In a native program `read` would replace the one of the C library.
@@ -25,13 +25,13 @@ const MOST_HANDLES: usize = 64;
 /// Most durations of one call.
 const MOST_DURATIONS: u32 = 1 << 16;
 
-/// What a handle stands for.
+/// Object behind a handle.
 enum Kept {
     Simulation(Box<Simulation>),
     Fit(Box<Repeated>),
 }
 
-/// What stays between two calls. The buffers are of float64, so that their addresses are multiples of 8.
+/// State between two calls. The buffers are of float64, so that their addresses are multiples of 8.
 #[derive(Default)]
 struct State {
     input: Vec<f64>,
@@ -63,7 +63,7 @@ impl State {
         Settings::read(&self.input)
     }
 
-    /// Keeps something and returns its handle.
+    /// Keeps an object and returns its handle.
     fn keep(&mut self, what: Kept) -> Result<u32> {
         let place = self.kept.iter().position(Option::is_none).unwrap_or(self.kept.len());
         if place >= MOST_HANDLES {
@@ -83,7 +83,7 @@ impl State {
         }
     }
 
-    /// A simulation, with the buffers at hand.
+    /// A simulation, borrowed together with the buffers.
     fn simulation(&mut self, handle: u32) -> Result<&mut Simulation> {
         match self.kept.get_mut(handle as usize) {
             Some(Some(Kept::Simulation(simulation))) => Ok(simulation),
@@ -149,7 +149,7 @@ pub extern "C" fn output_len() -> u32 {
     STATE.with_borrow(|state| state.length as u32)
 }
 
-/// Tells names, numbers and defaults of all settings.
+/// Writes names, numbers and defaults of all settings.
 #[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn describe() -> i32 {
     answer(|state| {
@@ -158,7 +158,7 @@ pub extern "C" fn describe() -> i32 {
     })
 }
 
-/// The toy of a number.
+/// The toy with a number.
 fn toy(problem: u32) -> Result<&'static Toy> {
     match Problem::of(problem as usize) {
         Problem::Toy(toy) => Ok(toy),
@@ -286,7 +286,7 @@ pub extern "C" fn bytes(run: u32) -> i32 {
     })
 }
 
-/// What happened, from a number on.
+/// Messages from a number on.
 #[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn messages(run: u32, from: f64) -> i32 {
     answer(|state| {
@@ -311,7 +311,7 @@ pub extern "C" fn act(run: u32, what: u32, worker: u32, seconds: f64) -> i32 {
     })
 }
 
-/// Goes to a time by repeating everything until then.
+/// Seeks by replay.
 #[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn rewind(run: u32, time: f64) -> i32 {
     answer(|state| {

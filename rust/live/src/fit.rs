@@ -6,9 +6,9 @@ use crate::run::Run;
 use crate::settings::Settings;
 use fastps_core::error::{Error, Kind, Result};
 
-/// Steps that a fit needs at least.
+/// Least number of steps for a fit.
 const LEAST_STEPS: u64 = 6;
-/// Updates of a repeated run, for each worker, and at least.
+/// Updates of a repeated run, per worker, and at least.
 const UPDATES_PER_WORKER: u64 = 4;
 const LEAST_UPDATES: u64 = 8;
 /// Most repeated runs.
@@ -46,7 +46,7 @@ impl Fit {
         self.last = Some((point, step));
     }
 
-    /// Momentum and rate; NaN if there are too few steps, or they leave both open.
+    /// Momentum and rate; NaN if there are too few steps, or they do not determine both.
     pub(crate) fn solve(&self) -> [f64; 2] {
         let det = self.dd * self.gg - self.dg * self.dg;
         if self.steps < LEAST_STEPS || det.is_nan() || det <= 0.0 {
@@ -76,7 +76,7 @@ impl Repeated {
         Ok(Self { settings, toy, runs: 0, sums })
     }
 
-    /// Repeats more runs; returns how many there are then.
+    /// Repeats more runs; returns their number so far.
     pub(crate) fn run(&mut self, runs: u32) -> Result<u64> {
         if self.runs + u64::from(runs) > MOST_RUNS {
             return Err(

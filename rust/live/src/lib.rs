@@ -1,12 +1,12 @@
-//! Many workers on the core of fastps under a virtual clock, in one thread: what the live page runs as
+//! Many workers on the core of fastps under a virtual clock, in one thread: the live page runs them as
 //! WebAssembly. `README.md` describes the calls and their memory.
 //!
-//! - `exports`: the C ABI, in safe Rust but for the names
-//! - `settings`, `describe`: what a caller sets, and what it may set
+//! - `exports`: the C ABI, in safe Rust except the names
+//! - `settings`, `describe`: settings of a caller, and their bounds
 //! - `problems`: functions to minimize, with gradients
 //! - `random`, `durations`: draws that are functions of seed, worker and step
-//! - `server`, `worker`, `member`: a shard, its clients, and where each is in virtual time
-//! - `run`, `log`, `read`: the event loop, what it has done, and its state as numbers
+//! - `server`, `worker`, `member`: a shard, its clients, and the state of each in virtual time
+//! - `run`, `log`, `read`: the event loop, its record, and its state as numbers
 //! - `simulation`: a run that can go back
 //! - `fit`: the momentum of a path
 

@@ -1,4 +1,4 @@
-//! What a run has done so far, for its readers: finished steps, the curve of the loss, messages, sums.
+//! The record of a run for its readers: finished steps, the curve of the loss, messages, sums.
 
 use crate::settings::CODECS;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ const MOST_ROWS: usize = 1 << 14;
 const MOST_MESSAGES: usize = 1 << 10;
 /// Most points of the curve; beyond, every second one is dropped.
 const MOST_POINTS: usize = 1 << 12;
-/// Columns of the histogram of the staleness; the last one has all that is larger.
+/// Columns of the histogram of the staleness; the last one has all larger values.
 pub(crate) const COLUMNS: usize = 256;
 
 /// Entries with consecutive numbers, of which the last ones are kept.
@@ -19,7 +19,7 @@ pub(crate) const COLUMNS: usize = 256;
 pub(crate) struct Recent<T> {
     kept: VecDeque<T>,
     most: usize,
-    /// Number of all entries that there ever were.
+    /// Number of entries so far, dropped ones included.
     pub(crate) count: u64,
 }
 
@@ -40,13 +40,13 @@ impl<T> Recent<T> {
     /// The kept entries from a number on, each with its number.
     pub(crate) fn since(&self, from: f64) -> impl Iterator<Item = (u64, &T)> {
         let first = self.count - self.kept.len() as u64;
-        // A number that is none counts as the first.
+        // NaN counts as the first number.
         let skipped = (from as u64).saturating_sub(first) as usize;
         self.kept.iter().enumerate().skip(skipped).map(move |(k, entry)| (first + k as u64, entry))
     }
 }
 
-/// What happened to a worker, or to all.
+/// A message about one worker, or about all.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) time: f64,
@@ -61,7 +61,7 @@ pub(crate) struct Log {
     pub(crate) rows: Recent<[f64; ROW]>,
     pub(crate) messages: Recent<Message>,
     pub(crate) curve: Vec<[f64; 4]>,
-    /// Updates between points of the curve, as a multiple of what the settings say.
+    /// Factor on the setting for updates between points of the curve.
     pub(crate) thinned: u64,
     pub(crate) staleness: [u64; COLUMNS],
     /// Pushes and their bytes, by codec.
@@ -70,7 +70,7 @@ pub(crate) struct Log {
     pub(crate) acknowledged: u64,
     pub(crate) refused: u64,
     pub(crate) handled: u64,
-    /// The update at which a value left all bounds; 0: none did.
+    /// The update at which a value left all bounds; 0 if none did.
     pub(crate) diverged: u64,
     pub(crate) loss: f64,
     pub(crate) error: f64,

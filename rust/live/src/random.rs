@@ -1,10 +1,10 @@
-//! Random numbers that depend on seed, purpose, worker and step only, whatever was drawn before: `SplitMix64`
-//! (Steele, Lea, Flood 2014), begun at a hash of all four.
+//! Random numbers that depend only on seed, purpose, worker and step, not on earlier draws: `SplitMix64`
+//! (Steele, Lea, Flood 2014), started at a hash of all four.
 
-/// What numbers are drawn for.
+/// Purpose of random numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
-    /// How long a gradient takes.
+    /// Duration of a gradient.
     Duration = 1,
     /// Noise of a gradient.
     Noise = 2,

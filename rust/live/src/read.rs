@@ -85,7 +85,7 @@ pub(crate) fn read(run: &mut Run, output: &mut Vec<f64>) -> u32 {
     run.members.len() as u32
 }
 
-/// What a member does, since when, and until when.
+/// A member's state, with its start and end.
 fn state(member: &Member, now: f64) -> (f64, f64, f64) {
     if member.dead || member.left.is_some() {
         return (GONE, member.left.unwrap_or(member.silent), f64::INFINITY);

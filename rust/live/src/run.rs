@@ -1,5 +1,5 @@
-//! The event loop of a run: a heap of virtual times, and what happens at each. It is that of
-//! `fastps.simulate`, with which it is held together by tests: the same order of equal times, the same steps.
+//! The event loop of a run: a heap of virtual times, and the event at each. Tests keep it equal to that of
+//! `fastps.simulate`: the same order of equal times, the same steps.
 
 use crate::durations::duration;
 use crate::fit::Fit;
@@ -17,10 +17,10 @@ use std::collections::BinaryHeap;
 
 /// A value above this, or one that is not finite, means that the run has diverged.
 const DIVERGED: f32 = 1e6;
-/// Most members, those that are gone included.
+/// Most members, including those that are gone.
 const MOST_MEMBERS: usize = 256;
 
-/// What happens at a time.
+/// An event at a virtual time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     /// The gradient of a member arrives, if it is still this turn.
@@ -54,7 +54,7 @@ impl PartialOrd for Entry {
     }
 }
 
-/// How a step ended; the numbers stand in the rows.
+/// Outcome of a step; its number is part of the step's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Applied = 0,
@@ -71,14 +71,14 @@ pub(crate) struct Run {
     pub(crate) members: Vec<Member>,
     pub(crate) log: Log,
     pub(crate) now: f64,
-    /// Updates since the start, those before the workers were last restarted included.
+    /// Updates since the start, including those before the workers were last restarted.
     pub(crate) updates: u64,
     pub(crate) fit: Fit,
-    /// Members that wait for others, those that have waited longest first.
+    /// Members that wait for others, longest wait first.
     waiting: Vec<usize>,
     queue: BinaryHeap<Entry>,
     entries: u64,
-    /// What to add to the server's version for the number of updates.
+    /// Difference between the number of updates and the server's version.
     base: i64,
     values: Vec<f32>,
     gradient: Vec<f32>,
@@ -103,7 +103,7 @@ impl Run {
         Self::from(settings, start, Log::new(), 0.0, 0)
     }
 
-    /// The same run with other settings: the workers leave, and as many begin at the server's values.
+    /// The same run with other settings: its workers leave, and as many begin at the server's values.
     pub(crate) fn restarted(mut self, settings: Settings) -> Result<Self> {
         (0..self.members.len()).for_each(|k| self.count_unended(k));
         let same = matches!(
@@ -172,10 +172,10 @@ impl Run {
         }
     }
 
-    /// Learning rate of all pushes from now on, in place of the optimizer's.
+    /// Sets the learning rate of all pushes from now on, instead of the optimizer's.
     pub(crate) fn set_lr(&mut self, lr: f64) {
         self.lr = Some(lr);
-        self.fit = Fit::default(); // the path goes on at another rate
+        self.fit = Fit::default(); // the path continues at another rate
         for worker in self.members.iter_mut().filter_map(|member| member.worker.as_mut()) {
             worker.lr = Some(lr);
         }
@@ -188,7 +188,7 @@ impl Run {
         let mut handled = 0;
         while handled < events && (self.updates as f64) < updates {
             let Some(entry) = self.queue.peek().copied().filter(|entry| entry.time <= time) else {
-                // The clock goes on although nothing happens.
+                // The clock advances even without events.
                 if time.is_finite() {
                     self.now = self.now.max(time);
                 }
@@ -215,7 +215,7 @@ impl Run {
         handled
     }
 
-    /// Whether nothing will ever happen.
+    /// Returns whether no event will ever happen.
     pub(crate) fn stands(&self) -> bool {
         self.stands
     }
@@ -262,7 +262,7 @@ impl Run {
         self.at(arrives, Event::Arrive(k, turn));
     }
 
-    /// A gradient is there: pushes it, and fetches unless others have to come first.
+    /// Handles an arriving gradient: pushes it, and fetches unless others have to come first.
     fn arrive(&mut self, k: usize) {
         let Some(mut worker) = self.members[k].worker.take() else {
             return self.come_back(k); // it lost its place while it was paused
@@ -317,13 +317,13 @@ impl Run {
         }
     }
 
-    /// Lets those continue that no longer have to wait.
+    /// Lets members continue whose wait is over.
     fn release(&mut self) {
-        // A step may end a warm start, for which others wait.
+        // A step may end a warm start that others wait for.
         while self.release_some() && self.waiting.iter().any(|k| self.members[*k].starting) {}
     }
 
-    /// Asks each member that waits once; returns whether one could continue.
+    /// Asks each waiting member once; returns whether one could continue.
     fn release_some(&mut self) -> bool {
         let mut released = false;
         for k in self.waiting.clone() {
@@ -346,7 +346,7 @@ impl Run {
                 continue;
             }
             if self.settings.training.shares() {
-                // Others may have made further versions since, if it was paused.
+                // Others may have made more versions since, if it was paused.
                 let made = told.as_ref().ok().filter(|told| told.scale.is_some());
                 member.version = made.map_or(0, |told| (told.version as i64 + self.base) as u64);
             }
@@ -398,7 +398,7 @@ impl Run {
         }
     }
 
-    /// Notes a refusal, unless the member's last step was refused, too.
+    /// Records a refusal, unless the member's last step was refused, too.
     fn refuse(&mut self, k: usize, error: &Error) {
         let member = &self.members[k];
         if !member.refused {
@@ -435,12 +435,12 @@ impl Run {
         ]);
     }
 
-    /// Whether the optimizer has a momentum that a correction may change.
+    /// Returns whether the optimizer has a momentum that a correction may change.
     pub(crate) fn has_momentum(&self) -> bool {
         matches!(self.settings.optimizer.name(), "sgd" | "rmsprop")
     }
 
-    /// Counts the server's updates and looks at its values; returns whether there are new ones.
+    /// Counts the server's updates and reads its values; returns whether there are new ones.
     fn follow(&mut self) -> bool {
         let made = (self.server.version() as i64 + self.base) as u64;
         let first = self.point.is_none();
@@ -486,7 +486,7 @@ impl Run {
 
     // -- what happens to workers ----------------------------------------------------------------------------
 
-    /// Whether a member lives; if not, that is noted.
+    /// Returns whether a member lives; if not, records that.
     fn lives(&mut self, k: usize) -> bool {
         let member = self.members.get(k);
         if member.is_some_and(|member| !member.dead && member.left.is_none()) {
@@ -542,7 +542,7 @@ impl Run {
         }
     }
 
-    /// Lets one more worker join.
+    /// Lets another worker join.
     pub(crate) fn join(&mut self) -> Result<()> {
         if self.members.len() >= MOST_MEMBERS {
             return Err(Error::new(Kind::Capacity, "too many workers have joined")
@@ -569,7 +569,7 @@ impl Run {
         }
     }
 
-    /// Ends the place of a member that is silent for a whole lease.
+    /// Ends the place of a member that has been silent for a whole lease.
     fn at_end_of_lease(&mut self, k: usize) {
         let member = &self.members[k];
         let end = self.now.max(member.silent + self.settings.lease);
@@ -628,7 +628,7 @@ impl Run {
         self.message("joined", Some(k), text);
     }
 
-    /// Notes that nothing will happen any more, and who waits for whom.
+    /// Records that no event will happen any more, and who waits for whom.
     fn stand_still(&mut self) {
         self.stands = true;
         let waits = |k: &usize| {

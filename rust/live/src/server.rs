@@ -19,7 +19,7 @@ const MEMORY: u64 = 1 << 28;
 /// The group of all tensors.
 pub(crate) const GROUP: u32 = 0;
 
-/// What took effect at the last update.
+/// Settings in force at the last update.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct InForce {
     /// The learning rate.
@@ -40,7 +40,7 @@ impl Sink for Last {
     }
 }
 
-/// A tensor of one slice, and where it lies among all values.
+/// A tensor of one slice, and its range among all values.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     pub(crate) slice: Arc<Slice>,
@@ -108,7 +108,7 @@ impl Server {
         }
     }
 
-    /// The number of one more client.
+    /// The number of a new client.
     pub(crate) fn admit(&mut self) -> u64 {
         self.clients += 1;
         self.clients
@@ -134,7 +134,7 @@ impl Server {
         self.tensors.iter().map(|tensor| tensor.slice.version(0).0).max().unwrap_or(0)
     }
 
-    /// What took effect at the last update.
+    /// Settings in force at the last update.
     pub(crate) fn in_force(&self) -> InForce {
         *self.last.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

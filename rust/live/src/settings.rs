@@ -9,16 +9,16 @@ use fastps_core::optim::{EpsMode, Optimizer, Value};
 
 /// Number of all settings.
 pub(crate) const LENGTH: usize = 56;
-/// Most workers, those that join late not counted.
+/// Most workers, excluding those that join late.
 pub(crate) const MOST_WORKERS: u32 = 64;
-/// The first of the optimizer's own settings.
+/// Index of the first optimizer-specific setting.
 const OPTIMIZER_AT: usize = 29;
-/// The first that is unused.
+/// Index of the first unused setting.
 const UNUSED: usize = 44;
-/// The largest integer up to which float64 has all.
+/// Largest integer up to which float64 represents all.
 const LARGEST: f64 = 9_007_199_254_740_991.0;
 
-/// The names of the settings before the optimizer's own, with their defaults.
+/// Names and defaults of the settings before the optimizer-specific ones.
 pub(crate) const FIELDS: [(&str, f64); OPTIMIZER_AT] = [
     ("problem", 0.0),
     ("x", 1.0),
@@ -70,7 +70,7 @@ pub(crate) fn defaults() -> [f64; LENGTH] {
     all
 }
 
-/// How long gradients take.
+/// Distribution of the durations of gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Times {
     /// Index in [`DURATIONS`].
@@ -79,7 +79,7 @@ pub(crate) struct Times {
     pub(crate) mean: f64,
     /// The last worker's mean as a multiple of the first one's.
     pub(crate) spread: f64,
-    /// Factor on the last worker's mean, besides.
+    /// Additional factor on the last worker's mean.
     pub(crate) straggler: f64,
 }
 
@@ -96,12 +96,12 @@ pub(crate) enum Training {
         pull_every: u64,
         /// Rate of the local steps.
         lr: f64,
-        /// Whether fetched values are installed one fetch later.
+        /// Set when fetched values are installed one fetch later.
         overlap: bool,
     },
     /// The workers wait for each other: [`Mode::Bounded`] or [`Mode::Sync`].
     Together(Mode),
-    /// The first worker trains alone for some steps.
+    /// Only the first worker trains for some steps.
     WarmStart(u64),
 }
 
@@ -114,7 +114,7 @@ impl Training {
         }
     }
 
-    /// Whether a version is made of several gradients.
+    /// Returns whether a version is made of several gradients.
     pub(crate) fn shares(self) -> bool {
         matches!(self, Self::Together(Mode::Sync(_)))
     }
@@ -153,7 +153,7 @@ impl Reader<'_> {
         FIELDS.iter().position(|(field, _)| *field == name).map_or(f64::NAN, |index| self.0[index])
     }
 
-    /// A number from `least` to `most`, both of which it may be.
+    /// A number from `least` to `most`, inclusive.
     fn number(&self, name: &str, least: f64, most: f64) -> Result<f64> {
         let value = self.get(name);
         if (least..=most).contains(&value) {
@@ -191,8 +191,8 @@ impl Reader<'_> {
 }
 
 impl Settings {
-    /// Whether a run with these settings can go on with others: they differ in these fields only, or in the
-    /// number at `lr`.
+    /// Returns whether a run with these settings can continue with others: they differ only in these fields,
+    /// or in the number at `lr`.
     pub(crate) fn goes_on_as(&self, other: &Self, fields: &[&str], lr: usize) -> bool {
         let same = |k: usize| self.numbers[k].to_bits() == other.numbers[k].to_bits();
         let may = |k: usize| k == lr || FIELDS.get(k).is_some_and(|(name, _)| fields.contains(name));
@@ -267,7 +267,7 @@ fn training(of: &Reader<'_>, workers: u32) -> Result<Training> {
     })
 }
 
-/// As `fastps.Async` checks it.
+/// Checks the correction as `fastps.Async` does.
 fn correction(of: &Reader<'_>) -> Result<Option<Correction>> {
     let reject = of.integer("on_stale", 0.0, 1.0)? == 1;
     let max_staleness = match of.get("max_staleness") {
@@ -338,7 +338,7 @@ mod tests {
             for value in [f64::NEG_INFINITY, -1e7, 1e300] {
                 match with(&[(index, value)]) {
                     Ok(_) => {
-                        // Those of other modes are not looked at.
+                        // Settings of other modes are ignored.
                         let of_modes = [
                             "push_every",
                             "pull_every",

@@ -1,24 +1,24 @@
-//! A run with all that was done to it, so that any earlier moment can be reached by repeating it.
+//! A run with all actions on it, so that any earlier moment can be reached by replay.
 
 use crate::run::Run;
 use crate::settings::Settings;
 use fastps_core::error::{Error, Kind, Result};
 
-/// Most things that may be done to one run.
+/// Most actions on one run.
 const MOST_ACTIONS: usize = 1 << 12;
-/// The optimizer's learning rate among the settings, which is the first of its own.
+/// Index of the learning rate, the optimizer's first setting.
 const LR: usize = 29;
-/// Settings besides the rate that may change while the workers go on.
+/// Settings besides the rate that may change while the workers continue.
 const AT_ONCE: [&str; 6] = ["mean", "spread", "straggler", "delay", "evaluate_every", "lease"];
 
-/// Something that was done to a run.
+/// An action on a run.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     /// Kills a worker.
     Kill(usize),
     /// Pauses a worker for some virtual seconds.
     Pause(usize, f64),
-    /// Lets one more worker join.
+    /// Lets another worker join.
     Join,
     /// Makes a worker's next gradient NaN.
     Break(usize),
@@ -27,7 +27,7 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// The action of a caller's numbers.
+    /// Reads an action from a caller's numbers.
     pub(crate) fn of(what: u32, worker: u32, seconds: f64) -> Result<Self> {
         let worker = worker as usize;
         match what {
@@ -41,7 +41,7 @@ impl Action {
     }
 }
 
-/// An action and the moment of it: events handled before, and the time.
+/// An action and its moment: events handled before, and the time.
 #[derive(Clone, Debug)]
 struct Done {
     handled: u64,
@@ -69,7 +69,7 @@ impl Simulation {
         self.run.as_mut().ok_or_else(|| Error::new(Kind::Internal, "the simulation has failed"))
     }
 
-    /// Does something now; true if that restarted the workers.
+    /// Performs an action now; true if that restarted the workers.
     pub(crate) fn act(&mut self, action: Action) -> Result<bool> {
         if self.done.len() >= MOST_ACTIONS {
             return Err(Error::new(
@@ -113,7 +113,7 @@ impl Simulation {
         Ok(true)
     }
 
-    /// Goes to a time by repeating everything until then; returns the number of events.
+    /// Seeks by replay; returns the number of events.
     pub(crate) fn rewind(&mut self, time: f64) -> Result<u32> {
         let done = std::mem::take(&mut self.done);
         self.run = Some(Run::new(self.first.clone())?);

@@ -1,6 +1,6 @@
-//! Two hundred runs, each version of which is in `tests/vectors/live.json` as a digest: every optimizer with
-//! every codec in every mode, over all problems. The Python tests repeat them in WebAssembly, so that both
-//! builds are held together without being built in one place. `make live` writes the file.
+//! Two hundred runs, with a digest of each version in `tests/vectors/live.json`: every optimizer with every
+//! codec in every mode, over all problems. The Python tests repeat them in WebAssembly, so that both builds
+//! are compared without being built in one place. `make live` writes the file.
 
 use crate::run::Run;
 use crate::settings::{CODECS, LENGTH, MODES, Settings, defaults};
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/live.json");
-/// Most events of a version: a run that has left all bounds makes none.
+/// Most events of a version: a diverged run makes none.
 const EVENTS: u32 = 200;
 /// Versions of each run.
 const UPDATES: u32 = 40;
@@ -34,7 +34,7 @@ fn settings(k: usize) -> [f64; LENGTH] {
     set(17, if k.is_multiple_of(4) { 3.0 } else { -1.0 });
     set(20, (k % 3 / 2) as f64);
     set(21, (k / optimizers % codecs) as f64);
-    // What the product refuses, in one of ten runs.
+    // Settings that the product refuses, in one of ten runs.
     set(22, if k % 10 == 3 { 0.0 } else { 1.0 });
     set(23, k as f64);
     set(25, 20.0);

@@ -1,5 +1,5 @@
-//! One worker: the steps of `fastps.Worker` in each mode, on a shard and without a call that waits. What a
-//! call of the product would wait for, a completion notes.
+//! One worker: the steps of `fastps.Worker` in each mode, on a shard. It never waits: a completion receives
+//! each answer.
 
 use crate::server::{GROUP, Server, gradient};
 use crate::settings::{Settings, Training};
@@ -13,54 +13,54 @@ use fastps_core::mode::{Clocks, Mode, PlaceRequest};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a step did.
+/// Outcome of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     /// Changes by others since the values of the gradient; the largest of the tensors.
     pub(crate) staleness: Option<u64>,
-    /// The smallest factor that the server put on the gradient; `None`: nothing was applied.
+    /// The smallest factor that the server put on the gradient; `None` if nothing was applied.
     pub(crate) scale: Option<f32>,
     /// Bytes of the encoded gradients.
     pub(crate) bytes: u64,
     /// The version that the gradient made; the largest of the tensors.
     pub(crate) version: u64,
-    /// Why a part was refused; then the four above say nothing.
+    /// Error of a refused part; then the four fields above are meaningless.
     pub(crate) refused: Option<Error>,
 }
 
-/// The answer to one call, when it comes.
+/// The answer to one call, once it arrives.
 type Answer<T> = Arc<Mutex<Option<Result<T>>>>;
 
 fn taken<T>(answer: &Answer<T>) -> Option<Result<T>> {
     answer.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// A part of a push: the answer of one tensor, and what was sent.
+/// A part of a push: the answer of one tensor, and the gradient sent.
 struct Part {
     tensor: usize,
     answer: Answer<Applied>,
     body: Vec<u8>,
 }
 
-/// Where a worker stands in a warm start.
+/// A worker's phase in a warm start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Warm {
-    /// It waits for its end.
+    /// It waits for the end.
     Waits,
-    /// It trains alone.
+    /// It is the only one that trains.
     Leads,
-    /// There is none, or it is over.
+    /// There is no warm start, or it is over.
     Over,
 }
 
-/// A client that computes gradients at values of its own.
+/// A client that computes gradients at its own copy of the values.
 pub(crate) struct Worker {
     client: u64,
     sequence: u64,
     seat: PlaceRequest,
     training: Training,
     warm: Warm,
-    /// Its values, which are stale.
+    /// Its copy of the values, which is stale.
     pub(crate) values: Vec<f32>,
     /// The versions of these values.
     pub(crate) installed: Vec<Base>,
@@ -74,10 +74,10 @@ pub(crate) struct Worker {
     sum_base: Option<Vec<Base>>,
     feedback: ErrorFeedback,
     under_way: Vec<Part>,
-    /// The answer to its report of a step that others may have to follow.
+    /// The answer to its report of a step, for modes in which others wait.
     reported: Option<Answer<Clocks>>,
     told: Told,
-    /// Learning rate in place of the optimizer's.
+    /// Learning rate instead of the optimizer's.
     pub(crate) lr: Option<f64>,
 }
 
@@ -128,7 +128,7 @@ impl Worker {
         server.shard.forget_client(self.client);
     }
 
-    /// The norm of what error feedback holds; `None` without a residual.
+    /// The norm of the residual of error feedback; `None` without one.
     pub(crate) fn residual(&mut self, server: &Server, settings: &Settings) -> Option<f64> {
         if !feeds_back(settings) {
             return None;
@@ -143,7 +143,8 @@ impl Worker {
 
     // -- a step ---------------------------------------------------------------------------------------------
 
-    /// Takes a step with a gradient that no other worker has to follow: pushes and fetches as the mode says.
+    /// Takes a step with a gradient that no other worker has to follow: pushes and fetches as the mode
+    /// requires.
     pub(crate) fn step(&mut self, server: &Server, settings: &Settings, gradient: &[f32]) -> Result<Told> {
         self.told = Told::default();
         if let Training::Local { push_every, pull_every, lr, overlap } = self.training {
@@ -208,7 +209,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether the worker no longer has to wait: `end`, or its first step, may follow.
+    /// Returns whether the worker no longer has to wait: `end`, or its first step, may follow.
     pub(crate) fn ready(&mut self, server: &Server) -> Result<bool> {
         if self.warm == Warm::Waits {
             let over = self.end_or_lead(server)?;
@@ -230,13 +231,13 @@ impl Worker {
         }
     }
 
-    /// Whether all parts of the push under way are answered.
+    /// Returns whether all parts of the push under way are answered.
     fn is_answered(&self) -> bool {
         let answered = |part: &Part| part.answer.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         self.under_way.iter().all(answered)
     }
 
-    /// What became of the push under way of a worker that will not end its step; `None`: nothing was applied.
+    /// Outcome of the push under way of a worker that will not end its step; `None` if nothing was applied.
     pub(crate) fn acknowledged(&mut self, server: &Server, settings: &Settings) -> Option<Told> {
         if self.under_way.is_empty() || !self.is_answered() {
             return None;
@@ -260,7 +261,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Fails unless all values are finite, and their sums with the residual, as the product checks them.
+    /// Fails unless all values, and their sums with the residual, are finite, as in the product.
     fn check_finite(&mut self, server: &Server, gradient: &[f32], with_residual: bool) -> Result<()> {
         for tensor in &server.tensors {
             let values = &gradient[tensor.range.clone()];
@@ -275,7 +276,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Sends a gradient to all tensors. Fails if it is not finite; then nothing was sent.
+    /// Sends a gradient to all tensors. Fails, before sending any, if it is not finite.
     fn push(
         &mut self,
         server: &Server,
@@ -313,7 +314,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes the answers to the push under way. What is too stale is dropped; other refusals return to the
+    /// Takes the answers to the push under way. Stale gradients are dropped; other refusals return to the
     /// residual.
     fn finish(&mut self, server: &Server, settings: &Settings) -> Result<()> {
         let (mut told, mut refused) = (Told::default(), None);
@@ -381,7 +382,7 @@ impl Worker {
     }
 }
 
-/// The correction of the worker that trains alone in a warm start: that of `fastps.Async()`.
+/// The correction of the worker that leads a warm start: that of `fastps.Async()`.
 const ALONE: fastps_core::correction::Correction = fastps_core::correction::Correction {
     delay_adaptive: true,
     max_staleness: None,
@@ -393,7 +394,7 @@ fn note<T>(answer: &Answer<T>, result: Result<T>) {
     *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
 }
 
-/// Whether what a codec cannot express is kept for the next push.
+/// Returns whether the codec's rounding errors are kept for the next push.
 fn feeds_back(settings: &Settings) -> bool {
     settings.error_feedback && settings.codec != Codec::Float32
 }

@@ -26,7 +26,7 @@ impl std::fmt::Debug for v1::HelloRequest {
 }
 
 impl v1::Header {
-    /// Whether it is of a program, a pull of a vector, or a portion.
+    /// Returns whether it is of a program, a pull of a vector, or a portion.
     pub fn is_of_vectors(&self) -> bool {
         self.vector.is_some() || self.portion.is_some()
     }

@@ -21,7 +21,7 @@ pub(crate) fn forked() {
     HELPER.with_borrow_mut(|helper| std::mem::forget(helper.take()));
 }
 
-/// Whether this process is a forked child.
+/// Returns whether this process is a forked child.
 pub(crate) fn is_forked() -> bool {
     FORKS.load(Ordering::Relaxed) > 0
 }
@@ -57,7 +57,7 @@ impl<T> Drop for Here<T> {
     }
 }
 
-/// The end of a call's time, which all questions that it asks share.
+/// The deadline of a call, shared by all its requests.
 #[derive(Clone, Copy)]
 pub(crate) struct End(Instant);
 
@@ -106,7 +106,7 @@ pub(crate) fn wait<T: Send>(
 /// Most elements of a push that keeps the GIL: it takes only some microseconds.
 pub(crate) const BRIEF: usize = 1 << 17;
 
-/// Does work on so many elements in this process; releases the GIL unless the work is brief.
+/// Does work on `elements` elements in this process; releases the GIL unless the work is brief.
 pub(crate) fn work<T: Send>(py: Python<'_>, elements: usize, work: impl FnOnce() -> T + Send) -> T {
     if elements <= BRIEF { work() } else { py.detach(work) }
 }
@@ -118,7 +118,7 @@ thread_local! {
     static HELPER: RefCell<Option<mpsc::Sender<Job>>> = const { RefCell::new(None) };
 }
 
-/// Whether this is the thread on which Python runs signal handlers.
+/// Returns whether this is the thread on which Python runs signal handlers.
 pub(crate) fn is_main(py: Python<'_>) -> PyResult<bool> {
     if let Some(known) = MAIN.get() {
         return Ok(known);

@@ -38,7 +38,7 @@ pub(crate) fn encode<'py>(
                 .or_raise(py);
         }
         if residual.overlaps(&values) {
-            return Err(config(py, "the residual overlaps the array", "memory of its own", "shared memory"));
+            return Err(config(py, "the residual overlaps the array", "separate memory", "shared memory"));
         }
     }
     let body = py.detach(|| {

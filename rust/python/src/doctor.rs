@@ -14,16 +14,16 @@ pub(crate) fn instruction_sets() -> Vec<&'static str> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect()
 }
 
-/// The name of the instruction set that this process uses; raises where `FASTPS_ISA` asks for one that is not
-/// there.
+/// The name of the instruction set that this process uses; raises if `FASTPS_ISA` asks for one that is
+/// missing.
 #[pyfunction]
 pub(crate) fn instruction_set(py: Python<'_>) -> PyResult<&'static str> {
     Ok(Isa::get().or_raise(py)?.name())
 }
 
-/// Races two storing threads against this one, which loads `loads` lines at each place. Gives for each place
-/// its distance in bytes from the border of a cache line, the loads, how many of them mixed both values, and
-/// torn lanes. `shared`: in memory as that of a shared store.
+/// Races two storing threads against this one, which loads `loads` lines at each place. Returns for each
+/// place its distance in bytes from the border of a cache line, the loads, the number of loads that mixed
+/// both values, and the torn lanes. `shared`: in memory like that of a shared store.
 #[pyfunction]
 pub(crate) fn tearing(
     py: Python<'_>,

@@ -60,7 +60,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, error).map_or_else(|e| e, PyErr::from_value)
 }
 
-/// The exception of a forked child that uses what was made before the fork.
+/// The exception of a forked child that uses an object from before the fork.
 pub(crate) fn fork(py: Python<'_>, what: &str) -> PyErr {
     let message = format!(
         "this {what} was made before a fork and cannot be used in the child process; make a new one in the child, or \

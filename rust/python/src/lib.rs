@@ -54,7 +54,7 @@ mod _fastps {
     use super::training::local_steps::LocalSteps;
     use pyo3::prelude::*;
 
-    /// What the module does when it is imported.
+    /// Runs when the module is imported.
     #[pymodule_init]
     #[allow(clippy::unnecessary_wraps)] // its type is PyO3's
     fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {

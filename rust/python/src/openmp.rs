@@ -1,14 +1,14 @@
 //! The threads that torch computes with, lent to a store for one call.
 //!
-//! They are those of an OpenMP library and spin for some milliseconds after each piece of work, on the cores
-//! that threads of ours would need. The library keeps them by the thread that calls it, so a step right after
-//! a backward gets the ones that worked for that.
+//! They belong to an OpenMP library and spin for some milliseconds after each piece of work, on the cores
+//! that threads of ours would need. The library keeps them per calling thread, so a step right after a
+//! backward gets the ones that worked for that.
 //!
 //! # Safety
 //!
-//! What is called here is found by name in the libraries that the loaded torch depends on, and comes from
-//! nowhere else. Both names have one signature in all libraries that have them (GCC's, LLVM's, Intel's): that
-//! is how compilers call them.
+//! The functions called here are found by name in the libraries that the loaded torch depends on, and nowhere
+//! else. Both names have one signature in all libraries that have them (GCC's, LLVM's, Intel's), because
+//! compilers call them.
 #![allow(unsafe_code)]
 
 use crate::call;
@@ -18,7 +18,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// `GOMP_parallel`: a function, its argument, how many threads call it, flags. Returns when all have.
+/// `GOMP_parallel`: a function, its argument, the number of threads that call it, flags. Returns when all
+/// have.
 type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
 /// `omp_get_thread_num`: the caller's number among these threads.
 type Number = unsafe extern "C" fn() -> c_int;
@@ -29,7 +30,7 @@ struct OpenMp {
     number: Number,
 }
 
-/// So many threads of torch.
+/// Some of torch's threads.
 #[derive(Debug)]
 pub(crate) struct Threads {
     openmp: OpenMp,
@@ -37,8 +38,8 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// torch's own, which are `count`; `None` where they cannot be had: torch is not there or has another
-    /// kind of threads, or this is a forked child, in which the library waits for threads that are not there.
+    /// `count` threads of torch; `None` if they are unavailable: torch is not loaded or has another kind of
+    /// threads, or this is a forked child, in which the library would wait for threads that no longer exist.
     pub(crate) fn of_torch(count: u32) -> Option<Self> {
         static TORCH: OnceLock<Option<OpenMp>> = OnceLock::new();
         if count < 2 || call::is_forked() {
@@ -65,11 +66,11 @@ impl Team for Threads {
     }
 }
 
-/// What the threads of one call share.
+/// State that the threads of one call share.
 struct Region<'a> {
     work: &'a (dyn Fn(usize) + Sync),
     number: Number,
-    /// Of a thread that could not go on: it must not unwind into the library.
+    /// Panic of a thread: it must not unwind into the library.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -77,7 +78,7 @@ struct Region<'a> {
 ///
 /// `region` points to a [`Region`], and this is a thread of the library that was asked for it.
 unsafe extern "C" fn enter(region: *mut c_void) {
-    // SAFETY: as the caller promises; all threads have shared references alone.
+    // SAFETY: as the caller promises; threads have only shared references.
     let region = unsafe { &*region.cast::<Region<'_>>() };
     // SAFETY: the file's header.
     let number = unsafe { (region.number)() };
@@ -87,18 +88,18 @@ unsafe extern "C" fn enter(region: *mut c_void) {
     }
 }
 
-/// What the loaded torch calls.
+/// The OpenMP library of the loaded torch.
 #[cfg(target_os = "linux")]
 fn find() -> Option<OpenMp> {
     use std::ffi::CStr;
-    // SAFETY: a string that ends with 0; nothing is loaded that is not there. It is never closed, so it
-    // stays, and all that it depends on.
+    // SAFETY: a string that ends with 0; only libraries already loaded are found. The handle is never closed,
+    // so the library and its dependencies stay.
     let torch = unsafe { libc::dlopen(c"libtorch_cpu.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let find = |name: &CStr| {
         // SAFETY: handles of a loaded library and of all, and a string that ends with 0.
         let (own, first) =
             unsafe { (libc::dlsym(torch, name.as_ptr()), libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr())) };
-        // One that was loaded before all others (LD_PRELOAD) is called in place of torch's own.
+        // A library loaded before all others (LD_PRELOAD) replaces torch's own.
         (!torch.is_null() && !own.is_null() && (first.is_null() || first == own)).then_some(own)
     };
     let (parallel, number) = (find(c"GOMP_parallel")?, find(c"omp_get_thread_num")?);
@@ -111,7 +112,7 @@ fn find() -> Option<OpenMp> {
     }
 }
 
-/// Elsewhere torch has other libraries.
+/// On other systems torch has other libraries.
 #[cfg(not(target_os = "linux"))]
 fn find() -> Option<OpenMp> {
     None

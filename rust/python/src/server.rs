@@ -137,13 +137,13 @@ impl Server {
     }
 }
 
-/// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or SIGHUP; gives the exit status.
+/// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or SIGHUP; returns the exit status.
 #[pyfunction]
 pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
 
-/// Runs ``fastps checkpoint`` with these arguments; gives the exit status.
+/// Runs ``fastps checkpoint`` with these arguments; returns the exit status.
 #[pyfunction]
 pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
     call::run(py, true, || {

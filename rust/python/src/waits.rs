@@ -1,13 +1,13 @@
-//! What clients wait for, as records of the logger "fastps" of Python's `logging`.
+//! Waits of clients, as records of the logger "fastps" of Python's `logging`.
 
 use fastps_client::{WaitsFor, on_wait};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
-/// Makes clients log what they wait for.
+/// Makes clients log their waits.
 pub(crate) fn listen() {
     on_wait(|what, text| {
-        // While the interpreter shuts down, nothing is logged.
+        // Nothing is logged while the interpreter shuts down.
         Python::try_attach(|py| {
             if let Err(error) = log(py, what, text) {
                 report(py, error);
@@ -16,8 +16,7 @@ pub(crate) fn listen() {
     });
 }
 
-/// Logs a server that cannot be reached as a warning, which Python shows by default, and a slow answer as
-/// information.
+/// Logs an unreachable server as a warning, which Python shows by default, and a slow answer as information.
 fn log(py: Python<'_>, what: WaitsFor, text: &str) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("fastps",))?;
     let level = match what {

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 /// Most shards of one process.
 const MAX_SHARDS: u32 = 256;
-/// The rest is for other processes, and for what the allocator keeps.
+/// Memory for slices; the rest is for other processes, and for the allocator.
 const DEFAULT_PERCENT_OF_MEMORY: u64 = 80;
 
 /// Settings of one server process.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where to listen, `host:port`: one address per shard, or the first one's (the others get the next
-    /// ports). Port 0 is any free port.
+    /// Addresses to listen on, `host:port`: one per shard, or only the first (the others get the next ports).
+    /// Port 0 is any free port.
     pub listen: Vec<String>,
     /// Paths of Unix sockets, for clients that say `unix:///path`: one per shard of this process, or none.
     pub listen_unix: Vec<PathBuf>,
@@ -32,7 +32,7 @@ pub struct ServerConfig {
     pub shards: u32,
     /// The addresses of all shards, in the order of their indices; empty: this process is the whole cluster.
     pub cluster: Vec<String>,
-    /// How others reach this process, `host` or `host:port`, where that is not the address it listens on.
+    /// Address by which others reach this process, `host` or `host:port`, if not the one it listens on.
     pub advertise: Option<String>,
     /// How long a client may be silent.
     pub lease: Duration,
@@ -53,12 +53,12 @@ pub struct ServerConfig {
     /// How long a thread polls for the next frame before it sleeps, if polling paid off recently; zero: not
     /// at all.
     pub spin: Duration,
-    /// Begins the name of each shard's Unix socket. Clients look for the default; under another name they do
-    /// not find it, so a test can put somebody between.
+    /// Start of the name of each shard's Unix socket. Clients look for the default name only, so another name
+    /// lets a test put a proxy between.
     pub socket: &'static str,
     /// When pushes are applied; `None`: at once.
     pub policy: Option<Arc<dyn Policy>>,
-    /// Where records of changes go; `None`: nowhere, but where there is a data directory.
+    /// Destination of records of changes; `None`: only the data directory, if there is one.
     pub sink: Option<Arc<dyn Sink>>,
     /// The folder for the log and the snapshots, with one subfolder per shard; `None`: nothing survives the
     /// process.
@@ -72,7 +72,7 @@ pub struct ServerConfig {
     pub keep: usize,
     /// Snapshots younger than this are kept, too.
     pub keep_for: Duration,
-    /// Where each snapshot is copied to, `s3://bucket/prefix` or `file:///folder`; `None`: nowhere.
+    /// Destination of copies of each snapshot, `s3://bucket/prefix` or `file:///folder`; `None`: no copies.
     pub copy_to: Option<String>,
     /// Start even if durable data cannot be read, and drop what is lost.
     pub accept_loss: bool,
@@ -108,13 +108,13 @@ impl Default for ServerConfig {
     }
 }
 
-/// A shard that has its port.
+/// A shard with its port.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) index: u32,
     pub(crate) listeners: Listeners,
     pub(crate) socket: Option<SocketFile>,
-    /// How others reach it.
+    /// Address by which others reach it.
     pub(crate) address: String,
 }
 
@@ -123,7 +123,7 @@ fn config(message: impl Into<String>) -> Error {
 }
 
 impl ServerConfig {
-    /// Checks the settings and takes the ports. Gives the shards of this process and the addresses of the
+    /// Checks the settings and takes the ports. Returns the shards of this process and the addresses of the
     /// cluster.
     pub(crate) fn bind(&self) -> Result<(Vec<Bound>, Vec<String>)> {
         let wanted = self.addresses()?;
@@ -180,7 +180,8 @@ impl ServerConfig {
         Ok((bound, self.cluster.clone()))
     }
 
-    /// Of each shard of this process, the addresses that it listens on; they differ in their host only.
+    /// The addresses that each shard of this process listens on; those of one shard differ only in their
+    /// host.
     fn addresses(&self) -> Result<Vec<Vec<SocketAddr>>> {
         if self.shards == 0 || self.shards > MAX_SHARDS {
             return Err(
@@ -212,7 +213,7 @@ impl ServerConfig {
         (0..self.shards).map(next).collect()
     }
 
-    /// How others reach the `k`-th shard of this process.
+    /// Address by which others reach the `k`-th shard of this process.
     fn reached_at(&self, k: usize, listening: &[SocketAddr]) -> Result<String> {
         let nowhere = || config("the address to listen on cannot be resolved");
         let actual = listening.first().copied().ok_or_else(nowhere)?;
@@ -222,7 +223,7 @@ impl ServerConfig {
                 _ => Ok(format!("{advertise}:{}", actual.port())),
             };
         }
-        // The text that was asked for, so that a host name stays one and is found in the cluster.
+        // Keeps a host name as configured, so that the cluster contains it.
         if let Some(asked) = self.listen.get(k).filter(|a| !a.ends_with(":0"))
             && !actual.ip().is_unspecified()
         {
@@ -237,14 +238,14 @@ impl ServerConfig {
         Ok(actual.to_string())
     }
 
-    /// What the name of each shard's abstract Unix socket begins with; `None`: there is none. Any process of
-    /// this user in the same network namespace gets in there, so who asks for certificates must ask for it,
-    /// too.
+    /// Start of the name of each shard's abstract Unix socket; `None` if there is none. Any process of this
+    /// user in the same network namespace can connect to it, so a server that requires certificates must
+    /// enable it explicitly.
     pub(crate) fn local_socket(&self) -> Option<&'static str> {
         (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }
 
-    /// Bytes that each of `shards` shards may take; logs what they come from, unless they are a setting.
+    /// Memory limit of each of `shards` shards in bytes; logs its source, unless it was configured.
     pub(crate) fn memory_per_shard(&self, shards: usize) -> u64 {
         let limit = self.memory_limit.unwrap_or_else(|| {
             let MachineMemory { bytes, source } = MachineMemory::read(Path::new("/"));
@@ -261,7 +262,7 @@ impl ServerConfig {
     }
 }
 
-/// All addresses that a name has.
+/// All addresses of a name.
 fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().map_err(|error| {
         config(format!("invalid address to listen on: {error}")).expected("host:port", format!("{address:?}"))

@@ -1,4 +1,4 @@
-//! The server of fastps: each shard on a thread of its own.
+//! The server of fastps: each shard runs on a separate thread.
 //!
 //! A frame passes through `connection` (accepts it, knows the peer), `data` (one task per stream; the
 //! transport's `convert` validates once), `cluster` (session, epoch, reservation) and `fastps_core::shard`

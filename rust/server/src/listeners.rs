@@ -1,5 +1,5 @@
-//! The TCP sockets of a shard: one for each address that its name has, such as 127.0.0.1 and `::1` for
-//! localhost, all on one port.
+//! The TCP sockets of a shard: one for each address of its name, such as 127.0.0.1 and `::1` for localhost,
+//! all on one port.
 
 use fastps_core::error::{Error, Kind, Result};
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use tokio::net::TcpStream;
 
-/// How many free ports are tried until one is free at every address.
+/// Limit on the search for a port that is free at every address.
 const MAX_TRIES: usize = 20;
 
 /// Sockets that listen; there is at least one.
@@ -18,8 +18,8 @@ const MAX_TRIES: usize = 20;
 pub(crate) struct Listeners(Vec<TcpListener>);
 
 impl Listeners {
-    /// Listens at addresses that have the same port; port 0 takes a port that is free at all of them. An
-    /// address that this machine does not have is left out, unless it has none of them.
+    /// Listens at addresses that have the same port; port 0 takes a port that is free at all of them. Skips
+    /// an address that this machine lacks, unless it lacks all.
     pub(crate) fn bind(addresses: &[SocketAddr]) -> Result<Self> {
         let mut tries = 0;
         loop {
@@ -61,12 +61,12 @@ impl Listeners {
         self.0.iter().map(TcpListener::local_addr).collect()
     }
 
-    /// The same sockets, for somebody else who accepts from them.
+    /// The same sockets, for another acceptor.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         self.0.iter().map(TcpListener::try_clone).collect::<io::Result<_>>().map(Self)
     }
 
-    /// To be called within a runtime.
+    /// Must be called within a runtime.
     pub(crate) fn into_accepting(self) -> io::Result<Accepting> {
         let listeners = self.0.into_iter().map(tokio::net::TcpListener::from_std);
         Ok(Accepting { listeners: listeners.collect::<io::Result<_>>()?, turn: AtomicUsize::new(0) })
@@ -80,7 +80,7 @@ fn listen(address: SocketAddr) -> io::Result<(TcpListener, u16)> {
     Ok((listener, port))
 }
 
-/// Whether the machine does not have the address, such as `::1` without IPv6.
+/// Returns whether this machine lacks the address, such as `::1` without IPv6.
 fn is_absent(error: &io::Error) -> bool {
     let no_family = Errno::from_io_error(error) == Some(Errno::AFNOSUPPORT);
     error.kind() == io::ErrorKind::AddrNotAvailable || no_family
@@ -95,11 +95,11 @@ fn failed(address: SocketAddr, error: &io::Error) -> Error {
     Error::new(Kind::Config, message)
 }
 
-/// Sockets of which connections are accepted.
+/// Sockets that accept connections.
 #[derive(Debug)]
 pub(crate) struct Accepting {
     listeners: Vec<tokio::net::TcpListener>,
-    /// Which is asked first next time, so that each has its turn.
+    /// The socket to poll first next time, for fairness.
     turn: AtomicUsize,
 }
 
@@ -116,7 +116,7 @@ impl Accepting {
         .await
     }
 
-    /// Whether other machines may reach one of them.
+    /// Returns whether other machines may reach one of them.
     pub(crate) fn is_open(&self) -> bool {
         let is_remote = |address: SocketAddr| !address.ip().is_loopback();
         self.listeners.iter().any(|listener| listener.local_addr().is_ok_and(is_remote))

@@ -3,10 +3,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// What to assume where nothing says how much memory there is.
+/// Assumed memory when its size is unknown.
 const UNKNOWN_MACHINE_BYTES: u64 = 4 << 30;
 
-/// An amount of memory, and who sets it.
+/// An amount of memory, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MachineMemory {
     pub(crate) bytes: u64,
@@ -41,8 +41,8 @@ fn total(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// The files that may limit a group, from a line of `/proc/self/cgroup` (`number:controllers:path`), and all
-/// groups around it. In a container the path may be the one outside: then only the root is there.
+/// The files that may limit a group and its parents, from a line of `/proc/self/cgroup`
+/// (`number:controllers:path`). In a container the path may be the host's: then only the root exists.
 fn group_files(line: &str) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { return Vec::new() };
@@ -66,7 +66,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     const MACHINE: u64 = 8 << 30;
-    /// What version 1 says where nothing is limited.
+    /// Value of version 1 for no limit.
     const UNLIMITED: &str = "9223372036854771712\n";
 
     /// A root folder with these files beside `/proc/meminfo`.

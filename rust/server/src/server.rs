@@ -1,4 +1,4 @@
-//! A server: each shard runs on a thread of its own with a single-threaded runtime.
+//! A server: each shard runs on a separate thread with a single-threaded runtime.
 
 use crate::auth::peer::Peer;
 use crate::backup::copies::Copies;
@@ -41,11 +41,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tower::util::{MapRequestLayer, MapResponseLayer};
 
-/// How long a draining server goes on answering what it has read.
+/// How long a draining server keeps answering frames that it has read.
 const DRAIN_TIME: Duration = Duration::from_millis(200);
-/// How long clients may take to let go of their connections before these are cut.
+/// How long clients may take to close their connections before these are cut.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// What a shard's thread needs to leave once its time is over.
+/// Time for a shard's thread to exit after its deadline.
 const THREAD_EXIT_TIME: Duration = Duration::from_millis(200);
 
 /// A running server; dropping it stops it.
@@ -65,8 +65,8 @@ fn internal(what: &str, error: impl std::fmt::Display) -> Error {
 }
 
 impl Server {
-    /// Takes the ports and starts the shards. Clients that come meanwhile learn how far that is; from here on
-    /// they are served.
+    /// Takes the ports and starts the shards. Clients that connect during the start learn its progress; once
+    /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls)?;
         let bucket = Copies::check(config)?;
@@ -178,9 +178,9 @@ impl Server {
         self.nodes.iter().map(|node| node.counters()).collect()
     }
 
-    /// Refuses what is new, finishes what is under way, then ends, whatever clients do, within `timeout`.
-    /// Fails if a thread could not be made to leave in time, or if what a shard holds is not on its disk.
-    /// Stopping again does nothing.
+    /// Refuses new calls, finishes those under way, then ends, whatever clients do, within `timeout`. Fails
+    /// if a thread did not exit in time, or if a shard's state is not on its disk. Stopping again does
+    /// nothing.
     pub fn stop(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -191,8 +191,8 @@ impl Server {
         if self.nodes.iter().any(|node| node.connections.load(Ordering::Relaxed) > 0) {
             std::thread::sleep(DRAIN_TIME.min(timeout / 4));
         }
-        // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited
-        // time.
+        // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so its time is
+        // limited.
         self.phase.send_replace(Phase::Stopping);
         let cut =
             (Instant::now() + CLOSE_GRACE).min(deadline.checked_sub(THREAD_EXIT_TIME).unwrap_or(deadline));
@@ -201,7 +201,7 @@ impl Server {
             if !all_finished(&threads, deadline.max(cut + THREAD_EXIT_TIME)) {
                 threads.clear();
                 self.keep(deadline)?;
-                return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
+                return Err(Error::new(Kind::Deadline, "a shard's thread did not exit in time"));
             }
         }
         for thread in threads.drain(..) {
@@ -210,9 +210,8 @@ impl Server {
         self.keep(deadline)
     }
 
-    /// A last snapshot of each shard, which does not change any more. The log has all of it, should that take
-    /// too long, but for `hogwild` tensors. It is copied as well, if there is time. Fails
-    /// where neither has it.
+    /// Takes and copies a last snapshot of each shard, which changes no more, if there is time. Otherwise the
+    /// log has all state except `hogwild` tensors. Fails if neither has it.
     fn keep(&self, deadline: Instant) -> Result<()> {
         let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(snapshots) = snapshots {
@@ -225,7 +224,7 @@ impl Server {
             let taken = snapshots::take(node, Files::snapshot_now);
             journal.close();
             if let (false, Err(error)) = (taken, journal.check()) {
-                let lost = format!("what this server holds is not on its disk: {}", error.message);
+                let lost = format!("this server's state is not on its disk: {}", error.message);
                 kept = Err(Error::new(error.kind, lost).shard(node.index()));
             }
         }
@@ -273,8 +272,8 @@ fn spawn(
     socket: Option<&'static str>,
 ) -> Result<JoinHandle<()>> {
     let resting = node.clone();
-    // A poll cycle with a large slice takes a good part of a millisecond: after each, other connections are
-    // looked for.
+    // A poll cycle with a large slice takes a good part of a millisecond: look for other connections after
+    // each.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .event_interval(1)
         .enable_all()
@@ -294,7 +293,7 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>,
         tokio::select! {
             result = serve(bound, node, tls, socket) => result,
             _ = phase.wait_for(|phase| *phase == Phase::Cutting) => {
-                tracing::warn!(shard = index, "clients did not let go in time: their connections are cut");
+                tracing::warn!(shard = index, "clients did not disconnect in time: their connections are cut");
                 Ok(())
             }
         }
@@ -302,7 +301,7 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>,
     if let Err(error) = result {
         tracing::error!(shard = index, %error, "the shard failed");
     }
-    // Ends what is left without waiting for it.
+    // Drops remaining tasks without waiting for them.
     runtime.shutdown_background();
 }
 
@@ -317,11 +316,11 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            // What the details of a status are made of.
+            // Types of a status's details.
             .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
     };
     let failed = |error| internal("cannot serve reflection", error);
-    // Many tools know the older name only.
+    // Many tools know only the older name.
     let (reflection, reflection_v1alpha) =
         (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
     let control = ControlServer::new(ControlService { node: node.clone(), checkpoints: Arc::default() })
@@ -378,7 +377,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     result.map_err(|error| internal("serving failed", error))
 }
 
-/// Why a server should not be reached from other machines.
+/// Risk of exposing a server to other machines.
 fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
     match tls {
         None => {
@@ -391,7 +390,7 @@ fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
     }
 }
 
-/// The place of a shard in its cluster, before it has heard from shard 0.
+/// Membership of a shard before it has heard from shard 0.
 fn membership(shard: u32, server: u64, cluster_id: u64, accept_loss: bool) -> Membership {
     if shard > 0 {
         return Membership::new(cluster_id, Standing::Waits(None), accept_loss);
@@ -400,21 +399,20 @@ fn membership(shard: u32, server: u64, cluster_id: u64, accept_loss: bool) -> Me
     Membership::new(cluster_id, Standing::Serves, accept_loss)
 }
 
-/// Gives workers their places back that they had at the former server. Each has a lease to show that it
-/// lives.
+/// Restores the places of workers of the former process. Each has a lease to show that it lives.
 fn restore_places(shard: &Shard, catalog: &Catalog) {
     for Member { client, group, seat } in &catalog.members {
         if !catalog.sessions.contains(client) {
             continue;
         }
         if let Err(error) = shard.groups().join(*group, *client, seat.clone(), shard.meter()) {
-            tracing::warn!(shard = shard.index(), %error, "a worker's place is not taken on");
+            tracing::warn!(shard = shard.index(), %error, "a worker's place could not be restored");
         }
     }
     catalog.complete.iter().for_each(|group| shard.groups().note_complete(*group));
 }
 
-/// Ends leases that ran out, gives memory back, and reminds of an open door.
+/// Ends expired leases, returns free memory, and reminds of an exposed server.
 async fn sweep(node: Arc<Node>, danger: Option<&'static str>) {
     let shortest = node.sessions.lease().min(node.reservations.lease());
     let period = (shortest / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));

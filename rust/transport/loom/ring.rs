@@ -127,7 +127,7 @@ fn check(name: &str, faults: &[&'static str], model: fn()) {
     }
 }
 
-/// Stands in for the socket between the two ends: ringing it wakes the waiting end.
+/// Replaces the socket between the two ends: ringing it wakes the waiting end.
 #[derive(Clone)]
 struct Bell(Arc<Notify>);
 
@@ -158,7 +158,7 @@ fn write(writer: &mut Writer, mut bytes: &[u8], mine: &Bell, peer: &Bell) {
     }
 }
 
-/// Reads so many bytes, sleeping while the ring is empty.
+/// Reads `n` bytes, sleeping while the ring is empty.
 fn read(reader: &mut Reader, n: usize, mine: &Bell, peer: &Bell) -> Vec<u8> {
     let mut bytes = vec![0; n];
     let mut buffer = ReadBuf::new(&mut bytes);
@@ -246,7 +246,7 @@ fn what_was_written_before_the_end_is_read() {
     });
 }
 
-/// Borrowed values are read before the lender has them back and overwrites them, and a sleeping lender is
+/// Borrowed values are read before they return to the lender, which overwrites them, and a sleeping lender is
 /// woken.
 #[test]
 fn what_is_lent_comes_back() {

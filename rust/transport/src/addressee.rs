@@ -1,4 +1,4 @@
-//! Whom a call is meant for, as its metadata says. An address may lead to another server than before: one of
+//! The addressee of a call, in its metadata. An address may lead to another server than before: one of
 //! another cluster that has taken the port, or another shard. Such a server refuses the call.
 
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -27,7 +27,7 @@ impl Addressee {
     }
 }
 
-/// The cluster and the shard that the metadata of a call name, as far as they do.
+/// The cluster and the shard in the metadata of a call, if present.
 pub fn named(metadata: &MetadataMap) -> (Option<u64>, Option<u32>) {
     let text = |name| metadata.get(name)?.to_str().ok();
     (text(CLUSTER).and_then(|id| id.parse().ok()), text(SHARD).and_then(|shard| shard.parse().ok()))

@@ -1,5 +1,5 @@
-//! What the client and the server of fastps agree on: sockets, frames, and the meaning of the numbers on
-//! the wire. It knows neither a client's calls nor a server's shards.
+//! The contract between the client and the server of fastps: sockets, frames, and the meaning of the numbers
+//! on the wire. It knows neither a client's calls nor a server's shards.
 
 pub mod addressee;
 mod channel;

@@ -1,9 +1,9 @@
 //! The memory budget of one connection.
 //!
-//! A peer may send what its window grants without being asked. Here those bytes stay in the socket until
-//! their memory is charged: an idle connection reads a few small messages, and one that works charges what
-//! has come and is not used. The charge grows with the most that was needed at once, up to the whole window.
-//! It is returned when the connection has been quiet for a while and everything received is used and
+//! A peer may send as much as its window grants without being asked. Here those bytes stay in the socket
+//! until their memory is charged: an idle connection reads a few small messages, and a working one charges
+//! the bytes that have arrived and are unused. The charge grows with the largest need so far, up to the whole
+//! window. It is returned when the connection has been quiet for a while and everything received is used and
 //! answered.
 
 use fastps_core::error::Result;
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What a connection takes at rest: its state, its buffers, and what it may read.
+/// Memory of a connection at rest: its state, its buffers, and the bytes that it may read.
 pub const AT_REST_BYTES: u64 = 48 << 10;
-/// What a connection that works takes beside what it receives: for HTTP/2 and for short calls.
+/// Memory of a working connection beside the bytes that it receives: for HTTP/2 and for short calls.
 pub const WORK_BYTES: u64 = 128 << 10;
-/// What an answer takes that waits to be sent; its values stay in their slice.
+/// Memory of an answer that waits to be sent; its values stay in their slice.
 pub const OWED_ANSWER_BYTES: usize = 256;
-/// What a connection reads at rest.
+/// Bytes that a connection may read at rest.
 const READ_AT_REST_BYTES: usize = 8 << 10;
-/// After so long without a byte, everything that was received is used.
+/// Time without a byte after which everything received counts as used.
 const CONSUMED_AFTER: Duration = Duration::from_secs(1);
-/// A connection that read no more than `READ_AT_REST_BYTES` for so long rests.
+/// Time with at most `READ_AT_REST_BYTES` read after which a connection rests.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
 /// The memory of one connection.
@@ -31,20 +31,20 @@ const REST_AFTER: Duration = Duration::from_secs(5);
 pub struct MemoryBudget {
     meter: Arc<Meter>,
     at_rest: u64,
-    /// The most that its peer may have sent and not seen used.
+    /// Most unused bytes that its peer may have sent.
     window: u64,
     works: AtomicBool,
-    /// What is charged for messages and answers, where it works.
+    /// Bytes charged for messages and answers while working.
     traffic: AtomicU64,
-    /// Bytes of messages that came, or are coming, and were not used.
+    /// Bytes of unused messages, received or being received.
     waiting: AtomicU64,
-    /// Bytes read since it was last known that nothing is left of them.
+    /// Bytes read since all were last known to be used.
     read: AtomicUsize,
-    /// The most that was read at once: HTTP/2 keeps a buffer of this size.
+    /// Largest read: HTTP/2 keeps a buffer of this size.
     largest: AtomicU64,
-    /// Copied by all that keep bytes of the connection.
+    /// Cloned by all holders of bytes of the connection.
     busy: Arc<()>,
-    /// Its client's pushes are answered when they are durable.
+    /// Set when its client's pushes are acknowledged only once durable.
     waits_for_disk: AtomicBool,
     state: Mutex<BudgetState>,
 }
@@ -62,7 +62,7 @@ pub struct Busy {
     _kept: Arc<()>,
 }
 
-/// What one stream takes of its connection's memory.
+/// One stream's share of its connection's memory.
 #[derive(Debug)]
 pub struct StreamBudget {
     budget: Arc<MemoryBudget>,
@@ -97,12 +97,12 @@ impl MemoryBudget {
         Busy { _kept: self.busy.clone() }
     }
 
-    /// What comes next on the connection comes after the disk, which needs the cores: no thread spins for it.
+    /// Notes that the next answer waits for the disk, which needs the cores: no thread spins for it.
     pub fn wait_for_disk(&self) {
         self.waits_for_disk.store(true, Ordering::Relaxed);
     }
 
-    /// Whether what comes next on the connection comes after the disk.
+    /// Returns whether the next answer waits for the disk.
     pub fn waits_for_disk(&self) -> bool {
         self.waits_for_disk.load(Ordering::Relaxed)
     }
@@ -111,7 +111,7 @@ impl MemoryBudget {
         Arc::strong_count(&self.busy) > 1
     }
 
-    /// How many of so many bytes may be read: memory for them is there.
+    /// Charges memory for a read of at most `wanted` bytes. Returns how many may be read.
     pub fn admit(self: &Arc<Self>, wanted: usize) -> Result<usize> {
         if wanted as u64 > self.largest.load(Ordering::Relaxed) {
             self.largest.store(wanted as u64, Ordering::Relaxed);
@@ -137,8 +137,8 @@ impl MemoryBudget {
         Ok(wanted)
     }
 
-    /// What messages and answers take, once so many more bytes are read. Bytes of messages are counted when
-    /// the header of their frame comes, so these may be among them.
+    /// Memory for messages and answers after reading `wanted` more bytes. Bytes of messages are counted when
+    /// the header of their frame arrives, so these may be among them.
     fn traffic_with(&self, wanted: u64) -> u64 {
         let used = if fault("window_charged") { self.window } else { self.waiting.load(Ordering::Relaxed) };
         let messages = used.max(wanted).min(self.window.max(wanted));
@@ -153,12 +153,12 @@ impl MemoryBudget {
         Ok(())
     }
 
-    /// Messages of so many bytes come, or their parts.
+    /// Counts `bytes` of messages, or their parts, as arriving.
     pub fn arrives(&self, bytes: u64) {
         self.waiting.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many bytes of messages were used.
+    /// Counts `bytes` of messages as used.
     pub fn used(&self, bytes: u64) {
         if bytes > 0 {
             let less = |waiting: u64| Some(waiting.saturating_sub(bytes));
@@ -166,7 +166,7 @@ impl MemoryBudget {
         }
     }
 
-    /// So many bytes were read.
+    /// Counts `bytes` as read.
     pub fn passed(&self, bytes: usize) {
         if bytes > 0 {
             self.read.fetch_add(bytes, Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Gives back what only work takes, if the connection has been quiet since it was last asked.
+    /// Returns the memory that only work needs, if the connection has been quiet since the last call.
     fn rest(&self) -> bool {
         if self.read.load(Ordering::Relaxed) > READ_AT_REST_BYTES || self.is_busy() {
             self.read.store(0, Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl MemoryBudget {
         true
     }
 
-    /// A new stream. At rest it takes nothing yet, but finds out whether there would be enough, also for the
+    /// Opens a stream. At rest it takes nothing yet, but checks that there would be enough, also for the
     /// largest frame.
     pub fn open_stream(self: &Arc<Self>, bytes: u64, frame: u64) -> Result<StreamBudget> {
         let mut state = self.state();
@@ -207,7 +207,7 @@ impl MemoryBudget {
         Ok(StreamBudget { budget: self.clone(), bytes })
     }
 
-    /// Memory for messages that come in parts; nothing yet.
+    /// Charge for messages that arrive in parts; empty at first.
     pub fn parts(&self) -> Result<Charge> {
         self.meter.take(Purpose::Connections, 0)
     }

@@ -1,12 +1,12 @@
-//! Raises the limit of open files, since every connection is one and the usual limit of 1,024 is too low.
-//! Where the limit is reached all the same, the error names it.
+//! Raises the limit of open files, since every connection is one and the usual limit of 1,024 is too low. If
+//! the limit is reached all the same, the error names it.
 
 use fastps_core::error::{Error, Kind};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 
-/// Open files that a process asks for, if it may have so many.
+/// Limit on open files that a process requests.
 const WANTED_OPEN_FILES: u64 = 1 << 16;
 
 /// Raises the soft limit of this process, if the hard one is higher.
@@ -16,11 +16,11 @@ pub fn raise() {
     if limit.current.is_some_and(|current| current < most)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit })
     {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "the limit of open files could not be raised");
     }
 }
 
-/// Which limit of open files has made a call of the system fail, if one has.
+/// The limit of open files that made a system call fail, as an error, if one did.
 pub fn exhausted(error: &io::Error) -> Option<Error> {
     let full = |message: &str, limit: String| Error::new(Kind::Capacity, message).expected(limit, "one more");
     match Errno::from_io_error(error)? {

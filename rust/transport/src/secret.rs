@@ -1,5 +1,5 @@
-//! A client's secret shows that a call, a stream or a Hello comes from the client whose session it names. A
-//! client draws it at random; a server keeps its hash only.
+//! A client's secret proves that a call, a stream or a Hello comes from the client of its session. A client
+//! draws it at random; a server keeps only its hash.
 
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
@@ -14,7 +14,7 @@ const METADATA: &str = "fastps-secret-bin";
 /// Its length in bytes.
 pub const SECRET_BYTES: usize = 16;
 
-/// A client's own. It is in no output for debugging, and HTTP/2 keeps it in no table.
+/// A client's secret. Debug output omits it, and HTTP/2 keeps it in no table.
 #[derive(Clone)]
 pub struct Secret([u8; SECRET_BYTES]);
 
@@ -27,7 +27,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// As Hello carries it.
+    /// The bytes, for a Hello.
     pub fn bytes(&self) -> Vec<u8> {
         self.0.to_vec()
     }
@@ -59,7 +59,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secret that the headers of a call or stream carry, if they carry one.
+/// The secret in the headers of a call or stream, if there is one.
 pub fn in_headers(metadata: &MetadataMap) -> Option<Bytes> {
     metadata.get_bin(METADATA)?.to_bytes().ok()
 }

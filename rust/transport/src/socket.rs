@@ -25,7 +25,7 @@ pub enum Socket {
 
 impl From<TcpStream> for Socket {
     fn from(tcp: TcpStream) -> Self {
-        // Nothing here waits for more to send.
+        // Callers write whole messages: send them without delay.
         let _ = tcp.set_nodelay(true);
         Self::Tcp(tcp)
     }
@@ -38,7 +38,7 @@ impl From<UnixStream> for Socket {
 }
 
 impl Socket {
-    /// Connects to an address (`host:port`), with TLS if that is asked for.
+    /// Connects to an address (`host:port`), with TLS if requested.
     pub async fn connect(address: &str, tls: Option<&ClientTls>) -> io::Result<Self> {
         let tcp = TcpStream::connect(address).await?;
         match tls {
@@ -71,17 +71,17 @@ impl Socket {
         }
     }
 
-    /// What lends values to the client at the other end, if it can read them where they lie.
+    /// Lends values to the client at the other end, if it can map their memory.
     pub fn lender(&self) -> Option<Arc<Lender>> {
         if let Self::Local(local) = self { local.lender() } else { None }
     }
 
-    /// What takes values that the server at the other end lends.
+    /// Takes values that the server at the other end lends.
     pub fn borrower(&self) -> Option<Arc<Borrower>> {
         if let Self::Local(local) = self { local.borrower() } else { None }
     }
 
-    /// Waits for what comes without looking for it.
+    /// Disables spinning on this socket.
     pub fn never_spin(&mut self) {
         if let Self::Local(local) = self {
             local.never_spin();

@@ -2,7 +2,7 @@
 //!
 //! AWS-LC provides the cryptography: like ring it needs a C compiler and nothing else, and its AES-GCM is
 //! faster (11.4 against 9.6 GB/s a core with VAES; 7.0 against 6.3 through rustls). Sessions are not
-//! resumed, so a certificate that is no longer trusted does not come back by a ticket.
+//! resumed, so a certificate that has lost trust is not revived by a ticket.
 
 use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
@@ -23,29 +23,29 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 /// A connection with TLS.
 pub type Secure = tokio_rustls::TlsStream<BufReader<TcpStream>>;
 
-/// What is read at once: rustls itself reads 4 KiB at a time.
+/// Bytes read at a time: rustls itself reads 4 KiB.
 const READ_AHEAD_BYTES: usize = 256 << 10;
-/// Memory of one connection: what is read ahead, what is encrypted and not written, and rustls's own.
+/// Memory of one connection: read-ahead, encrypted bytes not written yet, and rustls's state.
 pub const TLS_CONNECTION_BYTES: u64 = READ_AHEAD_BYTES as u64 + (128 << 10);
-/// What HTTP/2 is called in the handshake.
+/// Name of HTTP/2 in the handshake.
 const HTTP2: &[u8] = b"h2";
 /// First byte of every TLS connection: a handshake record.
 pub const HANDSHAKE_RECORD: u8 = 0x16;
 
-/// The PEM files of one end; none: no TLS.
+/// The PEM files of one end; without files there is no TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The certificate that this end shows, its issuers behind it.
     pub cert: Option<PathBuf>,
     /// Its private key.
     pub key: Option<PathBuf>,
-    /// The CAs that must have signed the other end's certificate. A server that has it asks clients for
+    /// The CAs that must have signed the other end's certificate. A server with CAs asks clients for
     /// certificates.
     pub ca: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// Whether no file is given.
+    /// Returns whether no file is given.
     pub fn are_none(&self) -> bool {
         *self == Self::default()
     }
@@ -61,7 +61,7 @@ impl TlsFiles {
         }
     }
 
-    /// Names the files in an error about what they hold.
+    /// Error about the contents of the files.
     fn wrong(&self, what: &str, error: impl fmt::Display) -> Error {
         let name = |file: &Option<PathBuf>| file.as_deref().unwrap_or(Path::new("")).display().to_string();
         config(format!("{what} of {} and {}: {error}", name(&self.cert), name(&self.key)))
@@ -85,7 +85,7 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
 
 fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     warn_if_others_can_read(file);
-    // Nothing that stands in the file may get into an error.
+    // The contents of the file must not get into an error.
     PrivateKeyDer::from_pem_file(file).map_err(|error| {
         let what = match error {
             rustls::pki_types::pem::Error::Io(error) => error.to_string(),
@@ -95,7 +95,7 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     })
 }
 
-/// A key that is not its owner's alone is no secret.
+/// Warns if a key is readable by others than its owner.
 fn warn_if_others_can_read(file: &Path) {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(file).map_or(0, |file| file.permissions().mode());
@@ -131,14 +131,14 @@ fn provider() -> Arc<CryptoProvider> {
 #[derive(Clone)]
 pub struct ServerTls {
     acceptor: TlsAcceptor,
-    /// Clients must show a certificate.
+    /// Set if clients must show a certificate.
     pub asks: bool,
-    /// How this server reaches the others of its cluster.
+    /// TLS settings for calls to the other servers of its cluster.
     pub others: ClientTls,
 }
 
 impl ServerTls {
-    /// Reads the files; `None`: there are none.
+    /// Reads the files; `None` without files.
     pub fn load(files: &TlsFiles) -> Result<Option<Self>> {
         if files.are_none() {
             return Ok(None);
@@ -173,7 +173,7 @@ impl ServerTls {
         Ok(Some(Self { acceptor, asks: files.ca.is_some(), others }))
     }
 
-    /// The handshake. On failure the client was told why, and the socket waits for it to read that.
+    /// Shakes hands. On failure the client was informed, and the socket waits for it to read that.
     pub async fn accept(&self, tcp: TcpStream) -> Result<Secure, (io::Error, TcpStream)> {
         let accepted =
             self.acceptor.accept(BufReader::with_capacity(READ_AHEAD_BYTES, tcp)).into_fallible().await;
@@ -188,12 +188,12 @@ impl ServerTls {
 #[derive(Clone)]
 pub struct ClientTls {
     connector: TlsConnector,
-    /// The name that servers' certificates must have; `None`: the host of their address.
+    /// Required name of servers' certificates; `None`: the host of their address.
     name: Option<ServerName<'static>>,
 }
 
 impl ClientTls {
-    /// Reads the files; `None`: there are none.
+    /// Reads the files; `None` without files.
     pub fn load(files: &TlsFiles, name: Option<&str>) -> Result<Option<Self>> {
         let Some(ca) = &files.ca else {
             if files.are_none() && name.is_none() {
@@ -216,7 +216,7 @@ impl ClientTls {
             return Self::of(files, roots(ca)?, Some((chain, key)), None);
         }
         let mut roots = RootCertStore::empty();
-        // Where no issuer stands behind it, the certificate may be its own.
+        // A chain without issuers is a self-signed certificate.
         let issuers = chain.len().min(2) - 1;
         roots.add_parsable_certificates(chain.into_iter().skip(issuers));
         Self::of(files, roots, None, None)
@@ -259,7 +259,7 @@ impl ClientTls {
     }
 }
 
-/// How an address is written in a request.
+/// Scheme of an address in a request.
 pub fn scheme(tls: Option<&ClientTls>) -> &'static str {
     if tls.is_some() { "https" } else { "http" }
 }
@@ -280,7 +280,7 @@ fn named(alert: Alert) -> &'static str {
     alert.as_str().unwrap_or("an unknown alert")
 }
 
-/// A name such as `NoCipherSuitesInCommon` in words; what stands behind it in brackets is left out.
+/// A name such as `NoCipherSuitesInCommon` in words, without the text in brackets.
 fn words(name: &str) -> String {
     let mut words = String::new();
     for letter in name.chars().take_while(char::is_ascii_alphanumeric) {
@@ -300,7 +300,7 @@ fn of_rustls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// The error that a client gets when TLS fails; `PermissionDenied` where a retry cannot help.
+/// A client's error when TLS fails; `PermissionDenied` if a retry cannot help.
 pub fn told(error: io::Error) -> io::Error {
     use rustls::Error as Tls;
     let Some(tls) = of_rustls(&error) else {
@@ -331,7 +331,7 @@ pub fn told(error: io::Error) -> io::Error {
     })
 }
 
-/// Why a certificate is not trusted.
+/// Reason for not trusting a certificate.
 fn distrust(reason: &CertificateError) -> String {
     use CertificateError as Bad;
     match reason {
@@ -352,7 +352,7 @@ fn distrust(reason: &CertificateError) -> String {
     }
 }
 
-// Neither keys nor what was made of them may be printed.
+// Neither keys nor values derived from them may be printed.
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerTls").field("asks", &self.asks).finish_non_exhaustive()

@@ -319,7 +319,7 @@ fn frames_for_vectors() {
     SHARD.slice(SliceId(3)).unwrap().open_space(&space).unwrap();
     let (done, number) = (Cell::new(0), Cell::new(0));
     check(self::vectors(), |(mut header, payload)| {
-        // A term or a number that is far ahead would be the last that the slice takes.
+        // A term or a number far ahead would be the last that the slice takes.
         if let Some(vector) = header.vector.as_mut().filter(|vector| vector.number > 0) {
             (vector.term, vector.number) = (1, number.get() + 1);
             number.set(vector.number - u64::from(vector.number % 7 == 0));

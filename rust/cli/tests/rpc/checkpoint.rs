@@ -78,7 +78,7 @@ fn change(client: &Client, times: usize) {
 fn reshape(from: u16, to: u16) {
     let mut served = Served::new(from);
     served.start();
-    // The first tensor, of a plain client, lies on shard 0.
+    // The first tensor, of a plain client, is on shard 0.
     let (route, slice) = block(async {
         let mut stub = Shard::connect(&served.address(), CLIENT).await;
         let mut stream = stub.exchange().await;

@@ -189,7 +189,7 @@ fn calls_that_do_not_wait_keep_their_order() {
         push.on_done(Box::new(move || tell.send(()).unwrap()));
         told.recv_timeout(TIMEOUT).unwrap();
     }
-    assert_eq!(Arc::strong_count(&ones), 1, "the caller's memory is given back");
+    assert_eq!(Arc::strong_count(&ones), 1, "the caller's memory is released");
 }
 
 #[test]

@@ -100,7 +100,7 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
     // benchmarks/connections.py measures the speed.
     tokio::task::spawn_blocking(move || work(&client, "among")).await.unwrap();
 
-    // Some become active, one after the other, and then idle again.
+    // Some become active in turn, and then idle again.
     for (n, (_, _, sending, answers)) in idle.iter_mut().take(4).enumerate() {
         for sequence in 1..3 {
             let mut frame = push(route, slice, 10 * n as u64 + sequence, &vec![-1.0; SLICE as usize]);
@@ -146,7 +146,7 @@ fn the_memory_of_closed_connections_is_given_back() {
     let open: Vec<_> = (0..1200).map(open).collect();
     let taken = server.resident() - before;
     println!("{taken} bytes of memory for {} connections", open.len());
-    assert!(taken > 8 << 20, "nothing to give back");
+    assert!(taken > 8 << 20, "no memory to return");
     drop(open);
     let begin = Instant::now();
     while server.resident() > before + taken / 4 {

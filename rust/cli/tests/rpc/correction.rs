@@ -80,7 +80,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     (values.into_iter().map(f32::to_bits).collect(), told)
 }
 
-/// The same with rows.
+/// [`outcome`] with rows.
 fn sparse(ps: &dyn ParameterServer) -> Vec<(Option<u64>, f32)> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());

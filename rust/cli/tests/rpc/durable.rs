@@ -104,7 +104,7 @@ impl Served {
         self.wait();
     }
 
-    /// Kills it once the log has so many changes.
+    /// Kills it once the log has this many changes.
     fn kill_when_logged(&mut self, changes: usize) {
         let folder = self.folder.0.join("shard-0");
         until("all is in the log", || changes_in_log(&folder).2.len() == changes);
@@ -330,7 +330,7 @@ fn what_a_stopped_server_had_is_there_again() {
         Generation::list(&path).unwrap()[0].as_ref().unwrap().verify().unwrap();
     }
     served.start();
-    // The client continues by itself, under the same identities.
+    // The client reconnects and continues under the same identities.
     let after =
         (pull(&client, "adam"), client.state("adam", PATIENT).unwrap(), client.names(PATIENT).unwrap());
     assert_eq!(before, after);
@@ -364,7 +364,7 @@ fn a_server_that_always_dies_before_its_next_snapshot_does_not_collect_files() {
             register(&served.connect(Ack::Logged), "w", 10, Apply::Exact, sgd(), 0.0);
         }
         if kills % 20 == 0 {
-            until("a snapshot stands for the log", || segments(&served.folder) < 10);
+            until("a snapshot replaces the log", || segments(&served.folder) < 10);
         }
         served.kill();
     }
@@ -694,7 +694,7 @@ fn what_was_under_way_hides_nothing_that_was_lost() {
     (0..6).for_each(|_| push_one(&client, "w", 10));
     (0..2).for_each(|_| push_one(&client, "racing", 10));
     served.kill_when_logged(8);
-    // Queued while no server is there: sent when it is back, after the client has learned what is left.
+    // Queued while no server runs: sent when it is back, after it has reported its state.
     let tickets: Vec<_> = (0..4)
         .map(|_| client.push_async(vec![gradient("w", vec![-1.0; 10])], options(PATIENT)).unwrap())
         .collect();

@@ -48,19 +48,19 @@ impl World {
         Self::build(seed, optimizer, None, |_| None)
     }
 
-    /// The same with TLS, certificates on both sides.
+    /// As [`World::new`], with TLS and certificates on both sides.
     fn over_tls(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
         Self::build(seed, optimizer, Some(&Ca::new()), |_| None)
     }
 
-    /// The same with relays behind the proxies that send every frame twice.
+    /// As [`World::new`], with relays behind the proxies that send every frame twice.
     fn duplicating(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
         Self::build(seed, optimizer, None, |servers| Some(Relays::start(servers)))
     }
 
-    /// The same with proxies also in front of the Unix sockets.
+    /// As [`World::new`], with proxies also in front of the Unix sockets.
     fn local(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
         Self::over(Transport::Unix, seed, optimizer, None, |_| None)
@@ -222,7 +222,7 @@ fn patient_pushes_are_applied_once_whatever_breaks_on_a_unix_socket() {
     applied_once(&World::local(10));
 }
 
-/// Pushes until so many connections have been cut at any byte; `FASTPS_CUTS` sets the number.
+/// Pushes until enough connections have been cut at any byte; `FASTPS_CUTS` sets the number.
 fn applied_once(world: &World) {
     let wanted = std::env::var("FASTPS_CUTS").map_or(120, |n| n.parse::<u64>().unwrap());
     let late = PATIENT + Duration::from_millis(500 * wanted);

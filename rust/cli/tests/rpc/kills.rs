@@ -1,5 +1,5 @@
 //! Servers killed at named places (`fastps_core::failpoint`), and all processes killed at random moments:
-//! what a receipt promised is there, and no push counts twice.
+//! every push with a receipt survives, and no push counts twice.
 
 use crate::durable::{Served, connect, options, pull, push_on, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, gradient, until};
@@ -160,7 +160,7 @@ impl Load {
 /// How long a restarted server receives pushes.
 const A_WHILE: Duration = Duration::from_millis(30);
 
-/// Kills a server under load at one failpoint after the other, and restarts it.
+/// Kills a server under load at each failpoint in turn, and restarts it.
 fn kill_at(places: &[&str]) {
     let (mut served, mut load) = loaded();
     for place in places {
@@ -273,8 +273,7 @@ fn push_row(client: &Client, name: &str, row: usize, more: Option<Gradient>) -> 
 /// For each pushed row, the version after it, and whether the receipt came before the end.
 type Told = Vec<(u64, bool)>;
 
-/// Pushes one row after the other. Stops at the first push that fails, which may or may not have been
-/// applied.
+/// Pushes row by row. Stops at the first push that fails, which may or may not have been applied.
 fn push_rows(address: &str, ack: Ack, first: usize, stop: &AtomicBool) -> Told {
     let (client, mut told) = (connect(address, ack), Vec::new());
     while !stop.load(Ordering::SeqCst) && told.len() < ROWS / 2 {

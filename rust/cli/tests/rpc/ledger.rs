@@ -88,7 +88,7 @@ pub(crate) fn gradient(name: &str, values: Vec<f32>) -> Gradient {
     Gradient { name: name.into(), shape: vec![values.len() as u64], values: Arc::new(values) }
 }
 
-/// What the servers must hold.
+/// Expected state of the servers.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     counted: Mutex<HashMap<Part, f32>>,

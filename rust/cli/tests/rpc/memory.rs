@@ -27,7 +27,7 @@ use tonic::{Code, Request, Status, Streaming};
 const SLICE: usize = 63 * 4096;
 const BYTES: u64 = 4 * SLICE as u64;
 const LIMIT: u64 = 96 << 20;
-/// What a hundred answers take that wait for their turn.
+/// Memory of a hundred answers that wait for their turn.
 const OWED_BYTES: u64 = 32 << 10;
 const PATIENT: Duration = Duration::from_mins(1);
 
@@ -269,7 +269,7 @@ async fn readers_that_stall_cannot_stop_pushes() {
     let error = convert::error_from_status(&status);
     assert_eq!((error.kind, error.shard), (Kind::Capacity, Some(0)));
     assert!(error.to_string().contains("reset") && error.retry_after_ms.is_some(), "{error}");
-    // The one that stalled last was left alone.
+    // The one that stalled last was not reset.
     let (_, answers) = &mut stalled[2];
     for _ in 0..6 {
         let answer = answers.answer().await.unwrap();
@@ -291,7 +291,7 @@ async fn a_hogwild_pull_that_does_not_fit_is_refused_and_fits_later() {
     for stream in [&mut stream, &mut stalled] {
         assert!(matches!(stream.ask(pull(reader.route(), slice)).await, Answer::Values { .. }));
     }
-    until("copies are given back", || counter(&server, "memory_copies") == 0).await;
+    until("copies are returned", || counter(&server, "memory_copies") == 0).await;
     // Memory for two and a half copies.
     let mut k = 0;
     loop {
@@ -315,7 +315,7 @@ async fn a_hogwild_pull_that_does_not_fit_is_refused_and_fits_later() {
         let answer = stalled.answer().await.unwrap();
         assert!(matches!(answer, Some(Answer::Values { .. })));
     }
-    until("copies are given back", || counter(&server, "memory_copies") == 0).await;
+    until("copies are returned", || counter(&server, "memory_copies") == 0).await;
     assert!(matches!(stream.ask(pull(writer.route(), slice)).await, Answer::Values { .. }));
 }
 
@@ -390,7 +390,7 @@ async fn all_is_given_back_when_the_clients_have_left() {
     assert!(counter(&server, "memory_answers") >= 4000 && counter(&server, "memory_connections") > 0);
     let kept = counter(&server, "memory_slices") + counter(&server, "memory_map");
     drop((owner, stream));
-    // What is remembered of a session that has ended.
+    // Memory that remembers an ended session.
     let ended = 101 * 128;
     until("only the slices are left", || counter(&server, "memory_used") == kept + ended).await;
     assert_eq!(counter(&server, "memory_identities"), ended);

@@ -71,7 +71,7 @@ fn handshakes_that_are_not_finished_lock_nobody_out() {
 #[test]
 fn silent_connections_take_no_memory_without_tls() {
     let cluster = Cluster::of(1, |config| config.memory_limit = Some(12 << 20));
-    // So many idle connections would not fit.
+    // As many idle connections would not fit.
     let _silent = unfinished(&cluster, b"");
     let client = Client::connect(&cluster.addresses(), ConnectOptions::default()).unwrap();
     client.stats(PATIENT).unwrap();

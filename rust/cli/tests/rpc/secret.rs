@@ -21,7 +21,7 @@ use tonic::metadata::BinaryMetadataValue;
 
 const OTHER: [u8; 16] = [7; 16];
 
-/// What a stranger may send: no secret, an invalid one, another one.
+/// Secrets of a stranger's requests: none, an invalid one, another one.
 fn metadata() -> [Request<()>; 3] {
     let with = |value| {
         let mut request = Request::new(());

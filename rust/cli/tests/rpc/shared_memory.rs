@@ -118,8 +118,8 @@ fn sockets(name: &str) -> Vec<OwnedFd> {
     files.filter(is_ours).collect()
 }
 
-/// Cuts one connection to this socket after the other, after pauses of all lengths, until `stop` is set.
-/// Returns their number.
+/// Cuts the connections to this socket in turn, after pauses of all lengths, until `stop` is set. Returns
+/// their number.
 fn cut(name: &str, stop: &AtomicBool, cuts: &AtomicU32) {
     let mut random = 0x1234_5678_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -266,7 +266,7 @@ fn a_slow_reader_slows_only_itself() {
         reader.join().unwrap();
     });
     assert_eq!(cluster.counter(0, "streams_reset"), 0);
-    assert!(cluster.counter(0, "values_lent") >= 40 * SLICES as u64, "they are read where they lie");
+    assert!(cluster.counter(0, "values_lent") >= 40 * SLICES as u64, "they are read in the server's memory");
 }
 
 /// A connection that is cut during a large pull ends, although values are borrowed. The client reconnects and

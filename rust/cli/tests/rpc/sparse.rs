@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const PATIENT: Duration = Duration::from_mins(1);
 const NAME: &str = "table";
-/// Rows straddle the borders of the 24 slices, which lie on two shards.
+/// Rows straddle the borders of the 24 slices, which are on two shards.
 const WIDTH: usize = 100;
 const SLICE: usize = 258_048;
 const ROWS: usize = 24 * SLICE / WIDTH;
@@ -106,7 +106,7 @@ fn pulled(client: &Client, indices: &[i64]) -> Vec<f32> {
     values
 }
 
-/// Pushes until so many connections have been cut at any byte of either direction; `FASTPS_CUTS` sets the
+/// Pushes until enough connections have been cut at any byte of either direction; `FASTPS_CUTS` sets the
 /// number. One client has no tight deadline and must end without doubts; the other has deadlines that most
 /// pushes miss.
 #[test]

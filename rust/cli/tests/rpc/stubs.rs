@@ -291,7 +291,7 @@ pub(crate) async fn start_with(config: &ServerConfig) -> (Server, Shard, Exchang
     (server, shard, exchange)
 }
 
-/// Where a slice lies.
+/// Place of a slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) part: Part,
@@ -463,7 +463,7 @@ impl World {
         }
     }
 
-    /// The same for one slice. Returns the version.
+    /// Pushes to one slice. Returns the version.
     pub(crate) async fn push_to(&mut self, peer: usize, piece: Piece, sequence: u64) -> u64 {
         let value = TENSORS[piece.part.0].gradient(sequence as usize);
         let frame = self.peers[peer].push(piece, sequence, value);

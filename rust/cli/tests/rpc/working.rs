@@ -14,7 +14,7 @@ use std::time::Duration;
 const PATIENT: Duration = Duration::from_mins(2);
 /// Elements of a whole slice.
 const SLICE: usize = 63 * 4096;
-/// What a client that pushes a small tensor may take, with its connection for calls.
+/// Most memory of a client that pushes a small tensor, with its connection for calls.
 const SMALL_CLIENT_BYTES: u64 = 320 << 10;
 
 fn start(memory_limit: u64) -> Server {

@@ -12,17 +12,17 @@ use futures_util::future::try_join_all;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long writes are held at most: all shards begin meanwhile.
+/// Longest hold of writes: all shards begin meanwhile.
 const MAX_WRITE_HOLD: Duration = Duration::from_secs(2);
-/// When a cut that could not begin is tried again.
+/// Retry delay of a cut that could not begin.
 const CUT_RETRY: Duration = Duration::from_millis(200);
 
-/// A snapshot of one shard, which is durable.
+/// A durable snapshot of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// The shard's address.
     pub address: String,
-    /// Its number; those of a shard count up.
+    /// Number of the snapshot; a shard's numbers count up.
     pub number: u64,
     /// The folder that holds it, as the server names it.
     pub path: String,
@@ -40,9 +40,9 @@ struct Cut {
 }
 
 impl Client {
-    /// Has every shard write a snapshot now; returns when all are durable, in the order of the shards. Every
-    /// slice is at one version of its own: pushes go on. If a connection breaks meanwhile, its shard is asked
-    /// again and may write two.
+    /// Has every shard write a snapshot now; returns when all are durable, in the order of the shards. Each
+    /// slice has its current version, since pushes continue. If a connection breaks meanwhile, its shard is
+    /// asked again and may write two.
     ///
     /// # Errors
     /// If a server has no data directory, a snapshot cannot be written, or the timeout passes; others may be
@@ -54,12 +54,13 @@ impl Client {
         self.block(snapshots(&self.links, None, deadline))
     }
 
-    /// The same, with the `exact` tensors of a group as they are at one moment, over all shards: whatever is
-    /// in it was sent on the strength of nothing that is not. Writes wait until all shards have begun, some
-    /// milliseconds, and take up to one more copy of the group's optimizer state until all is written.
+    /// Like [`Client::checkpoint`], with the `exact` tensors of a group at one moment over all shards: the
+    /// snapshots contain the cause of every change that they contain. Writes wait until all shards have
+    /// begun, some milliseconds, and take up to another copy of the group's optimizer state until all are
+    /// written.
     ///
     /// # Errors
-    /// As [`Client::checkpoint`]; and where there is no memory for it, or no tensor of the group.
+    /// As [`Client::checkpoint`]; and if there is no memory for it, or no tensor of the group.
     pub fn checkpoint_of_cut(&self, group: &str, timeout: Duration) -> Result<Vec<Snapshot>> {
         self.alive()?;
         self.shared.lost.raise()?;
@@ -73,7 +74,7 @@ impl Client {
                     written => return written,
                 };
                 self.release(&cut).await;
-                // Writes were held a moment ago, or a snapshot was being written for longer than they may be.
+                // Writes were held a moment ago, or a snapshot took longer to write than they may be held.
                 let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(CUT_RETRY);
                 let again = error.kind == Kind::Deadline || passes(&error);
                 if !again || Instant::now() + pause >= deadline {
@@ -85,16 +86,16 @@ impl Client {
     }
 
     async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
-        // A shard that refuses for longer would hold up the writes of the others for nothing.
+        // A shard that refuses for longer would hold up the writes of the others without need.
         let by = deadline.min(after(MAX_WRITE_HOLD / 2));
         for link in &self.links {
-            // In the same order by everybody, so that two never wait for each other.
+            // Every client uses this order, so that two never wait for each other.
             hold(link, cut, MAX_WRITE_HOLD, by).await?;
         }
         snapshots(&self.links, Some(cut.clone()), deadline).await
     }
 
-    /// Lets writes go on that would do so when the time is over.
+    /// Releases writes before their hold expires.
     async fn release(&self, cut: &Cut) {
         for link in &self.links {
             let _ = hold(link, cut, Duration::ZERO, after(CUT_RETRY)).await;

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What an answer needs to come back in time.
+/// Time reserved for an answer's way back.
 const ANSWER_MARGIN: Duration = Duration::from_millis(100);
-/// How long telling a server that a worker leaves may take.
+/// Limit on notifying a server that a worker leaves.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
@@ -35,7 +35,7 @@ impl Client {
                 let incarnations = shared.incarnations.load(Ordering::Acquire);
                 let joined = join_all(&links, &place, deadline).await?;
                 let mut places = lock(&shared.places);
-                // A lease that was lost meanwhile has ended a place that was just taken.
+                // A lost lease has ended a place that was just taken.
                 if shared.incarnations.load(Ordering::Acquire) == incarnations {
                     places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
                     places.push(Place { clock: joined.clock, told: joined.clock, ..place });
@@ -70,20 +70,20 @@ impl Client {
         steps: u64,
         timeout: Duration,
     ) -> Result<Clocks> {
-        // A caller that does not want to wait learns all the same whether it must.
+        // A caller without time to wait still learns whether it must.
         let deadline = after(timeout.max(ANSWER_MARGIN));
         let group = self.group(group, deadline)?;
         let (link, places) = (self.links[0].clone(), self.shared.clone());
         let place = move |steps: u64| {
             let mut places = lock(&places.places);
             let place = places.iter_mut().find(|place| place.is(group, warm))?;
-            // A server may have said any number.
+            // A server may have reported any number.
             place.clock = place.clock.saturating_add(steps);
             Some(place.clone())
         };
         self.block(async move {
             let mut behind = Vec::new();
-            // They are taken, even if the next may not be yet.
+            // These are taken, even if the next may not be yet.
             let mut taken = steps;
             loop {
                 let Some(place) = place(std::mem::take(&mut taken)) else {
@@ -103,8 +103,8 @@ impl Client {
                     }
                     Ok(answer) if !late => behind = answer.behind,
                     Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
-                    // The server restarted, or the lease ran out: the place is taken again, if no one
-                    // else has.
+                    // The server restarted, or the lease expired: the place is taken again, unless another
+                    // worker has it.
                     Err(error) if retry(error.kind) == Retry::Session && !late => {
                         tokio::time::sleep(ANSWER_MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
@@ -122,7 +122,7 @@ impl Client {
         })
     }
 
-    /// The number of a group, which the map tells.
+    /// The number of a group, from the map.
     pub(crate) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
         self.alive()?;
         let taken =
@@ -139,14 +139,14 @@ impl Client {
     }
 }
 
-/// Takes a place at all of them, or at none.
+/// Takes a place at all shards, or at none.
 async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Result<Joined> {
     let mut first = None;
     for link in links {
         match join_one(link, place, deadline).await {
             Ok(joined) => first = first.or(Some(joined)),
             Err(error) => {
-                // No worker shall wait for one that is not everywhere.
+                // No worker may wait for a worker that has not joined everywhere.
                 for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
                     give_back(link, place.group, is_warm(place.seat.mode), deadline).await;
                 }
@@ -157,7 +157,7 @@ async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Resu
     first.ok_or_else(|| Error::new(Kind::Internal, "a cluster without shards"))
 }
 
-/// The same at one. Where the client's lease is lost, it is renewed first.
+/// Takes a place at one shard. A lost lease is renewed first.
 async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joined> {
     loop {
         let client = link.client();
@@ -178,21 +178,21 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
         let leave = pb::LeaveRequest { client: link.client(), group, warm };
         async move { control.leave(request(leave, left)).await }
     };
-    // A server that cannot be told finds out when the lease ends.
+    // A server that cannot be reached finds out when the lease ends.
     let longest = if link.is_connected() { LEAVE_TIMEOUT } else { REJOIN_TIMEOUT };
     if let Err(error) = call(link, deadline.min(after(longest)), ask).await {
-        tracing::debug!(shard = link.shard(), %error, "leaving a group was not told");
+        tracing::debug!(shard = link.shard(), %error, "cannot report that a worker leaves its group");
     }
 }
 
-/// Says what the clock is, and waits. The first answer comes at half time: who is behind is known then,
-/// however late the last one is.
+/// Reports the clock, and waits. The first answer comes at half time, so that the workers behind are known
+/// even if the last one is late.
 async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
     let ask = |mut control: Control, left: Duration| {
         let wait = left.saturating_sub(ANSWER_MARGIN).min(if first { left / 2 } else { left });
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
-        // A restarted server counts from it.
+        // A restarted server counts from this clock.
         let mut clock = place.clock;
         change(link, place, |known| clock = known.clock);
         let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };

@@ -1,4 +1,4 @@
-//! The calls of a client: what each verb asks of the links, and what it makes of their answers.
+//! The calls of a client: the requests of each verb to the links, and the handling of their answers.
 
 pub(crate) mod checkpoint;
 mod groups;

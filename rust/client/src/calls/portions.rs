@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a link's new session.
 const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
-/// What a client that is closed spends on telling that it goes.
+/// Limit on a closing client's notice to its servers.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same where it has no connection.
+/// The limit for a client without a connection.
 const DISCONNECTED_LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Client {
-    /// Asks; the server may keep the answer for as long as `wait`, and half of the time that is left.
+    /// Asks; the server may delay the answer for `wait`, and half of the time that is left.
     pub(crate) fn ask_for_portion(
         &self,
         ask: &Ask,
@@ -49,8 +49,8 @@ impl Client {
         })
     }
 
-    /// What this client's workers and replicas hold goes to others at once, as do its seats; where the server
-    /// is away, when the lease runs out.
+    /// Returns the portions and seats of this client's workers and replicas at once; an unreachable server
+    /// frees them when the lease expires.
     pub(crate) fn leave_portions(&self) {
         if self.alive().is_err() || !self.has_portions.swap(false, Ordering::Relaxed) {
             return;

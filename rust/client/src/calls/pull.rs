@@ -59,7 +59,7 @@ impl Client {
         self.submit(drafts, Vec::new(), deadline, None)
     }
 
-    /// Waits for a pull and hands its values on.
+    /// Waits for a pull and hands out its values.
     pub(crate) fn finish_pull(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
         self.finish(call, caller)?;
         first_error(&self.shared, call)
@@ -113,7 +113,7 @@ pub(crate) fn first_error(shared: &Shared, call: &Call) -> Result<()> {
     Ok(())
 }
 
-/// The versions that the answers of a call told, tensor by tensor.
+/// The versions in the answers of a call, tensor by tensor.
 pub(crate) fn versions(call: &Call, client: u64) -> Versions {
     let outcomes = call.outcomes();
     let tensors = outcomes.chunk_by(|(a, _), (b, _)| a.tensor == b.tensor).map(|slices| {
@@ -129,15 +129,15 @@ pub(crate) fn versions(call: &Call, client: u64) -> Versions {
     Versions { client, tensors: tensors.collect() }
 }
 
-/// A pull under way that keeps what comes until it is asked for.
+/// A pull under way that keeps its values until they are taken.
 #[derive(Debug)]
 pub(crate) struct PullTicket {
     pub(crate) shared: Arc<Shared>,
     pub(crate) call: Arc<Call>,
     pub(crate) client: u64,
-    /// What was asked for.
+    /// The tensors pulled.
     pub(crate) entries: Vec<Arc<Entry>>,
-    /// The values were taken.
+    /// Set once the values were taken.
     pub(crate) taken: Mutex<bool>,
 }
 

@@ -22,7 +22,7 @@ use fastps_transport::convert::header::{self, GradientSettings};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many elements are encoded at a time, about a slice: while the next are, these are on their way.
+/// Elements per batch, about a slice: one batch is sent while the next is encoded.
 const ENCODE_BATCH_ELEMENTS: usize = 1 << 17;
 
 /// Makes the bodies of a push.
@@ -34,12 +34,12 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// The body of a part. What it says is noted, to be given back if it is not applied.
+    /// The body of a part. Remembers its residue, to restore it if the part is not applied.
     fn encode(&self, part: &CallPart) -> Result<Bytes> {
         let (gradient, codec) = (&self.gradients[part.tensor], self.options.encoder());
         let values = gradient.values.view().float32s()?;
         let position = Position { first_element: part.elements.start as u64, sequence: self.sequence };
-        // Not held beyond this body: answers to those before it may give content back.
+        // Locked per body: answers to earlier bodies may restore content.
         let mut feedback = self.options.feedback.as_deref().map(lock);
         let rest = match feedback.as_deref_mut() {
             Some(feedback) => {
@@ -76,12 +76,12 @@ struct Checked<'a> {
     options: &'a PushOptions,
     epoch: u64,
     entries: Vec<Arc<Entry>>,
-    /// Of each gradient that is sparse: its rows, slice by slice.
+    /// The rows of each sparse gradient, slice by slice.
     sparse: Vec<Option<Gathered>>,
 }
 
 impl Client {
-    /// Checks, encodes and queues a push. Who wants values gets those that come meanwhile.
+    /// Checks, encodes and queues a push. A caller that wants values receives them as they arrive.
     pub(crate) fn start_push(
         &self,
         gradients: &[Gradient],
@@ -94,8 +94,8 @@ impl Client {
             checked.entries.iter().try_for_each(|entry| entry.spec.need_float32("push_pull"))?;
         }
         stats::count(&self.shared.counters.pushes, 1);
-        // Only stochastic rounding depends on the sequence number: else no lock is held while sparse bodies
-        // are encoded.
+        // Only stochastic rounding depends on the sequence number; without it no lock is held while sparse
+        // bodies are encoded.
         let numbered_first = matches!(options.codec, Some(Codec::Int8 { seed: Some(_) }));
         let mut last = numbered_first.then(|| self.lock_sequence());
         let first = last.as_deref_mut().map(next);
@@ -108,7 +108,7 @@ impl Client {
         Ok(call)
     }
 
-    /// Looks the tensors up and scans the whole push, before anything of it is sent.
+    /// Looks the tensors up and scans the whole push before any part of it is sent.
     fn check_push<'a>(
         &self,
         gradients: &'a [Gradient],
@@ -122,7 +122,7 @@ impl Client {
         let isa = Isa::get()?;
         let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
         outgoing::check_form(both.clone(), options, options.feedback.is_some())?;
-        // What is not to be looked at in advance is looked at where it is encoded, slice by slice.
+        // The rest is checked slice by slice while encoding.
         let early = |gradient: &GradientRef<'_>| options.check_finite || gradient.indices.is_some();
         let checked = gradients.iter().map(Gradient::borrow).filter(early);
         outgoing::check_finite(isa, checked, options, options.feedback.as_deref().map(lock).as_deref_mut())?;
@@ -164,8 +164,8 @@ impl Client {
         (drafts, memories)
     }
 
-    /// Encodes what is not encoded yet and queues it batch by batch, so that a batch is sent while the next
-    /// is encoded.
+    /// Encodes the remaining parts and queues them batch by batch, so that a batch is sent while the next is
+    /// encoded.
     fn encode_and_enqueue(
         &self,
         call: &Arc<Call>,
@@ -199,7 +199,7 @@ impl Client {
         self.enqueue(call, batch, encoder.sequence);
     }
 
-    /// What a push to the tensor's k-th slice is based on; it is probably the j-th that is known.
+    /// The base of a push to the tensor's k-th slice; its known version is probably the j-th.
     pub(crate) fn base(&self, options: &PushOptions, entry: &Entry, (k, j): (usize, usize)) -> Option<Base> {
         let versions = options.based_on.as_ref()?;
         let version = Versions::slice_near(versions.tensor(&entry.spec.name)?, j, entry.slices[k].0)?;
@@ -208,7 +208,7 @@ impl Client {
     }
 }
 
-/// What all gradients of one push to a tensor have in common.
+/// Settings shared by all gradients of one push to a tensor.
 pub(crate) fn settings(entry: &Entry, options: &PushOptions) -> GradientSettings {
     let PushOptions { lr, scale, correction, .. } = *options;
     let dtype = entry.spec.dtype;

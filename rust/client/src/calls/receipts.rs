@@ -1,4 +1,4 @@
-//! Sorts the answers of a push, of which the core makes receipts or an error.
+//! Sorts the answers of a push, from which the core makes receipts or an error.
 
 use crate::link::call::{Call, Outcome};
 use crate::state::shared::Shared;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Sorts the answers of a push that is done; one receipt per tensor, or what went wrong.
+/// Sorts the answers of a completed push: one receipt per tensor, or the failure.
 pub(crate) fn pushed(client: &Shared, call: &Call, names: &[Arc<str>]) -> Pushed {
     let mut outcomes = Outcomes::default();
     let mut bytes = vec![0; names.len()];

@@ -19,13 +19,13 @@ use fastps_transport::convert::{self, Retry, retry};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Slices of initial values that are under way at a time: each is a copy.
+/// Most slices of initial values under way at a time: each is a copy.
 const MAX_SLICES_IN_FLIGHT: usize = 16;
 /// How long to wait for a link's new session.
 const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
-/// How often the reservation of a long upload is renewed.
+/// Renewal interval of the reservation of a long upload.
 const RESERVATION_RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// How often a registration that failed on the way is tried.
+/// Attempts at a registration that fails on the way.
 const MAX_REGISTER_ATTEMPTS: usize = 5;
 
 impl Client {
@@ -59,8 +59,7 @@ impl Client {
                     Err(error) => return Err(named(error)),
                 },
                 Err(error) => {
-                    // Nothing was committed. What cannot be dropped now, because its shard is away, ends with
-                    // the reservation's lease.
+                    // Nothing was committed. Slices on an unreachable shard end with the reservation's lease.
                     let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
                     let expired = matches!(retry(error.kind), Retry::Session | Retry::Map)
                         || error.kind == Kind::Fenced;
@@ -84,8 +83,8 @@ impl Client {
         })
     }
 
-    /// Makes the tensor exist. An answer that got lost may have been a yes, so slices are dropped only when
-    /// shard 0 shows by another reservation that this one has ended.
+    /// Makes the tensor exist. A lost answer may have been a success, so slices are dropped only once shard 0
+    /// shows by another reservation that this one has ended.
     fn commit(&self, entry: &Arc<Entry>, reservation: u64, deadline: Instant) -> Result<()> {
         let link = self.links[0].clone();
         let committed = self.block(async move {
@@ -107,7 +106,7 @@ impl Client {
         }
     }
 
-    /// Asks shard 0 for a place; `None` when the tensor exists already. Waits while somebody else registers
+    /// Asks shard 0 for a place; `None` if the tensor exists already. Waits while another client registers
     /// it.
     fn reserve_place(&self, spec: &Arc<TensorSpec>, deadline: Instant) -> Result<Option<(u64, Arc<Entry>)>> {
         let (link, spec, shards) = (self.links[0].clone(), spec.clone(), self.links.len());
@@ -180,7 +179,7 @@ impl Client {
         let all: Vec<_> = entry.spec.slices().enumerate().collect();
         let mut renewed = Instant::now();
         for window in all.chunks(MAX_SLICES_IN_FLIGHT) {
-            // Shard 0 sees none of this: its owner repeats the first step to keep the reservation.
+            // Shard 0 does not see the upload, so repeat the first step to keep the reservation.
             if renewed.elapsed() > RESERVATION_RENEW_INTERVAL {
                 match self.reserve_place(&entry.spec, deadline)? {
                     Some((same, _)) if same == reservation => renewed = Instant::now(),
@@ -212,7 +211,7 @@ impl Client {
         Ok(())
     }
 
-    /// Frees the slices of a tensor that is not in the map; shard 0 gets all of them, so that it ends a
+    /// Frees the slices of a tensor that is not in the map. Shard 0 gets all of them, so that it ends a
     /// registration that they belong to.
     fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
         let mut result = Ok(());
@@ -258,13 +257,12 @@ impl Client {
         let Some(known) = entries.first() else {
             return answer.map(drop);
         };
-        // Gone already, perhaps by an attempt of this very call whose answer got lost: its slices must go all
-        // the same.
+        // Gone already, perhaps by an attempt of this call whose answer was lost: still drop its slices.
         let placed = answer.as_ref().ok().and_then(|answer| {
             Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len()).ok()
         });
         self.drop_slices(placed.as_ref().unwrap_or(known), deadline)?;
-        // Known until then, so that a call that failed may be made again.
+        // Kept until now, so that a failed call may be repeated.
         self.map.remove(&name);
         answer.map(drop)
     }

@@ -22,10 +22,10 @@ use tonic::{Response, Status};
 
 /// How long to wait for a link's new session.
 const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
-/// What telling the other shards that a space is closed may take: one that is not told asks shard 0.
+/// Limit on notifying the other shards that a space is closed: one that is not notified asks shard 0.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes a call in a client's name; again while its session is being renewed.
+/// Makes a call under a session; repeats it while the session is being renewed.
 async fn in_session<T, F>(
     link: &Link,
     deadline: Instant,
@@ -64,20 +64,20 @@ async fn close(link: &Link, deadline: Instant, space: SpaceId) -> Result<()> {
     .map(|_| ())
 }
 
-/// Closes a space at shard 0, and then at the others.
+/// Closes a space at shard 0, then at the others.
 async fn close_all(links: &[Arc<Link>], deadline: Instant, space: SpaceId) -> Result<()> {
     let Some((first, others)) = links.split_first() else { return Ok(()) };
     close(first, deadline, space).await?;
     let soon = deadline.min(after(CLOSE_TIMEOUT));
     for told in join_all(others.iter().map(|link| close(link, soon, space))).await {
         if let Err(error) = told {
-            tracing::debug!(%error, "a shard was not told that a space is closed");
+            tracing::debug!(%error, "a shard was not notified that a space is closed");
         }
     }
     Ok(())
 }
 
-/// A report whose failures name tensors as users know them.
+/// The report with the tensors' names within the run.
 fn here(run: &RunNames, mut report: BatchReport) -> BatchReport {
     for failure in &mut report.failures {
         failure.tensor = run.here(&failure.tensor).map_or_else(|| failure.tensor.clone(), Arc::from);
@@ -211,8 +211,7 @@ impl Client {
         Ok(Seat { term: answer.term, state: answer.state[..].into() })
     }
 
-    /// Asks for a batch; the server may keep the answer for as long as `wait`, and half of the time that is
-    /// left.
+    /// Asks for a batch; the server may delay the answer for `wait`, and half of the time that is left.
     pub(crate) fn ask_for_batch(
         &self,
         (space, term): (SpaceId, u64),
@@ -234,7 +233,7 @@ impl Client {
                 });
                 let next = convert::report_from_wire(page.await?, &mut report)?;
                 if first > 0 && report.over != was_over {
-                    // It has ended since the first page.
+                    // The batch has ended since the first page.
                     (report, first) = (BatchReport::default(), 0);
                     continue;
                 }
@@ -248,8 +247,8 @@ impl Client {
         Ok(here(self.map.run(), report))
     }
 
-    /// Reports a replica's portion and asks for the next one; the server may keep the answer for as long as
-    /// `wait`, and half of the time that is left.
+    /// Reports a replica's portion and asks for the next one; the server may delay the answer for `wait`, and
+    /// half of the time that is left.
     pub(crate) fn ask_for_batch_portion(
         &self,
         asked: &ReplicaRequest,
@@ -280,7 +279,7 @@ impl Client {
         Ok(Some(given))
     }
 
-    /// A replica's request with the names that servers know.
+    /// The request with the tensors' full names.
     fn there(&self, asked: &ReplicaRequest) -> ReplicaRequest {
         let mut there = asked.clone();
         if let Some(Err((_, tensor))) = there.report.as_mut().map(|report| &mut report.outcome)
@@ -309,7 +308,7 @@ mod tests {
             BatchReport { failures: tensors.map(failure).into(), ..BatchReport::default() }
         };
         let run = RunNames::new(Some("a")).unwrap();
-        // A loss that is not finite names none.
+        // A loss that is not finite has no name.
         assert_eq!(here(&run, report(["run:a/w", ""])), report(["w", ""]));
         assert_eq!(here(&RunNames::default(), report(["w", ""])), report(["w", ""]));
     }

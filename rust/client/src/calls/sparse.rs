@@ -21,12 +21,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Bytes of a message and of its answer: each is one HTTP/2 frame.
+/// Limit on a message and on its answer: each is one HTTP/2 frame.
 const MAX_SPARSE_MESSAGE_BYTES: usize = fastps_transport::wire::MAX_FRAME as usize - 4096;
-/// Bytes that each part takes of a header; at most.
+/// Most header bytes per part.
 const PART_HEADER_BYTES: usize = 64;
 
-/// A message that is being filled: parts by their number in the plan.
+/// A message being filled: parts by their number in the plan.
 #[derive(Default)]
 struct Message {
     parts: Vec<usize>,
@@ -67,7 +67,7 @@ impl Client {
         self.row_drafts(isa, (0, entry), gathered, (Codec::Float32, 0), header)
     }
 
-    /// The messages that carry these values of rows; `header` makes one's of the numbers of its parts.
+    /// The messages that carry these rows; `header` makes a header from the numbers of a message's parts.
     fn row_drafts(
         &self,
         isa: Isa,
@@ -149,8 +149,8 @@ impl Client {
     }
 }
 
-/// Deals the parts of a plan out to messages, none of them for two shards; `bytes`: of a part, as sent or as
-/// answered.
+/// Distributes the parts of a plan over messages, each for one shard; `bytes` is the size of a part, sent
+/// or answered.
 fn messages(entry: &Entry, plan: &Plan, bytes: impl Fn(&RowPart) -> usize) -> Vec<Message> {
     let mut full = Vec::new();
     let shards = entry.slices.iter().map(|(_, shard)| shard + 1).max().unwrap_or(0);
@@ -158,7 +158,7 @@ fn messages(entry: &Entry, plan: &Plan, bytes: impl Fn(&RowPart) -> usize) -> Ve
     for (j, part) in plan.parts().iter().enumerate() {
         let message = &mut open[entry.slices[part.slice].1];
         let bytes = PART_HEADER_BYTES + bytes(part);
-        // A part that is larger than that goes alone.
+        // A larger part gets a separate message.
         let fits = message.bytes + bytes <= MAX_SPARSE_MESSAGE_BYTES && message.parts.len() < MAX_PARTS;
         if !fits && !message.parts.is_empty() {
             full.push(std::mem::take(message));
@@ -189,8 +189,7 @@ fn drafted(mut parts: Vec<CallPart>, header: pb::Header, payload: Vec<u8>) -> Op
     Some(Draft { part: parts.pop()?, more, header, payload: Payload::Owned(Bytes::from(payload)) })
 }
 
-/// The versions of a pull of rows: one list per tensor, also where no slice was asked, and each in slice
-/// order.
+/// The versions of a pull of rows: one list per tensor, even without slices, each in slice order.
 pub(crate) fn in_order(versions: Versions, rows: &[Rows]) -> Versions {
     let of = |rows: &Rows| {
         let mut slices = versions.tensor(&rows.name).unwrap_or_default().to_vec();
@@ -200,7 +199,7 @@ pub(crate) fn in_order(versions: Versions, rows: &[Rows]) -> Versions {
     Versions { client: versions.client, tensors: rows.iter().map(of).collect() }
 }
 
-/// Hands rows on to where the caller wants them.
+/// Copies rows to the caller's destination.
 pub(crate) struct Scatter<'a> {
     pub(crate) plans: &'a [Plan],
     pub(crate) caller: &'a mut dyn Caller,

@@ -1,4 +1,4 @@
-//! From drafted frames to a call whose frames wait at their links.
+//! Turns drafted frames into a call whose frames wait at their links.
 
 use crate::client::Client;
 use crate::link::call::{Call, CallPart};
@@ -22,7 +22,7 @@ pub(crate) struct Draft {
 }
 
 impl Client {
-    /// One slice of a push or assignment; `answer_bytes`: of the values that are wanted back.
+    /// One slice of a push or assignment; `answer_bytes` is the size of the values in the answer.
     pub(crate) fn draft(
         &self,
         tensor: usize,
@@ -46,8 +46,8 @@ impl Client {
         Draft { part, more: Vec::new(), header, payload }
     }
 
-    /// Queues the frames of a call. `sequence`: of one that changes anything, whose caller holds the lock of
-    /// the sequence numbers.
+    /// Queues the frames of a call. `sequence` is given if it changes anything; the caller then holds the
+    /// lock of the sequence numbers.
     pub(crate) fn submit(
         &self,
         drafts: Vec<Draft>,
@@ -90,8 +90,8 @@ impl Client {
         }
     }
 
-    /// A whole assignment: of each slice its body or range of memory, and of an optimizer's state its step
-    /// count.
+    /// A whole assignment: the body or range of memory of each slice, with the step count for an optimizer's
+    /// state.
     pub(crate) fn start_assign(
         &self,
         entry: &Entry,
@@ -111,7 +111,7 @@ impl Client {
     }
 }
 
-/// The next sequence number, of a client whose numbers are locked.
+/// The next sequence number of a client whose numbers are locked.
 pub(crate) fn next(last: &mut u64) -> u64 {
     *last += 1;
     *last

@@ -1,5 +1,5 @@
 //! Vectors: programs, which are one message per shard, pulls, and portions of sums. None of these frames has
-//! an identity: a slice runs a program once and takes a portion once, however often they are sent.
+//! an identity: a slice runs a program once and takes a portion once, however often it is sent.
 
 use crate::calls::pull::first_error;
 use crate::calls::submit::Draft;
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Takes the results of slices to their places.
+/// Stores the results of slices.
 struct Results<'a> {
     entries: &'a [Arc<Entry>],
     /// Bytes of a slice's results.
@@ -39,7 +39,7 @@ impl<'a> Results<'a> {
 }
 
 impl Caller for Results<'_> {
-    /// The results of slices that follow one another come together.
+    /// Takes the results of consecutive slices, which arrive together.
     fn take(&mut self, tensor: usize, first_element: usize, values: &[u8]) {
         let first = first_element / self.entries[tensor].spec.dtype.slice_len();
         for (slice, values) in values.chunks_exact(self.bytes.max(1)).enumerate() {
@@ -50,7 +50,7 @@ impl Caller for Results<'_> {
 }
 
 impl Client {
-    /// The messages of a program: as many slices of a shard and a group in each as its answer has room for.
+    /// The messages of a program: each has as many slices of a shard and a group as its answer has room for.
     fn program_drafts(
         &self,
         entries: &[Arc<Entry>],
@@ -165,7 +165,7 @@ impl VectorSpaces for Client {
         let drafts = self.program_drafts(&entries, epoch, command, program);
         let mut results = Results::new(&entries, program.results());
         let call = self.complete(drafts, Vec::new(), deadline, &mut results)?;
-        // A slice that has run a later program has run this one: what failed elsewhere is what counts.
+        // A slice that has run a later program has run this one, so only failures elsewhere count.
         refused_but_as(self, &call, Kind::StalePush)?;
         Ok(results.by_slice.into_iter().flatten().collect())
     }
@@ -211,7 +211,7 @@ impl VectorSpaces for Client {
             memories.push(memory);
         }
         let call = self.complete(drafts, memories, deadline, &mut Patient)?;
-        // Where one slice says that the batch is over, nothing else matters.
+        // If one slice reports that the batch is over, other failures do not matter.
         refused_as(&call, Kind::StalePush)?;
         first_error(&self.shared, &call)?;
         let is_new = |(_, outcome): &(_, Outcome)| matches!(outcome, Outcome::Answered(answer) if !answer.applied.duplicate);

@@ -28,11 +28,11 @@ use fastps_transport::convert::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Tensors that one question about last changes names.
+/// Most tensors named in one question about last changes.
 const NAMES_ASKED: usize = 1000;
 
 impl Client {
-    /// A shard's counters, and when these tensors last changed there.
+    /// A shard's counters, and the time of these tensors' last changes there.
     fn ask_stats(
         &self,
         link: &Arc<Link>,
@@ -50,7 +50,7 @@ impl Client {
         })
     }
 
-    /// Waits for a call. Where its caller leaves, it goes on by itself.
+    /// Waits for a call. If its caller leaves, the call continues in the background.
     pub(crate) fn finish(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
         if call.wait(Duration::MAX, Some(caller))? {
             return Ok(());
@@ -59,7 +59,7 @@ impl Client {
         Err(Error::new(Kind::Internal, "the caller no longer waits"))
     }
 
-    /// Lets a call go on in the background.
+    /// Leaves a call to the background.
     fn leave_alone(&self, call: &Arc<Call>) {
         self.deadlines.watch(call);
         self.driver.nudge();

@@ -1,4 +1,4 @@
-//! Takes an answer from the stream to the call, or to the doubt, that waits for it.
+//! Delivers an answer from the stream to the call, or to the doubt, that waits for it.
 
 use crate::link::call::{ArrivedValues, Call, CallPart, Outcome, PartAnswer};
 use crate::link::queue::{Pending, Queue, Told, Waiter};
@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-/// Least time before a refused frame is sent again.
+/// Least delay before a refused frame is sent again.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// A frame that was answered, and the call that waits for its parts.
@@ -28,9 +28,9 @@ struct Answered<'a> {
     parts: Range<usize>,
 }
 
-/// What an answer means for the parts of its frame.
+/// Meaning of an answer for the parts of its frame.
 enum Verdict {
-    /// They were answered, with values if any were asked for.
+    /// They were answered, with values if any were requested.
     Answered(PartAnswer, Option<Bytes>),
     /// They were certainly not applied.
     Refused(Error),
@@ -41,8 +41,7 @@ enum Verdict {
 }
 
 impl Link {
-    /// Takes an answer, whose values may be lent, to where it is waited for. An error means that the server
-    /// does not speak the protocol.
+    /// Delivers an answer, whose values may be lent. An error means that the server violates the protocol.
     pub(crate) fn answer(self: &Arc<Self>, frame: pb::Frame, lent: bool) -> Result<()> {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
@@ -58,11 +57,11 @@ impl Link {
                 }
             }
         }
-        // Else it answers a pull whose call has ended.
+        // Otherwise it answers a pull whose call has ended.
         Ok(())
     }
 
-    /// The answer to the question that settles a doubt.
+    /// Delivers the answer to the question that settles a doubt.
     fn answer_doubt(
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
@@ -72,8 +71,8 @@ impl Link {
         answer: convert::Answer,
     ) {
         match answer {
-            // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop.
-            // The question waits for the time that it tells, or for the next connection.
+            // Unsettled: the server is still applying it, is out of memory, or is stopping. The question
+            // waits for the retry time, or for the next connection.
             convert::Answer::Refused(error)
                 if matches!(retry(error.kind), Retry::Later | Retry::Capacity) =>
             {
@@ -95,7 +94,7 @@ impl Link {
         }
     }
 
-    /// The answer to a frame of a call.
+    /// Delivers the answer to a frame of a call.
     fn answer_call(
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
@@ -129,8 +128,8 @@ impl Link {
         self.conclude(queue, answered, verdict, lent);
     }
 
-    /// A server that stops or recovers says when to try again: the frame keeps its identity, and waits for
-    /// that time or for the next connection, until the deadline of its call.
+    /// Repeats a frame that a stopping or recovering server refused: it keeps its identity, and waits for the
+    /// server's retry time or for the next connection, until the deadline of its call.
     fn wait_and_send_again(
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, Queue>,
@@ -139,7 +138,7 @@ impl Link {
     ) {
         let Answered { tag, mut pending, .. } = answered;
         if pending.attempts == 1 || !pending.identified() {
-            // It was certainly not applied, so it is as if it had not been sent.
+            // Certainly not applied: treat it as unsent.
             (pending.attempts, pending.sender.client) = (0, 0);
         }
         let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(SHORTEST_PAUSE);
@@ -149,14 +148,14 @@ impl Link {
         self.check_drained(&queue);
     }
 
-    /// What a refusal of a whole frame means.
+    /// Verdict on the refusal of a whole frame.
     fn judge_refusal(&self, queue: &mut Queue, pending: &Pending, identified: bool, error: Error) -> Verdict {
-        // A repeat that was refused may say nothing about what was sent before it.
+        // The refusal of a repeat may not cover earlier attempts.
         let certain = pending.attempts == 1 || !identified;
-        // Of a reservation's frames, `lease` means the reservation's.
+        // For a reservation's frames, `lease` is the reservation's.
         if retry(error.kind) == Retry::Session && pending.header.reservation == 0 {
             queue.lease_lost = true;
-            // The others have gone on without this worker: its gradient is of values that are gone.
+            // The others have continued without this worker: its gradient is of values that are gone.
             let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
             return match (certain, fenced) {
                 (true, true) => Verdict::Refused(error),
@@ -167,7 +166,7 @@ impl Link {
         if certain || is_conclusive(error.kind) { Verdict::Refused(error) } else { Verdict::Unclear(error) }
     }
 
-    /// Tells the call what became of a frame's parts.
+    /// Delivers the verdict on a frame's parts to the call.
     fn conclude(
         &self,
         mut queue: MutexGuard<'_, Queue>,
@@ -209,7 +208,7 @@ impl Link {
         }
     }
 
-    /// Sends a frame again on the connection of this session, unless that has ended by then.
+    /// Sends a frame again on the connection of this session, unless the session has ended by then.
     fn send_again_after(self: &Arc<Self>, pause: Duration, tag: u64, session: u64) {
         let (Some(driver), link) = (self.driver.upgrade(), Arc::downgrade(self)) else { return };
         driver.spawn(async move {
@@ -220,11 +219,11 @@ impl Link {
         });
     }
 
-    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so a client
-    /// that wants receipts of what is logged alone keeps nothing of them.
+    /// Keeps what an answer reports about its slices, except for pulls by a client with `Ack::Logged`: they
+    /// may show changes that are not in a log.
     fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
         let header = &pending.header;
-        // What an answer about vectors tells is no version of a slice.
+        // An answer about vectors holds no version of a slice.
         if header.is_of_vectors() || !identified && self.shared.ack == Ack::Logged {
             return;
         }
@@ -249,7 +248,7 @@ impl Link {
         }
     }
 
-    /// A restarted server tells what is left of a slice.
+    /// Delivers a restarted server's answer about the state of a slice.
     fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, slice: u64, answer: &convert::Answer) {
         match answer {
             convert::Answer::Version { version, own } => queue.left(self.shard(), slice, *version, *own),
@@ -257,9 +256,9 @@ impl Link {
                 queue.lease_lost = true;
                 self.check_drained(&queue);
             }
-            // It is asked on the next connection: the server is about to stop.
+            // The server is about to stop: the next connection asks again.
             convert::Answer::Refused(error) if retry(error.kind) == Retry::Later => {}
-            // There is no such slice any more, which every other call will tell.
+            // The slice is gone, which every other call will report.
             _ => {
                 queue.slices.remove(&slice);
                 queue.settled(slice);
@@ -272,7 +271,7 @@ impl Link {
         }
     }
 
-    /// Takes the answers to the parts of a sparse message to where they are waited for.
+    /// Delivers the answers to the parts of a sparse message.
     fn answer_parts(
         &self,
         pending: &Pending,
@@ -304,7 +303,7 @@ impl Link {
                     continue;
                 }
                 Ok(_) => part.frame_error("the server's answer does not fit its question"),
-                // A repeat that was refused may say nothing about what was sent before it.
+                // The refusal of a repeat may not cover earlier attempts.
                 Err(error) if pending.attempts == 1 || is_conclusive(error.kind) || !call.identified => {
                     told.push((index, Outcome::Failed(part.refused(error))));
                     continue;
@@ -323,12 +322,12 @@ impl Link {
     }
 }
 
-/// What became of the parts of a program.
+/// Outcomes of the parts of a program.
 fn scalar_outcomes(parts: usize, refusals: Vec<(usize, Error)>) -> Vec<Result<Applied>> {
     let ran = Applied { version: 0, own: 0, staleness: None, scale: 1.0, duplicate: false };
     let mut outcomes = vec![Ok(ran); parts];
     for (part, error) in refusals {
-        // One that there is not makes no part an answer: its results are missing then.
+        // A refusal of an unknown part answers none, so results are missing.
         if let Some(outcome) = outcomes.get_mut(part) {
             *outcome = Err(error);
         }
@@ -336,7 +335,7 @@ fn scalar_outcomes(parts: usize, refusals: Vec<(usize, Error)>) -> Vec<Result<Ap
     outcomes
 }
 
-/// The answer to a frame whose call has ended came before the answer to the question about it.
+/// Settles doubts by the late answer to their frame, which came before the answer to the question.
 fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], answer: convert::Answer) {
     for (_, slice) in doubts {
         queue.answered(*slice, None);
@@ -355,7 +354,7 @@ fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], a
                 }
             }
         }
-        // The question that follows tells for sure.
+        // The question that follows decides.
         convert::Answer::Refused(_)
         | convert::Answer::Fenced
         | convert::Answer::Version { .. }
@@ -363,7 +362,7 @@ fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], a
     }
 }
 
-/// What an answer that is no refusal means for a part: that it was answered, if it fits its question.
+/// Verdict of an answer other than a refusal: the part was answered, if the answer fits its question.
 fn judge(pending: &Pending, part: &CallPart, identified: bool, answer: convert::Answer) -> Verdict {
     let read = |version, own| Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
     match (identified, answer) {
@@ -380,7 +379,7 @@ fn judge(pending: &Pending, part: &CallPart, identified: bool, answer: convert::
         {
             Verdict::Answered(PartAnswer { applied: read(version, own), step }, Some(payload))
         }
-        // Of a portion: whether it is a duplicate is all that it says.
+        // For a portion, only `duplicate` carries information.
         (false, convert::Answer::Receipt(applied)) if pending.header.portion.is_some() => {
             Verdict::Answered(PartAnswer { applied, step: 0 }, None)
         }
@@ -394,7 +393,7 @@ fn judge(pending: &Pending, part: &CallPart, identified: bool, answer: convert::
     }
 }
 
-/// Values of parts that follow one another, in the answer and among the elements: they are handed out as one.
+/// Values of consecutive parts, in the answer and among the elements: they are handed out as one.
 #[derive(Default)]
 struct Run {
     parts: Range<usize>,
@@ -416,14 +415,14 @@ impl Run {
         (self.parts.end, self.bytes) = (part + 1, self.bytes + bytes);
     }
 
-    /// Its first part, and the values of all.
+    /// The first part, and the values of all.
     fn end(&mut self, payload: &mut Bytes) -> Option<(usize, Bytes)> {
         let Self { parts, bytes } = std::mem::take(self);
         (!parts.is_empty()).then(|| (parts.start, payload.split_to(bytes)))
     }
 }
 
-/// What an answer to a frame without parts tells of its slice.
+/// State of a slice according to the answer to a frame without parts.
 fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
     let (version, own) = match answer {
         convert::Answer::Receipt(applied) | convert::Answer::Values { applied: Some(applied), .. } => {

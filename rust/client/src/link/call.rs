@@ -1,4 +1,4 @@
-//! One call of a user: its parts (one per slice), what became of each, and how a thread waits for them.
+//! One call of a user: its parts (one per slice), the outcome of each, and how a thread waits for them.
 
 use crate::link::payload::Memory;
 use crate::link::send::Abandoned;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// How often a caller is asked whether it still waits.
+/// Interval at which a caller is asked whether it still waits.
 const CALLER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One slice of a call.
@@ -38,15 +38,15 @@ pub(crate) struct CallPart {
     pub(crate) tag: AtomicU64,
 }
 
-/// What a server said about a part.
+/// A server's answer to a part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartAnswer {
-    /// For pulls, `version` and `own` alone mean something.
+    /// For pulls, only `version` and `own` are meaningful.
     pub(crate) applied: Applied,
     pub(crate) step: u64,
 }
 
-/// What became of a part.
+/// Outcome of a part.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Open,
@@ -60,10 +60,10 @@ pub(crate) enum Outcome {
 pub(crate) struct Call {
     process: Process,
     begun: Instant,
-    /// For what it waits was said.
+    /// Set once its wait was reported.
     told: AtomicBool,
     pub(crate) deadline: Instant,
-    /// A push or assignment: sent and unanswered means in doubt.
+    /// Set for a push or assignment: unanswered after being sent, it is in doubt.
     pub(crate) identified: bool,
     pub(crate) parts: Vec<CallPart>,
     memories: Vec<Arc<Memory>>,
@@ -71,15 +71,15 @@ pub(crate) struct Call {
     changed: Notify,
 }
 
-/// Values as they have come.
+/// Values as received.
 pub(crate) struct ArrivedValues {
     pub(crate) bytes: Bytes,
-    /// They lie where the server lets them be read, and must not stay there.
+    /// Set for values in the server's memory, which must not be held for long.
     pub(crate) lent: bool,
 }
 
 impl ArrivedValues {
-    /// The same, for as long as anybody wants.
+    /// A copy of lent values, which may be kept.
     fn kept(self) -> Self {
         if self.lent { Self { bytes: Bytes::copy_from_slice(&self.bytes), lent: false } } else { self }
     }
@@ -89,9 +89,9 @@ struct CallState {
     outcomes: Vec<Outcome>,
     open: usize,
     done: bool,
-    /// Values that were not taken yet, by part; those of parts that follow one another may be one.
+    /// Values not taken yet, by part; those of consecutive parts may be one.
     arrived: VecDeque<(usize, ArrivedValues)>,
-    /// Somebody waits who takes values as they come.
+    /// Set while a caller takes values as they arrive.
     taken: bool,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
@@ -134,13 +134,13 @@ impl Call {
         call
     }
 
-    /// Notes what became of a part; only the first outcome counts.
+    /// Delivers the outcome of a part; only the first one counts.
     pub(crate) fn deliver(&self, part: usize, outcome: Outcome, values: Option<ArrivedValues>) {
         self.deliver_all([(part, outcome)], values.map(|values| (part, values)));
     }
 
-    /// The same of many parts; values belong to the part that they are named with and perhaps to some that
-    /// follow it.
+    /// Delivers the outcomes of many parts. Values belong to the part named with them, and perhaps to some
+    /// after it.
     pub(crate) fn deliver_all(
         &self,
         outcomes: impl IntoIterator<Item = (usize, Outcome)>,
@@ -186,8 +186,8 @@ impl Call {
         }
     }
 
-    /// The call is done once every part has its outcome and no connection reads the caller's memory; tells
-    /// whether it is.
+    /// Completes the call once every part has its outcome and no connection reads the caller's memory.
+    /// Returns whether it is complete.
     pub(crate) fn finish(&self) -> bool {
         let mut state = lock(&self.state);
         if state.done || state.open > 0 || !self.memories.iter().all(|memory| memory.is_idle()) {
@@ -218,7 +218,7 @@ impl Call {
         callback();
     }
 
-    /// Ends the call: what was not sent is withdrawn, what was sent and not answered is in doubt.
+    /// Ends the call: unsent parts are withdrawn, unanswered parts are in doubt.
     pub(crate) fn expire(&self) {
         for first in 0..self.parts.len() {
             // Another part of the same frame may have ended it.
@@ -233,19 +233,19 @@ impl Call {
                 Abandoned::Sent(doubts) => {
                     parts.zip(doubts).for_each(|(k, doubt)| self.deliver(k, Outcome::InDoubt(doubt), None));
                 }
-                // Its answer is being delivered this moment.
+                // Its answer is being delivered right now.
                 Abandoned::Answered => {}
             }
         }
     }
 
-    /// Waits until all is done or the timeout or the deadline passes (that ends the call); hands out values
-    /// as they come; without a caller they stay. Tells whether all is done. The waiting thread drives the
-    /// client's connections itself.
+    /// Waits until all is done or the timeout or the deadline passes (that ends the call). Hands out values
+    /// as they arrive, or keeps them without a caller. Returns whether all is done. The waiting thread drives
+    /// the client's connections itself.
     pub(crate) fn wait(&self, timeout: Duration, caller: Option<&mut dyn Caller>) -> Result<bool> {
         self.process.check()?;
         let until = crate::state::time::after(timeout).min(self.deadline);
-        // A call without parts was done from its beginning.
+        // A call without parts is done already.
         let Some(driver) = self.parts.first().and_then(|part| part.link.driver.upgrade()) else {
             return Ok(lock(&self.state).done);
         };
@@ -306,12 +306,12 @@ impl Call {
                 until
             };
             let next = tell_at.filter(|at| *at > now).map_or(next, |at| next.min(at));
-            // Too late is found out above.
+            // The timeout is handled above.
             let _ = tokio::time::timeout_at(next.into(), spin.wait(changed, &pace)).await;
         }
     }
 
-    /// Once for each call, of the first part that is not answered.
+    /// Reports once per call what its first unanswered part waits for.
     fn say_for_what_it_waits(&self) {
         if self.told.swap(true, Ordering::Relaxed) {
             return;
@@ -323,19 +323,19 @@ impl Call {
         }
     }
 
-    /// Gives the caller the values that have come.
+    /// Hands out the values that have arrived.
     pub(crate) fn hand_out(&self, caller: &mut dyn Caller) {
         for (part, values) in self.take_arrived() {
             caller.take(part.tensor, part.elements.start, &values);
         }
     }
 
-    /// The outcomes of a call that is done, with their parts.
+    /// The outcomes of a completed call, with their parts.
     pub(crate) fn outcomes(&self) -> Vec<(&CallPart, Outcome)> {
         self.parts.iter().zip(lock(&self.state).outcomes.iter().cloned()).collect()
     }
 
-    /// Takes the values that came and were not handed out.
+    /// Takes the values that arrived and were not handed out.
     pub(crate) fn take_arrived(&self) -> Vec<(&CallPart, Bytes)> {
         let arrived = std::mem::take(&mut lock(&self.state).arrived);
         arrived.into_iter().map(|(part, values)| (&self.parts[part], values.bytes)).collect()
@@ -348,7 +348,7 @@ impl CallPart {
     }
 
     pub(crate) fn refused(&self, mut error: Error) -> Error {
-        // A slice's number says nothing to a user. What is still being registered says when to come again.
+        // A slice's number means nothing to a user. A tensor still being registered keeps its retry time.
         if error.kind == Kind::UnknownTensor && error.retry_after_ms.is_none() {
             error.message = self.link.gone(&self.name);
         }

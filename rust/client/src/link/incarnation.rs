@@ -1,5 +1,5 @@
-//! What becomes of a link's frames when a session begins or ends, and when the server or the client's
-//! incarnation is another one.
+//! Handles a link's frames when a session begins or ends, and when the server or the client has a new
+//! incarnation.
 
 use crate::link::call::Outcome;
 use crate::link::queue::{Known, Pending, Queue, Waiter};
@@ -18,7 +18,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 impl Link {
-    /// Starts a session: everything unanswered will be sent, in its order.
+    /// Starts a session: all unanswered frames will be sent, in order.
     pub(crate) fn begin(&self) -> u64 {
         let mut queue = lock(&self.queue);
         queue.sessions += 1;
@@ -31,7 +31,7 @@ impl Link {
         queue.session
     }
 
-    /// The server answers on this session.
+    /// Notes that the server answers on this session.
     pub(crate) fn opened(&self) {
         lock(&self.queue).last_error = None;
     }
@@ -48,8 +48,8 @@ impl Link {
         queue.wake();
     }
 
-    /// Fails, and ends the client, if a hello shows that the server does not have the client's tensors: it is
-    /// of another cluster, or was started again without data.
+    /// Fails, and ends the client, if a hello shows that the server lacks the client's tensors: it is of
+    /// another cluster, or was started again without data.
     pub(crate) fn recognize(&self, hello: &pb::HelloResponse) -> Result<()> {
         let known = self.cluster_id.load(Ordering::Acquire);
         let gone = if known != 0 && hello.cluster_id != 0 && known != hello.cluster_id {
@@ -72,9 +72,9 @@ impl Link {
         self.closed()
     }
 
-    /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have
-    /// recovered what the former one knew of this client: then it has renewed the client's session, and what
-    /// was sent is sent again, under its identity.
+    /// Handles the server's incarnation from a hello. A new one has a new map. It may have recovered its
+    /// predecessor's knowledge of this client: then it has renewed the client's session, and unanswered
+    /// frames are sent again, under their identity.
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
         let mut queue = lock(&self.queue);
         if std::mem::replace(&mut queue.server, hello.server) != hello.server {
@@ -82,17 +82,17 @@ impl Link {
             queue.ask_what_is_left();
             let lost = std::mem::take(&mut queue.lost);
             drop(queue);
-            // What the server before this one had lost, and what this one has, are told apart.
+            // Reports the losses of the former server separately from those of this one.
             if !lost.is_empty() {
                 self.shared.note_lost(lost);
             }
             self.shared.map_is_stale.store(true, Ordering::Release);
-            // Changes that were told may be gone, so nothing is known of what lies between.
+            // Acknowledged changes may be gone, so nothing is known about the interval.
             self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// A new incarnation, because the server has forgotten the present one; unsent frames will go under it.
+    /// Takes a new incarnation, because the server has forgotten the present one; unsent frames will use it.
     pub(crate) fn renew(&self) -> Result<u64> {
         let client = random()?;
         let mut queue = lock(&self.queue);
@@ -115,7 +115,7 @@ impl Link {
         Ok(client)
     }
 
-    /// The fate of what was sent is unknown from now on.
+    /// Marks the outcome of sent frames as unknown.
     fn forget_sent(&self, mut queue: MutexGuard<'_, Queue>) {
         let lost = |_: &u64, p: &mut Pending| {
             p.attempts > 0 && p.identified() || matches!(p.waiter, Waiter::Doubt(_))

@@ -1,7 +1,7 @@
-//! The link to one shard: its queue of frames, and the connections that take them there one after another.
+//! The link to one shard: its queue of frames, and the successive connections that carry them.
 //!
-//! `session` drives a link: it opens a `stream` on a `route`, sends what the `queue` has, and hands what
-//! comes back to `answer`. `unary` makes control calls.
+//! `session` drives a link: it opens a `stream` on a `route`, sends the frames of the `queue`, and hands the
+//! answers to `answer`. `unary` makes control calls.
 
 mod answer;
 pub(crate) mod call;

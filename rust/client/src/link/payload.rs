@@ -1,5 +1,5 @@
-//! What a frame carries. A caller's memory is lent to the connection until it is written there, and a call
-//! does not end before all of its memory is back.
+//! The payload of a frame. A caller's memory is lent to the connection until it is written there, and a call
+//! does not end before all of its memory is returned.
 
 use crate::link::call::Call;
 use crate::state::runtime::lock;
@@ -10,19 +10,19 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-/// The payload of a frame that waits to be sent.
+/// The payload of a frame to be sent.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
-    /// Bytes of our own.
+    /// Bytes owned by the frame.
     Owned(Bytes),
     /// Elements of a caller's memory.
     Lent(Arc<Memory>, Range<usize>),
-    /// So many bytes that are made before the frame is queued.
+    /// Number of bytes that are encoded before the frame is queued.
     Later(usize),
 }
 
 impl Payload {
-    /// The bytes to send; `None` when the memory was withdrawn.
+    /// The bytes to send; `None` if the memory was withdrawn.
     pub(crate) fn read(&self) -> Option<Bytes> {
         match self {
             Self::Owned(bytes) => Some(bytes.clone()),
@@ -49,7 +49,7 @@ pub(crate) struct Memory {
 struct MemoryState {
     values: Option<Arc<dyn Values>>,
     readers: usize,
-    /// The call that learns that reading has ended.
+    /// The call to notify when reading has ended.
     call: Weak<Call>,
 }
 
@@ -62,7 +62,7 @@ impl Memory {
         })
     }
 
-    /// The call that it belongs to.
+    /// Sets the call that it belongs to.
     pub(crate) fn belongs_to(&self, call: Weak<Call>) {
         lock(&self.state).call = call;
     }
@@ -76,13 +76,13 @@ impl Memory {
         Some(Bytes::from_owner(LentValues { memory: memory.clone(), values: Some(values), range }))
     }
 
-    /// Ends reading: no reader begins again. The call learns when those that have begun are done.
+    /// Ends reading: no new reader begins. The call is notified when the present ones are done.
     pub(crate) fn withdraw(&self) {
         let values = lock(&self.state).values.take();
         drop(values);
     }
 
-    /// Whether no reader is left and none will come.
+    /// Returns whether there is no reader, now or later.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.values.is_none() && state.readers == 0
@@ -109,7 +109,7 @@ impl AsRef<[u8]> for LentValues {
 
 impl Drop for LentValues {
     fn drop(&mut self) {
-        // The reference goes first: a call that learns that reading has ended may rely on it.
+        // Dropped first: a notified call may rely on it.
         self.values = None;
         let mut state = lock(&self.memory.state);
         state.readers -= 1;

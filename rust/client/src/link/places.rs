@@ -11,7 +11,7 @@ use fastps_proto::v1 as pb;
 use fastps_transport::convert::mode_to_wire;
 use std::time::{Duration, Instant};
 
-/// How long a place is asked for when a connection begins, or given back without one.
+/// Limit on a request for a place when a connection begins, and on leaving without one.
 pub(crate) const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn ask_for(
@@ -30,8 +30,8 @@ pub(crate) async fn ask_for(
     Ok(Joined { clock, present, workers })
 }
 
-/// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find
-/// out. Lost ones are the worker's to take again, when it goes on: until then no worker waits for it.
+/// Takes the client's places again, in case the server has forgotten them. After a refusal, pushes fail. Lost
+/// places are left to the worker, which rejoins when it continues: until then no worker waits for it.
 pub(crate) async fn rejoin(link: &Link) {
     let here = |place: &&Place| place.concerns(link.shard()) && !place.lost;
     let places: Vec<_> = lock(&link.shared.places).iter().filter(here).cloned().collect();

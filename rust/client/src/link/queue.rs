@@ -1,4 +1,4 @@
-//! The frames that a link has to send, and those that wait for an answer.
+//! A link's frames to be sent, and those that wait for an answer.
 
 use crate::link::call::Call;
 use crate::link::payload::Payload;
@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-/// Unanswered pushes per slice: less than what a slice remembers, so that each may be sent again.
+/// Most unanswered pushes per slice: fewer than a slice remembers, so that each may be sent again.
 pub(crate) const MAX_UNANSWERED_PUSHES: u32 = fastps_core::identity::WINDOW as u32 / 2;
 
-/// A frame of a call, not yet queued, and the parts that it carries.
+/// A frame of a call, not queued yet, and the parts that it carries.
 pub(crate) struct Frame {
     pub(crate) parts: Range<usize>,
     pub(crate) header: pb::Header,
     pub(crate) payload: Payload,
 }
 
-/// Whom an answer goes to.
+/// Recipient of an answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Waiter {
     /// Parts of a call: one, or all those of a sparse message.
@@ -37,23 +37,23 @@ pub(crate) enum Waiter {
 
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// What of the header does not depend on who sends it.
+    /// The part of the header that does not depend on the sender.
     pub(crate) header: pb::Header,
     pub(crate) payload: Payload,
     pub(crate) waiter: Waiter,
     pub(crate) sender: Sender,
-    /// How often it was given to a connection.
+    /// Times that it was passed to a connection.
     pub(crate) attempts: u32,
-    /// The last refusal, if it is sent again because of its retry time.
+    /// The last refusal, if the frame is sent again because of its retry time.
     pub(crate) refused: Option<Error>,
 }
 
-/// For whom a frame is sent.
+/// Identity under which a frame is sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sender {
-    /// The incarnation under which it was sent; 0: it was not sent yet.
+    /// The incarnation under which it was sent; 0 if not sent yet.
     pub(crate) client: u64,
-    /// The number of the push; 0: the frame changes nothing.
+    /// The number of the push; 0 if the frame changes nothing.
     pub(crate) sequence: u64,
     /// The incarnation under which the base's own changes were counted.
     pub(crate) base_of: u64,
@@ -64,7 +64,7 @@ impl Pending {
         matches!(&self.waiter, Waiter::Parts(call, _) if call.identified)
     }
 
-    /// The header as it is sent by this incarnation now. A frame that was sent before keeps its incarnation.
+    /// Completes the header for this incarnation. A frame that was sent before keeps its incarnation.
     pub(crate) fn complete(&mut self, tag: u64, client: u64, crc32c: Option<u32>) -> pb::Header {
         let sender = &mut self.sender;
         if sender.client == 0 {
@@ -75,7 +75,7 @@ impl Pending {
         convert::header::complete(&self.header, Completion { tag, client, sequence, counts_own, crc32c })
     }
 
-    /// The slices that it is for.
+    /// The slices addressed.
     pub(crate) fn slices(&self) -> impl Iterator<Item = u64> {
         let parts = &self.header.parts;
         let whole = parts.is_empty().then_some(self.header.slice);
@@ -90,30 +90,30 @@ pub(crate) struct Queue {
     /// The server's incarnation.
     pub(crate) server: u64,
     pub(crate) next_tag: u64,
-    /// Frames from here on were not sent on the present connection.
+    /// First frame that was not sent on the present connection.
     pub(crate) cursor: u64,
     pub(crate) frames: BTreeMap<u64, Pending>,
     /// Frames in doubt whose answer may still come on the present connection.
     pub(crate) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
-    /// What is known of each slice that was pushed or pulled.
+    /// State of each slice that was pushed or pulled.
     pub(crate) slices: HashMap<u64, Known, RandomState>,
-    /// Slices of which a restarted server is asked what is left, before anything else is sent.
-    /// Those before the cursor were asked on the present connection.
+    /// Slices to ask a restarted server about before anything else is sent. Those before the cursor were
+    /// asked on the present connection.
     pub(crate) to_ask: VecDeque<u64>,
     pub(crate) ask_cursor: usize,
-    /// These questions, by their tags.
+    /// Tags of these questions.
     pub(crate) asked: HashMap<u64, u64>,
-    /// What such servers lack, until the last answer is there.
+    /// Changes that such servers lack, until the last answer has arrived.
     pub(crate) lost: Vec<LostSlice>,
     /// Number of the present stream; 0 = none.
     pub(crate) session: u64,
     pub(crate) sessions: u64,
     pub(crate) stream: Option<Waker>,
     pub(crate) last_error: Option<Error>,
-    /// The server does not know this incarnation any more: nothing more is sent under it.
+    /// Set when the server has forgotten this incarnation: nothing more is sent under it.
     pub(crate) lease_lost: bool,
     pub(crate) closed: bool,
-    /// The present connection must end, because it keeps memory of a call that has ended.
+    /// Set when the present connection must end, because it holds memory of a call that has ended.
     pub(crate) recalled: bool,
 }
 
@@ -141,7 +141,7 @@ impl Queue {
         }
     }
 
-    /// Nothing that was sent is unanswered, and nothing more may be sent under the lost lease.
+    /// Returns whether no sent frame is unanswered, and no more may be sent under the lost lease.
     pub(crate) fn is_drained(&self) -> bool {
         self.lease_lost && !self.frames.values().any(|p| p.attempts > 0)
     }
@@ -172,7 +172,7 @@ impl Queue {
     }
 
     /// Sends a refused frame again if it still waits and this is still the connection of `session`; another
-    /// one sends it anyway.
+    /// connection sends it anyway.
     pub(crate) fn send_again(&mut self, tag: u64, session: u64) {
         if self.session == session
             && let Some(pending) = self.frames.remove(&tag)
@@ -187,7 +187,7 @@ impl Queue {
         }
     }
 
-    /// One push less is unanswered, and what the answer told of its slice.
+    /// Counts a push as answered, and keeps the state of its slice.
     pub(crate) fn answered(&mut self, slice: u64, told: Option<Told>) {
         let Some(known) = self.slices.get_mut(&slice) else {
             return;
@@ -202,12 +202,12 @@ impl Queue {
         }
     }
 
-    /// What the answer to a question told of its slice.
+    /// Keeps the state of a slice from the answer to a question.
     pub(crate) fn told(&mut self, slice: u64, told: Told) {
         self.slices.entry(slice).or_default().take(told);
     }
 
-    /// Asks a restarted server what is left of all that was told.
+    /// Asks a restarted server about every slice with an acknowledged change.
     pub(crate) fn ask_what_is_left(&mut self) {
         self.to_ask =
             self.slices.iter().filter(|(_, known)| known.version > 0).map(|(slice, _)| *slice).collect();
@@ -231,22 +231,22 @@ impl Queue {
         None
     }
 
-    /// The answer to the question of a slice: its version, and how many of its changes are the client's own.
+    /// Handles the answer about a slice: its version, and the number of its changes that are the client's.
     pub(crate) fn left(&mut self, shard: u32, slice: u64, version: u64, own: u64) {
         if let Some(known) = self.slices.get_mut(&slice) {
             let gone = known.own.map(|told| told.saturating_sub(own));
             if gone.is_some_and(|gone| gone > 0) || version < known.version {
                 self.lost.push(LostSlice { shard, slice, own: gone, seen: known.version, now: version });
             }
-            // What is found may be gone after the next restart, too: only answers to the user's calls count
-            // as told.
+            // The restored state may be lost by the next restart, too: only answers to the user's calls count
+            // as acknowledged.
             known.version = known.version.min(version);
             known.own = Some(known.own.map_or(own, |told| told.min(own)));
         }
         self.settled(slice);
     }
 
-    /// Nothing more is to be asked about a slice.
+    /// Ends the questions about a slice.
     pub(crate) fn settled(&mut self, slice: u64) {
         if let Some(at) = self.to_ask.iter().position(|asked| *asked == slice) {
             self.to_ask.remove(at);
@@ -258,21 +258,21 @@ impl Queue {
     }
 }
 
-/// What a link knows of a slice.
+/// A link's knowledge of a slice.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     /// Pushes that were sent on the present connection and not answered.
     pub(crate) unanswered: u32,
-    /// How frames reach it.
+    /// Group in the slice's route.
     group: u32,
     epoch: u64,
-    /// The newest version that an answer told; 0: none.
+    /// The newest version in an answer; 0 if none.
     version: u64,
-    /// How many of its changes were the client's own; `None`: they were another incarnation's.
+    /// Number of its changes that are the client's; `None` if they were counted for another incarnation.
     own: Option<u64>,
 }
 
-/// What an answer tells of a slice.
+/// State of a slice in an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
     pub(crate) group: u32,
@@ -292,7 +292,7 @@ impl Known {
         self.own = Some(self.own.unwrap_or(0).max(told.own));
     }
 
-    /// What was told of own changes was told to another incarnation.
+    /// Drops the count of own changes, which belonged to another incarnation.
     pub(crate) fn renew(&mut self) {
         self.own = None;
     }

@@ -1,5 +1,5 @@
-//! The route to one server: TCP, or on this machine its Unix socket or shared memory. A server that was
-//! named by its socket's path is reached there only.
+//! The route to one server: TCP, or on this machine its Unix socket or shared memory. A server named by its
+//! socket's path is reached only there.
 
 use crate::options::Transport;
 use crate::state::runtime::lock;
@@ -14,17 +14,17 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The way to one server.
+/// The route to one server.
 #[derive(Debug)]
 pub(crate) struct ServerRoute {
     asked: Transport,
-    /// It was reached by its own address, not through somebody in between.
+    /// Set if the server was reached by the address that it reports, without a proxy.
     direct: bool,
     /// Over TCP, with TLS.
     pub(crate) tls: Option<ClientTls>,
-    /// How long a wait at a ring looks again.
+    /// How long a wait at a ring spins.
     spin: Duration,
-    /// What is in use, and why.
+    /// The transport in use, and the reason.
     present: Mutex<String>,
 }
 
@@ -33,7 +33,7 @@ impl ServerRoute {
         Self { asked, direct, tls, spin, present: Mutex::new("not connected yet".to_owned()) }
     }
 
-    /// What is in use, and why.
+    /// The transport in use, and the reason.
     pub(crate) fn present(&self) -> String {
         lock(&self.present).clone()
     }
@@ -80,7 +80,7 @@ impl ServerRoute {
 
 const SHM: &str = "shm: the server is on this machine";
 
-/// Shared memory with the server at this socket; an inner error has its socket and says why there is no more.
+/// Shared memory with the server at this socket; the inner error has its socket and the reason.
 async fn shared(socket: &Path, spin: Duration) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
     let mut local = LocalStream::from(unix::connect(socket).await?);
     match local.ask(spin).await {

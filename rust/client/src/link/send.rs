@@ -1,5 +1,5 @@
-//! Sends a link's frames: queues them, gives them to a connection in their order, and takes them back when
-//! their call ends.
+//! Sends a link's frames: queues them, passes them to a connection in order, and withdraws them when their
+//! call ends.
 
 use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::Payload;
@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-/// What became of an abandoned frame.
+/// Outcome of abandoning a frame.
 pub(crate) enum Abandoned {
-    /// Certainly not applied; says why it was not.
+    /// Certainly not applied, for this reason.
     NotSent(Error),
     /// One doubt for each part.
     Sent(Vec<Arc<Doubt>>),
-    /// The answer has just come.
+    /// The answer has just arrived.
     Answered,
 }
 
@@ -43,8 +43,7 @@ impl Link {
         let sender = Sender { client: 0, sequence, base_of: queue.client };
         let mut fenced = Vec::new();
         for Frame { parts, header, payload } in frames {
-            // Under the lock under which a lease is renewed, so that none slips through to its new
-            // incarnation.
+            // Under the lock of lease renewal, so that no gradient slips through to the new incarnation.
             if let Some(error) = self.shared.fences(&header) {
                 fenced.push((parts, error));
                 continue;
@@ -71,7 +70,7 @@ impl Link {
         {
             return Poll::Ready(Some(question));
         }
-        // Until a restarted server has told what is left, it changes nothing for this client.
+        // Until a restarted server has reported its state, it changes nothing for this client.
         while !queue.lease_lost
             && queue.to_ask.is_empty()
             && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
@@ -103,7 +102,7 @@ impl Link {
         Poll::Pending
     }
 
-    /// A doubt about a frame that was sent, and the question that will settle it.
+    /// Leaves a doubt about a sent frame, with the question that will settle it.
     pub(crate) fn doubt(&self, queue: &mut Queue, pending: &Pending, part: &CallPart) -> Arc<Doubt> {
         let residue = lock(&part.residue).take();
         let doubt =
@@ -116,7 +115,7 @@ impl Link {
         doubt
     }
 
-    /// Takes the frame of a part out because its call has ended; returns the parts that the frame carries.
+    /// Removes a part's frame because its call has ended; returns the parts that the frame carries.
     pub(crate) fn abandon(&self, call: &Call, first: usize) -> (Range<usize>, Abandoned) {
         let mut queue = lock(&self.queue);
         let tag = call.parts[first].tag();
@@ -142,7 +141,7 @@ impl Link {
         (range, abandoned)
     }
 
-    /// Why a frame has no answer at its deadline: the last refusal, unless the connection is gone since.
+    /// Reason why a frame has no answer at its deadline: the last refusal, unless the connection is gone.
     fn why_not(&self, queue: &Queue, refused: Option<Error>) -> Error {
         let mut error = self.not_sent(queue);
         match refused {
@@ -155,7 +154,7 @@ impl Link {
         }
     }
 
-    /// Why a frame that its call or its client has given up was not answered, or not even sent.
+    /// Reason why an abandoned frame was not answered, or not even sent.
     pub(crate) fn not_sent(&self, queue: &Queue) -> Error {
         if let Some(error) = self.shared.fence.error() {
             return error.clone();

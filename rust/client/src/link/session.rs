@@ -18,9 +18,9 @@ use std::time::Duration;
 /// Longest pause between two attempts to connect.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
-/// How often a silent server is asked whether it is there.
+/// Interval between pings to a silent server.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long one attempt may take.
+/// Limit on one attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs until the link is closed.
@@ -38,7 +38,7 @@ pub(crate) async fn drive(link: Arc<Link>) {
                 tokio::select! {
                     biased;
                     error = ended(&link) => error,
-                    // What is sent is written, and what was read is received, in the same poll.
+                    // Received and sent bytes are handled in the same poll.
                     error = send(&link, session, outbox) => error,
                     result = connection => broken(result),
                     error = receive(&link, messages, borrower) => error,
@@ -85,8 +85,8 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
     Ok((link.begin(), stream))
 }
 
-/// Whether a server says that there is no session of this client: none at all, or another client's, who took
-/// the incarnation when the server had restarted without what it knew.
+/// Returns whether a server has no session of this client: none at all, or another client's that took the
+/// incarnation after the server restarted without its state.
 fn is_forgotten(error: &Error) -> bool {
     convert::retry(error.kind) == Retry::Session || error.kind == Kind::Denied && error.shard.is_some()
 }
@@ -119,8 +119,8 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     Ok(())
 }
 
-/// What ends the session at the server, where everything that was sent is answered. Elsewhere the server may
-/// still apply what is on its way, until the lease ends.
+/// A request that ends the session at the server, if all sent frames are answered. Otherwise the server may
+/// still apply frames on their way, until the lease ends.
 pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Send + 'static + use<>> {
     if !link.is_connected() || link.has_frames() {
         return None;
@@ -162,13 +162,12 @@ async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<
     }
 }
 
-/// A frame whose values lie in the server's memory has them as its payload; the second value says whether
-/// they do.
+/// Maps the values of a frame that are in the server's memory as its payload. Also returns whether it did.
 fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb::Frame, bool)> {
     let Some(lent) = frame.header.as_mut().and_then(|header| header.lent.take()) else {
         return Ok((frame, false));
     };
-    let unasked = || Error::new(Kind::Frame, "the server lends what this client cannot read");
+    let unasked = || Error::new(Kind::Frame, "the server offered shared memory that this client cannot map");
     let whole = frame.header.as_ref().is_some_and(|h| h.kind() == pb::Kind::Values && h.table.is_none());
     let page = borrower.filter(|_| whole).ok_or_else(unasked)?.take(&lent);
     let page = page.map_err(|error| Error::new(Kind::Frame, format!("no values of the server: {error}")))?;
@@ -176,7 +175,7 @@ fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb:
     Ok((frame, true))
 }
 
-/// Sends what waits, when the connection has room for it.
+/// Sends queued frames as the connection has room for them.
 async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
     loop {
         let sent = match outbox.next(|cx| link.poll_frame(session, cx)).await {
@@ -212,10 +211,7 @@ async fn ended(link: &Link) -> Error {
             return link.closed();
         }
         if link.is_recalled() {
-            return Error::new(
-                Kind::Connection,
-                "the server did not read what a call that has ended had to send",
-            );
+            return Error::new(Kind::Connection, "the server did not read the data of a call that has ended");
         }
         link.changed.notified().await;
     }

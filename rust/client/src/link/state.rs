@@ -26,23 +26,23 @@ pub(crate) struct Link {
     pub(crate) shard: u32,
     /// Shards of its cluster.
     pub(crate) shards: usize,
-    /// Whether payloads carry a CRC-32C.
+    /// Set when payloads carry a CRC-32C.
     pub(crate) checksums: bool,
     pub(crate) address: String,
-    /// For control calls; a closed link has none, so that the connection ends.
+    /// Channel for control calls; a closed link has none, so that the connection ends.
     pub(crate) channel: Mutex<Option<Channel>>,
     pub(crate) lease: Duration,
-    /// Identity of the cluster; 0: the server has not told it.
+    /// Identity of the cluster; 0 until the server reports it.
     pub(crate) cluster_id: AtomicU64,
-    /// The server is another one than the client met first.
+    /// Set when the server is not the one that the client met first.
     pub(crate) restarted: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     pub(crate) route: ServerRoute,
     pub(crate) shared: Arc<Shared>,
     pub(crate) queue: Mutex<Queue>,
-    /// Tells the driver that the link was closed or that its lease is lost.
+    /// Signals the driver that the link was closed or that its lease is lost.
     pub(crate) changed: Notify,
-    /// What became of the first attempt to connect.
+    /// Outcome of the first attempt to connect.
     first: watch::Sender<Option<Result<()>>>,
 }
 
@@ -75,7 +75,7 @@ impl Link {
         })
     }
 
-    /// An attempt to connect is over.
+    /// Notes the outcome of an attempt to connect.
     pub(crate) fn note_attempt(&self, error: Option<&Error>) {
         self.first.send_if_modified(|first| {
             let is_first = first.is_none();
@@ -84,8 +84,8 @@ impl Link {
         });
     }
 
-    /// Waits for the first attempt to connect. Fails if it has met a limit, which others would meet, too;
-    /// what else went wrong is tried again.
+    /// Waits for the first attempt to connect. Fails if it has hit a limit, which others would hit, too;
+    /// other failures are retried.
     pub(crate) async fn begun(&self, deadline: Instant) -> Result<()> {
         let mut first = self.first.subscribe();
         let tried = tokio::time::timeout_at(deadline.into(), first.wait_for(Option::is_some)).await;
@@ -107,7 +107,7 @@ impl Link {
         lock(&self.queue).client
     }
 
-    /// Whether the client is one of a group's workers.
+    /// Returns whether the client is one of a group's workers.
     pub(crate) fn has_places(&self) -> bool {
         !lock(&self.shared.places).is_empty()
     }
@@ -116,12 +116,12 @@ impl Link {
         lock(&self.channel).clone().ok_or_else(|| self.closed())
     }
 
-    /// The error of everything that is asked of the closed link.
+    /// Error of every call on the closed link.
     pub(crate) fn closed(&self) -> Error {
         self.shared.fence.error().cloned().unwrap_or_else(closed)
     }
 
-    /// Whom calls are meant for.
+    /// Addressee of calls.
     pub(crate) fn addressee(&self) -> Addressee {
         Addressee { cluster_id: self.cluster_id.load(Ordering::Acquire), shard: self.shard }
     }
@@ -130,22 +130,22 @@ impl Link {
         lock(&self.queue).closed
     }
 
-    /// A slice that is no more.
+    /// Forgets a slice that is gone.
     pub(crate) fn forget(&self, slice: SliceId) {
         lock(&self.queue).slices.remove(&slice.0);
     }
 
-    /// Whether anything waits to be sent or answered.
+    /// Returns whether any frame waits to be sent or answered.
     pub(crate) fn has_frames(&self) -> bool {
         !lock(&self.queue).frames.is_empty()
     }
 
-    /// Whether it has a connection, for all that is known.
+    /// Returns whether it has a connection, as far as known.
     pub(crate) fn is_connected(&self) -> bool {
         lock(&self.queue).session != 0
     }
 
-    /// Whether the present session must end for the sake of a caller's memory.
+    /// Returns whether the present session must end to release a caller's memory.
     pub(crate) fn is_recalled(&self) -> bool {
         lock(&self.queue).recalled
     }
@@ -158,19 +158,19 @@ impl Link {
         }
     }
 
-    /// The server's incarnation, as its hello told it.
+    /// The server's incarnation, from its hello.
     pub(crate) fn server(&self) -> u64 {
         lock(&self.queue).server
     }
 
-    /// Once the last frame under a lost incarnation is answered, the driver goes on under a new one.
+    /// Wakes the driver for a new incarnation once the last frame under a lost one is answered.
     pub(crate) fn check_drained(&self, queue: &Queue) {
         if queue.is_drained() {
             self.changed.notify_one();
         }
     }
 
-    /// The server has said that it does not know this incarnation.
+    /// Handles a server that does not know this incarnation.
     pub(crate) fn lease_is_lost(&self, client: u64) {
         let mut queue = lock(&self.queue);
         if queue.client == client {
@@ -179,21 +179,21 @@ impl Link {
         }
     }
 
-    /// Whether the present session must end because its lease is lost.
+    /// Returns whether the present session must end because its lease is lost.
     pub(crate) fn is_drained(&self) -> bool {
         lock(&self.queue).is_drained()
     }
 
-    /// Why a tensor that was here is not here any more, as far as that is known.
+    /// Reason why a tensor is gone, as far as known.
     pub(crate) fn gone(&self, name: &str) -> String {
         if self.restarted.load(Ordering::Relaxed) {
             format!("the server restarted, and its data directory has no tensor {name:?}")
         } else {
-            format!("tensor {name:?} is not registered any more")
+            format!("tensor {name:?} is no longer registered")
         }
     }
 
-    /// For what an unanswered frame waits.
+    /// Reason for the wait of an unanswered frame.
     pub(crate) fn waits_for(&self) -> (WaitsFor, String) {
         let queue = lock(&self.queue);
         if queue.session == 0 {
@@ -204,7 +204,7 @@ impl Link {
     }
 }
 
-/// The error of everything that is asked of a closed client.
+/// Error of every call on a closed client.
 pub(crate) fn closed() -> Error {
     Error::new(Kind::Connection, "this client is closed")
 }

@@ -26,7 +26,7 @@ pub(crate) struct Stream {
     pub(crate) connection: Connection<Framed<Socket>, Piece>,
     pub(crate) outbox: Outbox,
     pub(crate) messages: Messages,
-    /// Takes values that are read where they lie.
+    /// Maps values in the server's memory.
     pub(crate) borrower: Option<Arc<Borrower>>,
 }
 
@@ -82,17 +82,17 @@ fn check(headers: &HeaderMap, server: u64) -> Result<()> {
         Some(other) if other != server => {
             Err(Error::new(Kind::Connection, "the server restarted between two calls"))
         }
-        // Another implementation need not tell.
+        // Other implementations may omit it.
         _ => Ok(()),
     }
 }
 
-/// Why a connection is over.
+/// Error of a broken connection.
 pub(crate) fn broken(result: Result<(), h2::Error>) -> Error {
     match result {
         Ok(()) => Error::new(Kind::Connection, "the server closed the connection"),
         Err(error) => {
-            // It says why in words.
+            // The peer gives the reason in words.
             let full = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
             let kind = if full { Kind::Capacity } else { Kind::Connection };
             Error::new(kind, status(&error).message())

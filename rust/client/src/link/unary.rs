@@ -17,13 +17,13 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// Calls that carry the client's secret, and whom they are meant for.
+/// Calls with the client's secret and their addressee.
 pub(crate) type Control = ControlClient<InterceptedService<Channel, CallHeaders>>;
 
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(20);
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// What each call carries beside its message.
+/// Headers of each call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallHeaders {
     secret: Secret,
@@ -38,13 +38,13 @@ impl Interceptor for CallHeaders {
     }
 }
 
-/// Who says hello.
+/// Identity, settings and addressee of a hello.
 pub(crate) struct Who<'a> {
     pub(crate) client: u64,
     pub(crate) secret: &'a Secret,
     pub(crate) name: &'a str,
     pub(crate) ack: Ack,
-    /// How long the server may take.
+    /// Limit on the server's answer.
     pub(crate) within: Duration,
     /// The addressee; `None`: any server at the address.
     pub(crate) to: Option<Addressee>,
@@ -69,19 +69,19 @@ impl Who<'_> {
     }
 }
 
-/// Tells a server that the client is done. One that cannot be told finds out when the lease ends.
+/// Notifies a server that the client is done. An unreachable one finds out when the lease ends.
 pub(crate) async fn goodbye(channel: Channel, who: Who<'_>) {
     if let Err(error) = ControlClient::new(channel).hello(who.request(true, true)).await {
-        tracing::debug!(%error, "a server was not told that the client is closed");
+        tracing::debug!(%error, "a server was not notified that the client is closed");
     }
 }
 
-/// One hello, tried once.
+/// One hello, without retries.
 pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result<pb::HelloResponse> {
     let ack = who.ack;
     let answer = ControlClient::new(channel).hello(who.request(renew, false)).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
-    // An older server does not know the question.
+    // An older server ignores the question.
     if ack == Ack::Logged && !keeps_data(&answer) {
         return Err(Error::new(Kind::Precondition, "the server keeps no log")
             .shard(answer.shard)
@@ -90,13 +90,13 @@ pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result
     Ok(answer)
 }
 
-/// Whether a server has a data directory.
+/// Returns whether a server has a data directory.
 pub(crate) fn keeps_data(hello: &pb::HelloResponse) -> bool {
     hello.capabilities.iter().any(|can| can == convert::CAN_LOG)
 }
 
-/// Makes a call, again while the connection fails, until the deadline. Errors name the shard, and where the
-/// last attempt was not answered in time, what became of the one before.
+/// Makes a call, again while the connection fails, until the deadline. Errors name the shard; if the last
+/// attempt timed out, they report the one before.
 pub(crate) async fn call<T, F>(
     link: &Link,
     deadline: Instant,
@@ -122,13 +122,13 @@ where
         let error = match wait.on(attempt, what).await {
             Ok(Ok(answer)) => return Ok(answer.into_inner()),
             Ok(Err(status)) if !convert::timed_out(&status) => convert::error_from_status(&status),
-            // The channel counts the time, too.
+            // The channel's timeout may come first.
             Ok(Err(_)) | Err(_) => {
                 return Err(late(link, before));
             }
         };
-        // What is not ready, as a server that recovers, is waited for, and not asked before the time that it
-        // tells.
+        // Waits for a server that is not ready, such as a recovering one, for at least the retry time that it
+        // reports.
         let told = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         let again = convert::passes(&error) && Instant::now() + pause.max(told) < deadline;
         if !again {
@@ -155,7 +155,7 @@ fn named(link: &Link, mut error: Error) -> Error {
     error.shard(link.shard())
 }
 
-/// A request that tells the server when its caller stops waiting.
+/// A request that carries its caller's timeout to the server.
 pub(crate) fn request<T>(message: T, left: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(left);

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a body says, to be given back to its residual if it was refused or fenced.
+/// Content of a body, restored to its residual if the push was refused or fenced.
 pub(crate) type Residue = fastps_core::residue::Residue<Bytes>;
 
 /// A slice of a push that was sent and not answered in time.
@@ -20,7 +20,7 @@ pub(crate) struct Doubt {
     tensor: Arc<str>,
     shard: u32,
     elements: Range<usize>,
-    /// Whose residual the content would go back to.
+    /// Residual that the content would return to.
     feedback: Option<Arc<Mutex<ErrorFeedback>>>,
     state: Mutex<(Option<Fate>, Option<Residue>)>,
     told: Condvar,
@@ -39,7 +39,8 @@ impl Doubt {
         Arc::new(Self { process, tensor, shard, elements, feedback, state, told: Condvar::new() })
     }
 
-    /// The first fate counts; what was fenced has gone back to its residual before anybody learns of it.
+    /// Sets the fate; the first one counts. Fenced content returns to its residual before anyone can see the
+    /// fate.
     pub(crate) fn settle(&self, fate: Fate) {
         let mut state = lock(&self.state);
         if state.0.is_some() {
@@ -58,7 +59,7 @@ impl Doubt {
         lock(&self.state).0.is_some()
     }
 
-    /// Why a push that left it behind has failed.
+    /// Error of the push that left the doubt.
     pub(crate) fn error(&self) -> Error {
         if lock(&self.state).0 == Some(Fate::Unknown) {
             let message = "sent, and not answered before the server forgot this client: whether it was applied is unknown";
@@ -67,7 +68,7 @@ impl Doubt {
         Error::new(Kind::Deadline, "sent, but not answered in time: whether it was applied is in doubt")
     }
 
-    /// Whether its content may still go back to this residual.
+    /// Returns whether its content may still return to this residual.
     pub(crate) fn concerns(&self, feedback: &Arc<Mutex<ErrorFeedback>>) -> bool {
         self.feedback.as_ref().is_some_and(|f| Arc::ptr_eq(f, feedback)) && !self.is_settled()
     }
@@ -83,7 +84,7 @@ impl Doubt {
             if left.is_zero() {
                 return Err(Error::new(
                     Kind::Deadline,
-                    "an earlier push is still in doubt: its server has not told",
+                    "an earlier push is still in doubt: its server has not answered",
                 )
                 .tensor(self.tensor.clone())
                 .shard(self.shard));

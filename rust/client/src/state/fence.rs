@@ -1,11 +1,11 @@
-//! The end of a client: a server has turned out not to have the client's tensors any more. From then on every
-//! call fails, `register` too: what the client has and what the servers have belong to different trainings. A
-//! new client begins another one on purpose.
+//! The end of a client whose tensors a server no longer has. From then on every call fails, `register` too:
+//! the client's state and the servers' belong to different trainings. A new client begins another training on
+//! purpose.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::OnceLock;
 
-/// The reason of a client's end, once there is one.
+/// The reason for a client's end, once there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Fence(OnceLock<Error>);
 
@@ -20,13 +20,13 @@ impl Fence {
         self.error().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Why the client has ended.
+    /// The reason for the client's end.
     pub(crate) fn error(&self) -> Option<&Error> {
         self.0.get()
     }
 }
 
-/// The server at this address was started again and has nothing of what it had.
+/// Error for a server at this address that was restarted without its state.
 pub(crate) fn restarted_without_data(address: &str) -> Error {
     let message = format!(
         "the server at {address} restarted without data: this client's tensors are gone. Create a new client \
@@ -35,7 +35,7 @@ pub(crate) fn restarted_without_data(address: &str) -> Error {
     Error::new(Kind::Fenced, message)
 }
 
-/// The server at this address is of another cluster than the one before.
+/// Error for a server at this address that is of another cluster than before.
 pub(crate) fn another_cluster(address: &str, known: u64, told: u64) -> Error {
     let message = format!(
         "the server at {address} is of another cluster than before: this client's tensors are not there. Create a \

@@ -1,8 +1,8 @@
 //! Acknowledged changes that a restarted server lacks: found by asking, reported once.
 //!
-//! A link keeps the newest version that an answer told of each slice. When it meets another server than
-//! before, it asks for the version of each of these slices and sends nothing else until it knows. So frames
-//! that it sends again do not count, and the numbers are exact.
+//! A link keeps the newest version in an answer about each slice. When it meets another server than before,
+//! it asks for the version of each of these slices and sends nothing else until it knows. So frames that it
+//! sends again do not count, and the numbers are exact.
 
 use crate::state::runtime::lock;
 use crate::state::shared::Shared;
@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Tensors that an error names.
+/// Most tensors that an error names.
 const MAX_NAMED_TENSORS: usize = 5;
 
-/// What a slice lacks.
+/// Changes that a slice lacks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LostSlice {
     pub(crate) shard: u32,
@@ -26,18 +26,18 @@ pub(crate) struct LostSlice {
     pub(crate) now: u64,
 }
 
-/// What was found and not told yet.
+/// Losses that were found and not reported yet.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
     found: Mutex<Vec<Lost>>,
     any: AtomicBool,
-    /// Somebody asks for it, so calls raise nothing.
+    /// Set once the user asks for losses, so that calls raise nothing.
     asked_for: AtomicBool,
 }
 
 impl Shared {
-    /// Notes what one restart lost, for the next call to tell. What a later restart loses is noted beside it,
-    /// so that losses add up.
+    /// Records the losses of one restart, for the next call to report. Losses of later restarts are recorded
+    /// beside them, so that they add up.
     pub(crate) fn note_lost(&self, lost: Vec<LostSlice>) {
         let lost = self.by_tensor(lost);
         for one in &lost {
@@ -50,7 +50,7 @@ impl Shared {
         self.lost.any.store(true, Ordering::Release);
     }
 
-    /// Of each tensor the slice that lost most.
+    /// The slice of each tensor that lost most.
     fn by_tensor(&self, slices: Vec<LostSlice>) -> Vec<Lost> {
         let names = self.map.names_of_slices();
         let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
@@ -68,7 +68,7 @@ impl Shared {
 }
 
 impl Losses {
-    /// Fails once if anything was lost. The call that hears it has done nothing yet.
+    /// Fails once if anything was lost. The failing call has done nothing yet.
     pub(crate) fn raise(&self) -> Result<()> {
         if !self.any.load(Ordering::Acquire) || self.asked_for.load(Ordering::Relaxed) {
             return Ok(());
@@ -77,7 +77,7 @@ impl Losses {
         if lost.is_empty() { Ok(()) } else { Err(error(lost)) }
     }
 
-    /// What was lost and not told yet; calls raise nothing from here on.
+    /// Takes the unreported losses; calls raise nothing from here on.
     pub(crate) fn ask(&self) -> Vec<Lost> {
         self.asked_for.store(true, Ordering::Relaxed);
         self.take()
@@ -97,7 +97,7 @@ fn error(lost: Vec<Lost>) -> Error {
     if lost.len() > MAX_NAMED_TENSORS {
         message = format!("{message}; and {} more", lost.len() - MAX_NAMED_TENSORS);
     }
-    message.push_str(". This is reported once; training can go on from here");
+    message.push_str(". This is reported once; training can continue from here");
     let mut error = Error::new(Kind::VersionsLost, message);
     error.lost = lost;
     error

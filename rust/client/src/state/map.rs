@@ -1,4 +1,4 @@
-//! The client's copy of the cluster map: which slices a tensor has, and where they are.
+//! The client's copy of the cluster map: the slices of each tensor, and their shards.
 
 use crate::state::run::RunNames;
 use fastps_core::error::{Error, Kind, Result};
@@ -19,12 +19,12 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Where frames for the k-th slice go.
+    /// Destination of frames for the k-th slice.
     pub(crate) fn target(&self, k: usize, epoch: u64) -> Target {
         Target { slice: self.slices[k].0, group: self.group, epoch }
     }
 
-    /// Checks what a server says: every slice has a place, every place exists.
+    /// Validates a server's entry: every slice has a place, every place exists.
     pub(crate) fn new(
         spec: Arc<TensorSpec>,
         placement: Option<&pb::Placement>,
@@ -63,9 +63,9 @@ pub(crate) struct Map {
 struct MapState {
     epoch: u64,
     entries: BTreeMap<Arc<str>, Arc<Entry>>,
-    /// Names that shard 0 listed once, and does not list any more.
+    /// Names that shard 0 once listed and no longer lists.
     gone: BTreeSet<Arc<str>>,
-    /// The number of each group, and how many of the entries are its.
+    /// Number of each group, and of its entries.
     groups: HashMap<Arc<str>, (u32, usize)>,
 }
 
@@ -84,7 +84,7 @@ impl MapState {
         Some(entry)
     }
 
-    /// One of a group's entries is gone.
+    /// Removes one of a group's entries.
     fn leave(&mut self, group: &str) {
         if let Some((_, entries)) = self.groups.get_mut(group) {
             *entries -= 1;
@@ -107,12 +107,12 @@ impl Map {
         Self { run, ..Self::default() }
     }
 
-    /// Whose names it has.
+    /// The run that it is for.
     pub(crate) fn run(&self) -> &RunNames {
         &self.run
     }
 
-    /// The entries of these names, as far as they are known, and the epoch.
+    /// The known entries of these names, and the epoch.
     pub(crate) fn look_up<'a>(
         &self,
         names: impl Iterator<Item = &'a Arc<str>>,
@@ -151,7 +151,7 @@ impl Map {
         self.state.write().unwrap_or_else(PoisonError::into_inner).remove(name)
     }
 
-    /// Takes what shard 0 said about these tensors (of all tensors, if none is named).
+    /// Applies shard 0's answer about these tensors (about all tensors, if none is named).
     pub(crate) fn update(&self, epoch: u64, asked: &[String], entries: Vec<Arc<Entry>>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if asked.is_empty() || epoch != state.epoch {
@@ -170,7 +170,7 @@ impl Map {
         }
     }
 
-    /// Whether a name was listed once and is not any more.
+    /// Returns whether a name was listed once and is no longer.
     pub(crate) fn is_gone(&self, name: &str) -> bool {
         self.state.read().unwrap_or_else(PoisonError::into_inner).gone.contains(name)
     }

@@ -1,4 +1,4 @@
-//! What the links and the calls of one client share; it knows neither.
+//! State that the links and calls of one client share; it depends on neither.
 
 pub(crate) mod doubt;
 pub(crate) mod fence;

@@ -12,14 +12,14 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) group: u32,
-    /// The group's, which the map does not know any more when its last tensor is gone.
+    /// Group name, kept because the map forgets a group with its last tensor.
     pub(crate) name: Arc<str>,
     pub(crate) seat: PlaceRequest,
     /// Steps taken.
     pub(crate) clock: u64,
-    /// The steps that shard 0 is known to know of.
+    /// Steps that shard 0 has acknowledged.
     pub(crate) told: u64,
-    /// A server has forgotten it, so the others go on without this worker until it joins again, everywhere.
+    /// Set when a server has forgotten the place: other workers continue without this one until it rejoins.
     pub(crate) lost: bool,
 }
 
@@ -28,21 +28,20 @@ impl Place {
         self.group == group && is_warm(self.seat.mode) == warm
     }
 
-    /// Taken again where it may have been forgotten: a restarted server counts from the start; else the
-    /// last step may just not have been told.
+    /// Rejoins. A restarted server starts its clock at 0; otherwise only the last report may be missing.
     pub(crate) fn rejoined(&mut self, clock: u64) {
         self.clock = if clock < self.told { clock } else { self.clock.max(clock) };
         self.told = clock;
     }
 
-    /// Other shards need to know of what concerns pushes alone.
+    /// Returns whether the shard knows the place: only `Sync` places are registered on shards other than 0.
     pub(crate) fn concerns(&self, shard: u32) -> bool {
         shard == 0 || matches!(self.seat.mode, Mode::Sync(_))
     }
 }
 
 impl Shared {
-    /// Places among workers that wait for each other end everywhere when one shard has forgotten the client.
+    /// Marks places in waiting modes as lost everywhere once one shard has forgotten the client.
     pub(crate) fn lose_places(&self) {
         let mut places = lock(&self.places);
         let waits = |mode| matches!(mode, Mode::Sync(_) | Mode::Bounded { .. });
@@ -54,14 +53,14 @@ impl Shared {
         self.some_place_is_lost.store(places.iter().any(|place| place.lost), Ordering::Release);
     }
 
-    /// Why a frame is not sent: it is a gradient of a worker whose place is lost.
+    /// Error if the frame is a gradient of a worker whose place is lost.
     pub(crate) fn fences(&self, header: &pb::Header) -> Option<Error> {
         if !self.some_place_is_lost.load(Ordering::Acquire) || header.kind() != pb::Kind::Gradient {
             return None;
         }
         let lost = lock(&self.places).iter().any(|place| place.lost && place.group == header.group);
         let why =
-            "the worker's lease ran out, and the others went on without it: it must join its group again";
+            "the worker's lease ran out, and the others continued without it: it must join its group again";
         lost.then(|| Error::new(Kind::Lease, why))
     }
 }

@@ -1,14 +1,14 @@
-//! The name space of a run: what names of tensors, groups and portions begin with on the servers.
+//! The name space of a run: the prefix of its tensors, groups and portions on the servers.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::TensorSpec;
 
-/// What every name of a run begins with; the run's name follows, and a slash.
+/// Start of every name of a run; the run's name follows, and a slash.
 const MARK: &str = "run:";
 /// Longest name of a run, in bytes.
 const MAX_RUN: usize = 64;
 
-/// A prefix that servers see and the user of a client does not; empty without a run.
+/// A prefix that servers see and the client's user does not; empty without a run.
 #[derive(Debug, Default)]
 pub(crate) struct RunNames {
     prefix: String,
@@ -33,7 +33,7 @@ impl RunNames {
         &self.prefix
     }
 
-    /// What servers call it.
+    /// The full name on the servers.
     pub(crate) fn there(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -43,7 +43,7 @@ impl RunNames {
         name.strip_prefix(&self.prefix).map(str::to_owned)
     }
 
-    /// What servers call a tensor and its group.
+    /// The spec with the full names of the tensor and its group.
     pub(crate) fn spec_there(&self, spec: &TensorSpec) -> TensorSpec {
         TensorSpec {
             name: self.there(&spec.name).into(),

@@ -1,4 +1,4 @@
-//! Runs a client's tasks: on the thread of a caller that waits, or else on a thread of the client's own.
+//! Runs a client's tasks: on the thread of a waiting caller, or else on a thread of the client.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::open_files;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
 
-/// So long after the last caller the client's own thread takes over.
+/// Idle time before the client's thread takes over.
 const TAKE_OVER_AFTER: Duration = Duration::from_millis(5);
-/// What closed connections get to say so.
+/// Grace period for closing connections.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The process that something belongs to. Threads, and with them the runtime, do not survive `fork`.
@@ -27,7 +27,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Fails in a forked child, where no answer would ever come.
+    /// Fails in a forked child, where no answer would ever arrive.
     pub(crate) fn check(self) -> Result<()> {
         if self == Self::current() {
             return Ok(());
@@ -37,19 +37,19 @@ impl Process {
 }
 
 /// Runs a client's tasks on one thread at a time: on the thread of a caller while it waits, so that an answer
-/// need not wake anybody else, and on a thread of the client's own while none waits.
+/// wakes no other thread, and on a thread of the client while no caller waits.
 #[derive(Debug)]
 pub(crate) struct Driver {
     runtime: Owned,
     spin: Mutex<Spin>,
-    /// Callers that wait at present, and those so far.
+    /// Number of waiting callers, and of callers so far.
     waiting: AtomicUsize,
     callers: AtomicUsize,
-    /// The client's own thread drives.
+    /// Set while the client's thread drives.
     driving: AtomicBool,
-    /// It shall let go: a caller has come.
+    /// Asks the driving thread to yield to a caller.
     let_go: Notify,
-    /// There is something to do for which no caller waits.
+    /// Set when there is work that no caller waits for.
     nudged: AtomicBool,
     ended: AtomicBool,
     own: OnceLock<Thread>,
@@ -62,7 +62,7 @@ impl Driver {
             let failed = || Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}"));
             open_files::exhausted(&e).unwrap_or_else(failed)
         };
-        // A caller takes each slice before the next is read: the interval after which it is asked again is 1.
+        // A caller takes each slice before the next is read, so poll for events after every task.
         let driver = Arc::new(Self {
             runtime: Owned::new(
                 Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,
@@ -89,7 +89,7 @@ impl Driver {
     /// Does work on this thread, and everything else that the client has to do meanwhile.
     pub(crate) fn drive<T>(&self, work: impl AsyncFnOnce(&mut Spin) -> T) -> T {
         if Handle::try_current().is_ok() {
-            // A thread of somebody's runtime may not drive another: it sleeps while the client's own drives.
+            // A runtime's thread may not drive another runtime: it sleeps while the client's thread drives.
             self.nudge();
             let _inside = self.runtime.enter();
             return sleep_on(work(&mut Spin::never()));
@@ -101,8 +101,8 @@ impl Driver {
         result
     }
 
-    /// Does the last work. Within somebody's runtime it is not waited for: its thread may be the one that
-    /// drives this client.
+    /// Does the last work. Does not wait for it within a runtime: its thread may be the one that drives this
+    /// client.
     pub(crate) fn finish(&self, work: impl Future + Send + 'static, within: Duration) {
         let work = async move { drop(tokio::time::timeout(within, work).await) };
         if Handle::try_current().is_ok() {
@@ -112,12 +112,12 @@ impl Driver {
         }
     }
 
-    /// Has the connections do what they can do at once.
+    /// Lets the connections do all work that is ready.
     pub(crate) fn run_once(&self) {
         self.drive(async |_| tokio::task::yield_now().await);
     }
 
-    /// There is something to do for which no caller waits.
+    /// Wakes the client's thread for work that no caller waits for.
     pub(crate) fn nudge(&self) {
         if !self.driving.load(Ordering::SeqCst) {
             self.nudged.store(true, Ordering::SeqCst);
@@ -125,7 +125,7 @@ impl Driver {
         }
     }
 
-    /// Ends the client's own thread once what is under way is over.
+    /// Ends the client's thread once the work under way is done.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.let_go.notify_one();
@@ -138,7 +138,7 @@ impl Driver {
         }
     }
 
-    /// The client's own thread.
+    /// The client's thread.
     fn run(&self) {
         while !self.ended.load(Ordering::SeqCst) {
             self.driving.store(true, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What a client's links, calls and tickets share.
+//! State that a client's links, calls and tickets share.
 
 use crate::options::Ack;
 use crate::state::doubt::Doubt;
@@ -15,31 +15,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// What a client's links, calls and tickets share.
+/// State that a client's links, calls and tickets share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) process: Process,
     pub(crate) client: u64,
-    /// Shows its servers that a call, a stream or a hello is this client's.
+    /// Proves to servers that a call, a stream or a hello is this client's.
     pub(crate) secret: Secret,
     pub(crate) name: String,
-    /// The map that its client has, too.
+    /// The client's map.
     pub(crate) map: Arc<Map>,
     pub(crate) ack: Ack,
     pub(crate) checksums: Option<bool>,
     pub(crate) counters: Counters,
-    /// How often a link had to take a new incarnation.
+    /// Number of new incarnations of links.
     pub(crate) incarnations: AtomicU64,
-    /// The map names slices that a server does not have, or servers that forgot them.
+    /// Set when the map names slices that a server lacks, or servers that forgot them.
     pub(crate) map_is_stale: AtomicBool,
-    /// Why the client has ended, if its tensors are gone.
+    /// The client's end, if its tensors are gone.
     pub(crate) fence: Fence,
-    /// What restarted servers lack.
+    /// Changes that restarted servers lack.
     pub(crate) lost: Losses,
-    /// Its places in groups of workers.
+    /// The client's places in groups of workers.
     pub(crate) places: Mutex<Vec<Place>>,
     pub(crate) some_place_is_lost: AtomicBool,
-    /// Doubts whose content may go back to a residual.
+    /// Doubts whose content may return to a residual.
     pub(crate) doubts: Mutex<Vec<Arc<Doubt>>>,
 }
 
@@ -51,7 +51,7 @@ impl Shared {
         doubts.push(doubt.clone());
     }
 
-    /// Waits until nothing that belongs to this residual is in doubt any more.
+    /// Waits until no push of this residual is in doubt.
     pub(crate) fn settle_doubts(
         &self,
         feedback: &Arc<Mutex<ErrorFeedback>>,

@@ -4,7 +4,7 @@ use fastps_core::tensor::SpaceId;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A space, as this client calls it.
+/// A space, with its name within the run.
 #[derive(Debug)]
 struct KnownSpace {
     name: Arc<str>,
@@ -28,7 +28,7 @@ impl KnownSpaces {
         self.0.get(&space).map(|known| known.tensors.clone())
     }
 
-    /// The newest of this name.
+    /// The newest space with this name.
     pub(crate) fn newest(&self, name: &str) -> Option<SpaceId> {
         self.0.iter().filter(|(_, known)| *known.name == *name).map(|(id, _)| *id).max()
     }

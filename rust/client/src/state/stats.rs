@@ -26,7 +26,7 @@ pub(crate) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A frame was given to a connection.
+/// Counts a frame that was passed to a connection.
 pub(crate) fn sent(counters: &Counters, header: &pb::Header, bytes: usize, attempts: u32) {
     count(&counters.frames_sent, 1);
     if attempts > 1 {
@@ -37,7 +37,7 @@ pub(crate) fn sent(counters: &Counters, header: &pb::Header, bytes: usize, attem
     }
 }
 
-/// A frame was answered well.
+/// Counts a frame that was answered without an error.
 pub(crate) fn answered(counters: &Counters, applied: &Applied, identified: bool, values: Option<&Bytes>) {
     if identified && applied.duplicate {
         count(&counters.duplicates, 1);
@@ -47,7 +47,7 @@ pub(crate) fn answered(counters: &Counters, applied: &Applied, identified: bool,
     }
 }
 
-/// The same of a sparse message.
+/// Counts the answered parts of a sparse message.
 pub(crate) fn parts_answered(
     counters: &Counters,
     outcomes: &[Result<Applied>],

@@ -1,4 +1,4 @@
-//! Reports what a client waits for, once for each wait that lasts a second.
+//! Reports each wait of a client that lasts a second, once.
 
 use std::pin::pin;
 use std::sync::OnceLock;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 /// Shorter waits are not reported.
 pub(crate) const REPORT_WAIT_AFTER: Duration = Duration::from_secs(1);
 
-/// For what a client waits.
+/// Cause of a client's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitsFor {
-    /// A server is not there, or not ready.
+    /// A server is unreachable, or not ready.
     Server,
     /// A server has the call, and has not answered it yet: it may wait for other workers.
     Answer,
@@ -20,13 +20,13 @@ type Listener = fn(WaitsFor, &str);
 
 static LISTENER: OnceLock<Listener> = OnceLock::new();
 
-/// Has this function told, in the place of a `tracing` event; the first one counts. No lock is held when it
-/// is called.
+/// Sets the function that reports waits, instead of a `tracing` event; the first one counts. No lock is
+/// held when it is called.
 pub fn on_wait(listener: Listener) {
     let _ = LISTENER.set(listener);
 }
 
-/// Says what a client waits for.
+/// Reports a wait.
 pub(crate) fn say(what: WaitsFor, text: &str) {
     match (LISTENER.get(), what) {
         (Some(listener), _) => listener(what, text),
@@ -35,7 +35,7 @@ pub(crate) fn say(what: WaitsFor, text: &str) {
     }
 }
 
-/// One wait, perhaps of several attempts.
+/// One wait, perhaps over several attempts.
 #[derive(Debug)]
 pub(crate) struct Wait {
     since: Instant,
@@ -47,7 +47,7 @@ impl Wait {
         Self { since: Instant::now(), told: false }
     }
 
-    /// Does some of the work that is waited for; says what it is when the wait has lasted long enough.
+    /// Does some of the awaited work; reports the wait once it has lasted long enough.
     pub(crate) async fn on<T>(
         &mut self,
         work: impl Future<Output = T>,
@@ -68,7 +68,7 @@ impl Wait {
     }
 }
 
-/// Why a server is waited for.
+/// The cause of a wait for a server.
 pub(crate) fn server(address: &str, why: Option<&str>) -> (WaitsFor, String) {
     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
     (WaitsFor::Server, format!("waiting for the server at {address}{why}"))
@@ -81,7 +81,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_over_soon_is_not_told() {
         let mut wait = Wait::begin();
-        let untold = || -> (WaitsFor, String) { panic!("told too early") };
+        let untold = || -> (WaitsFor, String) { panic!("reported too early") };
         assert_eq!(wait.on(async { 1 }, untold).await, 1);
         assert!(!wait.told);
     }

@@ -109,7 +109,8 @@ impl Drop for BarrierSeat<'_> {
     }
 }
 
-/// Whether every thread has a core. Without one, a spinning thread would keep the others from arriving.
+/// Returns whether every thread has a core. Without one, a spinning thread would keep the others from
+/// arriving.
 fn has_a_core_each(threads: usize) -> bool {
     threads > 1 && std::thread::available_parallelism().is_ok_and(|cores| threads <= cores.get())
 }

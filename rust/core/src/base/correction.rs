@@ -1,6 +1,6 @@
 //! How a slice corrects a stale gradient of an asynchronous mode: a smaller step, a refusal, or less
 //! momentum. The slice decides under its lock, where the staleness is known; the record of the push holds
-//! what took effect.
+//! the factor and momentum that took effect.
 //!
 //! ```text
 //! tau = changes by others since the gradient's base        C = clients that push to the slice
@@ -25,7 +25,7 @@ pub struct Correction {
     pub max_staleness: Option<u64>,
     /// Refuses a gradient above `max_staleness` instead of scaling it.
     pub reject: bool,
-    /// Reduces the optimizer's momentum by what asynchrony adds.
+    /// Reduces the optimizer's momentum by the share that asynchrony adds.
     pub momentum_matching: bool,
 }
 

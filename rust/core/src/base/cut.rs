@@ -1,4 +1,4 @@
-//! A cut: the slices of a group as of one moment, taken while pushes go on.
+//! A cut: the slices of a group at one moment, taken while pushes continue.
 //!
 //! The moment is the increment of a counter that every change reads under its slice's lock. When a slice is
 //! behind the counter, its first change, or the writer of the cut, captures the slice's image before anything

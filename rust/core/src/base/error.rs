@@ -66,17 +66,17 @@ pub struct Details {
     pub tensor: Option<Arc<str>>,
     /// The shard that refused.
     pub shard: Option<u32>,
-    /// What was expected.
+    /// The expected value.
     pub expected: Option<String>,
-    /// What arrived instead.
+    /// The value that arrived instead.
     pub got: Option<String>,
     /// When to retry, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// Of [`Kind::VersionsLost`]: what was lost.
+    /// For [`Kind::VersionsLost`]: the lost changes.
     pub lost: Vec<Lost>,
 }
 
-/// What a restarted server lacks of a tensor. If its slices differ, the one that lost most counts.
+/// Changes of a tensor that a restarted server lacks. If its slices differ, the one that lost most counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The tensor.

@@ -9,7 +9,7 @@
 #[cfg(feature = "failpoints")]
 pub use chosen::{cut, fail, reach};
 
-/// Whether this build has failpoints.
+/// Set if this build has failpoints.
 pub const ARE_COMPILED: bool = cfg!(feature = "failpoints");
 
 /// Kills the process here if this failpoint is due.
@@ -17,7 +17,7 @@ pub const ARE_COMPILED: bool = cfg!(feature = "failpoints");
 #[inline(always)]
 pub const fn reach(_name: &str) {}
 
-/// Stands before a system call: kills the process, or fails as the call might.
+/// Precedes a system call: kills the process, or fails as the call might.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub const fn fail(_name: &str) -> std::io::Result<()> {
@@ -87,7 +87,7 @@ mod chosen {
         }
     }
 
-    /// Stands before a system call: kills the process, or fails as the call might.
+    /// Precedes a system call: kills the process, or fails as the call might.
     pub fn fail(name: &str) -> io::Result<()> {
         match due(name) {
             None => Ok(()),

@@ -2,7 +2,7 @@
 //! notice. They are compiled in only with the cargo feature `mutants`, which no release has. The models of
 //! `make loom` choose theirs at run time, one per model.
 
-/// Whether the fault of this name is enabled.
+/// Returns whether the fault of this name is enabled.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn fault(name: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<String> = std::sync::OnceLock::new();
@@ -33,7 +33,7 @@ mod chosen {
         CHOSEN.set(name);
     }
 
-    /// Whether the fault of this name is enabled.
+    /// Returns whether the fault of this name is enabled.
     pub fn fault(name: &str) -> bool {
         CHOSEN.get() == name
     }

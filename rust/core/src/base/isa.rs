@@ -36,7 +36,7 @@ impl Isa {
         }
     }
 
-    /// Whether this CPU has it.
+    /// Returns whether this CPU has it.
     #[inline]
     pub fn is_available(self) -> bool {
         static AVAILABLE: OnceLock<[bool; Isa::ALL.len()]> = OnceLock::new();
@@ -141,9 +141,9 @@ pub(crate) fn prefetch<T>(values: &[T]) {
 pub trait Kernel {
     /// The result of the loop.
     type Out;
-    /// Whether to use AVX-512. False for a loop that streams through memory and needs none of its masks:
-    /// vectors of a whole cache line arrive from the second-level cache and beyond up to a tenth more slowly
-    /// than vectors of half a line.
+    /// Set to use AVX-512. Unset for a loop that streams through memory and needs none of its masks: vectors
+    /// of a whole cache line arrive from the second-level cache and beyond up to a tenth more slowly than
+    /// vectors of half a line.
     const WIDE: bool = true;
     /// The loop.
     fn run(self) -> Self::Out;

@@ -216,7 +216,7 @@ impl<T> std::ops::Deref for SliceGuard<'_, T> {
     fn deref(&self) -> &T {
         match &self.data {
             Some(data) => data,
-            None => unreachable!("the data is taken by drop alone"),
+            None => unreachable!("only drop takes the data"),
         }
     }
 }
@@ -225,7 +225,7 @@ impl<T> std::ops::DerefMut for SliceGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match &mut self.data {
             Some(data) => data,
-            None => unreachable!("the data is taken by drop alone"),
+            None => unreachable!("only drop takes the data"),
         }
     }
 }

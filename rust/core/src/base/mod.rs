@@ -1,4 +1,4 @@
-//! What all other folders build on: errors, the only import of atomics and locks, element types, instruction
+//! The base of all other folders: errors, the only import of atomics and locks, element types, instruction
 //! sets, seeded faults, and small values that belong to no other folder.
 
 pub mod barrier;

@@ -23,7 +23,7 @@ pub enum Mode {
     },
     /// A version is made of the first gradients that arrive for it.
     Sync(Quorum),
-    /// The first worker trains alone for `steps` steps while the others wait.
+    /// Only the first worker trains for `steps` steps, while the others wait.
     WarmStart {
         /// Steps.
         steps: u64,
@@ -126,7 +126,7 @@ impl fmt::Display for PlaceRequest {
     }
 }
 
-/// What a worker learns when it gets its place.
+/// Answer to a worker that gets its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
     /// The clock that it starts with: that of the slowest worker, so that it delays no other worker.
@@ -137,11 +137,11 @@ pub struct Joined {
     pub workers: Vec<String>,
 }
 
-/// The progress of a group when a worker may go on.
+/// The progress of a group when a worker may continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clocks {
-    /// Steps that the slowest worker has taken; in a warm start, steps that were trained alone.
+    /// Steps that the slowest worker has taken; in a warm start, steps that its leader has taken.
     pub slowest: u64,
-    /// Whether this worker is the one that trains alone.
+    /// Set if this worker leads a warm start.
     pub leads: bool,
 }

@@ -20,7 +20,7 @@ const MAX_FAILURES: usize = 64;
 /// A client, and the number of one of its replicas.
 pub type ReplicaId = (u64, u64);
 
-/// What a coordinator asks of the replicas.
+/// A coordinator's task for the replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchTask {
     /// Number of the batch; those of a space increase.
@@ -35,7 +35,7 @@ pub struct BatchTask {
     pub vector: u32,
     /// Replicas that must be present before portions are dealt.
     pub min_replicas: u64,
-    /// Whether replicas without a portion compute copies of outstanding ones.
+    /// Set if replicas without a portion compute copies of outstanding ones.
     pub backups: bool,
 }
 
@@ -65,7 +65,7 @@ impl BatchTask {
     }
 }
 
-/// Why a portion cannot be part of its sum.
+/// Reason why a portion cannot be part of its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
     /// The loss or a gradient is not finite.
@@ -77,7 +77,7 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
-    /// What a slice's refusal of a portion means; `None`: the batch goes on.
+    /// The meaning of a slice's refusal of a portion; `None` if the batch continues.
     pub fn of(refusal: Kind) -> Option<Self> {
         match refusal {
             Kind::NonFinite => Some(Self::NotFinite),
@@ -95,7 +95,7 @@ pub struct PortionFailure {
     pub replica: Arc<str>,
     /// The portion.
     pub portion: u64,
-    /// What is wrong.
+    /// The fault.
     pub kind: FailureKind,
     /// The tensor concerned; empty: the loss.
     pub tensor: Arc<str>,
@@ -133,11 +133,11 @@ pub struct Finished {
 /// The portions of one batch: waiting, outstanding or finished.
 #[derive(Debug)]
 pub struct Batch {
-    /// What was asked.
+    /// The task.
     pub task: BatchTask,
-    /// What is left of each replica's range; without an owner if the replica has left.
+    /// The rest of each replica's range; without an owner if the replica has left.
     ranges: Vec<(Option<ReplicaId>, Range<u64>)>,
-    /// The ranges as they were dealt: what a replica begins the next batch with, if nothing changes.
+    /// First portion of each range as dealt: where a replica begins the next batch, if nothing changes.
     first: BTreeMap<ReplicaId, u64>,
     /// Portions that were given, and returned unfinished.
     returned: BTreeSet<u64>,
@@ -155,7 +155,7 @@ pub struct Batch {
     pub backups_issued: u64,
     /// Copies that were finished before the original.
     pub backups_won: u64,
-    /// What went wrong.
+    /// Portions that could not be added.
     pub failures: Vec<PortionFailure>,
 }
 
@@ -187,7 +187,7 @@ impl Batch {
         }
     }
 
-    /// Whether nothing is left to compute.
+    /// Returns whether nothing is left to compute.
     pub fn is_over(&self) -> bool {
         self.unfinished == 0 || !self.failures.is_empty()
     }
@@ -238,7 +238,7 @@ impl Batch {
         Some(portion)
     }
 
-    /// Whether the replica was given this portion, last or before that.
+    /// Returns whether the replica was given this portion, last or before that.
     pub fn was_given(&self, replica: ReplicaId, portion: u64) -> bool {
         self.given_to.get(&replica).is_some_and(|given| given.contains(&Some(portion)))
     }
@@ -291,7 +291,7 @@ impl Batch {
         self.waiting(replica).map(|(portion, _)| portion).or_else(|| self.first.get(&replica).copied())
     }
 
-    /// Whether the replica still computes this portion.
+    /// Returns whether the replica still computes this portion.
     pub fn holds(&self, replica: ReplicaId, portion: u64) -> bool {
         !self.is_over() && self.outstanding.get(&portion).is_some_and(|held| held.is_held_by(replica))
     }
@@ -326,7 +326,7 @@ impl Batch {
         names.chain(failures).sum::<usize>() as u64
     }
 
-    /// A replica is gone: what it held, and what is left of its range, goes to others.
+    /// Removes a replica: its portion, and the rest of its range, go to others.
     pub fn leave(&mut self, replica: ReplicaId) {
         for (owner, _) in &mut self.ranges {
             owner.take_if(|owner| *owner == replica);
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!((batch.take(C), batch.take(B)), (Some(4), Some(3)));
         assert_eq!(batch.likely_next(C), Some(2));
         assert_eq!((batch.take(A), batch.take(C)), (Some(1), Some(2)));
-        // What comes next is the next batch.
+        // The likely next portion is of the next batch.
         assert_eq!(batch.likely_next(B), Some(5));
         assert_eq!(batch.likely_next(C), None);
     }
@@ -415,7 +415,7 @@ mod tests {
         assert!(finish(&mut batch, B, 0));
         assert_eq!(batch.take(B), Some(3));
         assert_eq!(batch.take(C), Some(1));
-        // One of two holders dies: the portion is not given back, and may be copied again.
+        // One of two holders dies: the portion is not returned, and may be copied again.
         assert_eq!(batch.take(A), Some(3));
         batch.leave(B);
         assert_eq!(batch.take((4, 1)), Some(3));

@@ -20,7 +20,7 @@ use std::fmt;
 const MOST_GROUPS: usize = 1 << 12;
 /// Most worker names in an answer or an error: few enough to read, and to fit a header.
 const NAMED: usize = 8;
-/// When a worker that finds no free place may try again, in milliseconds.
+/// Retry delay of a worker that finds no free place, in milliseconds.
 const RETRY_MS: u64 = 200;
 /// Bytes of a place, with the longest name.
 const SEAT_BYTES: u64 = 512;
@@ -28,7 +28,7 @@ const SEAT_BYTES: u64 = 512;
 /// Called once when a wait ends: with the group's clocks, or with the error that ended it.
 pub type Advanced = Box<dyn FnOnce(Result<Clocks>) + Send>;
 
-/// Which table of a group: a warm start has its own, besides that of the mode that follows it.
+/// Table of a group: a warm start has a separate one, besides that of the mode that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum GroupPhase {
     Warm,
@@ -57,7 +57,7 @@ struct GroupTable {
     /// Steps that the leader of a warm start has taken.
     alone: u64,
     came: u64,
-    /// Whether as many workers as a version needs were present at one time. From then on, versions no longer
+    /// Set once as many workers as a version needs were present at one time. From then on, versions no longer
     /// wait for workers that leave.
     complete: bool,
 }
@@ -107,7 +107,7 @@ impl GroupTable {
         self.members.values().map(|member| member.clock).min().unwrap_or(0)
     }
 
-    /// The group's clocks if a worker with this clock may continue; `None`: it waits.
+    /// The group's clocks if a worker with this clock may continue; `None` if it waits.
     fn ready(&self, client: u64, clock: u64) -> Option<Clocks> {
         match self.mode {
             Mode::Free | Mode::Sync(_) => Some(Clocks { slowest: self.slowest(), leads: false }),
@@ -217,8 +217,8 @@ impl Groups {
         Ok(joined)
     }
 
-    /// Whether as many workers as a version needs were present at one time, so that versions no longer wait
-    /// for workers that leave.
+    /// Returns whether as many workers as a version needs were present at one time, so that versions no
+    /// longer wait for workers that leave.
     pub fn is_complete(&self, group: u32) -> bool {
         lock(&self.tables).get(&(group, GroupPhase::Main)).is_some_and(|table| table.complete)
     }
@@ -281,17 +281,17 @@ impl Groups {
         self.leave_where(client, |_| true)
     }
 
-    /// Whether a client has a place in any group.
+    /// Returns whether a client has a place in any group.
     pub fn has(&self, client: u64) -> bool {
         lock(&self.tables).values().any(|table| table.members.contains_key(&client))
     }
 
-    /// Whether a client has a place in this group, or its warm start.
+    /// Returns whether a client has a place in this group, or its warm start.
     pub fn has_place(&self, group: u32, client: u64) -> bool {
         self.has_own_place(group, client, false) || self.has_own_place(group, client, true)
     }
 
-    /// Whether a client has a place in this group, or else in its warm start.
+    /// Returns whether a client has a place in this group, or else in its warm start.
     pub fn has_own_place(&self, group: u32, client: u64, warm: bool) -> bool {
         let key = (group, if warm { GroupPhase::Warm } else { GroupPhase::Main });
         lock(&self.tables).get(&key).is_some_and(|table| table.members.contains_key(&client))
@@ -302,7 +302,7 @@ impl Groups {
         lock(&self.tables).get(&(group, GroupPhase::Main)).map(|table| table.mode)
     }
 
-    /// Whether any client has a place in this group or its warm start.
+    /// Returns whether any client has a place in this group or its warm start.
     pub fn is_joined(&self, group: u32) -> bool {
         let tables = lock(&self.tables);
         tables.contains_key(&(group, GroupPhase::Main)) || tables.contains_key(&(group, GroupPhase::Warm))
@@ -337,7 +337,7 @@ impl Groups {
         self.quorums.store(quorums as u64, Ordering::Release);
     }
 
-    /// Whether pushes wait for each other in any group.
+    /// Returns whether pushes wait for each other in any group.
     #[inline]
     pub(crate) fn any_quorum(&self) -> bool {
         self.quorums.load(Ordering::Acquire) > 0
@@ -348,7 +348,7 @@ impl Groups {
         lock(&self.tables).values().map(|table| table.members.len()).sum()
     }
 
-    /// Whether no place is taken.
+    /// Returns whether no place is taken.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -360,7 +360,7 @@ impl Groups {
         let (quorum, needed) = table.needed()?;
         let refuse = |why: &str| Some(Err(Error::new(Kind::Precondition, format!("{}: {why}", table.mode))));
         let Some(member) = table.members.get(&push.identity.client) else {
-            return refuse("the group takes gradients of its own workers alone: join it first");
+            return refuse("the group takes gradients only from its workers: join it first");
         };
         if slice.spec().apply == Apply::Hogwild {
             return refuse("a hogwild tensor has no whole versions");

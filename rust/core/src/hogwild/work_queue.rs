@@ -13,7 +13,7 @@ pub(crate) struct Deal<'a> {
     len: usize,
     block: usize,
     next: AtomicU64,
-    /// Examples from this one on were given back.
+    /// End of the examples to process: later ones were returned.
     end: AtomicU64,
     stop: Stop<'a>,
 }
@@ -24,7 +24,7 @@ impl<'a> Deal<'a> {
         Self { len, block: block.max(1), next, end, stop }
     }
 
-    /// The next block, in ascending order for each thread. The thread must process the block or give it back.
+    /// The next block, in ascending order for each thread. The thread must process the block or return it.
     pub(crate) fn take(&self) -> Option<std::ops::Range<usize>> {
         if (self.stop)() {
             return None;
@@ -33,7 +33,7 @@ impl<'a> Deal<'a> {
         (from < self.len).then(|| from..(from + self.block).min(self.len))
     }
 
-    /// Gives back the block that begins at `from`, and all later ones.
+    /// Returns the block that begins at `from`, and all later ones.
     pub(crate) fn give_back(&self, from: usize) {
         self.end.fetch_min(from as u64, Ordering::Relaxed);
     }

@@ -33,7 +33,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// The grid for values whose largest magnitude is about this; `None` for 0 and for what is not finite.
+    /// The grid for values whose largest magnitude is about this; `None` for 0 and for NaN or infinity.
     pub(crate) fn for_largest(largest: f64) -> Option<Self> {
         (largest.is_finite() && largest > 0.0).then(|| Self::of_unit(exponent(largest) - BELOW))
     }
@@ -75,8 +75,8 @@ fn power(k: i32) -> f64 {
     f64::from_bits(((k + 1023) as u64) << 52)
 }
 
-/// The bits of 1.5 x 2^52: a float64 of that size has units of 1, so adding it rounds to an integer, which
-/// then stands in the lowest bits.
+/// The bits of 1.5 x 2^52: a float64 of that size has units of 1, so adding it rounds to an integer, in the
+/// lowest bits.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 
 /// The integer nearest to `x`, below 2^51 in magnitude, as a float and as an integer.
@@ -135,7 +135,7 @@ impl<T: Real> Kernel for GridValue<'_, T> {
                 (high.wrapping_add(carry), to_float(low.wrapping_sub(carry << LOW)) * power(-LOW));
             let top = units.wrapping_add(1 << 31) >> 32;
             let (top, rest) = (to_float(top) * power(32), to_float(units.wrapping_sub(top << 32)));
-            // Nearly all is in `sum`; what its rounding left is exact, also together with the fraction.
+            // Nearly all is in `sum`; the rest after rounding is exact, also together with the fraction.
             let sum = top + rest;
             let left = rest - (sum - top);
             *to = T::nearest((sum + (left + fraction)) * scale);
@@ -230,7 +230,7 @@ mod tests {
                 let multiple = (i128::from(sum.high[i]) << LOW) + i128::from(sum.low[i]);
                 let error = (multiple * quantum - expected).abs();
                 assert!(2 * error <= i128::from(TERMS) * quantum, "{error} of {quantum}");
-                // What is written is the float64 nearest to the multiple.
+                // The written value is the float64 nearest to the multiple.
                 assert_eq!(rounded[i], multiple as f64 * power(grid.unit - LOW));
             }
         }

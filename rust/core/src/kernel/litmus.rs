@@ -18,8 +18,7 @@ const LINE: usize = 16;
 /// Offsets of the tested line in elements, so that vectors straddle a line border: none, half a line, one
 /// lane.
 const SHIFTS: [usize; 3] = [0, LINE / 2, 1];
-/// Loads of the third thread per store of its own; the first loads after a store may return what it has just
-/// stored.
+/// Loads of the third thread per store; the first loads after a store may return the value just stored.
 const LOADS: u64 = 16;
 /// Two values that differ in every bit, so that each part of a lane shows which pattern it is from.
 const PATTERNS: [u32; 2] = [0x3355_1177, !0x3355_1177];

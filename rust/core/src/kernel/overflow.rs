@@ -1,6 +1,6 @@
-//! Steps that may overflow: a finite gradient times a large rate, or its square, can exceed what a float
-//! holds. Slices take such a step on trial. What overflows through many ordinary steps is found by a scan now
-//! and then.
+//! Steps that may overflow: a finite gradient times a large rate, or its square, can exceed the range of a
+//! float. Slices take such a step on trial. An overflow through many ordinary steps is found by an occasional
+//! scan.
 
 use super::codec::CodecId;
 use super::optim::Optimizer;
@@ -10,7 +10,7 @@ use crate::base::isa::Isa;
 /// Terms of a float32 step up to this size cannot, in one step, drive values that are far from the largest
 /// float32 to infinity.
 const LIMIT_FLOAT32: f64 = (1_u128 << 100) as f64;
-/// The same for float64: 2^1000.
+/// The limit for float64: 2^1000.
 const LIMIT_FLOAT64: f64 = f64::from_bits((1023 + 1000) << 52);
 /// A slice is scanned each time that its pushes have touched this many times its elements: a scan costs less
 /// than half of a step.
@@ -24,15 +24,15 @@ pub(crate) fn limit(dtype: DType) -> f64 {
     }
 }
 
-/// Whether one step at a rate, with a gradient whose largest magnitude is `largest`, may overflow.
+/// Returns whether one step at a rate, with a gradient whose largest magnitude is `largest`, may overflow.
 #[inline(always)]
 pub(crate) fn may_overflow(optimizer: &Optimizer, dtype: DType, lr: f64, largest: f64) -> bool {
     let term = optimizer.largest_term(lr, largest);
     largest.max(lr).max(lr * largest).max(term) > limit(dtype)
 }
 
-/// Whether a slice with `len` elements is to be scanned after the step that made this version and touched
-/// some of them.
+/// Returns whether a slice with `len` elements is to be scanned after the step that made this version and
+/// touched some of them.
 #[inline(always)]
 pub(crate) fn is_due(version: u64, len: usize, touched: usize) -> bool {
     if touched >= len {
@@ -41,7 +41,7 @@ pub(crate) fn is_due(version: u64, len: usize, touched: usize) -> bool {
     version.is_multiple_of(TOUCHES * len as u64 / touched.max(1) as u64)
 }
 
-/// Whether all of an array's values are finite.
+/// Returns whether all of an array's values are finite.
 pub(crate) fn is_finite(isa: Isa, dtype: DType, array: &[u8]) -> bool {
     CodecId::plain(dtype).validate(isa, array, array.len() / dtype.size()).is_ok()
 }

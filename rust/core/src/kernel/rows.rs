@@ -20,7 +20,7 @@ impl<'a> Indices<'a> {
         self.0.len()
     }
 
-    /// Whether there are no rows.
+    /// Returns whether there are no rows.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
@@ -42,12 +42,12 @@ impl std::fmt::Debug for Indices<'_> {
     }
 }
 
-/// How the rows of a tensor lie in one slice.
+/// Layout of a tensor's rows in one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
     /// Elements of a row.
     width: usize,
-    /// Elements of the first row that lie before the slice.
+    /// Elements of the first row before the slice.
     head: usize,
     /// Elements of the slice.
     len: usize,

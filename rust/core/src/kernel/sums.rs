@@ -14,16 +14,16 @@ const LANES: usize = 16;
 /// Rows of a tile: products of several rows and columns are added together, so that each element is converted
 /// to float64 once for all of them.
 const ROWS: usize = 3;
-/// Columns of a tile on AVX-512, whose registers hold the sums of so many; elsewhere a tile has one column.
+/// Columns of a tile on AVX-512, whose registers hold this many sums; elsewhere a tile has one column.
 const COLUMNS: usize = 3;
 /// Chunks of a column that are added before the next column: a run of them stays in the second-level cache
 /// until it has met every row.
 const RUN: usize = 512;
-/// How many chunks ahead a column is prefetched: the CPU does not follow so many vectors by itself.
+/// Chunks by which a column is prefetched: the CPU does not follow this many vectors itself.
 const AHEAD: usize = 64;
 
 type Lanes = [f64; LANES];
-/// A vector in chunks of one element for each lane, and what is left.
+/// A vector in chunks of one element for each lane, and the rest.
 type Chunks<'a, T> = (&'a [[T; LANES]], &'a [T]);
 
 #[inline(always)]
@@ -72,7 +72,7 @@ fn accumulate<T: Real, const R: usize, const C: usize>(
     *sums = added;
 }
 
-/// Adds the products of what is left after the chunks.
+/// Adds the products of the elements after the chunks.
 #[inline(always)]
 fn add_rest<T: Real>(x: &[T], y: &[T], lanes: &mut Lanes) {
     for (lane, (x, y)) in x.iter().zip(y).enumerate() {
@@ -180,7 +180,7 @@ impl<T: Real> Tile<'_, T> {
         }
     }
 
-    /// Adds the products of so many rows with all columns that are left, one by one.
+    /// Adds the products of `rows` rows with all remaining columns, one by one.
     #[inline(always)]
     fn add_singly(&self, rows: usize, sums: &mut [Lanes]) {
         let (row, column) = self.first;

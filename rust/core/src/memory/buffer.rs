@@ -96,7 +96,7 @@ impl Buffer {
         cast_slice_mut(&mut memory[start..end])
     }
 
-    /// The offset of the values in the shard's exposed memory, if they are there.
+    /// The offset of the values in the shard's exposed memory, if that contains them.
     pub(crate) fn exposed_at(&self) -> Option<usize> {
         match &self.memory {
             BufferMemory::Piece(piece) => Some(piece.exposed_at()? + self.start),

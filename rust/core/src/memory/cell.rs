@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 pub(crate) struct RacyBuffer {
     first: NonNull<AtomicU32>,
     len: usize,
-    /// What `first` points into.
+    /// Memory that `first` points into.
     _memory: RacyMemory,
 }
 
@@ -52,7 +52,7 @@ impl RacyBuffer {
         Self { first: first(&lines), len, _memory: RacyMemory::Own(lines) }
     }
 
-    /// `len` values of a region from byte `at` on; their contents stay as they are.
+    /// `len` values of a region from byte `at` on, with their present contents.
     pub(crate) fn shared(region: Arc<Region>, at: usize, len: usize) -> Self {
         Self { first: first(region.lines(at, len.div_ceil(16))), len, _memory: RacyMemory::Shared(region) }
     }
@@ -428,8 +428,8 @@ mod vectors {
     use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
     use std::arch::asm;
 
-    // LD1 and ST1 access memory element by element, and each access is atomic if its element is aligned,
-    // wherever the vector lies.
+    // LD1 and ST1 access memory element by element, and each access is atomic if its element is aligned, at
+    // any address of the vector.
     leaf!(load_q, store_q, "neon", float32x4_t, vreg, "ld1 {{{v:v}.4s}}, [{p}]", "st1 {{{v:v}.4s}}, [{p}]");
     loops!(load_neon, store_neon, "neon", 4, load_q, store_q, vld1q_f32, vst1q_f32, NeonLines);
 

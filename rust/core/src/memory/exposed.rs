@@ -111,7 +111,7 @@ impl Drop for ExposedPiece {
         if self.memory.process != std::process::id() {
             return;
         }
-        // If this fails, the piece is reused with its pages as they are.
+        // If this fails, the piece is reused with its present pages.
         let _ = system::free(&self.memory.file, self.offset() as u64, PIECE as u64);
         lock(&self.memory.free).returned.push(self.index);
     }

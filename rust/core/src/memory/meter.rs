@@ -4,7 +4,7 @@
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, AtomicU64, Ordering};
 
-/// What memory is used for.
+/// A use of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Parameters, optimizer state, and one spare per `exact` slice.
@@ -27,7 +27,7 @@ pub enum Purpose {
 
 const PURPOSES: usize = 8;
 
-/// What each purpose is called, in their order.
+/// Name of each purpose, in order.
 const NAMES: [&str; PURPOSES] =
     ["slices", "copies", "answers", "held pushes", "clients and spaces", "connections", "the map", "vectors"];
 
@@ -93,7 +93,7 @@ impl Meter {
 }
 
 impl Meter {
-    /// What a refusal says: the purposes that use most.
+    /// Text of a refusal: the purposes that use most.
     fn full(&self) -> String {
         let bytes = self.by.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
         let mut by: Vec<_> = NAMES.iter().zip(bytes).filter(|(_, bytes)| *bytes > 0).collect();
@@ -107,7 +107,7 @@ impl Meter {
 }
 
 impl Charge {
-    /// Grows the charge to `bytes`; a larger charge stays as it is.
+    /// Grows the charge to `bytes`; does not shrink it.
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         if bytes > self.bytes {
             self.meter.add(self.purpose, bytes - self.bytes)?;
@@ -116,7 +116,7 @@ impl Charge {
         Ok(())
     }
 
-    /// Returns what exceeds `bytes`.
+    /// Returns the part above `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         if bytes < self.bytes {
             drop(self.split(self.bytes - bytes));

@@ -276,7 +276,7 @@ fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
         .expected(spec.dtype.name(), values.dtype().name()))
 }
 
-/// The bodies of a state assignment, one per slice: all slots one after the other.
+/// The bodies of a state assignment, one per slice, each with all slots in order.
 pub fn state_bodies(spec: &TensorSpec, state: &OptimizerState) -> Result<Vec<Vec<u8>>> {
     let name = |error: Error| error.tensor(spec.name.clone());
     let expected = spec.optimizer.slots();

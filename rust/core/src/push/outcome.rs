@@ -51,7 +51,7 @@ impl Collect {
         })
     }
 
-    /// Calls `then` once when all answers have come, at once if they have. All are expected by now.
+    /// Calls `then` once when all answers have arrived, at once if they have. All are expected by now.
     pub(crate) fn when_complete(&self, then: Box<dyn FnOnce() + Send>) {
         let mut late = lock(&self.late);
         if late.missing > 0 {
@@ -62,7 +62,7 @@ impl Collect {
         then();
     }
 
-    /// Waits until all answers have come or the timeout ends, and returns those that came.
+    /// Waits until all answers have arrived or the timeout ends, and returns those that did.
     pub(crate) fn wait(&self, timeout: Duration) -> Vec<(usize, Result<Applied>)> {
         let waited = self.complete.wait_timeout_while(lock(&self.late), timeout, |late| late.missing > 0);
         // Lock again, because ThreadSanitizer does not see the lock that the wait returns.
@@ -98,12 +98,12 @@ pub struct Outcomes {
     pub refused: Vec<(usize, Range<usize>, Error)>,
     /// Slices whose answer is missing: index of the gradient and the slice.
     pub in_doubt: Vec<(usize, Arc<dyn InDoubt>)>,
-    /// Why the first answer is missing; `None`: the push was still held.
+    /// Reason for the first missing answer; `None` if the push was still held.
     pub why_in_doubt: Option<Error>,
 }
 
 impl Outcomes {
-    /// Returns receipts if everything was applied, else what failed. `names` gives the name of each gradient,
+    /// Returns receipts if everything was applied, else failures. `names` gives the name of each gradient,
     /// `bytes` the bytes sent for it.
     pub fn into_pushed(mut self, names: &dyn Fn(usize) -> Arc<str>, bytes: &[u64]) -> Pushed {
         self.applied.sort_by_key(|(k, ..)| *k);

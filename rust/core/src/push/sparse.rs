@@ -104,7 +104,7 @@ impl Plan {
         self.starts.push(self.order.len() as u32);
     }
 
-    /// Adds an empty part for every slice of the tensor that has none of the rows.
+    /// Adds an empty part for every slice of the tensor without any of the rows.
     fn for_every_slice(mut self, slices: usize) -> Self {
         let mut parts = std::mem::take(&mut self.parts).into_iter().peekable();
         let (mut gathered, mut at) = (0, 0);
@@ -165,7 +165,7 @@ impl Plan {
         gathered
     }
 
-    /// Whether a row is named more than once.
+    /// Returns whether a row is named more than once.
     pub fn has_repeats(&self) -> bool {
         self.starts.len() - 1 < self.order.len()
     }

@@ -29,7 +29,7 @@ impl Clients {
         Met { clients: self.clone(), client, slice }
     }
 
-    /// Whether any slice remembers the client.
+    /// Returns whether any slice remembers the client.
     pub(crate) fn knows(&self, client: u64) -> bool {
         lock(&self.0).contains_key(&client)
     }

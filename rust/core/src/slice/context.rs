@@ -116,7 +116,7 @@ impl SliceContext {
         self.spec.dtype.size() * self.len
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

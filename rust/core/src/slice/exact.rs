@@ -34,16 +34,16 @@ pub(super) struct ExactMemory {
     state: Vec<Buffer>,
     step: u64,
     pub(super) version: u64,
-    /// Changes that were not gradients.
+    /// Number of changes that were not gradients.
     pub(super) assigns: u64,
     pub(super) identities: IdentityTable,
     /// Gradients that wait for those of other workers to make a version together.
     pub(super) round: Option<Box<Round>>,
     /// The space that is open over the tensor: then only its programs change the slice.
     pub(super) vectors: Option<Box<Vectors>>,
-    /// Whether the last scan found values or state that are not finite.
+    /// Set if the last scan found values or state that are not finite.
     pub(super) overflowed: bool,
-    /// Whether the shard has removed the slice.
+    /// Set once the shard has removed the slice.
     pub(super) removed: bool,
     /// The last cut that the slice has seen.
     cut: u64,
@@ -158,7 +158,7 @@ impl ExactMemory {
     /// changed; a step that overflows is one.
     #[inline(always)]
     pub(super) fn step(&mut self, slice: &SliceContext, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
-        // Records do not say it: what they repeat has not overflowed.
+        // Records lack this bound: the steps that they repeat have not overflowed.
         let largest = push.largest.map(|largest| largest * f64::from(scale.abs()));
         if largest.is_some_and(|largest| may_overflow(&slice.spec.optimizer, slice.spec.dtype, lr, largest)) {
             self.step_on_trial(slice, push, lr, scale)?;
@@ -277,7 +277,7 @@ impl ExactMemory {
         }
     }
 
-    /// Without memory for the image, the cut fails and the push goes on.
+    /// Takes part in a cut. Without memory for the image, the cut fails and the push continues.
     #[cold]
     fn take_part_in_cut(&mut self, slice: &SliceContext) {
         let (last, covered) = slice.cuts.covers(&slice.spec.group);
@@ -314,7 +314,7 @@ impl ExactMemory {
         Ok(())
     }
 
-    /// Whether readers pin both the values and the spare, so that the next push must take memory.
+    /// Returns whether readers pin both the values and the spare, so that the next push must take memory.
     pub(super) fn needs_memory(&self) -> bool {
         let has_readers = |buffer: &Arc<Buffer>| Arc::strong_count(buffer) > 1;
         has_readers(&self.params) && self.spare.as_ref().is_some_and(has_readers)
@@ -328,7 +328,7 @@ impl ExactMemory {
         Ok(self.snapshot(slice, client, Bytes::Pinned(self.params.clone())))
     }
 
-    /// Copies the state, all slots one after the other.
+    /// Copies the state, all slots in order.
     pub(super) fn pull_state(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         self.copied(slice, client, Some(&slice.meter), self.state.iter().map(Buffer::bytes))
     }

@@ -15,7 +15,7 @@ use crate::tensor::{Apply, SliceId};
 pub struct Identity {
     /// The client's incarnation: a random number that each client object draws for itself.
     pub client: u64,
-    /// Sequence number of the client's push, from 1; the same for all slices of one push.
+    /// Sequence number of the client's push, from 1; equal for all slices of one push.
     pub sequence: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Base {
     pub own: Option<u64>,
 }
 
-/// What a push does to its slice.
+/// Effect of a push on its slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// An optimizer step.
@@ -56,11 +56,11 @@ pub struct Push<'a> {
     pub identity: Identity,
     /// The version that it is based on.
     pub base: Option<Base>,
-    /// Learning rate in place of the optimizer's.
+    /// Learning rate instead of the optimizer's.
     pub lr: Option<f64>,
     /// Factor on the gradient.
     pub scale: Option<f32>,
-    /// Momentum in place of the optimizer's.
+    /// Momentum instead of the optimizer's.
     pub momentum: Option<f64>,
     /// How its mode corrects a stale gradient. The slice evaluates this and puts the result into `scale` and
     /// `momentum`.
@@ -77,12 +77,12 @@ pub struct Push<'a> {
     /// The largest magnitude of the body's elements, or a bound of it. `Some`: the body is known to be finite
     /// and canonical, because it was made in this process, after the finite check.
     pub largest: Option<f64>,
-    /// Whether the push is never repeated and its outcome never queried: a slice that applies it at once need
+    /// Set if the push is never repeated and its outcome never queried: a slice that applies it at once need
     /// not remember it.
     pub once: bool,
 }
 
-/// What a push is validated against.
+/// The slice, as far as the validation of a push needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) dtype: DType,
@@ -150,11 +150,8 @@ impl Push<'_> {
                 .expected("a finite number >= 0", momentum));
         }
         if self.correction.is_some_and(|asked| asked.reject && asked.max_staleness.is_none()) {
-            return Err(Error::new(
-                Kind::Config,
-                "a push that is to be refused when it is too stale says when that is",
-            )
-            .expected("max_staleness", "nothing"));
+            return Err(Error::new(Kind::Config, "a push that refuses stale gradients needs their limit")
+                .expected("max_staleness", "nothing"));
         }
         if let Action::AssignState { step } = self.action
             && step > MAX_STEP
@@ -239,6 +236,6 @@ pub struct Applied {
     pub staleness: Option<u64>,
     /// The factor that the slice applied to the gradient.
     pub scale: f32,
-    /// Whether the slice had applied the push before; then it changed nothing now.
+    /// Set if the slice had applied the push before; then it changed nothing now.
     pub duplicate: bool,
 }

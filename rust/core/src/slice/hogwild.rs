@@ -28,7 +28,7 @@ pub(super) struct HogwildMemory {
     params: RacyBuffer,
     state: Vec<RacyBuffer>,
     counts: Counts,
-    /// Whether this process's last scan found values or state that are not finite.
+    /// Set if this process's last scan found values or state that are not finite.
     overflowed: AtomicBool,
     pub(super) identities: Mutex<IdentityTable>,
 }
@@ -134,7 +134,7 @@ impl HogwildMemory {
         self.snapshot(slice, client, Some(&slice.meter), std::slice::from_ref(&self.params))
     }
 
-    /// Copies the state, all slots one after the other.
+    /// Copies the state, all slots in order.
     pub(super) fn pull_state(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, Some(&slice.meter), &self.state)
     }
@@ -190,7 +190,7 @@ impl HogwildMemory {
         self.counts.assigns().fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the last scan found values or state that are not finite.
+    /// Returns whether the last scan found values or state that are not finite.
     pub(super) fn overflowed(&self) -> bool {
         self.overflowed.load(Ordering::Relaxed)
     }

@@ -21,7 +21,7 @@ const MAX_PREFETCHED_CLIENTS: usize = 8;
 /// Called once with the outcome of a push.
 pub type Completion = Box<dyn FnOnce(Result<Applied>) + Send>;
 
-/// What a slice knows about one push.
+/// A slice's knowledge of one push.
 pub(crate) enum Outcome {
     Applied(Applied),
     /// It was not applied and never will be.
@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
     Shared(Vec<Completion>),
 }
 
-/// What the table knows about an arriving identity.
+/// The table's knowledge of an arriving identity.
 pub(crate) enum Seen<'a> {
     /// The client has no entry yet: [`IdentityTable::meet`] creates it.
     Unmet,
@@ -64,14 +64,14 @@ struct Client {
     _met: Met,
 }
 
-/// The slice that owns a table, and what accounts for the table's memory and clients.
+/// The slice that owns a table, and the accounts of the table's memory and clients.
 pub(crate) struct Home<'a> {
     pub(crate) meter: &'a Arc<Meter>,
     pub(crate) clients: &'a Arc<Clients>,
     pub(crate) slice: SliceId,
 }
 
-/// What a slice remembers of one client, as plain data.
+/// A slice's memory of one client, as plain data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remembered {
     /// The client.
@@ -311,7 +311,7 @@ impl IdentityTable {
         Ok(table)
     }
 
-    /// Whether a client has an entry.
+    /// Returns whether a client has an entry.
     pub(crate) fn knows(&self, client: u64) -> bool {
         self.place(client).is_ok()
     }

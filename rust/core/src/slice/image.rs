@@ -17,11 +17,11 @@ use crate::tensor::{Apply, Space};
 /// A slice at one version; a `hogwild` slice possibly in the middle of pushes.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Everything but the arrays.
+    /// Everything except the arrays.
     pub standing: Standing,
     /// The values; of an `exact` slice they are pinned, not copied.
     pub values: Snapshot,
-    /// The optimizer state, all slots one after the other.
+    /// The optimizer state, all slots in order.
     pub state: Snapshot,
     /// The vectors of the space that is open over the tensor.
     pub vectors: Option<VectorsImage>,
@@ -36,7 +36,7 @@ pub struct Standing {
     pub step: u64,
     /// Changes that were assignments.
     pub assigns: u64,
-    /// What the slice remembers of each client, in client order.
+    /// The slice's memory of each client, in client order.
     pub clients: Vec<Remembered>,
 }
 
@@ -53,7 +53,7 @@ impl Slice {
 
     /// The slice at the moment of the cut that is being written
     /// ([`Shard::begin_cut`](crate::shard::Shard::begin_cut)), if the cut covers its group and the slice is
-    /// `exact`; otherwise as it is now.
+    /// `exact`; otherwise in its present state.
     pub fn image_in_cut(&self) -> Result<Image> {
         let image = match &self.memory {
             SliceMemory::Exact(memory) => memory.lock().image_in_cut(self),
@@ -71,7 +71,7 @@ impl Slice {
         ((self.slots + vectors) * self.bytes()) as u64
     }
 
-    /// Drops what is left of a cut that is over.
+    /// Drops the remains of a cut that is over.
     pub(crate) fn leave_cut(&self) {
         if let SliceMemory::Exact(memory) = &self.memory {
             memory.lock().leave_cut();
@@ -88,14 +88,14 @@ impl Slice {
     ) -> Result<()> {
         let VectorsStanding { term, number, batch, .. } = standing;
         if let Some(count) = [term, number, batch].into_iter().find(|count| **count > MAX_COUNT) {
-            let error = Error::new(Kind::Internal, "the image has a count that is out of reach");
+            let error = Error::new(Kind::Internal, "a count in the image is too large");
             return Err(self.name(error.expected("at most 2^62", count)));
         }
         let restored = self.exact()?.restore_space(self, (space, standing), vectors);
         restored.map_err(|error| self.name(error))
     }
 
-    /// Whether all values and state of an image of the slice are finite.
+    /// Returns whether all values and state of an image of the slice are finite.
     pub fn is_finite(&self, image: &Image) -> bool {
         let arrays = [&image.values, &image.state];
         arrays.into_iter().all(|array| is_finite(self.isa, self.spec.dtype, array.as_ref()))
@@ -181,7 +181,7 @@ impl Slice {
             return memory.apply_unrecorded(self, push).map(|_| true);
         }
         if push.action != Action::Gradient {
-            return Err(Error::new(Kind::Internal, "what several workers did together is a gradient"));
+            return Err(Error::new(Kind::Internal, "only a gradient is shared by several workers"));
         }
         memory.replay_shared(self, push, shared_by).map(|_| true)
     }

@@ -70,7 +70,7 @@ impl Slice {
         }
     }
 
-    /// Whether readers pin so many versions that the next push must take memory for a copy.
+    /// Returns whether readers pin so many versions that the next push must take memory for a copy.
     pub fn needs_memory(&self) -> bool {
         match &self.memory {
             SliceMemory::Exact(memory) => memory.lock().needs_memory(),
@@ -78,7 +78,7 @@ impl Slice {
         }
     }
 
-    /// Copies the optimizer state, all slots one after the other.
+    /// Copies the optimizer state, all slots in order.
     pub fn pull_state(&self, client: u64) -> Result<Snapshot> {
         let snapshot = match &self.memory {
             SliceMemory::Exact(memory) => memory.lock().pull_state(self, client),
@@ -103,7 +103,7 @@ impl Slice {
         }
     }
 
-    /// Whether the last scan found values or state that have overflowed through many steps.
+    /// Returns whether the last scan found values or state that have overflowed through many steps.
     pub(crate) fn overflowed(&self) -> bool {
         match &self.memory {
             SliceMemory::Exact(memory) => memory.lock().overflowed,
@@ -111,7 +111,7 @@ impl Slice {
         }
     }
 
-    /// Notes the moment if the slice has changed since the last call. 0: whatever has changed is old.
+    /// Sets the moment if the slice has changed since the last call; 0 for older changes.
     pub(crate) fn note_change(&self, moment: u64) {
         let [version, changed] = &self.noted;
         let now = self.version(0).0;
@@ -120,7 +120,7 @@ impl Slice {
         }
     }
 
-    /// The moment of the last change that [`Slice::note_change`] has found; 0: there is none.
+    /// The moment of the last change that [`Slice::note_change`] has found; 0 if there is none.
     pub(crate) fn changed_at(&self) -> u64 {
         self.noted[1].load(Ordering::Relaxed)
     }

@@ -21,9 +21,9 @@ pub struct Record<'a> {
     pub identity: Identity,
     /// The version that it was based on.
     pub base: Option<Base>,
-    /// Whether the slice need not remember the push.
+    /// Set if the slice need not remember the push.
     pub once: bool,
-    /// What the push did.
+    /// Effect of the push.
     pub action: Action,
     /// The rows of a sparse gradient.
     pub indices: Option<Indices<'a>>,
@@ -66,7 +66,7 @@ impl<'a> Identities<'a> {
         self.0
     }
 
-    /// Whether the list is empty.
+    /// Returns whether the list is empty.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
@@ -89,7 +89,7 @@ pub struct ProgramRecord<'a> {
     pub version: u64,
     /// Space, term and number.
     pub command: Command,
-    /// What ran.
+    /// The program.
     pub program: &'a Program,
     /// The sum that the program ended: a slice that repeats the program does not have its portions.
     pub sum: Option<SumRecord<'a>>,

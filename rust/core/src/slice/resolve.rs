@@ -10,7 +10,7 @@ use crate::slice::frame::{Applied, Identity};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::tensor::Apply;
 
-/// What a slice knows about a push in doubt.
+/// A slice's knowledge of a push in doubt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resolved {
     /// It was applied.

@@ -32,7 +32,7 @@ pub(super) struct Round {
     sum: Buffer,
     /// The rows that sparse gradients name; allocated with the first of these.
     rows: Option<ContributedRows>,
-    /// Whether a dense gradient is in the sum.
+    /// Set if a dense gradient is in the sum.
     whole: bool,
     _memory: Charge,
 }
@@ -134,7 +134,7 @@ impl Round {
     }
 }
 
-/// Why a round ends without a version.
+/// Reason why a round ends without a version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Why {
     /// A push outside the round changed the slice.
@@ -256,7 +256,7 @@ impl ExactMemory {
     /// Fails unless the gradient is based on the present version.
     fn check_base(&self, push: &Push<'_>) -> Result<()> {
         let Some(base) = push.base else {
-            return Err(Error::new(Kind::Precondition, "a gradient of a version says what it is based on")
+            return Err(Error::new(Kind::Precondition, "a gradient of a version needs its base")
                 .expected("based_on=", "nothing"));
         };
         let now = self.changed();

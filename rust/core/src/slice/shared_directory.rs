@@ -7,7 +7,7 @@
 //! the next      ...
 //! ```
 //!
-//! Entries, counters, values and slots are page-aligned, and their offsets follow from the spec alone. A
+//! Entries, counters, values and slots are page-aligned, and their offsets follow only from the spec. A
 //! writer completes an entry before it moves the end of the list past it; after that, the entry's spec and
 //! place never change, and it is never removed. So readers need no lock, and a process that dies while
 //! appending leaves nothing visible. A writer needs the memory's lock, which the operating system releases

@@ -45,7 +45,7 @@ pub(super) enum SliceMemory {
     Hogwild(HogwildMemory),
 }
 
-/// What to do with an arriving push.
+/// Handling of an arriving push.
 enum Arrival {
     Apply,
     Hold(Completion, Charge),
@@ -199,7 +199,7 @@ impl Slice {
         Err(Error::new(Kind::NonFinite, message).expected("lr, lr * |g| and g^2 below 2^100", got))
     }
 
-    /// What the seeded fault `check_after_apply` does with a bad push.
+    /// Applies a bad push unchecked: the effect of the seeded fault `check_after_apply`.
     fn apply_unchecked(&self, push: &Push<'_>) {
         if let (SliceMemory::Exact(memory), true) = (&self.memory, push.body.len() == self.bytes()) {
             let _ = memory.lock().apply(self, push);

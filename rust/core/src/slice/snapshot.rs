@@ -55,7 +55,7 @@ impl Snapshot {
         Self { dtype, version: 0, own: 0, step: 0, bytes }
     }
 
-    /// Offset of the bytes in the shard's [`Exposed`](crate::shard::Exposed) memory, if they are there.
+    /// Offset of the bytes in the shard's [`Exposed`](crate::shard::Exposed) memory, if that contains them.
     pub fn exposed_at(&self) -> Option<usize> {
         match &self.bytes {
             Bytes::Pinned(buffer) => buffer.exposed_at(),

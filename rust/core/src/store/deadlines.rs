@@ -3,8 +3,8 @@
 //!
 //! The core reads no clock, so the thread counts ticks: while pushes are held, it sleeps for one tick at a
 //! time. A tick is a small share of the shortest timeout so far, so a deadline is never early and at most a
-//! few ticks late. The thread is not needed to end a push whose answers are all there: a caller that waits
-//! does that, or the call that brought the last answer, once it has released its locks.
+//! few ticks late. The thread is not needed to end a push with all its answers: a caller that waits does
+//! that, or the call that brought the last answer, once it has released its locks.
 
 use crate::base::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use std::fmt;
@@ -18,11 +18,11 @@ const LONGEST_TICK: Duration = Duration::from_millis(250);
 
 /// A held push, which any thread may end.
 pub(super) trait HeldPush: Send + Sync {
-    /// Whether all answers are there.
+    /// Returns whether all answers have arrived.
     fn is_complete(&self) -> bool;
-    /// Whether it was ended.
+    /// Returns whether it was ended.
     fn is_ended(&self) -> bool;
-    /// Ends it with the answers that are there, unless another thread does so already.
+    /// Ends it with the present answers, unless another thread does so already.
     fn end(&self);
 }
 
@@ -30,12 +30,12 @@ pub(super) trait HeldPush: Send + Sync {
 #[derive(Default)]
 pub(super) struct Deadlines(Arc<HeldPushes>);
 
-/// What a store shares with its thread and its held pushes.
+/// State that a store shares with its thread and its held pushes.
 #[derive(Default)]
 pub(super) struct HeldPushes {
-    /// Pushes whose answers are all there.
+    /// Pushes with all their answers.
     complete: Mutex<Vec<Arc<dyn HeldPush>>>,
-    /// How many these are, so that calls need no lock to find none.
+    /// Their number, so that calls need no lock to find none.
     count: AtomicU64,
     timer: Mutex<Timer>,
     changed: Condvar,
@@ -51,7 +51,7 @@ struct Timer {
 }
 
 impl Deadlines {
-    /// What a push needs to note that it is complete.
+    /// The list of pushes, in which a push notes that it is complete.
     pub(super) fn pushes(&self) -> &Arc<HeldPushes> {
         &self.0
     }
@@ -112,7 +112,7 @@ impl Drop for Deadlines {
 }
 
 impl HeldPushes {
-    /// Notes that all answers of a push are there; the caller may hold locks.
+    /// Notes that a push has all its answers; the caller may hold locks.
     pub(super) fn note_complete(&self, push: Arc<dyn HeldPush>) {
         let mut complete = lock(&self.complete);
         complete.push(push);

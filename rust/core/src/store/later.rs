@@ -1,5 +1,5 @@
 //! [`Later`], the ticket of a push of which a policy holds some slices, usually until other workers push,
-//! too. The caller may poll, wait or leave; it needs no thread of its own.
+//! too. The caller may poll, wait or leave; it needs no separate thread.
 
 use super::deadlines::{Deadlines, HeldPush};
 use super::places::Places;
@@ -21,22 +21,22 @@ pub(super) struct Later {
 struct LaterState {
     /// The push, until a thread ends it.
     begun: Option<(Places, Begun)>,
-    /// All answers are there.
+    /// Set once all answers have arrived.
     complete: bool,
     pushed: Option<Pushed>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl LaterState {
-    /// Whether a thread that waits has nothing to do yet.
+    /// Returns whether a thread that waits has nothing to do yet.
     fn waits(&self) -> bool {
         self.pushed.is_none() && !(self.complete && self.begun.is_some())
     }
 }
 
 impl Later {
-    /// Lets the push go on until its answers are there or the deadline has passed; waits here if no thread
-    /// can be started for deadlines.
+    /// Lets the push continue until its answers have arrived or the deadline has passed; waits here if no
+    /// thread can be started for deadlines.
     pub(super) fn start(deadlines: &Deadlines, places: Places, begun: Begun, timeout: Duration) -> Arc<Self> {
         let answers = begun.late.clone();
         let state =

@@ -1,5 +1,4 @@
-//! Pushes to a store: checks all gradients, then passes each slice its part of the values, as they are or
-//! encoded.
+//! Pushes to a store: checks all gradients, then passes each slice its part of the values, plain or encoded.
 
 use super::Store;
 use super::places::Places;
@@ -25,7 +24,7 @@ pub struct Bound {
     places: Mutex<Places>,
 }
 
-/// What the slices of one push have in common.
+/// Data that the slices of one push share.
 pub(super) struct UnderWay<'a> {
     pub(super) identity: Identity,
     pub(super) options: &'a PushOptions,
@@ -216,7 +215,7 @@ impl Store {
         Some(Base { version: version.version, own })
     }
 
-    /// Pushes values as they are; a large push uses several threads.
+    /// Pushes plain values; a large push uses several threads.
     fn push_plain<'a>(
         &self,
         places: &Places,
@@ -237,8 +236,8 @@ impl Store {
         results
     }
 
-    /// Pushes one slice of a tensor's values as they are. Inlined together with all that it calls up to the
-    /// kernel: passing answers and scalars through memory between functions costs a tenth of a small push.
+    /// Pushes one slice of a tensor's plain values. Inlined together with all that it calls up to the kernel:
+    /// passing answers and scalars through memory between functions costs a tenth of a small push.
     #[inline(always)]
     pub(super) fn push_values(
         &self,

@@ -107,7 +107,7 @@ impl Store {
         })
     }
 
-    /// Creates a tensor's slices, in memory of their own or in `shared` memory.
+    /// Creates a tensor's slices, in private memory or in `shared` memory.
     fn create(&self, spec: &Arc<TensorSpec>, shared: Option<Arc<SharedTensor>>) -> Result<Tensor> {
         let ids: Vec<_> = (0..spec.slice_count())
             .map(|k| (SliceId(self.shared.next_slice.fetch_add(1, Ordering::Relaxed)), k))

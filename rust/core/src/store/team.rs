@@ -3,7 +3,7 @@
 use super::Store;
 use crate::base::sync::{AtomicU32, Mutex, Ordering, lock};
 
-/// Threads that the caller lends for one call. If the caller's threads spin while idle, threads of our own
+/// Threads that the caller lends for one call. If the caller's threads spin while idle, the store's threads
 /// would have to wait for their cores.
 pub trait Team: Sync {
     /// Number of threads, including the caller's own.
@@ -13,12 +13,12 @@ pub trait Team: Sync {
 }
 
 /// Number of elements from which a call uses more than one thread of a team. Fewer than for the store's own
-/// threads, because lent threads are awake. Measured after backward with two threads: from here on, 0.7 times
-/// the time of one thread.
+/// threads, because lent threads are awake. Measured after backward with two threads: from this size on, 0.7
+/// times the time of one thread.
 const SHARED_OUT: usize = 1 << 16;
 
 impl Store {
-    /// The team for a call on so many elements, if it is large enough for one, and how many of its threads
+    /// The team for a call on `elements` elements, if it is large enough for one, and how many of its threads
     /// may work.
     pub(super) fn lent<'t>(
         &self,

@@ -14,8 +14,8 @@ pub const TENSOR: u32 = 0;
 pub const MAX_OPS: usize = 256;
 /// Most results of a program.
 pub const MAX_RESULTS: usize = 4096;
-/// Most vectors that the operations of a program read or write, each as often as it is named: a block reads
-/// one for each of its results. Together with the length of a slice this bounds how long a program holds it.
+/// Most vectors that the operations of a program read or write, counted with repeats: a block reads one for
+/// each of its results. Together with the length of a slice this bounds how long a program holds it.
 pub const MAX_INPUTS: usize = MAX_RESULTS + MAX_OPS;
 /// Most portions of a sum.
 pub const MAX_PORTIONS: u32 = grid::MAX_TERMS;
@@ -23,7 +23,7 @@ pub const MAX_PORTIONS: u32 = grid::MAX_TERMS;
 /// ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) never reaches it, and a count that starts at this maximum
 /// never overflows. Terms, programs and batches are numbered by their senders, who may not exceed it.
 pub(crate) const MAX_COUNT: u64 = 1 << 62;
-/// Most steps by which a sum's grid is coarser: with so many, every float fits.
+/// Most steps by which a sum's grid is coarser: with this many, every float fits.
 const MAX_COARSER: u32 = 128;
 
 /// One operation. `to`, `x` and the like are indices of vectors.
@@ -54,7 +54,7 @@ pub enum Op {
         to: u32,
         /// The factor.
         by: f64,
-        /// What is added.
+        /// The vector to add.
         x: u32,
     },
     /// `to <- by_0 x_0 + by_1 x_1 + ...`, in this order; the target may be among the sources.
@@ -214,7 +214,7 @@ impl Op {
         }
     }
 
-    /// Vectors that it reads or writes, each as often as it is named.
+    /// Number of vectors that it reads or writes, counted with repeats.
     fn inputs(&self) -> usize {
         match self {
             Self::Block { .. } => self.results(),
@@ -274,7 +274,7 @@ fn too_many(what: &str, most: usize, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::Config, format!("too many {what}")).expected(format!("at most {most}"), got)
 }
 
-/// Who sends a program, and which.
+/// The sender of a program, and the program's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// The space.
@@ -285,7 +285,7 @@ pub struct Command {
     pub number: u64,
 }
 
-/// Operations that run one after the other, whole or not at all.
+/// Operations that run in order, whole or not at all.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     ops: Vec<Op>,
@@ -321,7 +321,7 @@ impl Program {
         self.results
     }
 
-    /// Whether it changes the tensor itself, not only its vectors.
+    /// Returns whether it changes the tensor itself, not only its vectors.
     pub fn commits(&self) -> bool {
         self.ops.iter().any(|op| op.target() == Some(TENSOR))
     }
@@ -336,7 +336,7 @@ impl Program {
         Err(too_many("inputs of the operations of a program: divide it into several", MAX_INPUTS, inputs))
     }
 
-    /// Fails unless it can run in a space with so many vectors.
+    /// Fails unless it can run in a space with `vectors` vectors.
     pub fn check(&self, vectors: usize) -> Result<()> {
         self.ops.iter().enumerate().try_for_each(|(k, op)| {
             op.check(vectors + 1).map_err(|mut error| {
@@ -390,7 +390,7 @@ impl Reader<'_> {
         self.take().map(u32::from_le_bytes)
     }
 
-    /// So many numbers; checks the length before it takes memory for them.
+    /// `count` numbers; checks the length before it takes memory for them.
     fn many<const N: usize, T>(&mut self, count: u32, read: impl Fn([u8; N]) -> T) -> Option<Vec<T>> {
         let bytes = self.0.split_off(..(count as usize).checked_mul(N)?)?;
         Some(bytes.as_chunks().0.iter().map(|chunk| read(*chunk)).collect())

@@ -1,4 +1,4 @@
-//! Spaces: what a set of named vectors over some tensors is called and made of.
+//! Spaces: names and contents of a set of named vectors over some tensors.
 
 use super::spec::{Apply, MAX_NAME, TensorSpec};
 use crate::base::error::{Error, Kind, Result};
@@ -12,7 +12,7 @@ const MAX_NAMES: usize = 1 << 20;
 /// The name of the tensor itself among the vectors of a space.
 pub const TENSOR_NAME: &str = "w";
 
-/// Identifies one opening of a space; never reused, so what was meant for a closed space does not reach its
+/// Identifies one opening of a space. Never reused, so a request for a closed space does not reach its
 /// successor of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u64);
@@ -47,7 +47,7 @@ impl Space {
                 return fail(format!("names of 1 to {MAX_NAME} bytes"), format!("{} bytes", name.len()));
             }
             if **name == *TENSOR_NAME || self.vectors[..k].contains(name) {
-                let expected = format!("different names, none of them {TENSOR_NAME:?}");
+                let expected = format!("different names other than {TENSOR_NAME:?}");
                 return fail(expected, format!("{name:?}"));
             }
         }

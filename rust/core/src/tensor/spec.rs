@@ -1,5 +1,5 @@
-//! What a tensor is registered with, and how it is cut into slices. The cut depends only on shape and dtype,
-//! never on the number of shards.
+//! The spec of a tensor, and its division into slices. The division depends only on shape and dtype, never on
+//! the number of shards.
 
 use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
@@ -40,7 +40,7 @@ pub const MAX_NAME: usize = 1024;
 /// Most dimensions of a shape.
 pub const MAX_DIMS: usize = 32;
 
-/// What a tensor is registered with. Two registrations match if all of this is equal.
+/// The spec of a tensor. Two registrations match if all fields are equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Its name.

@@ -13,9 +13,9 @@ pub trait ParameterServer:
 {
     /// This client's incarnation.
     fn client(&self) -> u64;
-    /// Another client of the same parameters, with an identity of its own.
+    /// Another client of the same parameters, with a new identity.
     fn another(&self) -> Result<Arc<dyn ParameterServer>>;
-    /// The same within `timeout`, where that takes time.
+    /// [`another`](Self::another) within `timeout`, if connecting takes time.
     fn another_within(&self, _timeout: Duration) -> Result<Arc<dyn ParameterServer>> {
         self.another()
     }

@@ -65,7 +65,7 @@ pub struct GradientRef<'a> {
 pub struct SparseValues<V> {
     /// The rows.
     pub indices: Vec<i64>,
-    /// The values of the rows, one row after the other.
+    /// The values of the rows, consecutively.
     pub values: V,
 }
 
@@ -105,12 +105,12 @@ impl fmt::Debug for Gradient {
     }
 }
 
-/// Options of a push, the same for all its tensors.
+/// Options of a push, shared by all its tensors.
 #[derive(Clone, Debug)]
 pub struct PushOptions {
-    /// The codec of every gradient; `None`: each is sent as its tensor's own type.
+    /// The codec of every gradient; `None`: each is sent in its tensor's type.
     pub codec: Option<Codec>,
-    /// Learning rate in place of the optimizers'.
+    /// Learning rate instead of the optimizers'.
     pub lr: Option<f64>,
     /// Factor on the gradients.
     pub scale: Option<f32>,
@@ -118,13 +118,13 @@ pub struct PushOptions {
     pub based_on: Option<Arc<Versions>>,
     /// How stale gradients are corrected.
     pub correction: Option<Correction>,
-    /// Residuals; mandatory for [`Codec::OneBit`]. They get back the content of bodies that were refused or
-    /// fenced, except of those that were too stale.
+    /// Residuals; mandatory for [`Codec::OneBit`]. They take back the content of bodies that were refused or
+    /// fenced, except stale ones.
     pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
-    /// Whether a sparse gradient also goes to slices with none of its rows: a slice whose versions are made
-    /// by several workers waits for each of them.
+    /// Set if a sparse gradient also goes to slices with none of its rows: a slice whose versions are made by
+    /// several workers waits for each of them.
     pub every_slice: bool,
-    /// Whether to check that all values are finite before anything is sent or changed.
+    /// Set to check that all values are finite before anything is sent or changed.
     pub check_finite: bool,
     /// Time after which the call gives up.
     pub timeout: Duration,
@@ -157,7 +157,7 @@ impl PushOptions {
         self.codec.unwrap_or(Codec::Float32)
     }
 
-    /// Whether gradients are sent as they are, except for error feedback.
+    /// Returns whether gradients are sent unencoded, except for error feedback.
     pub fn is_plain(&self) -> bool {
         matches!(self.codec, None | Some(Codec::Float32))
     }
@@ -170,7 +170,7 @@ pub struct Receipt {
     pub version: u64,
     /// Largest staleness among the tensor's slices; `None` if no base was known.
     pub staleness: Option<u64>,
-    /// Whether some slice had applied the push before.
+    /// Set if some slice had applied the push before.
     pub duplicate: bool,
     /// Number of slices that had.
     pub duplicates: u64,
@@ -247,7 +247,7 @@ pub struct PartialPush {
     pub in_doubt: Vec<Arc<dyn InDoubt>>,
 }
 
-/// Why a push failed.
+/// Error of a push.
 #[derive(Clone, Debug)]
 pub enum PushError {
     /// Nothing was changed anywhere.
@@ -313,7 +313,7 @@ pub struct Pulled {
 
 /// A call in progress.
 pub trait Ticket<T>: Send + Sync {
-    /// Whether `wait` would return immediately.
+    /// Returns whether `wait` would return immediately.
     fn is_done(&self) -> bool;
     /// Waits for the result; `None` after the timeout. The work continues, and `wait` may be called again.
     fn wait(&self, timeout: Duration) -> Option<T>;

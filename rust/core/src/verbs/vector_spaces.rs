@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct OpenedSpace {
     /// The space.
     pub spec: SpaceSpec,
-    /// Whether this call has opened it.
+    /// Set if this call opened it.
     pub new: bool,
     /// The largest term that a slice knows.
     pub term: u64,

@@ -1,4 +1,4 @@
-//! What a slice knows of its clients: their own changes decide what is stale, and the end of a client costs
+//! A slice's knowledge of its clients: their own changes decide what is stale, and the end of a client costs
 //! time in proportion to the slices it touched, not to those of the shard.
 
 use fastps_core::codec::CodecId;

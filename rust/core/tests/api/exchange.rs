@@ -138,7 +138,7 @@ fn equals_a_push_and_a_pull() {
     }
 }
 
-/// A team of so many threads, and the number of its runs.
+/// A team with this many threads, and the number of its runs.
 struct Lent(usize, AtomicUsize);
 
 impl Team for Lent {

@@ -20,7 +20,7 @@ const ROWS: usize = 67;
 const WIDTH: usize = 5;
 const ID: SliceId = SliceId(7);
 
-/// What a sink received, as owned values.
+/// Input of a sink, as owned values.
 #[derive(Clone, Debug)]
 enum Told {
     Record(Record<'static>, Option<Vec<u8>>, Vec<u8>),

@@ -423,7 +423,7 @@ fn versions_that_readers_keep_are_counted_and_bounded() {
         );
     }
     drop(pins);
-    assert_eq!(counter("memory_copies"), 0, "what the readers kept is given back");
+    assert_eq!(counter("memory_copies"), 0, "the readers' memory is returned");
     push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv_timeout(PATIENT).unwrap().unwrap();
 }
 

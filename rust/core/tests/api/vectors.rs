@@ -30,7 +30,7 @@ const ID: SliceId = SliceId(3);
 /// Not a multiple of a block or of the lanes.
 const LEN: usize = 2 * 1024 + 37;
 
-/// What a sink was told, as owned values.
+/// Input of a sink, as owned values.
 #[derive(Clone)]
 enum Told {
     Program(u64, Command, Program, Option<(Vec<u8>, f64)>),
@@ -289,7 +289,7 @@ fn a_program_runs_once_and_answers_again() {
     let fenced = at.slice.run_program(at.command(1, number + 1), &other).unwrap_err();
     assert_eq!(fenced.kind, Kind::Fenced);
     assert_eq!(at.all().0, before.0);
-    // A program that leaves the tensor as it is makes no version.
+    // A program that does not change the tensor makes no version.
     at.slice
         .run_program(at.command(2, number + 1), &Program::new(vec![Op::Zero { to: 1 }]).unwrap())
         .unwrap();
@@ -368,7 +368,7 @@ fn an_open_space_refuses_other_changes_and_no_pulls() {
         assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Precondition, Some("w")));
         assert!(error.message.contains("space \"mine\" is open"), "{error}");
     }
-    // What was applied before is still known; the answer changes nothing.
+    // Earlier pushes are still known; the answer changes nothing.
     push_now(&at, Action::Gradient, 1, &values(1)).unwrap();
     let after = at.slice.image().unwrap();
     assert_eq!(
@@ -625,7 +625,7 @@ fn records_and_images_restore_the_space_but_not_an_open_sum() {
     assert_eq!(replay(&repeated.slice, &told), told.len() - 1);
     assert_eq!(repeated.all(), at.all());
     assert!(repeated.log.0.lock().unwrap().len() == 1, "a replay records nothing but what opened the space");
-    // What the slice has already is not run again.
+    // A record that the slice already includes is not run again.
     assert_eq!((replay(&repeated.slice, &told), repeated.all()), (0, at.all()));
 
     let image = at.slice.image().unwrap();

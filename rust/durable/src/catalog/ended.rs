@@ -47,7 +47,7 @@ impl Ended {
         self.0.iter().copied()
     }
 
-    /// Whether no incarnation is listed.
+    /// Returns whether no incarnation is listed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

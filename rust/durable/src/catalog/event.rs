@@ -44,7 +44,7 @@ pub enum Event {
         client: u64,
         /// The group's number on the wire.
         group: u32,
-        /// Whether the place in the warm start is meant.
+        /// Set if the worker left the warm start's place.
         warm: bool,
     },
     /// Shard 0: a space of vectors was opened under this identifier.
@@ -55,12 +55,12 @@ pub enum Event {
         space: u64,
         /// The coordinator's term.
         term: u64,
-        /// What others call the coordinator.
+        /// Name of the coordinator, for others.
         holder: Arc<str>,
-        /// Its client; 0: an earlier version did not note it.
+        /// Its client; 0 if an earlier version did not record it.
         #[serde(default)]
         client: u64,
-        /// The hash of its client's secret, if it was noted.
+        /// The hash of its client's secret, if recorded.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<SecretHash>,
     },
@@ -85,22 +85,22 @@ pub struct ListedSpace {
     pub vectors: Vec<Arc<str>>,
     /// Milliseconds that it is kept without a coordinator.
     pub keep_for_ms: u64,
-    /// The client that has opened it; 0: an earlier version did not note it.
+    /// The client that opened it; 0 if an earlier version did not record it.
     #[serde(default)]
     pub opener: u64,
-    /// The term of the coordinator that took its seat last; 0: none has.
+    /// The term of the last coordinator in its seat; 0 if there was none.
     #[serde(default)]
     pub term: u64,
-    /// What others call that coordinator.
+    /// Name of that coordinator, for others.
     #[serde(default)]
     pub holder: Arc<str>,
-    /// The client in the seat; 0: it is free.
+    /// The client in the seat; 0 if free.
     #[serde(default)]
     pub coordinator: u64,
-    /// The hash of the secret of the client that took the seat last, if it was noted.
+    /// The hash of the secret of the last client in the seat, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<SecretHash>,
-    /// The state that a coordinator stored last.
+    /// The last state that a coordinator stored.
     #[serde(default)]
     pub state: CoordinatorState,
 }

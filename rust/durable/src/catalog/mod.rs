@@ -1,4 +1,4 @@
-//! What a shard stores besides its slices: sessions, the reservations of its slices and, on shard 0, the map.
+//! State of a shard besides its slices: sessions, the reservations of its slices and, on shard 0, the map.
 //! The log stores the [`Event`]s that change the catalog; a snapshot stores the catalog itself.
 
 mod ended;
@@ -20,7 +20,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What a shard stores besides its slices.
+/// State of a shard besides its slices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Catalog {
     /// Clients with a session.

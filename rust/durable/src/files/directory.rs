@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub(crate) struct Directory {
     path: PathBuf,
     lock: Arc<Lock>,
-    /// Whether [`Directory::open`] created it.
+    /// Set if [`Directory::open`] created it.
     fresh: bool,
 }
 

@@ -188,7 +188,7 @@ mod tests {
         second.check().unwrap();
         drop(second);
         // A lock that was refused by `check` does not keep others out.
-        let refuse = || Err(Error::new(Kind::Config, "another server's files are there"));
+        let refuse = || Err(Error::new(Kind::Config, "the files belong to another server"));
         assert!(first.retake(refuse).is_err());
         Lock::take(&path).unwrap();
         std::fs::remove_dir_all(&path).unwrap();

@@ -120,7 +120,7 @@ pub(crate) fn slice(to: &mut Vec<u8>, entry: &SliceEntry) -> bool {
     })
 }
 
-/// Appends a length and so many bytes.
+/// Appends a length and the bytes.
 fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     to.extend_from_slice(bytes);

@@ -189,15 +189,15 @@ impl Journal {
         }
     }
 
-    /// Whether the log after the newest snapshot is too long, or has too many segments: a start would have to
-    /// replay it. If not, the next alarm is set.
+    /// Returns whether the log after the newest snapshot is too long, or has too many segments: a start would
+    /// have to replay it. If not, the next alarm is set.
     pub fn is_overgrown(&self) -> bool {
         let files = self.files();
         let due = files.as_ref().and_then(|files| self.bound(&files.growth)).map(|bounds| bounds.due);
         due.is_some_and(|due| self.log.position() >= due)
     }
 
-    /// Whether the log has grown so far beyond that that writers should wait for a snapshot.
+    /// Returns whether the log has grown so far beyond that that writers should wait for a snapshot.
     pub fn is_at_limit(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         limit != u64::MAX && self.log.position() >= limit
@@ -240,7 +240,7 @@ impl Journal {
         self.log.rest();
     }
 
-    /// Whether so much waits to be written that callers should wait for [`Journal::when_room`].
+    /// Returns whether callers should wait for [`Journal::when_room`], since too many bytes are unwritten.
     pub fn is_full(&self) -> bool {
         self.log.is_full()
     }

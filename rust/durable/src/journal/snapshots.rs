@@ -13,8 +13,8 @@ use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Where the log of all snapshots is longer than so many times what is too long after one, the oldest go, but
-/// for so many snapshots.
+/// Remove the oldest snapshots while the log of all is longer than this many times the length at which it is
+/// too long after one, but keep [`MIN_KEPT_WITH_LOG`].
 const MAX_KEPT_LOG_TIMES: u64 = 2;
 const MIN_KEPT_WITH_LOG: usize = 2;
 
@@ -133,7 +133,8 @@ impl Journal {
         self.prune(files)
     }
 
-    /// Whether the oldest snapshot may go for the length of the log: a cut may not, nor one that is young.
+    /// Returns whether the oldest snapshot may be removed to shorten the log: neither a cut nor a young one
+    /// may.
     fn oldest_may_go(&self, kept: &KeptSnapshots) -> bool {
         let is_cut = |number| {
             Generation::open(self.directory.path(), number)
@@ -168,8 +169,8 @@ impl Journal {
         held
     }
 
-    /// Whether the oldest snapshot must be kept because of its age. One that is unreadable or from the future
-    /// has no age.
+    /// Returns whether the oldest snapshot must be kept because of its age. One that is unreadable or from
+    /// the future has no age.
     fn oldest_is_young(&self, kept: &KeptSnapshots) -> bool {
         let age = |number| {
             let written = Generation::open_head(self.directory.path(), number).ok()?.manifest.written;

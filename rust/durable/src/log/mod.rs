@@ -206,7 +206,7 @@ impl Log {
         self.queue().synced
     }
 
-    /// Whether callers should wait for [`Log::when_room`].
+    /// Returns whether callers should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
         self.queue().is_full()
     }

@@ -1,5 +1,5 @@
-//! The queue between the callers of the log and its writing thread. Frames are kept in chunks, which are
-//! freed as they are written.
+//! The queue between the callers of the log and its writing thread. Its frames are in chunks, which are freed
+//! once written.
 
 use crate::catalog::Catalog;
 use crate::log::segment::Segment;
@@ -91,7 +91,7 @@ impl Queue {
         self.phase == Phase::Closing
     }
 
-    /// Whether pending frames must be written now.
+    /// Returns whether pending frames must be written now.
     pub(super) fn is_urgent(&self) -> bool {
         let waited_for = self.is_closing()
             || !self.durability_waiters.is_empty()

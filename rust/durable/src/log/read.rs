@@ -18,7 +18,7 @@ pub(crate) struct SegmentHeader {
     pub(crate) author: Author,
     /// Changes before this segment are missing.
     pub(crate) after_gap: bool,
-    /// Whether anything follows the first frame.
+    /// Set if anything follows the first frame.
     pub(crate) more: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Finding whole frames among damaged bytes: where the torn end begins, whether it was durable, what lies
-//! after it.
+//! Finding whole frames among damaged bytes: where the torn end begins, whether it was durable, and which
+//! frames follow it.
 
 use crate::files::io::failed;
 use crate::frame::{self, Content};
@@ -53,7 +53,7 @@ pub(super) fn torn_bytes(path: &Path, at: u64) -> std::io::Result<u64> {
     }
 }
 
-/// Whether bytes after `at` were durable: a later whole frame records it, or ends the segment.
+/// Returns whether bytes after `at` were durable: a later whole frame records it, or ends the segment.
 pub(super) fn was_durable(path: &Path, at: u64) -> std::io::Result<bool> {
     let file = File::open(path)?;
     let (mut from, end, mut content) = (at, file.metadata()?.len(), Vec::new());

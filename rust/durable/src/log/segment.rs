@@ -38,7 +38,7 @@ pub(crate) struct Segment {
     lock: Arc<Lock>,
     /// The same file, opened for direct I/O where that is supported.
     direct_file: Option<DirectFile>,
-    /// Whether the last append used direct I/O.
+    /// Set if the last append used direct I/O.
     is_direct: bool,
     /// Length of the file, and of its durable part.
     length: u64,
@@ -148,13 +148,13 @@ impl Segment {
         marked
     }
 
-    /// Whether the file does not yet record the last sync.
+    /// Returns whether the file does not yet record the last sync.
     pub(crate) fn has_unmarked_sync(&self) -> bool {
         self.durable > self.marked
     }
 
-    /// Whether [`Segment::write_durable_mark`] would make the next append wait for the disk again: before a
-    /// direct write of a block, the system writes back what its page cache holds of that block.
+    /// Returns whether [`Segment::write_durable_mark`] would make the next append wait for the disk again:
+    /// before a direct write of a block, the system writes back what its page cache holds of that block.
     pub(crate) fn last_append_was_direct(&self) -> bool {
         self.is_direct
     }

@@ -145,8 +145,8 @@ impl Log {
 /// The state of the writing thread.
 struct Writer {
     segment: Segment,
-    /// Whether the segment continues the log, or records that it follows a gap. Else nothing is written to
-    /// it: a start would find records behind a segment that has no end.
+    /// Set if the segment continues the log, or records that it follows a gap. Otherwise nothing is written
+    /// to it: a start would find records after a segment without an end.
     usable: bool,
     /// Bytes written but not synced.
     unsynced: u64,

@@ -16,7 +16,7 @@ pub(crate) enum FileId {
     Segment(u64),
 }
 
-/// Who wrote a file, and for which directory.
+/// The writer of a file, and its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Provenance {
     origin: Origin,
@@ -302,7 +302,7 @@ mod tests {
         mixed = history(&[(1, 7, 0), (3, 7, 0)], &[]);
         mixed.segments.get_mut(&1).unwrap().origin.id = 2;
         mixed.unreadable.insert(2);
-        assert!(mixed.fork().is_some(), "what lies between cannot link them");
+        assert!(mixed.fork().is_some(), "the unreadable file cannot link them");
     }
 
     #[test]

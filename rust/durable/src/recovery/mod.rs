@@ -93,7 +93,7 @@ pub(crate) fn check_log(
     Ok(wrong)
 }
 
-/// What a shard stores besides its slices, as far as the files can be read. Takes no shard, and no lock.
+/// State of a shard besides its slices, as far as the files can be read. Needs no shard, and takes no lock.
 pub(crate) fn catalog(directory: &Directory, settings: &Settings) -> Result<Catalog> {
     let progress = Progress::default();
     let mut recovery = Recovery::new(directory, settings, None, &progress)?;

@@ -225,8 +225,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Drops slices that were freed during the snapshot, and forgets clients without a session: none of their
-    /// pushes can arrive any more.
+    /// Drops slices that were freed during the snapshot, and forgets clients without a session: their pushes
+    /// can no longer arrive.
     pub(super) fn forget_stale(&mut self) {
         let gone = self.gone.iter().copied().collect();
         self.catalog.apply(&Event::Dropped(gone));

@@ -7,7 +7,7 @@ use crate::recovery::history::{FileId, History};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// What a start found.
+/// Result of a start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The snapshot that was loaded.

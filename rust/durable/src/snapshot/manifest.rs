@@ -62,7 +62,7 @@ pub(crate) struct Manifest<C = Arc<Catalog>> {
 pub struct Cut {
     /// The same in the snapshots of all shards.
     pub id: u64,
-    /// The group whose `exact` tensors are at the cut. Other tensors are at versions of their own.
+    /// The group whose `exact` tensors are at the cut. Other tensors have independent versions.
     pub group: String,
 }
 

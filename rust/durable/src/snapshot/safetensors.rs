@@ -35,7 +35,7 @@ struct Description<'a> {
 }
 
 impl Layout {
-    /// Adds the next tensor, of so many elements, and returns its name: one that is taken gets `~` appended.
+    /// Adds the next tensor and returns its name, with `~` appended if it is taken.
     pub(crate) fn add(&mut self, name: String, shape: Vec<u64>, dtype: DType, elements: usize) -> String {
         let mut name = name;
         while name == "__metadata__" || !self.names.insert(name.clone()) {

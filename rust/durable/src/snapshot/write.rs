@@ -1,5 +1,5 @@
-//! Writing a snapshot while pushes continue: each slice at a version of its own, or all at a cut. The
-//! snapshot appears complete, by rename, or not at all.
+//! Writing a snapshot while pushes continue: each slice at its current version, or all at a cut. The snapshot
+//! appears complete, by rename, or not at all.
 
 use crate::catalog::{Catalog, Reservation};
 use crate::files::directory::Directory;
@@ -38,7 +38,7 @@ pub(crate) struct SnapshotInput<'a> {
     pub(crate) cut: Option<Cut>,
     /// The last synced log segment, and how many of its bytes are durable.
     pub(crate) synced: &'a dyn Fn() -> (u64, u64),
-    /// Whether the log has unwritten changes.
+    /// Set while the log has unwritten changes.
     pub(crate) logging: &'a dyn Fn() -> bool,
 }
 
@@ -93,7 +93,7 @@ fn write_into(
     Ok(manifest)
 }
 
-/// What was found while the slices were written.
+/// Irregularities found while the slices were written.
 #[derive(Default)]
 struct Seen {
     /// Slices that were freed meanwhile.

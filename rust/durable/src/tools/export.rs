@@ -81,7 +81,7 @@ enum Exportable {
     Slot(usize),
 }
 
-/// What the file has of a tensor, and under which name.
+/// Parts of a tensor in the file, with their names.
 fn parts(tensor: &Tensor<'_>, state: bool) -> Vec<(Exportable, String)> {
     let spec = &tensor.holding.spec;
     let slots = spec.optimizer.slots().into_iter().filter(|_| state).enumerate();
@@ -89,7 +89,7 @@ fn parts(tensor: &Tensor<'_>, state: bool) -> Vec<(Exportable, String)> {
     std::iter::once((Exportable::Values, spec.name.to_string())).chain(slots).collect()
 }
 
-/// Calls `to` with the bytes of a part, slice by slice. A slice stores its slots one after the other.
+/// Calls `to` with the bytes of a part, slice by slice. A slice stores its slots consecutively.
 fn each(tensor: &Tensor<'_>, part: Exportable, mut to: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     for slice in &tensor.slices {
         let (image, bytes) = (slice.image()?, slice.bytes());

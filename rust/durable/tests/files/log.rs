@@ -105,7 +105,7 @@ fn an_idle_log_records_the_sync_of_a_long_batch() {
     let is_told = |bytes: &[u8]| bytes[end(bytes)..].starts_with(b"fpsR");
     let late = std::time::Instant::now() + Duration::from_mins(1);
     while !is_told(&std::fs::read(&path).unwrap()) {
-        assert!(std::time::Instant::now() < late, "nothing tells of it");
+        assert!(std::time::Instant::now() < late, "the sync is not recorded");
         std::thread::yield_now();
     }
     let mut bytes = std::fs::read(&path).unwrap();

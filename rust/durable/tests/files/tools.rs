@@ -68,7 +68,7 @@ fn a_directory_is_restored_for_any_number_of_shards() {
             assert!(shards < 4 || here.len() <= 2, "{here:?}");
             state.extend(world.state());
         }
-        // What the log lacks was in the snapshot.
+        // The snapshot has the state that the log lacks.
         let mut expected = end.clone();
         let kept = state[&20].0.version;
         assert!(kept < racing.0.version);

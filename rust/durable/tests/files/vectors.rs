@@ -104,7 +104,7 @@ fn the_log_and_snapshots_restore_spaces() {
         assert_eq!(now.report.notes, Vec::<String>::new());
         assert!(all(&now) == expected, "after step {step}");
     }
-    // A space goes on after a start: the last program again is answered, an earlier one is refused.
+    // A space continues after a start: a repeat of the last program is answered, an earlier one is refused.
     let slice = now.shard.slice(SliceId(10)).unwrap();
     let program = |number, ops| {
         slice.run_program(Command { space: SECOND, term: 3, number }, &Program::new(ops).unwrap())

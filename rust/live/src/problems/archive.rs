@@ -1,6 +1,6 @@
 //! Reads the arrays of a NumPy `.npz` file: a zip archive of `.npy` members.
 
-/// The bytes of a member's values; `None` if the archive lacks it or is not as NumPy writes it.
+/// The bytes of a member's values; `None` if the archive lacks it or differs from NumPy's format.
 pub(super) fn member(archive: &[u8], name: &str) -> Option<Vec<u8>> {
     // The list of members ends with a record of 22 bytes, which says where it begins.
     let end = archive.len().checked_sub(22)?;

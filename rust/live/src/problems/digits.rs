@@ -152,7 +152,7 @@ impl Digits {
     }
 }
 
-/// The net, and what it computes of one image.
+/// The net, and its values for one image.
 struct Net<'a, T> {
     params: &'a [T],
     hidden: [T; HIDDEN],
@@ -174,7 +174,7 @@ impl<'a, T: Number> Net<'a, T> {
         let zero = T::from(0.0);
         self.logits.copy_from_slice(&self.params[B2..]);
         for (h, row) in self.hidden.iter_mut().zip(self.params[W2..B2].chunks_exact(CLASSES)) {
-            // A NaN stays one.
+            // NaN stays NaN.
             if *h < zero {
                 *h = zero;
             }
@@ -182,7 +182,7 @@ impl<'a, T: Number> Net<'a, T> {
         }
     }
 
-    /// The cross-entropy of one image, and probabilities in place of the logits.
+    /// The cross-entropy of one image, and probabilities instead of the logits.
     fn loss(&mut self, image: &[f32], class: usize) -> T {
         self.forward(image);
         let most = self.logits.iter().fold(self.logits[0], |most, l| if *l > most { *l } else { most });

@@ -1,4 +1,4 @@
-//! What is minimized: functions of two variables, and the digits.
+//! Problems to minimize: functions of two variables, and the digits.
 
 mod archive;
 pub(crate) mod digits;
@@ -16,10 +16,10 @@ pub(crate) enum Problem {
 }
 
 impl Problem {
-    /// How many there are.
+    /// Number of problems.
     pub(crate) const COUNT: usize = TOYS.len() + 1;
 
-    /// The problem of a number; the digits are the last one.
+    /// The problem with a number; the digits are the last one.
     pub(crate) fn of(number: usize) -> Self {
         TOYS.get(number).map_or(Self::Digits, Self::Toy)
     }

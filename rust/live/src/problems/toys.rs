@@ -3,32 +3,32 @@
 
 use std::f64::consts::{PI, SQRT_2};
 
-/// A function to minimize, and what to show of it.
+/// A function to minimize, and how to show it.
 #[derive(Debug)]
 pub(crate) struct Toy {
     /// Its name.
     pub(crate) name: &'static str,
-    /// As people write it.
+    /// Its formula, for people.
     pub(crate) formula: &'static str,
-    /// Whether its gradient takes additions and multiplications only, and has no noise.
+    /// Set when its gradient takes only additions and multiplications, and has no noise.
     pub(crate) polynomial: bool,
-    /// Left, right, bottom and top of the part of the plane to show.
+    /// Left, right, bottom and top of the visible part of the plane.
     pub(crate) view: [f64; 4],
-    /// Where to start.
+    /// Starting point.
     pub(crate) start: [f64; 2],
-    /// Where its minima are.
+    /// Its minima.
     pub(crate) minima: &'static [[f64; 2]],
-    /// Its value there.
+    /// Its value at the minima.
     pub(crate) least: f64,
     /// Standard deviation of the noise on each part of a gradient.
     pub(crate) noise: f64,
-    /// A rate at which SGD with one worker goes down.
+    /// A rate at which SGD with one worker descends.
     pub(crate) lr: f64,
     /// The value at a point, and the gradient.
     pub(crate) at: fn(f64, f64) -> (f64, [f64; 2]),
 }
 
-/// All of them.
+/// All toys.
 pub(crate) static TOYS: [Toy; 9] = [
     Toy {
         name: "Beale",

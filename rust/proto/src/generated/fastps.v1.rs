@@ -39,7 +39,7 @@ pub struct Header {
     /// The client's incarnation, as in its Hello.
     #[prost(fixed64, tag = "9")]
     pub client: u64,
-    /// Sequence number of the push, from 1 up, per client; the same for all slices of one push.
+    /// Sequence number of the push, from 1 up, per client; equal for all slices of one push.
     #[prost(fixed64, tag = "10")]
     pub sequence: u64,
     /// The version that the gradient was computed from.
@@ -100,7 +100,7 @@ pub struct Header {
     /// On KIND_GRADIENT: what to do if the gradient is stale.
     #[prost(message, optional, tag = "29")]
     pub correction: ::core::option::Option<Correction>,
-    /// KIND_VALUES through shared memory: where the payload lies, instead of the payload.
+    /// KIND_VALUES through shared memory: location of the payload, instead of the payload.
     #[prost(message, optional, tag = "30")]
     pub lent: ::core::option::Option<Lent>,
     /// On KIND_VECTOR: whose program it is. On KIND_PULL: which vector is wanted.
@@ -144,7 +144,7 @@ pub struct PortionHead {
     #[prost(uint32, tag = "3")]
     pub portion: u32,
 }
-/// Operations on the vectors of a space, which a slice runs one after the other, whole or not at all.
+/// Operations on the vectors of a space, which a slice runs in order, whole or not at all.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Program {
     /// At most 256; together they have at most 4,096 results.
@@ -170,7 +170,7 @@ pub struct Op {
     #[prost(fixed64, tag = "5")]
     pub batch: u64,
 }
-/// Values that the client reads in memory which the server shared when the connection began, and then gives back.
+/// Values that the client reads in memory which the server shared when the connection began, and then returns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lent {
     /// Offset in that memory, in bytes.
@@ -263,7 +263,7 @@ pub struct Refusal {
     /// The shard that refused.
     #[prost(uint32, optional, tag = "4")]
     pub shard: ::core::option::Option<u32>,
-    /// What was expected.
+    /// The expected value.
     #[prost(string, tag = "5")]
     pub expected: ::prost::alloc::string::String,
     /// What arrived.
@@ -290,7 +290,7 @@ pub struct HelloRequest {
     /// new one.
     #[prost(bool, tag = "4")]
     pub renew: bool,
-    /// What a receipt means to this client from here on. A server without a log refuses ACK_LOGGED; one with a log has "log"
+    /// Guarantee of receipts to this client from here on. A server without a log refuses ACK_LOGGED; one with a log has "log"
     /// among its capabilities.
     #[prost(enumeration = "Ack", tag = "5")]
     pub ack: i32,
@@ -308,7 +308,7 @@ pub struct HelloResponse {
     /// Minor version that both speak.
     #[prost(uint32, tag = "1")]
     pub protocol_minor: u32,
-    /// What the server can do beyond this minor version.
+    /// Capabilities of the server beyond this minor version.
     #[prost(string, repeated, tag = "2")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Random, drawn at each start of the server. A server that renews a session of an earlier start has recovered what that
@@ -327,7 +327,7 @@ pub struct HelloResponse {
     /// The epoch of the cluster map.
     #[prost(fixed64, tag = "7")]
     pub epoch: u64,
-    /// What this connection's principal may do.
+    /// Permissions of this connection's principal.
     #[prost(enumeration = "Role", tag = "8")]
     pub role: i32,
     /// Largest message that the server accepts, in bytes.
@@ -377,7 +377,7 @@ pub struct TensorSpec {
     #[prost(message, optional, tag = "6")]
     pub optimizer: ::core::option::Option<Optimizer>,
 }
-/// Where the slices of a tensor lie; the k-th entry is slice k.
+/// Places of a tensor's slices; the k-th entry is slice k.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Placement {
     /// Slice identifiers; never reused.
@@ -635,7 +635,7 @@ pub struct UnregisterRequest {
 /// Removed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterResponse {
-    /// Where its slices still lie.
+    /// Places of its slices, which still exist.
     #[prost(message, optional, tag = "1")]
     pub placement: ::core::option::Option<Placement>,
 }
@@ -707,7 +707,7 @@ pub struct Mode {
     /// MODE_SYNC: step with the sum of the gradients instead of their mean.
     #[prost(bool, tag = "6")]
     pub sum: bool,
-    /// MODE_WARM_START: steps that the first worker takes alone.
+    /// MODE_WARM_START: steps that the first worker takes before the others.
     #[prost(uint64, tag = "7")]
     pub steps: u64,
 }
@@ -771,7 +771,7 @@ pub struct AdvanceRequest {
     /// Whether this is about the warm start.
     #[prost(bool, tag = "3")]
     pub warm: bool,
-    /// Steps taken, counted from the clock of the Join; in a warm start, steps taken alone, including by earlier leaders.
+    /// Steps taken, counted from the clock of the Join; in a warm start, steps of its leaders so far.
     #[prost(fixed64, tag = "4")]
     pub clock: u64,
     /// Longest time to wait; the server caps it at 20 s.
@@ -784,10 +784,10 @@ pub struct AdvanceResponse {
     /// It may continue.
     #[prost(bool, tag = "1")]
     pub ready: bool,
-    /// Steps of the slowest worker; in a warm start, steps taken alone.
+    /// Steps of the slowest worker; in a warm start, steps of its leaders.
     #[prost(fixed64, tag = "2")]
     pub slowest: u64,
-    /// It is the worker that trains alone.
+    /// It leads the warm start.
     #[prost(bool, tag = "3")]
     pub leads: bool,
     /// If it is not ready: names of some workers that it waits for.
@@ -824,14 +824,14 @@ pub struct PortionRequest {
     /// The finished portion of that epoch.
     #[prost(uint64, optional, tag = "9")]
     pub finished: ::core::option::Option<u64>,
-    /// What it does next.
+    /// Its next action.
     #[prost(enumeration = "PortionThen", tag = "10")]
     pub then: i32,
     /// How long the answer may wait for a free portion; the server caps it at 5,000 ms.
     #[prost(uint32, tag = "11")]
     pub wait_ms: u32,
 }
-/// What the worker gets.
+/// Outcome of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortionResponse {
     /// Identifies the table of portions. If it differs from the last answer's, finished portions were forgotten.
@@ -876,7 +876,7 @@ pub struct OpenSpaceRequest {
     #[prost(fixed64, tag = "7")]
     pub space: u64,
 }
-/// The space is open here. If it was open before with the same tensors and vectors, these are as they were.
+/// The space is open here. If it was open before with the same tensors and vectors, these are unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSpaceResponse {
     /// Its number; never reused.
@@ -940,7 +940,7 @@ pub struct SpaceEntry {
     /// Milliseconds that it is kept after its coordinator has gone.
     #[prost(uint64, tag = "5")]
     pub keep_for_ms: u64,
-    /// What its coordinator is called; unset: it has none.
+    /// Name of its coordinator; unset: it has none.
     #[prost(string, optional, tag = "6")]
     pub coordinator: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -953,7 +953,7 @@ pub struct CoordinateRequest {
     /// The space.
     #[prost(fixed64, tag = "2")]
     pub space: u64,
-    /// What it wants.
+    /// The request.
     #[prost(enumeration = "SeatAction", tag = "3")]
     pub action: i32,
     /// The coordinator's term; of SEAT_TAKE, the largest that OpenSpace has answered, at most 2^20 above the last one.
@@ -1001,7 +1001,7 @@ pub struct BatchTask {
     #[prost(bool, tag = "7")]
     pub backups: bool,
 }
-/// Asks for a batch; the same again goes on waiting.
+/// Asks for a batch; a repeat continues to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BatchRequest {
     /// The client's incarnation.
@@ -1038,7 +1038,7 @@ pub struct BatchResponse {
     /// The losses of the portions from `first` on; 0 for one that is not finished.
     #[prost(double, repeated, tag = "4")]
     pub losses: ::prost::alloc::vec::Vec<f64>,
-    /// Who finished each of them first: an index into `names`, plus 1; 0: not finished.
+    /// Replica that finished each of them first: an index into `names`, plus 1; 0: not finished.
     #[prost(uint32, repeated, tag = "5")]
     pub by: ::prost::alloc::vec::Vec<u32>,
     /// Names of replicas.
@@ -1066,14 +1066,14 @@ pub struct PortionFailure {
     /// The portion.
     #[prost(uint64, tag = "2")]
     pub portion: u64,
-    /// What is wrong.
+    /// The fault.
     #[prost(enumeration = "PortionFailureKind", tag = "3")]
     pub kind: i32,
     /// The tensor concerned; empty: the loss.
     #[prost(string, tag = "4")]
     pub tensor: ::prost::alloc::string::String,
 }
-/// What became of a replica's portion.
+/// Outcome of a replica's portion.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PortionReport {
     /// The batch.
@@ -1104,13 +1104,13 @@ pub struct BatchPortionRequest {
     /// Which of its client's replicas asks: random, not 0. One client has at most 256 in a space.
     #[prost(fixed64, tag = "3")]
     pub replica: u64,
-    /// What others call it, 1 to 256 bytes of UTF-8.
+    /// Name of the replica, 1 to 256 bytes of UTF-8.
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
     /// Outcome of its last portion. Refused (stale_push) if the replica was not given that portion of the present batch.
     #[prost(message, optional, tag = "5")]
     pub report: ::core::option::Option<PortionReport>,
-    /// What it does next.
+    /// Its next action.
     #[prost(enumeration = "PortionThen", tag = "6")]
     pub then: i32,
     /// How long the answer may wait for a portion; the server caps it at 5,000 ms.
@@ -1120,7 +1120,7 @@ pub struct BatchPortionRequest {
     #[prost(fixed64, tag = "8")]
     pub known: u64,
 }
-/// What the replica gets.
+/// Portion for the replica.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BatchPortionResponse {
     /// Unset: nothing now, or nothing was asked for.
@@ -1187,7 +1187,7 @@ pub struct CheckpointResponse {
     #[prost(uint64, tag = "4")]
     pub slices: u64,
 }
-/// What a principal may do.
+/// Permissions of a principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Role {
@@ -1224,7 +1224,7 @@ impl Role {
         }
     }
 }
-/// What a receipt means.
+/// Guarantee of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Ack {
@@ -1376,7 +1376,7 @@ impl PayloadCodec {
         }
     }
 }
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Kind {
@@ -1390,7 +1390,7 @@ pub enum Kind {
     Pull = 3,
     /// Request: the slice's optimizer state.
     PullState = 4,
-    /// Request: replaces the slice's optimizer state (all slots one after the other) and step count.
+    /// Request: replaces the slice's optimizer state (all slots in order) and step count.
     AssignState = 5,
     /// Request: the outcome of the push with this identity on this slice. A push that was not applied is fenced: it never
     /// will be.
@@ -1466,7 +1466,7 @@ impl Kind {
         }
     }
 }
-/// What an operation does. Vectors are named by index: 0 is the tensor itself, 1 the space's first vector.
+/// Kind of an operation. Vectors are named by index: 0 is the tensor itself, 1 the space's first vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum OpCode {
@@ -1548,7 +1548,7 @@ pub enum ModeKind {
     /// The first `workers` gradients that are based on a version make the next one. Each is answered when that version
     /// exists; later ones are refused (stale_push).
     ModeSync = 3,
-    /// One worker trains alone first. A separate table, beside that of the mode that follows.
+    /// Only one worker trains at first. A separate table, beside that of the mode that follows.
     ModeWarmStart = 4,
 }
 impl ModeKind {
@@ -1577,7 +1577,7 @@ impl ModeKind {
         }
     }
 }
-/// What a worker does next.
+/// A worker's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PortionThen {
@@ -1587,7 +1587,7 @@ pub enum PortionThen {
     Take = 1,
     /// It takes none now.
     Rest = 2,
-    /// It leaves and gives back its portion. In a PortionRequest without a name: all workers and replicas of the client do,
+    /// It leaves and returns its portion. In a PortionRequest without a name: all workers and replicas of the client do,
     /// and it leaves its coordinators' seats.
     Leave = 3,
 }
@@ -1615,7 +1615,7 @@ impl PortionThen {
         }
     }
 }
-/// What a coordinator wants of its seat.
+/// A coordinator's request about its seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum SeatAction {

@@ -37,17 +37,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Few arrays have more dimensions than fit without memory of their own.
+/// Few arrays have more dimensions than fit without an allocation.
 type Shape = SmallVec<[u64; 4]>;
 
-/// How the memory is used.
+/// Use of the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// What keeps the memory alive; dropped only with the GIL held.
+/// Owner that keeps the memory alive; dropped only with the GIL held.
 enum Owner {
     Buffer(#[allow(dead_code)] Exported),
     Capsule(#[allow(dead_code)] Py<PyAny>),
@@ -154,7 +154,7 @@ impl Values for Borrowed {
 }
 
 impl Borrowed {
-    /// The values of float32 memory, which [`borrow_float32`] or a check has made sure of.
+    /// The values of float32 memory, as ensured by [`borrow_float32`] or a check.
     pub(crate) fn f32s(&self) -> &[f32] {
         assert_eq!(self.dtype, DType::Float32);
         // SAFETY: checked by `borrow`; valid while `self` lives; no other code writes it in the meantime (see
@@ -172,7 +172,7 @@ impl Borrowed {
         self.len
     }
 
-    /// Ends the loan at once: as dropping it, for a caller that has the GIL.
+    /// Ends the loan like a drop, for a caller that has the GIL.
     pub(crate) fn release(mut self, _py: Python<'_>) {
         drop(self.owner.take());
     }
@@ -195,13 +195,13 @@ impl Borrowed {
         fits
     }
 
-    /// Where the memory lies.
+    /// Address range of the memory.
     pub(crate) fn addresses(&self) -> Range<usize> {
         let start = self.data.as_ptr() as usize;
         start..start + self.dtype.size() * self.len
     }
 
-    /// Whether the two share memory.
+    /// Returns whether the two share memory.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let (a, b) = (self.addresses(), other.addresses());
         a.start < b.end && b.start < a.end
@@ -216,7 +216,7 @@ impl Borrowed {
     }
 }
 
-/// Borrows the memory of `object`; `tensor` is what errors call it.
+/// Borrows the memory of `object`; `tensor` is its name in errors.
 pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
     try_borrow(object, access)?.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
 }
@@ -259,7 +259,7 @@ unsafe fn copy(from: &[u8], to: *mut u8, streamed: bool) {
 
 /// # Safety
 ///
-/// `to` is valid for writes of `from.len()` bytes, none of them in `from`.
+/// `to` is valid for writes of `from.len()` bytes, and does not overlap `from`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(from: &[u8], to: *mut u8) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -283,7 +283,7 @@ unsafe fn stream(from: &[u8], to: *mut u8) {
     }
 }
 
-/// Borrows the memory of `object`; the caller says in the error whose it is.
+/// Borrows the memory of `object`; the caller adds its name to the error.
 pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
     // SAFETY: `object` is a live object and the GIL is held.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
@@ -315,7 +315,7 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> R
     finish(data, dtype, shape, Owner::Buffer(buffer))
 }
 
-/// The type that a format of the buffer protocol names.
+/// The type of a format of the buffer protocol.
 fn from_format(format: &[u8]) -> Option<DType> {
     let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };
     let code = match format {
@@ -329,7 +329,7 @@ fn from_format(format: &[u8]) -> Option<DType> {
     }
 }
 
-/// How many elements a shape has, if there is room for so many.
+/// The number of elements of a shape, if they fit in memory.
 fn elements(shape: &[u64], dtype: DType) -> Option<usize> {
     if shape.contains(&0) {
         return Some(0);
@@ -360,14 +360,13 @@ fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result
     }
 }
 
-/// Whether [`glance`] may look at the object. Asking may run Python code, looking does not.
+/// Returns whether [`glance`] may look at the object. Asking may run Python code, looking does not.
 pub(crate) fn is_plain(object: &Bound<'_, PyAny>) -> bool {
     object.is_instance_of::<PyUntypedArray>() || dlpack::can_glance(object)
 }
 
 /// Shape and values of an object that [is plain](is_plain), without its exporter's lock: for a caller that
-/// keeps the GIL and runs no Python code as long as it uses them. `None` where it takes [`borrow`] to say
-/// what is wrong.
+/// keeps the GIL and runs no Python code while it uses them. `None` if only [`borrow`] can report the error.
 pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], View<'a>)> {
     let numpy = object.is_instance_of::<PyUntypedArray>();
     let (data, shape) = if numpy { numpy_floats(object) } else { dlpack::glance(object) }?;
@@ -376,8 +375,8 @@ pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], Vie
         return Some((shape, View::Float32(&[])));
     }
     let data = NonNull::new(data.cast::<f32>()).filter(|data| data.is_aligned())?;
-    // SAFETY: so many float32 lie there, as their exporter says. `object` keeps them where they are as long
-    // as no Python code runs, by the caller's promise.
+    // SAFETY: `len` float32 are valid there, according to their exporter. `object` keeps them in place as
+    // long as no Python code runs, by the caller's promise.
     Some((shape, View::Float32(unsafe { std::slice::from_raw_parts(data.as_ptr(), len) })))
 }
 

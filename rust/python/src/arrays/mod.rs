@@ -1,4 +1,4 @@
-//! Python's arrays: their memory borrowed without a copy, and memory of a shared store given to Python.
+//! Python's arrays, whose memory is borrowed without a copy, and views of a shared store's memory.
 
 pub(crate) mod buffer;
 pub(crate) mod gradient;

@@ -1,7 +1,7 @@
 //! A view of a shared store's values, given to Python through the buffer protocol.
 //!
-//! Threads and processes step the values while Python reads and writes them, as the caller asks for. Rust
-//! never makes a reference to them: the core touches them lane by lane, with atomics.
+//! Threads and processes step the values while Python reads and writes them, at the caller's request. Rust
+//! never makes a reference to them: the core accesses them lane by lane, with atomics.
 #![allow(unsafe_code)]
 
 use fastps_core::store::Live;

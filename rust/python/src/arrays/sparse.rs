@@ -59,7 +59,7 @@ impl Sparse {
     }
 }
 
-/// A copy of indices, whatever holds them, if they are integers.
+/// A copy of indices from any container, if they are integers.
 pub(crate) fn indices(object: &Bound<'_, PyAny>, tensor: &str) -> PyResult<Vec<i64>> {
     let py = object.py();
     let wrong = |kind, message: &str, expected: &str, got: String| {
@@ -81,7 +81,7 @@ pub(crate) fn indices(object: &Bound<'_, PyAny>, tensor: &str) -> PyResult<Vec<i
     if !matches!(kind.to_str()?, "i" | "u") {
         return Err(no_integers(dtype.str()?.to_string()));
     }
-    // A number beyond int64 becomes a negative one, which no row has either.
+    // A number beyond int64 becomes negative, which is no row either.
     let array = array.call_method1(intern!(py, "astype"), (intern!(py, "int64"),))?;
     Ok(array.cast_into::<PyArray1<i64>>()?.readonly().as_array().iter().copied().collect())
 }

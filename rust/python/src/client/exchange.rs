@@ -18,13 +18,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A store, and the threads that do its work instead of its own.
+/// A store, and the threads that work in place of the store's.
 type By<'a> = (&'a Store, Option<&'a Threads>);
 
-/// Receipts, versions of the values that were installed, and what failed.
+/// Receipts, versions of the installed values, and the failure.
 pub(super) type Outcome = (Option<Receipts>, Option<Versions>, Option<Py<PyBaseException>>);
 
-/// A worker's tensors in a store of this process, and where their values go: looked up and pinned once.
+/// A worker's tensors in a store of this process, and the targets of their values: looked up and pinned once.
 #[pyclass(frozen, module = "fastps._fastps", name = "Exchange")]
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -86,8 +86,8 @@ impl Exchange {
         self.names.iter().map(of).collect()
     }
 
-    /// Takes the step in one call if that is possible; `None`: nothing was done, and the ordinary way reports
-    /// why.
+    /// Takes the step in one call if possible; `None` if nothing was done, so that the ordinary way reports
+    /// the reason.
     pub(super) fn step(
         &self,
         py: Python<'_>,
@@ -138,7 +138,7 @@ impl Exchange {
         names.iter().zip(given).map(of).collect()
     }
 
-    /// Pushes and pulls; `None`: nothing was done.
+    /// Pushes and pulls; `None` if nothing was done.
     fn exchange(
         &self,
         (store, team): By<'_>,
@@ -163,7 +163,7 @@ impl Exchange {
         Some(done)
     }
 
-    /// Whether a gradient lies in what is filled while others are still read.
+    /// Returns whether a gradient overlaps the targets, which are filled while gradients are still read.
     fn is_filled(&self, gradient: View<'_>) -> bool {
         let Range { start, end } = gradient.bytes().as_ptr_range();
         let next = self.spans.partition_point(|span| span.end <= start as usize);
@@ -184,7 +184,7 @@ impl Exchange {
         Some((receipts, versions, failed.map(|error| error.into_value(py))))
     }
 
-    /// The names of what was pushed.
+    /// The names of the pushed tensors.
     fn names_of(&self, py: Python<'_>, given: &[Option<Bound<'_, PyAny>>]) -> Names {
         if given.iter().all(Option::is_some) {
             return self.names.clone();

@@ -21,7 +21,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     flights: Mutex<Vec<Arc<Flight>>>,
-    /// Whether some of them may be done.
+    /// Set when some of them may be done.
     finished: AtomicBool,
 }
 
@@ -30,7 +30,7 @@ impl Unread {
         lock(&self.flights).push(flight);
     }
 
-    /// Whether no push is under way.
+    /// Returns whether no push is under way.
     pub(crate) fn all_done(&self) -> bool {
         lock(&self.flights).iter().all(|f| f.ticket.is_done())
     }
@@ -102,7 +102,7 @@ impl Flight {
     }
 }
 
-/// A push that has begun.
+/// A push that was sent.
 #[derive(Debug)]
 struct Begun {
     flight: Here<Arc<Flight>>,

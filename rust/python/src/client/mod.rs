@@ -60,13 +60,13 @@ type Shared = Arc<dyn ParameterServer>;
 #[derive(Debug)]
 pub(crate) struct Client {
     server: Here<Shared>,
-    /// The same server, where it is a store in this process.
+    /// The same server, if it is a store in this process.
     local: Option<Arc<Store>>,
     check_finite: bool,
     timeout: Duration,
     unread: Arc<Unread>,
     closed: AtomicBool,
-    /// Its pushes wait for those of other workers, so they must not hold the GIL meanwhile.
+    /// Set when its pushes wait for those of other workers, so they must not hold the GIL meanwhile.
     waits: AtomicBool,
 }
 
@@ -287,16 +287,16 @@ impl Client {
         }
     }
 
-    /// A worker's tensors and arrays, for `exchange`; None if that cannot be used.
+    /// A worker's tensors and arrays, for `exchange`; None if they do not allow it.
     fn exchange_of(&self, py: Python<'_>, params: &Bound<'_, PyDict>) -> PyResult<Option<Exchange>> {
         let server = self.enter(py)?;
         self.local.as_ref().map_or(Ok(None), |store| Exchange::new(py, server, store, params))
     }
 
     /// Pushes gradients, of some tensors or of all, with rates by name if they differ, and pulls everything
-    /// into the worker's arrays: receipts, versions, and what failed after all was checked. None: nothing was
-    /// done, because something is wrong or unusual. `threads`: how many torch has, which then do the work; 0:
-    /// the store's own do.
+    /// into the worker's arrays. Returns receipts, versions, and a failure after the checks; None if nothing
+    /// was done, because something is wrong or unusual. `threads`: how many threads torch has, which then do
+    /// the work; 0: the store's own do.
     fn exchange(
         &self,
         py: Python<'_>,
@@ -368,7 +368,7 @@ impl Client {
         }
         let names: Vec<_> = wanted.iter().map(|rows| rows.name.clone()).collect();
         let specs = self.specs(py, server, &names, end)?;
-        // What is wanted of each tensor is a tensor with so many rows.
+        // The rows pulled from a tensor form a tensor with as many rows.
         let shaped = specs.iter().zip(&wanted).map(|(spec, rows)| {
             let mut spec = TensorSpec::clone(spec);
             spec.shape.first_mut().into_iter().for_each(|first| *first = rows.indices.len() as u64);
@@ -573,8 +573,8 @@ impl Client {
         self.call(py, server, move |server| server.leave(&group, warm, timeout))?.or_raise(py)
     }
 
-    /// Says that so many more steps are taken, and waits for the next one's turn: steps of the slowest, and
-    /// whether this worker trains alone.
+    /// Reports `steps` more steps, and waits for the turn of the next one. Returns the steps of the slowest
+    /// worker, and whether this worker leads a warm start.
     fn advance(
         &self,
         py: Python<'_>,
@@ -592,7 +592,7 @@ impl Client {
     }
 
     /// Asks for a portion of samples. `samples`: name, n, size, seed; `at`: the run, epoch and finished
-    /// portion that the worker knows. Gives run, epoch, unfinished portions, portion, and whether the epoch
+    /// portion that the worker knows. Returns run, epoch, unfinished portions, portion, and whether the epoch
     /// is over.
     #[allow(clippy::too_many_arguments)]
     fn portion(

@@ -1,4 +1,4 @@
-//! Questions for portions of samples, as Python writes them.
+//! Requests for portions of samples, as Python writes them.
 
 use crate::errors;
 use fastps_core::portions::{Ask, Given as Portion, PortionAnswer, Samples, Then};

@@ -35,7 +35,7 @@ impl Client {
     }
 }
 
-/// Whether a server must be asked. Every other error goes to the caller: some are reported only once.
+/// Returns whether a server must be asked. Every other error goes to the caller: some are reported only once.
 fn is_not_known_yet(error: &Error) -> bool {
     matches!(error.kind, Kind::Deadline | Kind::Connection | Kind::Unavailable)
 }

@@ -31,7 +31,7 @@ pub(crate) struct BoundList {
     pub(super) server: Here<Shared>,
     pub(super) list: List,
     pub(super) elements: usize,
-    /// Where the gradients go in a store of this process.
+    /// Destination of the gradients in a store of this process.
     pub(super) local: Option<Local>,
     pub(super) codec: Option<Codec>,
     #[pyo3(get)]
@@ -162,7 +162,7 @@ impl Client {
     }
 }
 
-/// Pushes and waits. After Ctrl-C the push comes to its end by itself; a bound list is taken until then.
+/// Pushes and waits. After Ctrl-C the push completes in the background; a bound list is taken until then.
 pub(super) fn wait_for(
     py: Python<'_>,
     server: &Shared,
@@ -205,7 +205,7 @@ impl<'a, 'py> Gradients<'a, 'py> {
     }
 }
 
-/// Gradients of one push, their memory looked at.
+/// Gradients of one push, with their memory borrowed.
 #[derive(Clone, Debug)]
 pub(super) struct List {
     pub(super) names: Names,
@@ -224,7 +224,7 @@ impl List {
         Ok(Self { names: Arc::new(names), gradients: Arc::new(gradients) })
     }
 
-    /// For what takes whole tensors alone.
+    /// For calls that take only whole tensors.
     pub(super) fn borrow_whole(arrays: &Bound<'_, PyDict>) -> PyResult<Self> {
         for (name, array) in arrays {
             if array.is_instance_of::<Sparse>() {
@@ -237,7 +237,7 @@ impl List {
     }
 }
 
-/// Pushes to a store of this process, which is done with the arrays when it returns.
+/// Pushes to a store of this process, which has used the arrays when it returns.
 pub(super) fn push_lent(
     py: Python<'_>,
     store: &Store,
@@ -278,7 +278,7 @@ pub(super) fn push_lent(
     Ok(pushed)
 }
 
-/// The same of a dict of arrays.
+/// [`push_lent`] for a dict of arrays.
 pub(super) fn push_lent_list(
     py: Python<'_>,
     store: &Store,
@@ -295,8 +295,7 @@ pub(super) fn push_lent_list(
     Ok(Receipts { names: Arc::new(names), receipts })
 }
 
-/// The gradients of a push that keeps the GIL, because it will be over at once, if a glance at their arrays
-/// is enough.
+/// The gradients of a push that keeps the GIL, because it is brief, if a glance at their arrays is enough.
 fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<GradientRef<'a>>> {
     if !arrays.iter().all(is_plain) {
         return None;

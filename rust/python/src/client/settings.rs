@@ -1,4 +1,4 @@
-//! How a push is made: read once from Python's objects, checked by the core with the push.
+//! Settings of a push: read once from Python's objects, checked by the core with the push.
 
 use super::Client;
 use crate::codecs::ErrorFeedback;
@@ -10,10 +10,10 @@ use fastps_core::verbs::{self, PushOptions};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// What to do with a stale gradient: ``(delay_adaptive, max_staleness, reject, momentum_matching)``.
+/// Handling of stale gradients: ``(delay_adaptive, max_staleness, reject, momentum_matching)``.
 type Staleness = (bool, Option<u64>, bool, bool);
 
-/// The settings of a push; None leaves each as it is by default.
+/// The settings of a push; None means the default.
 #[pyclass(frozen, module = "fastps._fastps", name = "PushSettings")]
 #[derive(Debug)]
 pub(crate) struct PushSettings {
@@ -47,7 +47,7 @@ impl PushSettings {
 }
 
 impl PushSettings {
-    /// For the core: with a codec and its error feedback, and the client's own defaults.
+    /// Options for the core: with a codec and its error feedback, and the client's own defaults.
     pub(super) fn options(
         &self,
         py: Python<'_>,

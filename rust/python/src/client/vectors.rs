@@ -183,9 +183,9 @@ impl PyVectorSpaces {
         if complete { Ok(values) } else { Err(reshaped(py)) }
     }
 
-    /// Adds a portion to the sum of a batch: what became of it, and the tensor concerned. "added",
-    /// "duplicate", "stale" (another batch is open), or why the batch must end: "not_finite", "outside",
-    /// "sum_lost".
+    /// Adds a portion to the sum of a batch. Returns the outcome and the tensor concerned: "added",
+    /// "duplicate", "stale" (another batch is open), or the reason why the batch must end: "not_finite",
+    /// "outside", "sum_lost".
     fn push_portion(
         &self,
         py: Python<'_>,

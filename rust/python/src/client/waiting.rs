@@ -1,4 +1,4 @@
-//! What a call holds while its thread waits: arrays that a pull fills, and the turn of a bound list.
+//! Resources of a call while its thread waits: arrays that a pull fills, and the turn of a bound list.
 
 use crate::arrays::buffer::{Access, Borrowed, borrow, empty};
 use crate::call;
@@ -41,7 +41,7 @@ pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
 #[derive(Default)]
 pub(crate) struct Filler {
     targets: Vec<Borrowed>,
-    /// Bytes of each that have not arrived yet.
+    /// Bytes of each array that have not arrived yet.
     missing: Vec<usize>,
     misfit: bool,
 }

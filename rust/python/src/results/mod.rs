@@ -1,4 +1,4 @@
-//! What calls return: receipts, versions, and the errors of pushes that failed.
+//! Results of calls: receipts, versions, and the errors of failed pushes.
 
 pub(crate) mod failure;
 pub(crate) mod in_doubt;

@@ -4,7 +4,7 @@ use crate::errors::config;
 use fastps_core::mode::{Mode, Quorum};
 use pyo3::prelude::*;
 
-/// What binds a group: which mode, and its numbers and flags in the order of their names in Python.
+/// A mode that binds a group: its name, and its numbers and flags in the order of their names in Python.
 pub(crate) type GroupMode = (String, Vec<u64>, Vec<bool>);
 
 pub(crate) fn group_mode(py: Python<'_>, mode: &GroupMode) -> PyResult<Mode> {

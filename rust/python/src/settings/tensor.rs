@@ -1,10 +1,10 @@
-//! How pushes to a tensor are applied, by name.
+//! Application of pushes to a tensor, by name.
 
 use crate::errors::config;
 use fastps_core::tensor::Apply;
 use pyo3::prelude::*;
 
-/// Reads how pushes meet each other.
+/// Reads the way in which concurrent pushes are applied.
 pub(crate) fn read_apply(py: Python<'_>, name: &str) -> PyResult<Apply> {
     match name {
         "exact" => Ok(Apply::Exact),
@@ -13,7 +13,7 @@ pub(crate) fn read_apply(py: Python<'_>, name: &str) -> PyResult<Apply> {
     }
 }
 
-/// The name of how pushes meet each other.
+/// The name of the way in which concurrent pushes are applied.
 pub(crate) fn apply_name(apply: Apply) -> &'static str {
     match apply {
         Apply::Exact => "exact",

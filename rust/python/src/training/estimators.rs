@@ -36,7 +36,7 @@ pub(crate) struct FactorTrainer {
     state: Mutex<State<Factors, Order>>,
 }
 
-/// What passes change.
+/// State that passes change.
 struct State<M, O> {
     model: M,
     order: O,
@@ -63,7 +63,7 @@ enum Reading<'py> {
 
 type ReadingSparse<'py, I> = (PyReadonlyArray1<'py, f32>, PyReadonlyArray1<'py, I>, PyReadonlyArray1<'py, I>);
 
-/// What `LinearTrainer.average_coef` gives: coefficients and intercept.
+/// Result of `LinearTrainer.average_coef`: coefficients and intercept.
 type Averaged<'py> = Option<(Bound<'py, PyArray1<f32>>, f64)>;
 
 impl Matrix {
@@ -128,8 +128,8 @@ fn state<'a, S>(py: Python<'_>, state: &'a Mutex<S>) -> PyResult<MutexGuard<'a, 
     }
 }
 
-/// Works without the GIL. Before each block the main thread, whose work it is too, may look whether a
-/// signal's handler raises: then the work is stopped, its result is kept, and the exception is raised.
+/// Works without the GIL. Before each block the main thread, which also works, checks whether a signal's
+/// handler raises: then the work stops, its result is kept, and the exception is raised.
 fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(Stop<'_>) -> Result<T, Error> + Send,
@@ -157,7 +157,7 @@ fn interruptible<T: Send>(
     seen.into_inner().unwrap_or_else(PoisonError::into_inner).1.and(result)
 }
 
-/// One of the settings, by its name.
+/// A setting by its name.
 fn setting<'py, T: FromPyObjectOwned<'py>>(settings: &Bound<'py, PyDict>, name: &str) -> PyResult<T> {
     let missing = || config(settings.py(), "a setting is missing", name, "nothing");
     settings.get_item(name)?.ok_or_else(missing)?.extract().map_err(Into::into)
@@ -184,7 +184,7 @@ fn read_settings(py: Python<'_>, from: &Bound<'_, PyDict>) -> PyResult<Settings>
 
 #[pymethods]
 impl LinearTrainer {
-    /// Checks everything once: `order` has the rows to be learned from.
+    /// Checks everything once: `order` lists the rows to learn from.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -225,8 +225,8 @@ impl LinearTrainer {
         })
     }
 
-    /// One pass, in a new order if there is a seed; `eta` replaces the step of a constant schedule. Gives the
-    /// sum of losses (0 unless asked for) and how many examples were learned from.
+    /// One pass, in a new order if there is a seed; `eta` replaces the step of a constant schedule. Returns
+    /// the sum of losses (0 unless requested) and the number of examples learned from.
     fn epoch(
         &self,
         py: Python<'_>,
@@ -253,7 +253,7 @@ impl LinearTrainer {
         Ok((pass.loss, pass.examples))
     }
 
-    /// Goes on from other coefficients.
+    /// Continues from other coefficients.
     fn assign(&self, py: Python<'_>, coef: PyReadonlyArray1<'_, f32>, intercept: f64) -> PyResult<()> {
         let mut state = state(py, &self.state)?;
         let (coef, own) = (slice(py, &coef)?, state.model.coefficients().len());
@@ -264,12 +264,12 @@ impl LinearTrainer {
         Ok(())
     }
 
-    /// The coefficients as they are.
+    /// The current coefficients.
     fn coef<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         Ok(PyArray1::from_vec(py, state(py, &self.state)?.model.coefficients()))
     }
 
-    /// The intercept as it is.
+    /// The current intercept.
     fn intercept(&self, py: Python<'_>) -> PyResult<f64> {
         Ok(state(py, &self.state)?.model.intercept())
     }
@@ -318,8 +318,8 @@ impl FactorTrainer {
     }
 
     /// Passes in a new order if there is a seed, else in the last one, with a step of this length. After
-    /// each, `then` is given the sum of squared errors and how many ratings were learned from; it gives seed
-    /// and step of the next one, or None at the end.
+    /// each, `then` receives the sum of squared errors and the number of ratings learned from; it returns
+    /// seed and step of the next one, or None at the end.
     fn train(
         &self,
         py: Python<'_>,

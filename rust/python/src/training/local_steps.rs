@@ -1,4 +1,4 @@
-//! A worker's local steps, of all its tensors in one call; the arithmetic is the core's.
+//! A worker's local steps, for all its tensors in one call; the arithmetic is the core's.
 
 use super::check::spec_of;
 use crate::arrays::buffer::{Access, Borrowed, borrow, borrow_float32, sweep};
@@ -76,7 +76,7 @@ impl LocalSteps {
                 check_shape(GradientRef { name, shape, values, indices: None }, spec).or_raise(py)?;
             }
             if gradient.overlaps(params) || gradient.overlaps(&sum) || sum.overlaps(params) {
-                let error = Error::new(Kind::Config, "the gradient lies in the worker's own memory");
+                let error = Error::new(Kind::Config, "the gradient shares memory with the worker's arrays");
                 return Err(errors::raise(py, &error.tensor(name)));
             }
             work.push((name, params, sum, gradient));

@@ -28,10 +28,10 @@ use tonic::Status;
 pub(crate) const MAX_OWED_ANSWERS: usize = 4096;
 /// Encoded answers that hyper has at a time: one that it sends, and the next.
 const MAX_ENCODED_ANSWERS: u64 = 2;
-/// What hyper may still have of earlier answers when it asks for the next.
+/// Bytes of earlier answers that hyper may still hold when it asks for the next.
 const LEFTOVER_BYTES: usize = 512 << 10;
-/// What a stream that tonic serves takes from its beginning: a message that is put together, and the answers
-/// owed. A native one takes what its connection receives and owes.
+/// Memory of a stream that tonic serves, taken at its start: a message being put together, and the answers
+/// owed. A native stream takes what its connection receives and owes.
 const FOREIGN_STREAM_BYTES: usize =
     MAX_OWED_ANSWERS * size_of::<QueuedAnswer>() + LEFTOVER_BYTES + MAX_MESSAGE_BYTES;
 const _: () = assert!(size_of::<QueuedAnswer>() <= OWED_ANSWER_BYTES);
@@ -39,15 +39,15 @@ const _: () = assert!(size_of::<QueuedAnswer>() <= OWED_ANSWER_BYTES);
 /// One place in the queue of answers: a frame, or the status that ends the stream.
 pub(crate) struct QueuedAnswer {
     pub(crate) what: Result<Owed, Status>,
-    /// It is kept until it is written.
+    /// Kept until the answer is written.
     pub(crate) busy: Busy,
 }
 
-/// A place that was taken for an answer.
+/// A slot reserved for an answer.
 pub(crate) struct AnswerSlot {
     permit: OwnedPermit<QueuedAnswer>,
     busy: Busy,
-    /// What the answer says must be durable before it is sent.
+    /// Journal in which everything that the answer reports must be durable before it is sent.
     until_durable: Option<Arc<Journal>>,
 }
 
@@ -95,7 +95,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a stream's two halves share: its memory, and why it was reset.
+/// State that the two halves of a stream share: its memory, and the reason for its reset.
 #[derive(Debug)]
 pub(crate) struct StreamState {
     reset: watch::Sender<Option<Error>>,

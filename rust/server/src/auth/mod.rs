@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and what that peer may do.
+//! The peer of a connection, and its permissions.
 
 pub(crate) mod peer;
 pub(crate) mod principal;

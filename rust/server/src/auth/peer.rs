@@ -13,11 +13,11 @@ use tonic::body::Body;
 /// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as
 /// many as it can lend.
 pub(crate) const MAX_PINS: usize = 2;
-/// Sessions that one connection may begin at once, and then a second.
+/// Sessions that one connection may begin at once, and then per second.
 const HELLO_BURST: u32 = 256;
 const HELLOS_PER_SECOND: u32 = 64;
 
-/// What the handlers know of a connection.
+/// Facts about a connection that its handlers use.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) principal: Principal,
@@ -34,7 +34,7 @@ impl Peer {
         Self { principal: Principal::ANYBODY, pins, budget, hellos }
     }
 
-    /// Fails where the connection has begun as many sessions as it may.
+    /// Fails if the connection exceeds its rate of new sessions.
     pub(crate) fn check_hello(&self) -> Result<()> {
         self.hellos.take(Instant::now()).map_err(|wait| {
             Error::new(Kind::Capacity, "the connection opens too many sessions")

@@ -1,9 +1,9 @@
-//! Who makes a call, and what that principal may do.
+//! The author of a call, and its permissions.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 
-/// Who makes a call.
+/// The author of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Principal {
     pub(crate) role: pb::Role,

@@ -3,22 +3,22 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What one connection may do of a kind.
+/// Limit on one kind of action of one connection.
 #[derive(Debug)]
 pub(crate) struct Rate {
     most: u32,
     per_second: u32,
-    /// How often it may happen now, as of this moment; `None`: it has not happened yet.
+    /// Actions left, and the time of that count; `None` before the first action.
     left: Mutex<Option<(f64, Instant)>>,
 }
 
 impl Rate {
-    /// `most` times at once, and `per_second` times a second from then on.
+    /// Allows `most` actions at once, and `per_second` actions a second from then on.
     pub(crate) const fn new(most: u32, per_second: u32) -> Self {
         Self { most, per_second, left: Mutex::new(None) }
     }
 
-    /// Takes one, or says when the next will be there.
+    /// Takes one action; `Err` holds the time until the next is allowed.
     pub(crate) fn take(&self, now: Instant) -> Result<(), Duration> {
         let most = f64::from(self.most);
         let mut state = self.left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ impl Rate {
         if taken { Ok(()) } else { Err(Duration::from_secs_f64((1.0 - left) / f64::from(self.per_second))) }
     }
 
-    /// The times that it may happen at once, and then a second.
+    /// The limits, for people.
     pub(crate) fn bounds(&self) -> String {
         format!("at most {} at once, then {} a second", self.most, self.per_second)
     }
@@ -51,6 +51,6 @@ mod tests {
         assert!(rate.take(start + pause).is_err());
         let later = start + Duration::from_mins(1);
         (0..3).for_each(|_| rate.take(later).unwrap());
-        assert!(rate.take(later).is_err(), "what is left over does not add up");
+        assert!(rate.take(later).is_err(), "leftovers do not add up");
     }
 }

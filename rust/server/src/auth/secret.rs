@@ -14,8 +14,7 @@ pub(crate) fn of_hello(secret: &[u8]) -> Result<SecretHash> {
     Err(error.expected(format!("{SECRET_BYTES} random bytes"), format!("{} bytes", secret.len())))
 }
 
-/// The hash of the secret that the headers of a call or stream carry, if they carry one. What is no secret is
-/// the hash of none.
+/// The hash of the secret in the headers of a call or stream; `None` without a valid secret.
 pub(crate) fn of_headers(metadata: &MetadataMap) -> Option<SecretHash> {
     in_headers(metadata).map(|secret| SecretHash::of(&secret))
 }

@@ -18,9 +18,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What names the newest copy of a shard.
+/// Name of the object that names a shard's newest copy.
 pub(super) const LATEST: &str = "latest";
-/// Most bytes of it.
+/// Most bytes of that object.
 const MAX_LATEST_BYTES: u64 = 64 << 10;
 /// Most bytes of a manifest.
 pub(super) const MAX_MANIFEST_BYTES: u64 = 1 << 30;
@@ -28,37 +28,37 @@ pub(super) const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 const MAX_REASON_CHARS: usize = 1000;
 /// How long one request may take, with its body of some MiB.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
-/// How often and how long a request is tried again.
+/// Limits on the repetition of a request.
 const MAX_RETRIES: usize = 5;
 const RETRY_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Where copies lie.
+/// Storage of copies.
 #[derive(Clone)]
 pub struct Bucket {
     pub(super) url: String,
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) prefix: Path,
-    /// A folder of this machine, which has no compare-and-swap of its own.
+    /// Set for a folder of this machine, which has no compare-and-swap.
     pub(super) folder: Option<PathBuf>,
 }
 
 impl fmt::Debug for Bucket {
-    /// A store would show its settings.
+    /// Omits the store, whose output would contain its settings.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Bucket").field(&self.url).finish()
     }
 }
 
-/// Whether this is meant as the URL of a bucket, and not as a path.
+/// Returns whether this is meant as the URL of a bucket, and not as a path.
 pub fn is_url(text: &str) -> bool {
     text.contains("://")
 }
 
 impl Bucket {
-    /// Reads a URL: `s3://bucket/prefix` or `file:///folder`. Nothing is looked for yet.
+    /// Reads a URL: `s3://bucket/prefix` or `file:///folder`. Accesses nothing yet.
     pub fn open(url: &str) -> Result<Self> {
         let refused = |why: &str| {
-            // One with a password in it is not repeated.
+            // A URL with a password is not repeated.
             let got = if url.contains('@') { "another URL" } else { url };
             Err(Error::new(Kind::Config, format!("snapshots cannot be copied there: {why}"))
                 .expected("s3://BUCKET/PREFIX or file:///FOLDER", got))
@@ -89,7 +89,7 @@ impl Bucket {
         let retry =
             RetryConfig { max_retries: MAX_RETRIES, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
         let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
-        // What the environment says of the client stays.
+        // Timeouts in the environment take precedence.
         if std::env::var_os("AWS_TIMEOUT").is_none() {
             builder = builder.with_config(
                 AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
@@ -106,13 +106,13 @@ impl Bucket {
         }
     }
 
-    /// One in a store that is at hand.
+    /// A bucket in this store.
     #[cfg(test)]
     pub(crate) fn of(store: Arc<dyn ObjectStore>) -> Self {
         Self { url: "memory://".to_owned(), store, prefix: Path::from("some/prefix"), folder: None }
     }
 
-    /// Where a shard's copies lie.
+    /// Folder of a shard's copies.
     pub(super) fn shard(&self, shard: u32) -> Path {
         self.prefix.clone().join(format!("shard-{shard}"))
     }
@@ -124,21 +124,20 @@ impl Bucket {
         format!("{}/{}", self.url, rest.trim_start_matches('/'))
     }
 
-    /// What became of a request, for people.
+    /// Error of a failed request.
     pub(super) fn failed(&self, what: &str, place: &Path, error: &object_store::Error) -> Error {
         use object_store::Error as E;
         let (kind, hint) = match error {
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (
-                Kind::Config,
-                ": are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY those of somebody who may do this?",
-            ),
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+                (Kind::Config, ": do AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY permit this?")
+            }
             E::NotFound { .. } | E::NotImplemented { .. } => (Kind::Config, ""),
             _ => (Kind::Unavailable, ""),
         };
         Error::new(kind, format!("cannot {what} {}: {}{hint}", self.name(place), reason(error)))
     }
 
-    /// Reads a small object; `None`: it is not there.
+    /// Reads a small object; `None` if it does not exist.
     pub(super) async fn read(&self, place: &Path, most: u64) -> Result<Option<(Vec<u8>, UpdateVersion)>> {
         let failed = |error| self.failed("read", place, &error);
         let got = match self.store.get(place).await {
@@ -159,7 +158,7 @@ impl Bucket {
         Ok(Some((bytes, UpdateVersion { e_tag, version })))
     }
 
-    /// What names a shard's newest copy, and what to swap it by.
+    /// Reads the name of a shard's newest copy, and the version to swap it by.
     pub(super) async fn latest(&self, shard: u32) -> Result<Option<(Latest, UpdateVersion)>> {
         let place = self.shard(shard).join(LATEST);
         let Some((text, version)) = self.read(&place, MAX_LATEST_BYTES).await? else { return Ok(None) };
@@ -171,7 +170,7 @@ impl Bucket {
         Ok(Some((latest, version)))
     }
 
-    /// Puts `latest` in the place of what was read there. False: something else is there by now.
+    /// Replaces `latest`, if it is still the version that was read. Returns false if it has changed since.
     pub(super) async fn swap(&self, latest: &Latest, before: Option<UpdateVersion>) -> Result<bool> {
         let place = self.shard(latest.shard).join(LATEST);
         let put = if self.folder.is_some() {
@@ -183,7 +182,7 @@ impl Bucket {
         match put {
             Ok(()) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                // It may have been written although the answer was lost, and then the request was repeated.
+                // The write may have succeeded although its answer was lost, and the retry then failed.
                 Ok(self.latest(latest.shard).await?.is_some_and(|(found, _)| found == *latest))
             }
             Err(error) => Err(self.failed("write", &place, &error)),
@@ -218,7 +217,7 @@ impl Bucket {
     }
 }
 
-/// What a library would say later, and in other words.
+/// Reports settings that a library would reject later, and in other words.
 fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
     let says = |key| builder.get_config_value(&key);
     let endpoint = says(AmazonS3ConfigKey::S3Endpoint).or_else(|| says(AmazonS3ConfigKey::Endpoint));
@@ -240,7 +239,7 @@ fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
     Ok(())
 }
 
-/// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat
+/// Reason for a failed request, without the rest of a server's or library's text: an answer may repeat
 /// tokens, and so may a URL.
 pub(super) fn reason(error: &object_store::Error) -> String {
     let text = error.to_string();
@@ -253,7 +252,7 @@ pub(super) fn reason(error: &object_store::Error) -> String {
     for told in [element("Code"), element("Message")].into_iter().flatten() {
         reason = format!("{reason}: {told}");
     }
-    // Of a connection the text says only that it failed.
+    // The text of a connection error says only that it failed.
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -265,7 +264,7 @@ pub(super) fn reason(error: &object_store::Error) -> String {
     without_queries(&reason).chars().take(MAX_REASON_CHARS).collect()
 }
 
-/// The query of a URL may be a token.
+/// Removes queries from URLs, since they may contain tokens.
 fn without_queries(text: &str) -> String {
     let shorten = |word: &str| match word.split_once('?') {
         Some((place, _)) if place.contains("://") => format!("{place}?..."),
@@ -287,7 +286,7 @@ impl Sum {
         self.1 += bytes.len() as u64;
     }
 
-    /// Whether this was all of a file.
+    /// Returns whether these bytes are the whole file.
     pub(super) fn is(&self, part: fastps_durable::copy::Part) -> bool {
         (self.0.finalize() as u32, self.1) == (part.crc32c, part.bytes)
     }

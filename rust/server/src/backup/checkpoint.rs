@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// The longest rest after a snapshot; at most as long as that took.
+/// Longest rest after a snapshot; a rest takes no longer than the snapshot did.
 const MAX_REST: Duration = Duration::from_secs(1);
 
 /// The snapshots that a shard was asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// How many have begun.
+    /// Number of snapshots begun.
     begun: AtomicU64,
-    /// Held by the one that is being written.
+    /// Locked while a snapshot is written.
     last: Arc<Mutex<Option<Last>>>,
 }
 
-/// The last one that was not of a cut.
+/// The last snapshot that was not of a cut.
 #[derive(Debug)]
 struct Last {
     number: u64,
@@ -45,7 +45,7 @@ pub(crate) async fn take(node: &Arc<Node>, asked: &Checkpoints, cut: Option<Cut>
     }
     let number = asked.begun.fetch_add(1, Ordering::AcqRel) + 1;
     let node = node.clone();
-    // It goes on when its caller has left, and keeps its turn.
+    // The write continues, and keeps its turn, if its caller leaves.
     let taken = tokio::task::spawn_blocking(move || {
         let begin = Instant::now();
         let Some(cut) = cut else {

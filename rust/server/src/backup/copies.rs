@@ -14,9 +14,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How often newer snapshots are looked for.
+/// Interval between checks for newer snapshots.
 const COPY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// How long the last snapshot may take to be copied, should there be no time left.
+/// Least time in which to copy the last snapshot, even past the deadline.
 const MIN_LAST_COPY_TIME: Duration = Duration::from_millis(500);
 
 /// Copies what a server keeps.
@@ -36,7 +36,7 @@ struct Shard {
 }
 
 impl Copies {
-    /// Where copies go, if the server was told so.
+    /// Opens the bucket for copies, if one is configured.
     pub(crate) fn check(config: &ServerConfig) -> Result<Option<Bucket>> {
         let Some(url) = &config.copy_to else { return Ok(None) };
         if config.data_dir.is_none() {
@@ -52,7 +52,7 @@ impl Copies {
         let shard = |node: &Arc<Node>| {
             let directory = shard_folder(data_dir, node.index());
             let there = Held::after(&directory, 0).unwrap_or_default();
-            // What lies before the newest has been copied, or was left out.
+            // Snapshots before the newest have been copied or skipped.
             let tried = there.iter().rev().nth(1).copied().unwrap_or(0);
             Shard { node: node.clone(), directory, tried }
         };
@@ -64,7 +64,7 @@ impl Copies {
         let thread = std::thread::Builder::new().name("fastps-copies".to_owned());
         let thread = thread.spawn(move || {
             runtime.block_on(run(&bucket, keep, shards, stopped));
-            // A request that is under way is not waited for.
+            // Drops a request that is under way.
             runtime.shutdown_background();
         });
         Ok(Some(Self { stop, thread: thread.map_err(failed)? }))
@@ -105,13 +105,13 @@ async fn run(bucket: &Bucket, keep: Keep, mut shards: Vec<Shard>, stop: watch::R
     }
 }
 
-/// Copies a shard's newest snapshot, once. Those before it are left out but for cuts: they go together with
-/// the other shards'.
+/// Copies a shard's newest snapshot, once. Skips earlier ones except cuts, which belong together with those
+/// of the other shards.
 async fn copy(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
     let Ok(numbers) = Held::after(&shard.directory, shard.tried) else { return };
     let Some((newest, before)) = numbers.split_last() else { return };
     for number in before {
-        // One that is gone, or damaged, is left out.
+        // Skips a snapshot that is gone or damaged.
         if let Ok(held) = Held::open(&shard.directory, *number)
             && held.described.cut().is_some()
         {

@@ -11,23 +11,23 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path as FilePath;
 
-/// How often a fetch starts over because a newer snapshot replaced the one that it read.
+/// Limit on restarts of a fetch because a newer snapshot replaced the one being read.
 const MAX_READ_ATTEMPTS: usize = 5;
 
 /// One copy in a bucket.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// The shard that it is of.
+    /// Index of its shard.
     pub shard: u32,
     /// Shards of its cluster, if its manifest can be read.
     pub shards: Option<u32>,
     /// The snapshot's number.
     pub number: u64,
-    /// Where it lies.
+    /// Folder of the copy.
     pub place: String,
     /// A fetch uses this one.
     pub latest: bool,
-    /// What is wrong with it; nothing: its manifest is whole, and its files are there in full length.
+    /// Fault of the copy; `None` if its manifest is whole, and all files exist in full length.
     pub problem: Option<String>,
     /// When it was written, in seconds since 1970.
     pub written: u64,
@@ -39,23 +39,23 @@ pub struct Stored {
     pub cut: Option<String>,
 }
 
-/// What a look at every byte of a shard's copies has found.
+/// Result of reading every byte of a shard's copies.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    /// The shard that it is of.
+    /// Index of the shard.
     pub shard: u32,
-    /// Where its copies lie.
+    /// Folder of its copies.
     pub place: String,
-    /// The snapshots that are whole, the newest first.
+    /// Numbers of the whole snapshots, newest first.
     pub whole: Vec<u64>,
     /// A sentence per damage.
     pub damages: Vec<String>,
 }
 
-/// What was fetched.
+/// A fetched copy.
 #[derive(Clone, Debug)]
 pub struct Got {
-    /// The shard that it is of.
+    /// Index of its shard.
     pub shard: u32,
     /// The snapshot's number.
     pub number: u64,
@@ -67,7 +67,7 @@ pub struct Got {
     pub place: String,
 }
 
-/// Runs on a thread of its own kind: the command line has no runtime.
+/// Runs to completion on a runtime of this thread: the command line has none.
 pub(super) fn block<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime
@@ -162,7 +162,7 @@ async fn list_shard(bucket: &Bucket, shard: u32) -> Result<Vec<Stored>> {
                     object.map(|object| object.size)
                 };
                 let short = described.parts().find(|part| length(*part) != Some(part.bytes));
-                let problem = short.map(|part| format!("{} is missing, or has another length", part.name));
+                let problem = short.map(|part| format!("{} is missing or has the wrong length", part.name));
                 let (written, bytes, slices) = (described.written(), described.bytes(), described.slices());
                 let cut = described.cut().map(|cut| cut.group.clone());
                 Stored { shards: Some(described.shard().1), problem, written, bytes, slices, cut, ..empty }
@@ -179,7 +179,7 @@ pub fn verify(bucket: &Bucket) -> Result<Vec<Verified>> {
         for shard in shards(bucket).await? {
             let mut found = verify_shard(bucket, shard).await?;
             if !found.damages.is_empty() {
-                // A server may just have removed what was looked at.
+                // A server may have removed the copy during the check.
                 found = verify_shard(bucket, shard).await?;
             }
             verified.push(found);
@@ -199,7 +199,7 @@ async fn verify_shard(bucket: &Bucket, shard: u32) -> Result<Verified> {
         let is_manifest =
             |object: &object_store::ObjectMeta| object.location.filename() == Some(MANIFEST_NAME);
         if !is_latest && !objects.iter().any(is_manifest) {
-            // On its way, or left by a server that was ended: the next copy removes it.
+            // Incomplete: being written, or abandoned by a server. The next copy removes it.
             continue;
         }
         match verify_folder(bucket, &home.clone().join(name.as_str())).await {
@@ -210,7 +210,7 @@ async fn verify_shard(bucket: &Bucket, shard: u32) -> Result<Verified> {
     }
     let place = bucket.name(&home);
     match latest {
-        None => damages.push(format!("{place} has no copy that is complete")),
+        None => damages.push(format!("{place} has no complete copy")),
         Some(latest) if !there => damages.push(format!("{place}/{} is missing", latest.folder)),
         Some(_) => {}
     }
@@ -234,7 +234,7 @@ pub enum Which {
     Cut,
 }
 
-/// Makes a data directory of copies, one of each shard. It is there whole, or not at all.
+/// Makes a data directory from copies, one per shard, whole or not at all.
 pub fn fetch(bucket: &Bucket, which: Which, target: &FilePath) -> Result<Vec<Got>> {
     block(async {
         let mut fetched = Fetched::begin(target)?;
@@ -292,8 +292,8 @@ async fn newest_cut(bucket: &Bucket) -> Result<Vec<Latest>> {
     })
 }
 
-/// The copies of a shard that are of a cut, the newest first, each with the cut's identifier. What cannot be
-/// read is none.
+/// A shard's copies that belong to a cut, newest first, each with the cut's identifier. Skips copies that
+/// cannot be read.
 async fn cuts(bucket: &Bucket, shard: u32) -> Result<Vec<(u64, Latest)>> {
     let (home, mut cuts) = (bucket.shard(shard), Vec::new());
     for ((_, name), _) in folders(bucket, &home).await?.into_iter().rev() {
@@ -306,7 +306,7 @@ async fn cuts(bucket: &Bucket, shard: u32) -> Result<Vec<(u64, Latest)>> {
     Ok(cuts)
 }
 
-/// Fetches the newest copy of a shard; how many shards there are.
+/// Fetches the newest copy of a shard. Also returns the number of shards.
 async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Result<(Got, u32)> {
     let mut result = Err(missing(bucket, shard));
     let mut tried = String::new();
@@ -320,13 +320,13 @@ async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Resu
         if result.is_ok() {
             break;
         }
-        // The server may have removed it, as soon as a newer one was there.
+        // The server may have removed it for a newer one.
     }
     result
 }
 
 fn missing(bucket: &Bucket, shard: u32) -> Error {
-    let message = format!("{} has no copy of shard {shard} that is complete", bucket.url);
+    let message = format!("{} has no complete copy of shard {shard}", bucket.url);
     Error::new(Kind::Config, message).expected("the URL that a server has as --copy-to", &bucket.url)
 }
 

@@ -1,4 +1,4 @@
-//! Snapshots: when they are taken, and their copies in a bucket.
+//! Automatic snapshots, and their copies in a bucket.
 
 pub(crate) mod bucket;
 pub(crate) mod checkpoint;

@@ -12,19 +12,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the log is looked at: whether it is broken.
+/// Interval between checks for a broken log.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When snapshots are taken without being asked for.
+/// Schedule of automatic snapshots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct When {
-    /// So much later than the last one.
+    /// Interval between snapshots.
     pub(crate) every: Duration,
-    /// When the log behind it is longer than so many times the state; 0: never for that.
+    /// Ratio of log size to state size above which a snapshot is taken; 0 disables this.
     pub(crate) after: u64,
 }
 
-/// Takes snapshots from time to time.
+/// The threads that take automatic snapshots.
 #[derive(Debug)]
 pub(crate) struct Snapshots(Vec<(Sender<Signal>, JoinHandle<()>)>);
 
@@ -36,7 +36,7 @@ enum Signal {
 }
 
 impl Snapshots {
-    /// Begins, where there is anything to keep.
+    /// Starts the threads, if the server keeps files.
     pub(crate) fn start(nodes: &[Arc<Node>], when: When) -> Result<Self> {
         let mut threads = Vec::new();
         for node in nodes {
@@ -54,7 +54,7 @@ impl Snapshots {
         Ok(Self(threads))
     }
 
-    /// Ends; one that is under way is completed.
+    /// Stops the threads; a snapshot under way is completed.
     pub(crate) fn stop(self) {
         for (signal, _) in &self.0 {
             let _ = signal.send(Signal::Stop);
@@ -65,13 +65,13 @@ impl Snapshots {
     }
 }
 
-/// When a shard's next snapshots are due, and what keeps them from being taken.
+/// Schedule of a shard's next snapshots.
 struct Turn {
     node: Arc<Node>,
     journal: Arc<Journal>,
     every: Duration,
     due: Instant,
-    /// When one that failed is tried again.
+    /// Time to retry a failed snapshot.
     retry: Instant,
     broken: Trouble,
     failed: Trouble,
@@ -96,7 +96,7 @@ impl Turn {
         }
     }
 
-    /// Takes a snapshot if one is due. How long to wait for the next look.
+    /// Takes a snapshot if one is due. Returns the time until the next check.
     fn look(&mut self) -> Duration {
         let broken = self.journal.check();
         self.tell_broken(&broken);
@@ -110,13 +110,13 @@ impl Turn {
             }
         } else if self.journal.is_overgrown() {
             self.take(Files::shorten);
-            // The log may be too long again.
+            // The log may already be too long again.
             return Duration::ZERO;
         }
         CHECK_INTERVAL
     }
 
-    /// Tells whether there is one.
+    /// Takes a snapshot. Returns whether it succeeded.
     fn take(&mut self, how: impl FnOnce(&Files, &Shard) -> Result<Summary>) -> bool {
         let (taken, shard) = (how(&self.node.files, &self.node.shard), self.node.index());
         let now = Instant::now();
@@ -138,7 +138,7 @@ impl Turn {
         }
     }
 
-    /// Says that the log is broken, or no longer.
+    /// Logs when the log breaks, and when it is repaired.
     fn tell_broken(&mut self, broken: &Result<()>) {
         let (shard, now) = (self.node.index(), Instant::now());
         match broken {
@@ -156,7 +156,7 @@ impl Turn {
     }
 }
 
-/// Takes a snapshot; tells whether there is one.
+/// Takes a snapshot. Returns whether it succeeded.
 pub(crate) fn take(node: &Node, how: impl FnOnce(&Files, &Shard) -> Result<Summary>) -> bool {
     let taken = how(&node.files, &node.shard);
     if let Err(error) = &taken {

@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const SLICE: u64 = 258_048;
-/// More than one part of an upload.
+/// More than fit into one part of an upload.
 const SLICES: u64 = 10;
 const KEEP: Keep = Keep { count: 2, younger: Duration::ZERO };
 
-/// A folder that goes with its owner.
+/// A folder that is removed with its owner.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -159,7 +159,7 @@ fn in_memory() -> Bucket {
     Bucket::of(Arc::new(InMemory::new()))
 }
 
-/// Up, older ones are removed, and down again: the same bytes, and a directory that starts.
+/// Uploads, prunes and fetches: same bytes, and a directory that starts.
 fn there_and_back(bucket: &Bucket, folder: &Folder) {
     let homes = [0, 1].map(|index| Home::new(&folder.data(), index, 2));
     for round in 1..=3 {
@@ -188,7 +188,7 @@ fn there_and_back(bucket: &Bucket, folder: &Folder) {
     }
     assert!(checkpoint::verify(&target).unwrap().iter().all(|shard| shard.damages.is_empty()));
     refused(fetch(bucket, Which::Newest, &target), "is not empty");
-    // It is a directory of its own, and goes on in the same bucket: its former owner learns of it.
+    // A separate directory continues in the same bucket: its former owner is refused.
     let next = Home::open(&target, 0, 2);
     assert_eq!(next.journal.catalog().slices().count() as u64, SLICES / 2);
     assert_eq!(next.snapshot(), 4);
@@ -235,7 +235,7 @@ fn a_copy_of_a_directory_does_not_write_over_what_goes_on() {
         refused(send(&bucket, &twin.path), "has snapshots of another server");
         assert_eq!(numbers(&bucket), [(2, true), (1, false)]);
         home.close();
-        // One that is all new.
+        // An unrelated directory.
         let other = Home::new(&folder.0.join("other"), 0, 1);
         other.snapshot();
         refused(send(&bucket, &other.path), "has snapshots of another server");
@@ -251,7 +251,7 @@ fn who_comes_second_to_swap_loses_and_leaves_nothing() {
         for home in &homes {
             home.snapshot();
         }
-        // Both have seen that there is nothing yet.
+        // Both have seen an empty bucket.
         let [first, second] = homes
             .each_ref()
             .map(|home| upload(&bucket, &home.path, Held::newest(&home.path).unwrap().unwrap(), KEEP));
@@ -261,12 +261,12 @@ fn who_comes_second_to_swap_loses_and_leaves_nothing() {
         assert_eq!(lost[0].kind, Kind::Config);
         assert_eq!(names(&bucket).len(), 1 + 4, "{:?}", names(&bucket));
         assert_eq!(numbers(&bucket), [(1, true)]);
-        // And by what was read without use.
+        // And by the version of the unused read.
         let (latest, version) = block(bucket.latest(0)).unwrap().unwrap();
         let newer = copy::Latest { folder: copy::new_folder(1).unwrap(), ..latest.clone() };
         assert!(block(bucket.swap(&newer, Some(version.clone()))).unwrap());
         assert!(!block(bucket.swap(&latest, Some(version.clone()))).unwrap());
-        assert!(block(bucket.swap(&newer, Some(version))).unwrap(), "repeated, it is there already");
+        assert!(block(bucket.swap(&newer, Some(version))).unwrap(), "a repeat succeeds");
         assert!(!block(bucket.swap(&latest, None)).unwrap());
     }
 }
@@ -299,7 +299,7 @@ fn an_upload_that_ends_half_way_changes_nothing() {
     send(&bucket, &home.path).unwrap();
     home.snapshot();
     send(&bucket, &home.path).unwrap();
-    // What was left is gone.
+    // Remains of the failed copy are gone.
     assert_eq!(names(&bucket).len(), 1 + 2 * 4, "{:?}", names(&bucket));
 }
 
@@ -383,7 +383,7 @@ fn a_cut_is_fetched_that_all_shards_have() {
         copy(home);
     }
     refused(fetch(&bucket, Which::Cut, &target), "no cut over all shards");
-    // Number 2 of shard 0 and number 3 of shard 1 are of one cut; of a later one there is one shard alone.
+    // Number 2 of shard 0 and number 3 of shard 1 are of one cut; only one shard is of a later cut.
     homes[1].snapshot();
     for (home, number) in homes.iter().zip([2, 3]) {
         assert_eq!(home.snapshot_of_cut(7), number);
@@ -398,11 +398,11 @@ fn a_cut_is_fetched_that_all_shards_have() {
     let numbers = |got: Vec<super::fetch::Got>| got.iter().map(|got| got.number).collect::<Vec<_>>();
     assert_eq!(numbers(fetch(&bucket, Which::Cut, &target).unwrap()), [2, 3]);
     assert_eq!(numbers(fetch(&bucket, Which::Newest, &folder.0.join("newest")).unwrap()), [3, 4]);
-    // It starts; where it came from there is something newer by now, and nothing of that is written over.
+    // It starts; its source has moved on, and is not overwritten.
     let past = Home::open(&target, 0, 2);
     past.snapshot();
     refused(send(&bucket, &past.path), "has snapshots of another server");
-    // A copy that is damaged is of no cut.
+    // A damaged copy belongs to no cut.
     let listed = list(&bucket).unwrap();
     let damaged = listed.iter().find(|stored| (stored.shard, stored.number) == (1, 3)).unwrap();
     let place = damaged.place.strip_prefix("memory://").unwrap();

@@ -1,13 +1,13 @@
-//! A failure that lasts: it is said at once, and again at growing intervals; what failed is tried again less
-//! and less often.
+//! A lasting failure: logged at once, and again at growing intervals; attempts are repeated at growing
+//! intervals, too.
 
 use crate::human;
 use std::time::{Duration, Instant};
 
-/// Time between the first two lines; it doubles.
+/// Time between the first two log lines; it doubles.
 const FIRST_SILENCE: Duration = Duration::from_secs(10);
 const LONGEST_SILENCE: Duration = Duration::from_hours(1);
-/// Time before the first new attempt; it doubles.
+/// Time before the first retry; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -19,12 +19,12 @@ struct Lasting {
     since: Instant,
     times: u64,
     silence: Duration,
-    /// When it is said again.
+    /// Time of the next log line.
     next: Instant,
 }
 
 impl Trouble {
-    /// Counts a failure. If it is to be said now, what to add to the line.
+    /// Counts a failure. Returns an addition to the log line if one is due.
     pub(super) fn met(&mut self, now: Instant) -> Option<String> {
         let Some(lasting) = &mut self.0 else {
             let (times, silence) = (1, FIRST_SILENCE);
@@ -40,13 +40,13 @@ impl Trouble {
         Some(format!(", again, {}", lasting.history(now)))
     }
 
-    /// How long to wait before the next attempt.
+    /// Time to wait before the next attempt.
     pub(super) fn pause(&self) -> Duration {
         let times = self.0.as_ref().map_or(0, |lasting| lasting.times.saturating_sub(1).min(10));
         (FIRST_PAUSE * (1 << times)).min(LONGEST_PAUSE)
     }
 
-    /// It is over. What to say of it, if it was said.
+    /// Ends the failure. Returns its duration, for people, if it was logged.
     pub(super) fn over(&mut self, now: Instant) -> Option<String> {
         Some(self.0.take()?.history(now))
     }

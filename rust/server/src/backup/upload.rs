@@ -14,36 +14,36 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path as FilePath;
 use std::time::{Duration, SystemTime};
 
-/// What is sent in one request, unless the file has too many of them.
+/// Smallest part sent in one request.
 const MIN_PART_BYTES: u64 = 8 << 20;
 /// Most parts of a file (S3 has 10,000).
 const MAX_PARTS_PER_FILE: u64 = 9000;
 /// Parts of a file that are on their way at a time.
 const MAX_PARTS_IN_FLIGHT: usize = 2;
 
-/// How many copies stay.
+/// Number and age of the copies to keep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
-    /// The newest so many, at least 1.
+    /// Number of newest copies to keep, at least 1.
     pub(crate) count: usize,
-    /// Younger ones stay besides.
+    /// Younger copies are kept, too.
     pub(crate) younger: Duration,
 }
 
-/// What was copied.
+/// Outcome of an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uploaded {
-    /// The shard that it is of.
+    /// Index of its shard.
     pub shard: u32,
     /// The snapshot's number.
     pub number: u64,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Where it is now.
+    /// Location of the copy.
     pub place: String,
-    /// Nothing was to be done.
+    /// Set when the copy existed already.
     pub was_there: bool,
-    /// Older ones could not be removed.
+    /// Error from removing older copies.
     pub left: Option<Error>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) async fn upload(
     let described = &held.described;
     let ((shard, _), number) = (described.shard(), described.number());
     if let Some(folder) = &bucket.folder {
-        // What a model has learned is its owner's.
+        // A model's values are private to its owner.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|error| {
             Error::new(Kind::Config, format!("cannot make {}: {error}", folder.display())).shard(shard)
@@ -95,7 +95,7 @@ pub(crate) async fn upload(
     bucket.store.put(&place, manifest).await.map_err(|error| bucket.failed("write", &place, &error))?;
     copy::note_copied(directory, &folder)?;
     if !bucket.swap(&latest, before).await? {
-        // The copy that lost belongs to no snapshot.
+        // A copy that lost the race belongs to no snapshot.
         let _ = remove(
             bucket,
             held.files
@@ -115,20 +115,20 @@ pub(crate) async fn upload(
     Ok(Uploaded { left, ..uploaded(&folder, false) })
 }
 
-/// What is there is of somebody else, or newer.
+/// Refusal to overwrite copies that are newer, or another server's.
 fn conflict(bucket: &Bucket, ours: &Latest, found: &Latest) -> Error {
     let place = bucket.name(&bucket.shard(ours.shard));
     let say = |latest: &Latest| {
         format!("snapshot {} of directory {}, {} shards", latest.generation, latest.directory, latest.shards)
     };
     let why = if ours.directory == found.directory && found.generation >= ours.generation {
-        "has a later snapshot of this directory: another server goes on from a copy of it, or an older copy of the directory \
+        "has a later snapshot of this directory: another server continues from a copy of it, or an older copy of the directory \
          was put back"
     } else {
         "has snapshots of another server"
     };
     let message = format!(
-        "{place} {why}; nothing there is written over. Choose another URL, or go on from what is there (fastps checkpoint \
+        "{place} {why}; nothing there is written over. Choose another URL, or continue from its copies (fastps checkpoint \
          fetch), or remove it if it is not needed"
     );
     Error::new(Kind::Config, message).shard(ours.shard).expected(say(ours), say(found))
@@ -166,12 +166,12 @@ async fn send(bucket: &Bucket, to: &Path, part: Part, file: &File, from: &FilePa
     }
 }
 
-/// So that a file of this size has not too many parts.
+/// Part size that keeps a file of this size below the limit on parts.
 fn part_size(bytes: u64) -> u64 {
     MIN_PART_BYTES.max(bytes.div_ceil(MAX_PARTS_PER_FILE))
 }
 
-/// A file that is read part by part.
+/// A file read part by part.
 struct Reading<'a> {
     file: &'a File,
     sum: Sum,
@@ -191,7 +191,7 @@ impl Reading<'_> {
         Ok(bytes)
     }
 
-    /// Fails if what was read is not what was written.
+    /// Fails unless the bytes read are the bytes written.
     fn check(&self, part: Part) -> Result<()> {
         if self.sum.is(part) {
             return Ok(());
@@ -214,8 +214,7 @@ async fn remove(bucket: &Bucket, places: impl Iterator<Item = Path> + Send) -> o
     Ok(())
 }
 
-/// Removes copies that are older than those to be kept, and what was not completed. Nothing that is newer,
-/// and no name that is not ours.
+/// Removes copies older than those to be kept, and incomplete ones. Leaves newer ones and unknown names.
 async fn prune(bucket: &Bucket, latest: &Latest, keep: Keep) -> Result<()> {
     let home = bucket.shard(latest.shard);
     let failed = |error| bucket.failed("remove older snapshots from", &home, &error);
@@ -237,7 +236,7 @@ async fn prune(bucket: &Bucket, latest: &Latest, keep: Keep) -> Result<()> {
             }
         }
     }
-    // A manifest goes first: what has none is not complete.
+    // Removes the manifest first: a copy without one is incomplete.
     gone.sort_by_key(|place| place.filename() != Some(MANIFEST_NAME));
     remove(bucket, gone.into_iter()).await.map_err(failed)
 }

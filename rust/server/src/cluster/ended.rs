@@ -8,14 +8,14 @@ use fastps_durable::Ended;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Most incarnations that are remembered.
+/// Most incarnations remembered.
 const MAX_ENDED: u64 = 1_000_000;
-/// They take at most this part of the shard's memory, unless they are few.
+/// Divisor of the shard's memory that bounds their memory, unless they are few.
 const MEMORY_PART: u64 = 16;
 const FEW: u64 = 1024;
 /// How long an incarnation is remembered.
 const REMEMBERED_S: u32 = 7 * 24 * 3600;
-/// Bytes of one, in this table, in the catalog of the log and in the copies of a snapshot.
+/// Bytes of one incarnation, in this table, in the catalog of the log and in the copies of a snapshot.
 pub(super) const ENDED_BYTES: u64 = 128;
 
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct EndedSessions {
     known: HashSet<u64>,
     /// Incarnations and the ends of their sessions in seconds since 1970, the oldest first.
     order: VecDeque<(u64, u32)>,
-    /// `None`: nothing is remembered yet.
+    /// `None` until something is remembered.
     memory: Option<Charge>,
 }
 
@@ -32,7 +32,7 @@ fn most(limit: u64) -> usize {
 }
 
 impl EndedSessions {
-    /// Goes on with those of an earlier process.
+    /// Adopts the incarnations of an earlier process.
     pub(super) fn restore(&mut self, ended: &Ended, meter: &Arc<Meter>, now_s: u32) -> Result<()> {
         let young = |at: &u32| now_s.saturating_sub(*at) <= REMEMBERED_S;
         let newest = ended.iter().rev().filter(|(_, at)| young(at)).take(most(meter.limit()));
@@ -43,7 +43,7 @@ impl EndedSessions {
         Ok(())
     }
 
-    /// Remembers one, in memory that its session had. How many are remembered now.
+    /// Remembers one, in memory of its session. Returns the number remembered.
     pub(super) fn add(&mut self, client: u64, mut memory: Charge, limit: u64, now_s: u32) -> u32 {
         memory.shrink_to(ENDED_BYTES);
         match &mut self.memory {
@@ -56,7 +56,7 @@ impl EndedSessions {
         self.order.len() as u32
     }
 
-    /// Forgets all but the newest, and the old ones.
+    /// Forgets all but the newest `most`, and the old ones.
     fn forget(&mut self, most: usize, now_s: u32) {
         while let Some((client, at)) = self.order.front()
             && (self.order.len() > most || now_s.saturating_sub(*at) > REMEMBERED_S)

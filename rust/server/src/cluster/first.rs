@@ -1,5 +1,5 @@
-//! Asks shard 0, which alone knows what is registered, about reservations (`SettleRequest`), groups and
-//! spaces.
+//! Asks shard 0, which owns the list of registered tensors, about reservations (`SettleRequest`), groups
+//! and spaces.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
@@ -18,16 +18,16 @@ use tonic::{Request, Response, Status};
 
 /// How long shard 0 may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// When to try again what shard 0 had to be asked for.
+/// Retry delay of a call that depends on shard 0.
 const RETRY_AFTER_MS: u64 = 500;
-/// What may be wrong where TLS refuses.
+/// Likely cause when TLS refuses.
 const SERVERS_TRUST: &str = "servers trust the CAs of --tls-ca or, without it, those behind their own \
                              certificate in --tls-cert, and check the name of shard 0 in --cluster";
 
-/// The way to shard 0 from another one.
+/// Path from a shard to shard 0.
 #[derive(Debug)]
 pub(crate) enum First {
-    /// It is a shard of this process.
+    /// Shard 0 is in this process.
     Here(Arc<Node>),
     There(There),
 }
@@ -88,14 +88,14 @@ impl First {
 }
 
 impl Node {
-    /// What shard 0 says, be it this one or another.
+    /// Asks shard 0, local or remote.
     pub(crate) async fn ask_first(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         let answer = self.ask_for_list(question).await?;
         self.hear(answer.cluster_id)?;
         Ok(answer)
     }
 
-    /// The same without regard to which cluster it is of.
+    /// Asks shard 0 without checking the cluster's identity.
     pub(crate) async fn ask_for_list(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         match &self.first {
             _ if self.map.is_some() => self.answer_settle(&question),
@@ -110,7 +110,7 @@ impl Node {
         }
     }
 
-    /// Removes a tensor at shard 0; says where its slices may still lie.
+    /// Removes a tensor at shard 0. Returns the shards that may still store its slices.
     pub(crate) async fn unregister_at_first(&self, name: &str) -> Result<pb::Placement> {
         match &self.first {
             First::Here(first) => {
@@ -137,8 +137,7 @@ impl Node {
         call(channel, address, ask, async |mut control, ask| control.drop(ask).await).await.map(|_| ())
     }
 
-    /// The same for a client that waits for it. What TLS refuses, it will refuse again: the client need not
-    /// wait.
+    /// Asks for a waiting client. A TLS refusal is final, so the client is not asked to retry.
     pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         self.ask_first(question).await.map_err(|error| self.unanswered(&error))
     }

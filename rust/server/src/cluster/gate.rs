@@ -1,8 +1,8 @@
 //! Holds the writes of a shard for a moment, so that all shards of a cluster can begin one consistent cut.
 //!
-//! Writes are held at most a tenth of the time: after each hold they pass for nine times as long as they were
-//! held. A stream with a write to a held shard waits together with everything behind it, so its order stays;
-//! pulls before that write are answered.
+//! Writes are held at most a tenth of the time: after each hold they pass for nine times its length. A
+//! stream with a write to a held shard waits together with everything behind it, which keeps its order; pulls
+//! before that write are answered.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
@@ -13,14 +13,14 @@ use tokio::sync::Notify;
 
 /// Longest time that writes are held.
 const MAX_HOLD: Duration = Duration::from_secs(2);
-/// How much longer than a hold writes pass after it.
+/// Ratio of open time to the hold before it.
 const REST: u32 = 9;
-/// When another cut may try again.
+/// Retry delay of another cut.
 const RETRY_AFTER_MS: u64 = 50;
-/// Nothing is held.
+/// Value of `cut` while no writes are held.
 const OPEN: u64 = 0;
 
-/// One shard's.
+/// The gate of one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// The cut that it is closed for.
@@ -31,14 +31,14 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct Times {
-    /// When it was closed last.
+    /// Time of the last close.
     closed: Option<Instant>,
-    /// Until when it stays open.
+    /// End of the enforced open time.
     rest: Option<Instant>,
 }
 
 impl Gate {
-    /// Holds what comes until [`Gate::open`], or until the time is over.
+    /// Holds writes until [`Gate::open`], or until the time is over.
     pub(crate) fn close(self: &Arc<Self>, cut: u64, hold: Duration) -> Result<()> {
         if cut == OPEN {
             return Err(Error::new(Kind::Config, "invalid cut").expected("any number but 0", cut));
@@ -72,7 +72,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets everybody go on. False: they have gone on already, and the cut is void.
+    /// Releases the held writes. Returns false if they have passed already, which makes the cut void.
     pub(crate) fn open(&self, cut: u64) -> bool {
         // Locked before the exchange, so that the next hold sees the new rest.
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ impl Gate {
         was_closed
     }
 
-    /// Whether writes are held for this cut.
+    /// Returns whether writes are held for this cut.
     pub(crate) fn holds(&self, cut: u64) -> bool {
         cut != OPEN && self.cut.load(Ordering::Acquire) == cut
     }
@@ -133,7 +133,7 @@ mod tests {
         assert!(!gate.open(3));
     }
 
-    /// Closes it as soon as it may be.
+    /// Closes the gate as soon as its rest is over.
     async fn close(gate: &Arc<Gate>, cut: u64, hold: Duration) -> Duration {
         let mut waited = Duration::ZERO;
         while let Err(error) = gate.close(cut, hold) {

@@ -12,21 +12,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often shard 0 is asked until it answers, and until nothing is lost any more.
+/// Interval between questions to shard 0 until it answers, and until nothing is lost any more.
 const ASK_INTERVAL: Duration = Duration::from_millis(200);
 /// Tensors that a message names.
 const MAX_NAMED_TENSORS: usize = 5;
 
-/// What a shard has lost.
+/// A shard's loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// Its slices of these tensors.
     Slices(Vec<String>),
-    /// Shard 0, which knows none of its slices.
+    /// The map: shard 0 has no record of the shard's slices.
     Map,
 }
 
-/// What shard 0 lists on a shard.
+/// Shard 0's list of the tensors on a shard.
 #[derive(Debug, Default)]
 struct Listing {
     cluster_id: u64,
@@ -39,14 +39,14 @@ impl Listing {
         pb::SettleRequest { listed_on: Some(shard), after, ..Default::default() }
     }
 
-    /// Adds a page; gives the name that the next one follows, if there is one.
+    /// Adds a page. Returns the name after which the next one starts, if there is one.
     fn add(&mut self, page: pb::SettleResponse) -> Option<String> {
         self.cluster_id = page.cluster_id;
         self.tensors.extend(page.listed);
         Some(page.next).filter(|next| !next.is_empty())
     }
 
-    /// What `node` has lost, if this is what shard 0 lists on it.
+    /// The loss of `node`, given this listing.
     fn loss(self, node: &Node) -> Option<Loss> {
         let known = node.membership.id();
         let is_other = match (self.cluster_id, known) {
@@ -65,7 +65,7 @@ impl Listing {
     }
 }
 
-/// What a shard of this process has lost, whose shard 0 is in this process, too, and serves no one yet.
+/// The loss of a shard whose shard 0 is in this process and serves no clients yet.
 pub(crate) fn found_at_start(node: &Node) -> Result<Option<Loss>> {
     let First::Here(first) = &node.first else { return Ok(None) };
     let (mut listing, mut after) = (Listing::default(), Some(String::new()));
@@ -83,7 +83,7 @@ pub(crate) fn found_at_start(node: &Node) -> Result<Option<Loss>> {
     Ok(loss)
 }
 
-/// Keeps a shard's standing up to date, until it is aborted.
+/// Keeps a shard's standing up to date until aborted.
 pub(crate) async fn watch(node: Arc<Node>) {
     if node.map.is_some() {
         return;
@@ -102,7 +102,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
     }
 }
 
-/// Asks shard 0, and serves or refuses to. True: the shard serves.
+/// Asks shard 0, then serves or refuses to. Returns whether the shard serves.
 async fn confirm(node: &Arc<Node>) -> Result<bool> {
     // A tensor that is unregistered meanwhile is not listed the second time.
     let mut listing = ask(node).await?;
@@ -121,7 +121,7 @@ async fn confirm(node: &Arc<Node>) -> Result<bool> {
     if node.membership.accept_loss {
         node.membership.change(Standing::Waits(None));
         if let Err(error) = drop_incomplete(node, &loss, id).await {
-            tracing::warn!(shard = node.index(), %error, "what is lost is not removed yet");
+            tracing::warn!(shard = node.index(), %error, "lost slices are not removed yet");
         }
         return Ok(false);
     }
@@ -142,7 +142,7 @@ async fn ask(node: &Node) -> Result<Listing> {
 }
 
 impl Node {
-    /// Why the shard refuses to serve, and what helps.
+    /// Error of a shard that refuses to serve, with the remedies.
     pub(crate) fn lost(&self, loss: &Loss) -> Error {
         let durable = self.files.journal().is_some();
         let (what, kind) = match (loss, durable) {
@@ -161,7 +161,7 @@ impl Node {
         let restore = format!("replace {folder} by its backup and start again, or ");
         let restore = if durable || *loss == Loss::Map { restore } else { String::new() };
         let message = format!(
-            "the shard does not serve: {what} {whose}. To go on, {restore}start this shard once with --accept-loss, which {dropped}"
+            "the shard does not serve: {what} {whose}. To continue, {restore}start this shard once with --accept-loss, which {dropped}"
         );
         Error::new(kind, message).shard(self.index())
     }

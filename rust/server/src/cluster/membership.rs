@@ -11,16 +11,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tonic::metadata::MetadataMap;
 
-/// When to try again what waits for shard 0.
+/// Retry delay of calls that depend on shard 0.
 const RETRY_AFTER_MS: u64 = 100;
 
-/// Whether the shard may serve.
+/// Permission of the shard to serve.
 #[derive(Clone, Debug)]
 pub(crate) enum Standing {
-    /// It has what shard 0 lists, as far as it knows.
+    /// It has the slices that shard 0 lists, as far as it knows.
     Serves,
-    /// It asks shard 0 which slices it should have, or is about to drop what is lost. Says why that takes
-    /// long, once it does.
+    /// It asks shard 0 which slices it should have, or is about to drop what is lost. Holds the reason for a
+    /// long wait.
     Waits(Option<Error>),
     /// It has lost slices.
     Refuses(Error),
@@ -32,14 +32,14 @@ pub(crate) struct Membership {
     /// Identity of the cluster; 0: not known yet.
     id: AtomicU64,
     standing: Mutex<Standing>,
-    /// Shard 0 is of another cluster than before.
+    /// Signals that shard 0 belongs to another cluster than before.
     doubted: Notify,
-    /// What is lost may be dropped.
+    /// Set when lost slices may be dropped.
     pub(crate) accept_loss: bool,
 }
 
 impl Membership {
-    /// Of a shard that knows this identity (0: none).
+    /// The membership of a shard that knows this identity (0: none).
     pub(crate) fn new(id: u64, standing: Standing, accept_loss: bool) -> Self {
         let (id, standing) = (AtomicU64::new(id), Mutex::new(standing));
         Self { id, standing, doubted: Notify::new(), accept_loss }
@@ -58,7 +58,7 @@ impl Membership {
         *self.standing() = standing;
     }
 
-    /// Shard 0 does not answer: a shard with slices serves them meanwhile, and one without has nothing to
+    /// Handles a shard 0 that does not answer: a shard with slices serves them, one without has nothing to
     /// serve.
     pub(crate) fn go_on_without_first(&self, has_slices: bool, why: Error) {
         let mut standing = self.standing();
@@ -71,7 +71,7 @@ impl Membership {
     pub(crate) fn check(&self) -> Result<()> {
         match &*self.standing() {
             Standing::Serves => Ok(()),
-            // What TLS refuses, it will refuse again.
+            // A TLS refusal is final.
             Standing::Waits(Some(why)) if why.kind == Kind::Denied => Err(why.clone()),
             Standing::Waits(why) => {
                 let mut message = "the shard waits for shard 0 to say which slices it should have".to_owned();
@@ -91,7 +91,7 @@ impl Membership {
 }
 
 impl Node {
-    /// Takes the identity that shard 0 tells. Fails where it is another one than that of the slices here.
+    /// Takes the identity that shard 0 reports. Fails if it differs from that of the slices here.
     pub(crate) fn hear(&self, id: u64) -> Result<()> {
         let known = self.membership.id();
         if id == 0 || id == known {
@@ -106,14 +106,14 @@ impl Node {
         Ok(())
     }
 
-    /// The shard's slices belong to this cluster from here on.
+    /// Assigns the shard's slices to this cluster.
     pub(crate) fn learn(&self, id: u64) {
         if self.membership.id.swap(id, Ordering::AcqRel) != id {
             self.files.step(|| Event::ClusterLearned(id));
         }
     }
 
-    /// Fails if a call was meant for another cluster or another shard.
+    /// Fails if a call addresses another cluster or another shard.
     pub(crate) fn check_addressee(&self, metadata: &MetadataMap) -> Result<()> {
         let (cluster, shard) = addressee::named(metadata);
         let own = self.membership.id();

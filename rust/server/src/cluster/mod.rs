@@ -1,6 +1,6 @@
 //! One shard's part of the cluster: its sessions and reservations, and on shard 0 the map and the spaces.
 //!
-//! [`node::Node`] holds all of it together with the shard itself; every service has one.
+//! [`node::Node`] holds all of it together with the shard itself; every service shares one.
 
 mod ended;
 pub(crate) mod first;

@@ -1,4 +1,4 @@
-//! What all calls to one shard share.
+//! State that all calls to one shard share.
 
 use crate::answers::Pins;
 use crate::cluster::first::First;
@@ -26,41 +26,41 @@ use tokio::sync::{Semaphore, watch};
 /// The epoch of the cluster map; it will change when shards join or leave.
 pub(crate) const EPOCH: u64 = 1;
 
-/// When to try again what another call has come before.
+/// Retry delay after losing a race.
 const RETRY_AFTER_MS: u64 = 100;
 
-/// How far a server is on its way to its end.
+/// Shutdown phase of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Serving,
-    /// What is under way is finished; what is new is refused.
+    /// Finishes calls under way and refuses new ones.
     Draining,
-    /// Streams and connections end.
+    /// Ends streams and connections.
     Stopping,
-    /// Those that did not are cut.
+    /// Cuts those that remain.
     Cutting,
 }
 
-/// One shard with everything around it.
+/// One shard with its surroundings.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) shard: Shard,
-    /// Drawn at the start.
+    /// Random identity of this start.
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
     pub(crate) first: First,
     pub(crate) membership: Membership,
-    /// How other shards are reached, where that is over TLS.
+    /// TLS settings for calls to other shards.
     pub(crate) others: Option<ClientTls>,
     pub(crate) sessions: Sessions,
-    /// How long a stream looks for its next frame before it sleeps.
+    /// How long a stream polls for its next frame before it sleeps.
     pub(crate) spin: Duration,
     pub(crate) reservations: Reservations,
-    /// What outlives the process.
+    /// State that outlives the process.
     pub(crate) files: Files,
-    /// Where writes wait for the beginning of a cut.
+    /// Holds writes for the beginning of a cut.
     pub(crate) gate: Arc<Gate>,
-    /// The turn of a program, on one of its slices.
+    /// Permit to run a program on one slice.
     pub(crate) programs: Semaphore,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
@@ -69,7 +69,7 @@ pub(crate) struct Node {
     /// Used on shard 0 only.
     pub(crate) space_table: SpaceTable,
     pub(crate) phase: watch::Receiver<Phase>,
-    /// Values on their way to readers.
+    /// Values being sent to readers.
     pub(crate) pins: Arc<Pins>,
     pub(crate) connections: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
@@ -108,7 +108,7 @@ impl Node {
             .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
     }
 
-    /// Fails while the server is on its way to its end, and where the shard has lost slices.
+    /// Fails while the server shuts down, and if the shard has lost slices.
     pub(crate) fn check_serving(&self) -> Result<()> {
         if *self.phase.borrow() == Phase::Serving {
             return self.membership.check();
@@ -116,7 +116,7 @@ impl Node {
         Err(Error::new(Kind::Unavailable, "the server is stopping").retry_after_ms(1000))
     }
 
-    /// Fails unless the frame or call was made with the map of this epoch.
+    /// Fails unless the frame or call was made with this epoch of the map.
     pub(crate) fn check_epoch(epoch: u64) -> Result<()> {
         if epoch == EPOCH || fastps_core::fault::fault("epoch_accepted") {
             return Ok(());
@@ -128,7 +128,7 @@ impl Node {
         .expected(format!("epoch {EPOCH}"), format!("epoch {epoch}")))
     }
 
-    /// Ends the stream that has waited longest for its client to read, and frees what it has pinned. False:
+    /// Ends the stream that has waited longest for its client to read, and frees its pins. Returns false if
     /// there is none.
     pub(crate) fn reset_slowest_reader(&self) -> bool {
         let reason = Error::new(
@@ -143,8 +143,7 @@ impl Node {
         reset
     }
 
-    /// Where there are as many sessions as there may be, ends one for this client's: an idle one that owns
-    /// nothing here.
+    /// If the session table is full, ends an idle session that owns nothing here to admit this client.
     pub(crate) fn evict_idle_session(&self, client: u64) {
         if self.sessions.is_live(client) {
             return;
@@ -159,7 +158,7 @@ impl Node {
         }
     }
 
-    /// Whether tensors of this group are known here.
+    /// Returns whether tensors of this group are known here.
     pub(crate) fn has_group(&self, group: u32) -> bool {
         match self.map() {
             Ok(map) => map.has_group(group),
@@ -167,8 +166,8 @@ impl Node {
         }
     }
 
-    /// Fails unless shard 0 says that nothing is lost with these slices: those that are sealed must not be,
-    /// or never become, a registered tensor's.
+    /// Fails unless shard 0 confirms that the drop loses nothing: sealed slices must not belong to a
+    /// registered tensor, now or later.
     pub(crate) fn check_dropped(
         &self,
         slices: &[u64],
@@ -197,10 +196,11 @@ impl Node {
         if sealed.iter().all(|reservation| told.ended.contains(reservation)) {
             return Ok(());
         }
-        Err(Error::new(Kind::Unavailable, "a registration went on meanwhile").retry_after_ms(RETRY_AFTER_MS))
+        Err(Error::new(Kind::Unavailable, "a registration continued meanwhile")
+            .retry_after_ms(RETRY_AFTER_MS))
     }
 
-    /// Whether anything here belongs to the client: an identity on a slice, a place in a group, a
+    /// Returns whether the client owns anything here: an identity on a slice, a place in a group, a
     /// registration.
     fn owns(&self, client: u64) -> bool {
         self.shard.remembers(client)
@@ -208,8 +208,8 @@ impl Node {
             || self.map().is_ok_and(|map| map.registers(client))
     }
 
-    /// The client's session is over. Noted first: a snapshot in which slices have forgotten the client must
-    /// be followed by the note, or a restart would revive the session.
+    /// Ends the client's session. Logs it first: a snapshot in which slices have forgotten the client must be
+    /// followed by that record, or a restart would revive the session.
     pub(crate) fn end_client(&self, over: SessionOver) {
         let SessionOver { client, event, .. } = over;
         self.files.note(|| event);
@@ -223,7 +223,7 @@ impl Node {
         }
     }
 
-    /// Ends what ran out.
+    /// Ends expired leases.
     pub(crate) fn sweep(&self, period: Duration) {
         let now = Instant::now();
         for over in self.sessions.sweep(now, period) {
@@ -244,7 +244,7 @@ impl Node {
         }
     }
 
-    /// Milliseconds since the last change of each of these tensors that has changed here since the start.
+    /// Milliseconds since the last change of each of these tensors that has changed since the start.
     pub(crate) fn changed_ms_ago(&self, names: &[String]) -> HashMap<String, u64> {
         let now = human::now_ms();
         self.shard.note_changes(now);

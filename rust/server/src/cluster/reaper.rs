@@ -1,6 +1,6 @@
-//! Ends abandoned reservations and spaces: asks shard 0 about reservations that are sealed here, so that a
-//! client that dies before its Commit leaves no memory taken, and nothing that was committed is freed; and
-//! about spaces that slices have open, so that one that was closed there takes no memory here.
+//! Ends abandoned reservations and spaces. Asks shard 0 about reservations that are sealed here, so that a
+//! client that dies before its Commit leaves no memory taken and nothing committed is freed; and about open
+//! spaces, so that one closed there takes no memory here.
 
 use crate::cluster::node::Node;
 use fastps_core::tensor::SpaceId;
@@ -21,7 +21,7 @@ pub(crate) async fn reap(node: Arc<Node>) {
         if asked.is_empty() && spaces.is_empty() {
             continue;
         }
-        // Without an answer they stay, and the question comes again.
+        // Without an answer they stay until the next question.
         let question = pb::SettleRequest { reservations: asked.clone(), spaces, ..Default::default() };
         match node.ask_first(question).await {
             Ok(told) => {

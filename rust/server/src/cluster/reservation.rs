@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a worker takes beside the largest frame that it sends: a connection that works, and one for calls.
+/// Memory of a worker beside its largest frame: a working connection, and one for calls.
 const WORKER_BYTES: u64 = 2 * AT_REST_BYTES + WORK_BYTES;
 
 type Slices = HashSet<SliceId, RandomState>;
@@ -30,11 +30,11 @@ struct Open {
     deadline: Instant,
 }
 
-/// All values are here; whether the tensor exists, shard 0 knows.
+/// A reservation with all its values; only shard 0 knows whether its tensor exists.
 #[derive(Debug)]
 struct Sealed {
     slices: Slices,
-    /// When to ask.
+    /// Time to ask.
     deadline: Instant,
 }
 
@@ -42,19 +42,19 @@ struct Sealed {
 struct ReservationTable {
     /// The reservation of every slice that the shard holds.
     slices: HashMap<SliceId, u64, RandomState>,
-    /// How many of them each reservation has.
+    /// Number of slices of each reservation.
     held: HashMap<u64, usize>,
-    /// Those that are not sealed.
+    /// Open reservations.
     open: HashMap<u64, Open>,
-    /// How many of those each client has.
+    /// Number of open reservations by client.
     open_by_client: HashMap<u64, usize>,
-    /// Those that are sealed and not known to be committed.
+    /// Reservations that are sealed and not known to be committed.
     sealed: HashMap<u64, Sealed>,
     expired: u64,
 }
 
 impl ReservationTable {
-    /// Whether the slice takes anything but initial values.
+    /// Fails unless the slice is sealed. Until then it takes only initial values.
     fn check_sealed(&self, slice: SliceId) -> Result<()> {
         match self.slices.get(&slice) {
             Some(own) if self.open.contains_key(own) => {
@@ -79,12 +79,12 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Fails unless shard 0 knows the registration, and these are its slices that lie on this shard.
+    /// Fails unless shard 0 knows the registration, and these are its slices on this shard.
     pub(crate) fn check_registered(&self, registration: Option<pb::Registration>, shard: u32) -> Result<()> {
         let entry = registration.and_then(|registration| registration.entry);
         let entry = entry.ok_or_else(|| lost(self.reservation))?;
         let differs = |what: &str, is: String, got: String| {
-            let error = Error::new(Kind::Precondition, format!("the registration is of {what}"));
+            let error = Error::new(Kind::Precondition, format!("wrong registration: {what}"));
             Err(error.tensor(self.spec.name.clone()).expected(is, got))
         };
         let spec = convert::spec_from_wire(entry.spec.as_ref())?;
@@ -134,8 +134,8 @@ impl Reservations {
         Self { lease, room_for_workers, files, table: Mutex::default() }
     }
 
-    /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was
-    /// committed, shard 0 is asked; what was not sealed is registered again by its client.
+    /// Adopts the slices of an earlier process. Shard 0 is asked which sealed reservations were committed;
+    /// clients register the others again.
     pub(crate) fn restore(&self, shard: &Shard, all: &BTreeMap<u64, Reservation>, now: Instant) {
         let mut table = self.table();
         for (id, Reservation { slices, stage, .. }) in all {
@@ -159,7 +159,7 @@ impl Reservations {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the shard holds, or has held, slices for this reservation.
+    /// Returns whether the shard holds, or has held, slices for this reservation.
     pub(crate) fn knows(&self, reservation: u64) -> bool {
         self.table().held.contains_key(&reservation)
     }
@@ -169,37 +169,37 @@ impl Reservations {
         self.table().held.get(&reservation).copied().unwrap_or(0)
     }
 
-    /// Whether the shard holds any slices.
+    /// Returns whether the shard holds any slices.
     pub(crate) fn holds_any(&self) -> bool {
         !self.table().held.is_empty()
     }
 
-    /// Whether the shard holds slices of registered tensors.
+    /// Returns whether the shard holds slices of registered tensors.
     pub(crate) fn holds_committed(&self) -> bool {
         let table = self.table();
         table.held.keys().any(|own| !table.open.contains_key(own) && !table.sealed.contains_key(own))
     }
 
-    /// Frees all slices; says how many there were.
+    /// Frees all slices. Returns their number.
     pub(crate) fn drop_all(&self, shard: &Shard) -> usize {
         let all: Vec<_> = self.table().slices.keys().copied().collect();
         self.drop_slices(shard, &all);
         all.len()
     }
 
-    /// Whether a client has reservations here that are not sealed.
+    /// Returns whether a client has reservations here that are not sealed.
     pub(crate) fn has_open_of(&self, client: u64) -> bool {
         self.table().open_by_client.contains_key(&client)
     }
 
-    /// The reservations of these slices that are sealed: what may become of them, shard 0 knows.
+    /// The sealed reservations of these slices; shard 0 knows their outcome.
     pub(crate) fn sealed_of(&self, slices: &[u64]) -> BTreeSet<u64> {
         let table = self.table();
         let own = slices.iter().filter_map(|slice| table.slices.get(&SliceId(*slice)));
         own.filter(|own| !table.open.contains_key(own)).copied().collect()
     }
 
-    /// Fails where tensors would leave no room for workers.
+    /// Fails if tensors would leave no room for workers.
     fn check_room(&self, shard: &Shard, wish: &Reserve) -> Result<()> {
         let (meter, workers) = (shard.meter(), self.room_for_workers);
         let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
@@ -219,7 +219,7 @@ impl Reservations {
             .retry_after_ms(1000))
     }
 
-    /// Takes the memory. Repeats change nothing. False: the reservation is sealed already.
+    /// Takes the memory. Repeats change nothing. Returns false if the reservation is sealed already.
     pub(crate) fn reserve(&self, shard: &Shard, wish: &Reserve, now: Instant) -> Result<bool> {
         check(wish)?;
         let ids: Slices = wish.slices.iter().map(|(id, _)| *id).collect();
@@ -253,8 +253,7 @@ impl Reservations {
         Ok(true)
     }
 
-    /// Whether a frame for this slice is in order: initial values while it is reserved, anything else once
-    /// sealed.
+    /// Checks that a frame suits its slice's state: initial values while reserved, anything else once sealed.
     pub(crate) fn admit(&self, slice: SliceId, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
         let mut table = self.table();
         let Some(given) = given else {
@@ -273,13 +272,13 @@ impl Reservations {
         }
     }
 
-    /// As [`Reservations::admit`] without a reservation, of many slices: what can be said against each.
+    /// [`Reservations::admit`] of many slices without a reservation: the outcome of each.
     pub(crate) fn admit_all(&self, slices: impl Iterator<Item = SliceId>) -> Vec<Result<()>> {
         let table = self.table();
         slices.map(|slice| table.check_sealed(slice)).collect()
     }
 
-    /// The initial values of a slice were applied.
+    /// Notes that a slice's initial values were applied.
     pub(crate) fn arrived(&self, slice: SliceId, reservation: u64) {
         if let Some(open) = self.table().open.get_mut(&reservation) {
             open.missing.remove(&slice);
@@ -307,13 +306,13 @@ impl Reservations {
         }
     }
 
-    /// Whether the slice is here, sealed under this reservation.
+    /// Returns whether the slice exists, sealed under this reservation.
     pub(crate) fn is_sealed(&self, slice: SliceId, reservation: u64) -> bool {
         let table = self.table();
         table.slices.get(&slice) == Some(&reservation) && !table.open.contains_key(&reservation)
     }
 
-    /// Whether a slice is here for one of these reservations.
+    /// Returns whether the slice belongs to one of these reservations.
     pub(crate) fn is_of(&self, slice: SliceId, reservations: &[u64]) -> bool {
         self.table().slices.get(&slice).is_some_and(|own| reservations.contains(own))
     }
@@ -339,7 +338,7 @@ impl Reservations {
         table.forget(shard, slices, &self.files);
     }
 
-    /// Frees the reservations whose lease ran out.
+    /// Frees expired reservations.
     pub(crate) fn sweep(&self, shard: &Shard, now: Instant) -> Vec<u64> {
         let mut table = self.table();
         let over = table.open.iter().filter(|(_, open)| open.deadline < now);
@@ -360,8 +359,8 @@ impl Reservations {
         due.map(|(reservation, _)| *reservation).take(limit).collect()
     }
 
-    /// Takes what shard 0 says of the reservations that it was asked about: frees what was not committed,
-    /// keeps what was; asks for the others again after another lease.
+    /// Applies shard 0's answer about the reservations asked for: frees those not committed, keeps the
+    /// committed ones, and asks about the others again after another lease.
     pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], told: &pb::SettleResponse, now: Instant) {
         let mut table = self.table();
         for reservation in asked {
@@ -382,7 +381,7 @@ impl Reservations {
         }
     }
 
-    /// Open reservations, and how many ran out.
+    /// Numbers of open and of expired reservations.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let table = self.table();
         (table.open.len() as u64, table.expired)
@@ -390,7 +389,7 @@ impl Reservations {
 }
 
 impl ReservationTable {
-    /// Takes a reservation out that is not open any more.
+    /// Takes an open reservation out.
     fn close(&mut self, reservation: u64) -> Option<Open> {
         let open = self.open.remove(&reservation)?;
         if let Some(count) = self.open_by_client.get_mut(&open.client) {

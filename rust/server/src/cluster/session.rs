@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 
 /// Most live sessions of a shard.
 const MAX_SESSIONS: usize = 1 << 16;
-/// Sessions that are looked at for one that gives way.
+/// Sessions examined to find one to evict.
 const MAX_IDLE_CANDIDATES: usize = 8;
 /// Longest client name, in bytes.
 const MAX_CLIENT_NAME_BYTES: usize = 256;
 
-/// What a client says of itself.
+/// A client's description of itself.
 #[derive(Debug)]
 pub(crate) struct Greeting<'a> {
     pub(crate) client: u64,
     pub(crate) secret: SecretHash,
     pub(crate) name: &'a str,
-    /// It believes that its session is alive.
+    /// Set when the client believes that its session is alive.
     pub(crate) renew: bool,
-    /// Its pushes are answered when they are durable.
+    /// Set when pushes are acknowledged only once durable.
     pub(crate) logged: bool,
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct Greeting<'a> {
 #[derive(Debug)]
 pub(crate) struct Greeted {
     pub(crate) number: u64,
-    /// It is new, or its secret is.
+    /// Set when the session or its secret is new.
     pub(crate) changed: bool,
 }
 
-/// A session that has ended, and what the log notes of that.
+/// An ended session, and its record in the log.
 #[derive(Debug)]
 pub(crate) struct SessionOver {
     pub(crate) client: u64,
@@ -51,26 +51,26 @@ pub(crate) struct SessionOver {
 
 #[derive(Debug)]
 struct Session {
-    /// For others than its client.
+    /// Identifies the session to others than its client.
     number: u64,
-    /// `None`: an earlier server began it that knew of no secrets, and its client has not come back yet.
+    /// `None` if an earlier server without secrets began it, and its client has not come back yet.
     secret: Option<SecretHash>,
     name: String,
     last_seen: Instant,
     applied: u64,
-    /// Its pushes are answered when they are durable.
+    /// Set when pushes are acknowledged only once durable.
     logged: bool,
     memory: Charge,
 }
 
-/// What a session takes, with the longest name.
+/// Memory of a session, with the longest name.
 const SESSION_BYTES: u64 = (MAX_CLIENT_NAME_BYTES + 2 * size_of::<(u64, Session)>()) as u64;
 
 #[derive(Debug, Default)]
 struct SessionTable {
     live: HashMap<u64, Session>,
     ended: EndedSessions,
-    /// Clients, the one whose session began first in front, to find one that gives way.
+    /// Clients, oldest session first, for eviction.
     order: VecDeque<u64>,
     expired: u64,
     /// Clients that pushed gradients to a group, and when: the last two, the last in front.
@@ -83,7 +83,7 @@ struct SessionTable {
 }
 
 impl SessionTable {
-    /// Ends a session, and remembers that.
+    /// Ends a session, and remembers that it ended.
     fn end(&mut self, client: u64, memory_limit: u64) -> Option<SessionOver> {
         let Session { number, name, memory, .. } = self.live.remove(&client)?;
         let at = human::now() as u32;
@@ -91,7 +91,7 @@ impl SessionTable {
         Some(SessionOver { client, number, name, event: Event::SessionOver { client, at, remembered } })
     }
 
-    /// Why a client has no session.
+    /// Error for a client without a session.
     fn no_session(&self, client: u64) -> Error {
         if self.ended.contains(client) {
             let why = "the session of this incarnation has ended, and it never comes back";
@@ -104,14 +104,14 @@ impl SessionTable {
 }
 
 impl Session {
-    /// Whether its client has been silent for half of its lease, which one that renews it never is.
+    /// Returns whether its client has been silent for half of its lease, which one that renews it never is.
     fn is_idle(&self, lease: Duration, now: Instant) -> bool {
         now.saturating_duration_since(self.last_seen) > lease / 2
     }
 
     /// Fails unless the caller has shown the secret.
     fn check(&self, shown: Option<&SecretHash>) -> Result<()> {
-        let why = "the call does not show the secret of the session that it names";
+        let why = "wrong session secret";
         let denied = |shown| Err(Error::new(Kind::Denied, why).expected("the secret of its Hello", shown));
         match (&self.secret, shown) {
             _ if fault("secret_ignored") => Ok(()),
@@ -188,12 +188,12 @@ impl Sessions {
         self.table().live.get(&client).map(|session| session.name.clone()).unwrap_or_default()
     }
 
-    /// Whether the client has a session.
+    /// Returns whether the client has a session.
     pub(crate) fn is_live(&self, client: u64) -> bool {
         self.table().live.contains_key(&client)
     }
 
-    /// Where the table is full, some clients that have been silent for half of their lease, which one that
+    /// Candidates for eviction from a full table: clients silent for half of their lease, which one that
     /// renews its session never is. Each call looks at others.
     pub(crate) fn idle(&self, now: Instant) -> Vec<u64> {
         let mut table = self.table();
@@ -210,8 +210,8 @@ impl Sessions {
         idle
     }
 
-    /// Ends the session of a client that owns nothing, for a new one, unless the client has just shown a sign
-    /// of life. As after a lease, its incarnation never comes back.
+    /// Evicts the session of a client that owns nothing, unless the client was just active. As after a lease,
+    /// its incarnation never comes back.
     pub(crate) fn give_way(&self, client: u64, now: Instant) -> Option<SessionOver> {
         let mut table = self.table();
         table.live.get(&client).filter(|session| session.is_idle(self.lease, now))?;
@@ -220,7 +220,7 @@ impl Sessions {
         Some(over)
     }
 
-    /// Ends the session of a client that says so, if it shows the secret.
+    /// Ends a session at its client's request, if the secret matches.
     pub(crate) fn close(&self, client: u64, secret: &SecretHash) -> Result<SessionOver> {
         let mut table = self.table();
         let session = table.live.get(&client).ok_or_else(|| table.no_session(client))?;
@@ -248,22 +248,21 @@ impl Sessions {
         Ok(number)
     }
 
-    /// Goes on with the sessions of an earlier process, whose clients the slices remember. They have a whole
-    /// lease to come back. One without a secret is given the first that comes.
+    /// Adopts the sessions of an earlier process, whose clients the slices remember. They have a whole lease
+    /// to come back. A session without a secret takes the first that is shown.
     pub(crate) fn restore(&self, catalog: &Catalog, now: Instant) -> Result<()> {
         let mut table = self.table();
         table.ended.restore(&catalog.ended, &self.meter, human::now() as u32)?;
         for client in &catalog.sessions {
             let secret = catalog.secrets.get(client).copied();
-            // Whether a client asked for receipts that are durable, its next Hello tells; until then it may
-            // have.
+            // The client's next Hello says whether it asked for durable receipts; until then assume so.
             self.begin(&mut table, *client, secret, "", true, now)?;
         }
         Ok(())
     }
 
-    /// Fails where a caller does not show the secret of the session in whose name it calls. Where there is
-    /// none, whatever needs it says so.
+    /// Fails if a caller does not show the secret of the session that it claims. Without a session the call
+    /// that needs one fails.
     pub(crate) fn check(&self, client: u64, shown: Option<&SecretHash>) -> Result<()> {
         self.table().live.get(&client).map_or(Ok(()), |session| session.check(shown))
     }
@@ -277,8 +276,8 @@ impl Sessions {
         Ok(session.logged)
     }
 
-    /// A sign of life of a client that was checked; tells whether the client's pushes are answered when they
-    /// are durable. Only the sweep ends sessions, so a late sweep never shortens a lease.
+    /// Renews a checked client's lease. Returns whether its pushes are acknowledged only once durable. Only
+    /// the sweep ends sessions, so a late sweep never shortens a lease.
     pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<bool> {
         let mut table = self.table();
         let Some(session) = table.live.get_mut(&client) else { return Err(table.no_session(client)) };
@@ -286,7 +285,7 @@ impl Sessions {
         Ok(session.logged)
     }
 
-    /// Notes that a client pushes a gradient to a group.
+    /// Notes that a client pushes gradients to a group.
     pub(crate) fn note_gradient(&self, client: u64, group: u32) {
         let mut table = self.table();
         let Some(Session { last_seen, .. }) = table.live.get(&client) else { return };
@@ -298,7 +297,7 @@ impl Sessions {
         last[0] = newest;
     }
 
-    /// A client that left a group, or its warm start, pushes to it no more.
+    /// Forgets a client's gradients once it leaves a group or its warm start.
     pub(crate) fn forget_gradients(&self, client: u64, group: u32) {
         if let Some(last) = self.table().pushers.get_mut(&group) {
             for last in last.iter_mut().filter(|last| last.is_some_and(|(last, _)| last == client)) {
@@ -324,12 +323,12 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps.
+    /// Ends expired sessions; `period` is the time between two sweeps.
     pub(crate) fn sweep(&self, now: Instant, period: Duration) -> Vec<SessionOver> {
         let mut table = self.table();
         let previous = table.last_sweep.replace(now);
-        // A server that was itself asleep (suspended, stopped, starved) has not listened: the clients get
-        // that time.
+        // A server that was itself asleep (suspended, stopped, starved) has not listened: clients get that
+        // time.
         let late = previous.map_or(Duration::ZERO, |p| now.duration_since(p)).saturating_sub(period);
         if late > period {
             table.live.values_mut().for_each(|session| session.last_seen += late);
@@ -352,8 +351,7 @@ impl Sessions {
         ended
     }
 
-    /// Live sessions, how many leases ran out, how many sessions gave way to others, and how many clients
-    /// closed theirs.
+    /// Numbers of live, expired, evicted and closed sessions.
     pub(crate) fn counts(&self) -> [u64; 4] {
         let table = self.table();
         [table.live.len() as u64, table.expired, table.gave_way, table.closed]
@@ -463,7 +461,7 @@ mod tests {
         idle.sort_unstable();
         idle.dedup();
         assert_eq!(idle, [1, 3]);
-        assert!(sessions.give_way(2, later).is_none(), "it has shown a sign of life");
+        assert!(sessions.give_way(2, later).is_none(), "its lease was renewed");
         assert_eq!(sessions.give_way(3, later).unwrap().number, 3);
         assert!(sessions.idle(later).is_empty(), "there is room");
         hello(4, false, later).unwrap();
@@ -471,7 +469,7 @@ mod tests {
         assert_eq!(sessions.counts(), [3, 0, 1, 0]);
         assert!(sessions.give_way(3, later).is_none());
         sessions.give_way(1, later).unwrap();
-        // What a slice may have forgotten of it cannot be applied again.
+        // Gradients that a slice may have forgotten cannot be applied again.
         assert_eq!(hello(3, false, later).unwrap_err().kind, Kind::Lease);
         hello(5, false, later).unwrap();
     }

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct SpaceTable {
     spaces: Mutex<Spaces>,
-    /// Since when spaces have no coordinator.
+    /// Time at which spaces lost their coordinator.
     vacant: Mutex<BTreeMap<SpaceId, Instant>>,
-    /// On other shards than shard 0: the term and the key of the coordinators that it has confirmed.
+    /// On other shards than shard 0: term and key of each confirmed coordinator.
     seats: Mutex<BTreeMap<SpaceId, (u64, SeatKey)>>,
-    /// When idle replicas were last looked for.
+    /// Time of the last search for idle replicas.
     swept: Mutex<Option<Instant>>,
 }
 
@@ -66,7 +66,7 @@ impl SpaceTable {
         locked(&self.spaces)
     }
 
-    /// Those whose coordinator has been gone for as long as they are kept, and unused ones without a client.
+    /// Spaces whose coordinator has been gone for their retention time, and unused ones without a client.
     fn outdated(&self, now: Instant, is_live: impl Fn(u64) -> bool) -> Vec<SpaceSpec> {
         let all = self.lock().vacant();
         let mut vacant = locked(&self.vacant);
@@ -80,7 +80,7 @@ impl SpaceTable {
         all.into_iter().filter(|one| is_outdated(one)).map(|one| one.spec).collect()
     }
 
-    /// Shard 0 has confirmed a coordinator.
+    /// Stores a coordinator that shard 0 has confirmed.
     fn confirm(&self, space: SpaceId, seat: (u64, SeatKey)) {
         let mut seats = locked(&self.seats);
         if seats.len() >= MAX_KNOWN_SEATS {
@@ -90,7 +90,7 @@ impl SpaceTable {
     }
 }
 
-/// The opening of a space as the log has it.
+/// The log record of an opened space.
 pub(crate) fn opened(spec: &SpaceSpec, opener: u64) -> Event {
     let SpaceSpec { space, tensors, keep_for_ms } = spec;
     let listed = ListedSpace {
@@ -127,7 +127,7 @@ impl Node {
         self.shard.close_space(space);
     }
 
-    /// Fails unless the client with this secret has taken the seat of the space last, with this term.
+    /// Fails unless the client with this secret was the last to take the space's seat, with this term.
     pub(crate) async fn check_coordinator(
         &self,
         (space, term): (SpaceId, u64),
@@ -150,7 +150,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether what another shard's client says of itself is true; only shard 0 knows.
+    /// Checks a claim that another shard's client makes; only shard 0 can.
     pub(crate) fn judge(&self, claim: &pb::SeatClaim) -> Result<pb::SeatVerdict> {
         let pb::SeatClaim { space, term, secret_hash } = claim;
         let key = SeatKey::try_from(&secret_hash[..]).map_err(|_| {
@@ -161,7 +161,7 @@ impl Node {
         Ok(pb::SeatVerdict { refusal: refused.map(|error| convert::refusal(&error)) })
     }
 
-    /// The client gives up its seats and its replicas leave.
+    /// Gives up the client's seats, and removes its replicas.
     pub(crate) fn leave_spaces(&self, client: u64) -> Result<()> {
         let vacated = self.spaces()?.forget_client(client);
         for space in vacated {
@@ -190,7 +190,7 @@ impl Node {
         Ok(after.map(|(spec, coordinator)| SpaceInfo { spec, coordinator }).collect())
     }
 
-    /// Those of these spaces that are not open.
+    /// The closed ones of these spaces.
     pub(crate) fn closed_of(&self, spaces: &[u64]) -> Result<Vec<u64>> {
         let listed = self.spaces()?;
         Ok(spaces.iter().copied().filter(|id| listed.spec(SpaceId(*id)).is_err()).collect())
@@ -215,7 +215,7 @@ impl Node {
         }
     }
 
-    /// The spaces that slices have open here, for a question whether they still are.
+    /// The spaces open on slices here, to ask shard 0 about.
     pub(crate) fn spaces_to_ask_about(&self) -> Vec<u64> {
         self.shard.open_spaces().into_iter().map(|space| space.0).collect()
     }

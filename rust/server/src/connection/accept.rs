@@ -25,9 +25,9 @@ use tokio::sync::mpsc;
 
 /// Most connections of a shard.
 const MAX_CONNECTIONS: u64 = 1 << 14;
-/// How long a client may take for the handshake and to begin with HTTP/2, once its first byte has come.
+/// Limit on the handshake and the start of HTTP/2, from the first byte on.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Takes the memory of one more connection.
+/// Takes the memory of another connection.
 fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
     let budget = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
         MemoryBudget::take(node.shard.meter(), at_rest, u64::from(CONNECTION_WINDOW))
@@ -39,9 +39,9 @@ fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
     budget.map_err(|error| error.shard(node.index()))
 }
 
-/// Accepts connections until the server stops: a failed accept (too many files, a peer that is gone) is
-/// waited out, and those for which there is no room are told so. Native ones are served here, the others go
-/// to `foreign`. Returns when the native ones have ended.
+/// Accepts connections until the server stops. Waits after a failed accept (too many files, a departed
+/// peer), and refuses connections without room, with a reason. Serves native ones, and passes the others to
+/// `foreign`. Returns when the native ones have ended.
 pub(crate) async fn accept(
     listener: Accepting,
     locals: Vec<Local>,
@@ -57,7 +57,7 @@ pub(crate) async fn accept(
             door.admit(listener.accept().await.map(|(io, from)| (io.into(), Some(from.ip())))).await;
         }
     };
-    // Beside it, so that these do not wait where there are too many others.
+    // Accepted separately, so that local clients do not wait for too many others.
     let local = async {
         loop {
             door.admit(poll_fn(|cx| poll_local(&locals, cx)).await.map(|io| (io, None))).await;
@@ -72,7 +72,7 @@ pub(crate) async fn accept(
     served.recv().await;
 }
 
-/// Where connections come in.
+/// Entrance of connections.
 struct Door {
     openings: Arc<Openings>,
     tls: Option<ServerTls>,
@@ -82,7 +82,7 @@ struct Door {
 }
 
 impl Door {
-    /// Begins with a connection from this address, or waits out that there is none.
+    /// Begins serving a connection from this address; waits after a failed accept.
     async fn admit(&self, accepted: io::Result<(Socket, Option<IpAddr>)>) {
         let (socket, from) = match accepted {
             Ok(accepted) => accepted,
@@ -108,7 +108,7 @@ fn poll_local(locals: &[Local], cx: &mut Context<'_>) -> Poll<io::Result<Socket>
     accepted.map_or(Poll::Pending, |accepted| accepted.map_ok(Socket::from))
 }
 
-/// A connection of which nothing is known yet.
+/// A connection of unknown kind.
 struct Opening {
     socket: Socket,
     tls: Option<ServerTls>,
@@ -116,12 +116,12 @@ struct Opening {
 }
 
 impl Opening {
-    /// Closes the connection for want of a place.
+    /// Closes the connection for lack of a slot.
     fn refuse(self) {
         self.node.connections_refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The connection, and whether it is native; `None`: it is not served.
+    /// The connection, and whether it is native; `None` if it is not served.
     async fn open(self, place: &OpeningSlot) -> Option<(Connection, bool)> {
         let Self { socket, tls, node } = self;
         let io = match socket {
@@ -148,13 +148,13 @@ impl Opening {
             }
         };
         let mut connection = Connection::new(io, budget, node);
-        // Otherwise the peer has gone.
+        // An error means that the peer has gone.
         let native = connection.is_native().await.ok()?;
         Some((connection, native))
     }
 }
 
-/// The handshake; `None`: it failed, and the client was told why.
+/// Shakes hands; on failure informs the client and returns `None`.
 async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
     let peer = tcp.peer_addr().map_or_else(|_| "unknown".to_owned(), |peer| peer.ip().to_string());
     let failed = |error: &dyn std::fmt::Display| {
@@ -177,8 +177,8 @@ async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Opti
     }
 }
 
-/// Finds out who serves a connection, once it has a place, which it keeps until then. `serving` lives as long
-/// as it is served here.
+/// Selects the loop that serves a connection, once it has a slot, which it keeps until then. `serving` lives
+/// as long as this loop serves it.
 async fn begin(
     opening: Opening,
     entrance: Entrance,
@@ -204,9 +204,9 @@ async fn begin(
     drop(place);
     match opened {
         Some((connection, true)) => native::serve(connection, PREFACE.len(), node).await,
-        // The receiver is gone only where the server stops.
+        // The receiver is gone only while the server stops.
         Some((connection, false)) => drop(foreign.send(Ok(connection)).await),
-        // It is not served, or the peer does not begin.
+        // It is refused, or the peer does not begin.
         None => {}
     }
     drop(serving);

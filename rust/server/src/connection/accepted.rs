@@ -1,7 +1,7 @@
 //! An accepted connection, as the loop that serves it reads and writes it.
 //!
-//! Reads wait until memory for the bytes is charged, and control frames are counted. What was read to tell a
-//! native client from others is read again by the loop that serves it.
+//! Reads wait until memory for the bytes is charged, and control frames are counted. The bytes read to
+//! recognize a native client are read again by the loop that serves it.
 
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::cluster::node::Node;
@@ -28,9 +28,9 @@ use tonic::transport::server::Connected;
 /// stream leaves room for the others.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
-/// What must be free beside the shared memory of a connection: others can work, too.
+/// Memory to leave free beside a connection's shared memory, so that others can work.
 const FREE_BESIDE_SHARED_BYTES: u64 = 12 << 20;
-/// How long a connection that was at rest waits for memory to work.
+/// How long a resting connection waits for memory to work.
 const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
@@ -44,13 +44,13 @@ pub(crate) struct Connection {
     opening: Bytes,
     peer: Peer,
     node: Arc<Node>,
-    /// It has waited for memory since then, and looks again after this pause.
+    /// Start of its wait for memory, and the pause until the next try.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     /// Memory that it shares with its peer.
     shared: Option<Charge>,
-    /// How many control frames may come.
+    /// Number of control frames still allowed.
     allowance: Allowance,
-    /// More came, and the connection is being ended.
+    /// Set once the allowance is exceeded: the connection is being ended.
     farewell: Option<Farewell>,
 }
 
@@ -74,12 +74,12 @@ impl Connection {
         &self.peer
     }
 
-    /// What lends values to the client, if it can read them where they lie.
+    /// Lends values to the client, if it can map their memory.
     pub(crate) fn lender(&self) -> Option<Arc<Lender>> {
         self.io.get_ref().lender()
     }
 
-    /// Reads until it is known who is at the other end.
+    /// Reads until the kind of client is known.
     pub(crate) async fn is_native(&mut self) -> io::Result<bool> {
         let mut opening = BytesMut::with_capacity(128);
         let mut asked = false;
@@ -101,8 +101,8 @@ impl Connection {
         Ok(native)
     }
 
-    /// Looks at the frames among what was read behind the first `before` bytes. Where control frames are too
-    /// many, the connection ends, and what was read is not used.
+    /// Counts the frames received after the first `before` bytes. With too many control frames, ends the
+    /// connection and discards the bytes.
     fn poll_count(
         &mut self,
         cx: &mut Context<'_>,
@@ -133,7 +133,7 @@ impl Connection {
         Poll::Ready(Err(io::Error::other("the connection sent too many control frames")))
     }
 
-    /// So many of these bytes were written.
+    /// Counts `written` of these bytes as sent.
     fn count_written(&mut self, bufs: &[io::IoSlice<'_>], mut written: usize) {
         for buf in bufs {
             let n = written.min(buf.len());
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// How many bytes may be read, once there is memory for them.
+    /// Number of bytes to read, once there is memory for them.
     fn poll_admit(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         loop {
             let error = match self.peer.budget.admit(wanted) {
@@ -162,12 +162,12 @@ impl Connection {
         }
     }
 
-    /// A client on this machine gets shared memory, if there is room for it beside other clients.
+    /// Gives a client on this machine shared memory, if there is room for it beside other clients.
     async fn share(&mut self) -> io::Result<()> {
         let meter = self.node.shard.meter();
         let free = meter.take(Purpose::Connections, FREE_BESIDE_SHARED_BYTES);
-        // A client that is stopped may keep what is lent after a reset: then this is free for the copies of
-        // those who push.
+        // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then
+        // make.
         let pages = if self.node.shard.exposed().is_some() { MAX_BORROWED_PAGES } else { 0 };
         let lent = pages as u64 * u64::from(MAX_FRAME);
         let shared = free.and_then(|_free| meter.take(Purpose::Connections, SHARED_BYTES + lent));
@@ -183,7 +183,7 @@ impl Connection {
     }
 }
 
-/// Whether a client that begins with these bytes is native; `None`: that cannot be told yet.
+/// Returns whether a client that begins with these bytes is native; `None` if undecided.
 fn is_native(opening: &[u8]) -> Option<bool> {
     const SETTINGS: u8 = 4;
     const MAX_HEADER_LIST_SIZE: u16 = 6;
@@ -264,7 +264,7 @@ impl AsyncWrite for Connection {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if self.farewell.is_some() {
-            // Behind the GOAWAY nothing is sent any more.
+            // Nothing is sent after the GOAWAY.
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
         }
         let written = ready!(Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs))?;

@@ -2,8 +2,8 @@
 //! like without showing them, so they are counted below both, in the nine bytes that begin each HTTP/2
 //! frame (RFC 9113, 4.1).
 //!
-//! Data in either direction earns an allowance: a client sends window updates for what it received and
-//! measures the round trip meanwhile. A client without data gets a few frames a second, enough for
+//! Data in either direction earns an allowance, since a client sends window updates for what it received
+//! and measures the round trip meanwhile. A client without data gets a few frames a second, enough for
 //! keep-alive.
 
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ const PING: u8 = 6;
 const END_STREAM: u8 = 1;
 /// Flag of SETTINGS and PING.
 const ACK: u8 = 1;
-/// The most control frames that may come in a row, and how many there may be at first.
+/// Most control frames in a row, and the initial allowance.
 const MAX_ALLOWANCE: u32 = 768;
-/// What each DATA frame earns, and how many of its bytes earn one more.
+/// Frames earned by each DATA frame, and bytes that earn one more.
 const EARNED_PER_DATA_FRAME: u32 = 4;
 const DATA_BYTES_PER_CREDIT: u32 = 1 << 10;
-/// One more after each such time.
+/// Interval that earns one more.
 const CREDIT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The allowance of one connection.
@@ -32,9 +32,9 @@ pub(crate) struct Allowance {
     incoming: FrameScanner,
     outgoing: FrameScanner,
     left: u32,
-    /// Bytes of the messages whose frames have begun to come since they were last taken.
+    /// Bytes of messages whose frames have begun to arrive since the last take.
     messages: u64,
-    /// Time up to here has been earned from.
+    /// End of the time already credited.
     earned: Instant,
 }
 
@@ -42,21 +42,21 @@ pub(crate) struct Allowance {
 #[derive(Debug, Default)]
 struct FrameScanner {
     header: [u8; FRAME_HEADER_BYTES],
-    /// Bytes of the header that came.
+    /// Bytes of the header received so far.
     seen: usize,
     /// Bytes before the next header.
     before: usize,
 }
 
 impl Allowance {
-    /// For a connection whose client begins with so many bytes that are no frame.
+    /// The allowance of a connection that begins with `preface` bytes outside of frames.
     pub(crate) fn new(preface: usize) -> Self {
         let incoming = FrameScanner { before: preface, ..FrameScanner::default() };
         let (outgoing, left, earned) = (FrameScanner::default(), MAX_ALLOWANCE, Instant::now());
         Self { incoming, outgoing, left, messages: 0, earned }
     }
 
-    /// These bytes came. False: too many of their frames are control frames.
+    /// Counts received bytes. Returns false if they contain too many control frames.
     pub(crate) fn received(&mut self, bytes: &[u8]) -> bool {
         let (mut spent, mut earned) = (0_u32, 0_u32);
         let messages = &mut self.messages;
@@ -79,26 +79,26 @@ impl Allowance {
         enough
     }
 
-    /// Bytes of messages that come, in frames whose headers came since this was last called.
+    /// Bytes of messages in frames whose headers arrived since the last call.
     pub(crate) fn take_messages(&mut self) -> u64 {
         std::mem::take(&mut self.messages)
     }
 
-    /// These bytes were sent.
+    /// Counts sent bytes.
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let mut earned = 0_u32;
         self.outgoing.pass(bytes, |kind, flags, length| match kind {
             DATA if length > 0 => {
                 earned = earned.saturating_add(EARNED_PER_DATA_FRAME + length / DATA_BYTES_PER_CREDIT);
             }
-            // These are acknowledged. Acknowledgements of the client's own earn it nothing.
+            // The peer acknowledges these. Its acknowledged frames earn it nothing.
             SETTINGS | PING if flags & ACK == 0 => earned += 1,
             _ => {}
         });
         self.earn(earned);
     }
 
-    /// Whether what was sent ends with a frame.
+    /// Returns whether the sent bytes end with a frame.
     pub(crate) fn is_between_frames(&self) -> bool {
         (self.outgoing.seen, self.outgoing.before) == (0, 0)
     }
@@ -153,7 +153,7 @@ mod tests {
         bytes
     }
 
-    /// How many of these frames come before there are too many.
+    /// Number of these frames that are accepted.
     fn admitted(allowance: &mut Allowance, kind: u8, length: u32) -> u32 {
         let bytes = frame(kind, 0, length);
         (0..10_000).find(|_| !allowance.received(&bytes)).unwrap()
@@ -199,7 +199,7 @@ mod tests {
                 !allowance.received(&frame(kind, 0, length))
             });
             assert!(admitted.is_some_and(|admitted| admitted < 1000), "{admitted:?} of type {kind}");
-            // Those that the server asks for are free.
+            // Acknowledgements of the server's frames are free.
             let mut allowance = Allowance::new(0);
             for _ in 0..10_000 {
                 allowance.sent(&frame(kind, 0, length));
@@ -212,13 +212,12 @@ mod tests {
     fn data_earns_an_allowance_in_both_directions() {
         let mut allowance = Allowance::new(0);
         for _ in 0..10_000 {
-            // A receipt; its client gives back both windows, measures the round trip, and answers nothing
-            // else.
+            // A receipt; its client updates both windows, measures the round trip, and answers nothing else.
             allowance.sent(&frame(DATA, 0, 60));
             (0..3).for_each(|_| assert!(allowance.received(&frame(WINDOW_UPDATE, 0, 4))));
         }
         for _ in 0..100 {
-            // Values; their client gives back both windows for each 4 KiB.
+            // Values; their client updates both windows for each 4 KiB.
             allowance.sent(&frame(DATA, 0, 16 << 10));
             (0..8).for_each(|_| assert!(allowance.received(&frame(WINDOW_UPDATE, 0, 4))));
         }
@@ -228,7 +227,7 @@ mod tests {
                 allowance.received(&frame(DATA, END_STREAM, 0)) && allowance.received(&frame(HEADERS, 0, 9))
             );
         }
-        assert!(admitted(&mut allowance, PING, 8) < 1000, "what was earned is bounded");
+        assert!(admitted(&mut allowance, PING, 8) < 1000, "the earnings are bounded");
     }
 
     #[test]

@@ -29,9 +29,9 @@ use tokio::sync::mpsc::channel;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
-/// How often a silent peer is asked whether it is there, and how long it may take to say so.
+/// Interval between pings to a silent peer, and limit on its reply.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// Streams that a connection may have; a client uses one.
+/// Most streams of a connection; a client uses one.
 const MAX_STREAMS: u32 = 16;
 
 /// Serves a connection until it ends.
@@ -39,7 +39,7 @@ pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node
     let (peer, cycle, lender) = (connection.peer().clone(), PollCycle::default(), connection.lender());
     let handshake = h2::server::Builder::new()
         .max_frame_size(MAX_FRAME)
-        // One stream has it all: four slices, and credit comes back for two at a time.
+        // A single stream gets the whole window: four slices, with credit returned for two at a time.
         .initial_window_size(CONNECTION_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(MAX_STREAMS)
@@ -62,7 +62,7 @@ pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node
                     streams.push(exchange(*request, node.clone(), peer.clone(), cycle.clone(), lender.clone()));
                 }
                 Event::Ended(Ended::Quietly) => {}
-                // What the stream has not written can only go with its connection.
+                // Unwritten bytes of the stream end only with its connection.
                 Event::Ended(Ended::Reset) => break,
                 Event::Closed(error) => {
                     if let Some(error) = error {
@@ -78,12 +78,12 @@ pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node
             () = &mut alive => break,
         }
     }
-    // What was received is used, although the answers go nowhere.
+    // Received frames are still applied, although their answers are lost.
     drop(h2);
     while streams.next().await.is_some() {}
 }
 
-/// What ends a connection's wait.
+/// Event that ends a connection's wait.
 enum Event {
     Request(Box<(Request<RecvStream>, SendResponse<Piece>)>),
     Ended(Ended),
@@ -96,7 +96,7 @@ enum Ended {
     Reset,
 }
 
-/// One poll cycle: what came is used, and what is answered to it written, before the others have theirs.
+/// One poll cycle: handles received frames and writes their answers, before other connections have a turn.
 fn poll(
     h2: &mut h2::server::Connection<Framed<Connection>, Piece>,
     streams: &mut FuturesUnordered<impl Future<Output = Ended>>,
@@ -137,7 +137,7 @@ async fn exchange(
     let (shared, arrivals) = match shared {
         Ok(both) => both,
         Err(status) => {
-            // A peer that is gone need not know.
+            // The peer may be gone already.
             let _ = respond.send_response(status.into_http(), true);
             return Ended::Quietly;
         }
@@ -165,7 +165,7 @@ async fn exchange(
     }
 }
 
-/// Sends answers as they come, then how the stream ended. Fails when the peer has gone.
+/// Sends answers as they arrive, then the stream's end. Fails when the peer has gone.
 async fn write(
     mut answers: Answers,
     mut outbox: Outbox,
@@ -190,7 +190,7 @@ async fn write(
                 outbox.send(pb::Frame { header: Some(*header), payload }, Some(busy))?;
             }
             Ok(Owed::Values { tag, applied, pin }) => {
-                // Taken back: the stream is being reset.
+                // The pin was revoked: the stream is being reset.
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
@@ -208,7 +208,7 @@ async fn write(
     }
 }
 
-/// Lends values, where the client can read them where they lie.
+/// Lends values to a client that can map their memory.
 fn lend(
     lender: Option<&Lender>,
     snapshot: Snapshot,

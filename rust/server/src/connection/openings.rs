@@ -1,7 +1,6 @@
-//! Limits the connections that have not begun yet, in all and per address, since none of their memory is
-//! counted. At the limit the oldest silent one makes space for a new one, or else the one that has been
-//! idle longest. Until one may be evicted the new one waits, in a queue of its address where that address
-//! has its share.
+//! Limits the connections that have not begun yet, in total and per address, since their memory is not
+//! counted. At the limit the oldest silent connection, or else the longest idle one, is evicted for a new
+//! one. Until one may be evicted the new one waits, in a queue of its address if that has used its share.
 
 use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,28 +10,26 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Most connections that have not begun, and most of them from one address. As many more may wait for a
-/// place.
+/// Most connections that have not begun, in total and from one address. As many more may wait for a slot.
 const MAX_OPENINGS: usize = 512;
 const MAX_OPENINGS_PER_ADDRESS: usize = 256;
 /// How long a connection may take to send its first byte.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A connection that has been silent for so long may have to give way: what it has sent would have been seen
-/// by now.
+/// Evict a connection that has sent nothing for this long.
 const SILENT_AFTER: Duration = Duration::from_millis(250);
-/// One that has sent something may have to once it has sent nothing more for so long.
+/// Evict a connection that has sent something, then nothing for this long.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// How long a connection may wait for a place of its address's share, and how often it looks for one.
+/// How long a connection may wait for a slot of its address's share, and how often it looks for one.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Unix sockets are one address together, and have their share beside the others.
+/// Unix sockets count as one address, with a separate share.
 const LOCAL_SOURCE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// The connections of one shard that have not begun.
 #[derive(Debug, Default)]
 pub(crate) struct Openings {
     table: Mutex<OpeningTable>,
-    /// A connection has left.
+    /// Signals that a connection has left.
     left: Notify,
 }
 
@@ -41,9 +38,9 @@ struct OpeningTable {
     last: u64,
     /// In the order of their arrival.
     entries: Vec<OpeningEntry>,
-    /// The addresses of those that wait for a place of their address's share.
+    /// The addresses of those that wait for a slot of their address's share.
     queued: Vec<IpAddr>,
-    /// One of an address that has a share left waits: the next place is its.
+    /// Set while an address below its share is waiting; it gets the next slot.
     first_waits: bool,
 }
 
@@ -51,37 +48,37 @@ struct OpeningTable {
 struct OpeningEntry {
     number: u64,
     source: IpAddr,
-    /// When it came, or sent something.
+    /// Time of its arrival, or of its last bytes.
     since: Instant,
     silent: bool,
     leave: Arc<Notify>,
 }
 
-/// Why there is no place just now.
+/// Reason for a missing slot.
 enum Full {
-    /// The address has its share.
+    /// The address has used its share.
     Share,
-    /// There are too many. One of them will have to give way then at the latest.
+    /// The table is full. Holds the time at which an entry can be evicted.
     All(Instant),
 }
 
-/// What a new connection gets.
+/// Outcome of an admission.
 #[derive(Debug)]
 pub(crate) enum Entrance {
-    /// A place.
+    /// A slot.
     Open(OpeningSlot),
-    /// A place as soon as its address has one.
+    /// A slot as soon as its address has one.
     Queue(Queued),
 }
 
-/// One that waits for a place of its address's share.
+/// A connection that waits for a slot of its address's share.
 #[derive(Debug)]
 pub(crate) struct Queued {
     openings: Arc<Openings>,
     source: IpAddr,
 }
 
-/// The place of one connection until it has begun.
+/// The slot of one connection until it has begun.
 #[derive(Debug)]
 pub(crate) struct OpeningSlot {
     openings: Arc<Openings>,
@@ -94,8 +91,8 @@ impl Openings {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a connection from this address (`None`: from this machine, by a Unix socket). Waits only where all
-    /// addresses together have too many. `None`: too many of this address wait already.
+    /// Admits a connection from this address (`None`: a Unix socket). Waits only while all addresses together
+    /// have too many. `None` if too many of this address wait already.
     pub(crate) async fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Entrance> {
         let source = source(address);
         loop {
@@ -107,7 +104,7 @@ impl Openings {
         }
     }
 
-    /// What one from this source gets now, or when it will get something at the latest.
+    /// Tries to admit a connection; `Err` holds the time to retry.
     fn look(self: &Arc<Self>, source: IpAddr) -> Result<Option<Entrance>, Instant> {
         let mut table = self.table();
         let entered = self.try_enter(&mut table, source);
@@ -156,7 +153,7 @@ impl OpeningTable {
         self.entries.binary_search_by_key(&number, |entry| entry.number)
     }
 
-    /// One of these gives way, or will have to then at the latest.
+    /// Evicts one of these; `Err` holds the time at which one can be evicted.
     fn make_way(&mut self, concerned: impl Fn(&OpeningEntry) -> bool) -> Result<(), Instant> {
         let (victim, from) = self.next_to_leave(concerned);
         if from > Instant::now() {
@@ -166,8 +163,7 @@ impl OpeningTable {
         Ok(())
     }
 
-    /// Who of these gives way next, and from when on: the oldest silent one, or else the one that has been
-    /// idle longest.
+    /// The next of these to evict, and the time: the oldest silent one, or else the one idle longest.
     fn next_to_leave(&self, concerned: impl Fn(&OpeningEntry) -> bool) -> (usize, Instant) {
         let first = |silent: bool, after: Duration| {
             let these = self.entries.iter().enumerate();
@@ -181,7 +177,7 @@ impl OpeningTable {
 }
 
 impl Entrance {
-    /// The place; `None`: there was none for too long.
+    /// Waits for the slot; `None` after a timeout.
     pub(crate) async fn place(self) -> Option<OpeningSlot> {
         match self {
             Self::Open(place) => Some(place),
@@ -219,7 +215,7 @@ impl Drop for Queued {
 }
 
 impl OpeningSlot {
-    /// The first byte of the connection, not taken from it; `None`: it does not come in time.
+    /// Peeks at the first byte of the connection; `None` after a timeout.
     pub(crate) async fn first_byte(&self, tcp: &TcpStream) -> Option<u8> {
         let mut first = [0];
         let read = tokio::time::timeout(FIRST_BYTE_TIMEOUT, tcp.peek(&mut first)).await;
@@ -228,12 +224,12 @@ impl OpeningSlot {
         Some(first[0])
     }
 
-    /// The connection is not silent.
+    /// Marks the connection as not silent.
     pub(crate) fn has_spoken(&self) {
         self.update(|entry| (entry.since, entry.silent) = (Instant::now(), false));
     }
 
-    /// Runs what the connection begins with. Each time that this is woken, the peer has sent something.
+    /// Runs the start of the connection. Each wake-up means that the peer has sent something.
     pub(crate) async fn watch<T>(&self, opening: impl Future<Output = T>) -> T {
         let mut opening = pin!(opening);
         poll_fn(|cx| {
@@ -254,7 +250,7 @@ impl OpeningSlot {
         }
     }
 
-    /// Returns when the connection must give way to another one.
+    /// Returns when the connection is evicted.
     pub(crate) async fn gives_way(&self) {
         self.leave.notified().await;
     }
@@ -270,7 +266,7 @@ impl Drop for OpeningSlot {
     }
 }
 
-/// What counts as one address: a host commonly has a whole IPv6 network of 64 bits.
+/// The network that counts as one address: a host commonly has a whole IPv6 network of 64 bits.
 fn source(address: Option<IpAddr>) -> IpAddr {
     match address.map(|address| address.to_canonical()) {
         Some(IpAddr::V6(address)) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -311,7 +307,7 @@ mod tests {
         places
     }
 
-    /// As if those from this one on had come earlier.
+    /// Ages the entries from this one on.
     fn age(openings: &Openings, from: usize, by: Duration) {
         openings.table().entries[from..].iter_mut().for_each(|entry| entry.since -= by);
     }
@@ -414,7 +410,7 @@ mod tests {
         assert!((&mut queued).now_or_never().is_none());
         let mut first = Box::pin(openings.enter(THIRD));
         assert!((&mut first).now_or_never().is_none());
-        // Unix sockets have places of their own.
+        // Unix sockets have a separate share.
         let _local = enter(&openings, None).await;
         drop(one.pop());
         assert!(tokio::time::timeout(2 * QUEUE_CHECK_INTERVAL, &mut queued).await.is_err());

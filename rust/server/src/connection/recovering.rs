@@ -1,5 +1,5 @@
-//! Answers for shards that are recovering. Health checks say that nothing is served, and every other call
-//! is refused with a time to retry after; serving begins on the same listeners afterwards.
+//! Answers for shards that are recovering. Health checks report that nothing is served, and every other call
+//! is refused with a retry time; serving then begins on the same listeners.
 
 use crate::config::Bound;
 use crate::connection::openings::{Entrance, Openings};
@@ -31,11 +31,11 @@ use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::transport::server::Connected;
 
-/// When to ask again.
+/// Retry delay of refused calls.
 const RETRY_AFTER_MS: u64 = 500;
-/// Connections of a shard at a time; the others are closed, and come again.
+/// Most connections of a shard; others are closed, and retry.
 const MAX_VISITORS: usize = 512;
-/// How long a TLS handshake may take.
+/// Limit on a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A shard that is not served yet.
@@ -45,14 +45,14 @@ struct Visited {
     files: Files,
 }
 
-/// Answers for shards that are not served yet, as long as it lives.
+/// Answers for shards that are not served yet, until dropped.
 pub(crate) struct RecoveryListener {
     close: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl RecoveryListener {
-    /// `None`: there is nothing to recover.
+    /// Opens the listeners; `None` if there is nothing to recover.
     pub(crate) fn open(bound: &[Bound], files: &[Files], tls: Option<&ServerTls>) -> Result<Option<Self>> {
         if files.iter().all(|files| files.journal().is_none()) {
             return Ok(None);
@@ -113,7 +113,7 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
                         tokio::spawn(admit(tcp, entrance, slots.clone(), tls.clone(), visitors.clone()));
                     }
                 }
-                // Too many files, or a peer that is gone: waited out.
+                // Too many open files, or a departed peer: wait.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -127,7 +127,7 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
     }
 }
 
-/// A connection becomes a visitor, or gives way to another one before.
+/// Serves a connection as a visitor, unless it is evicted before.
 async fn admit(
     tcp: TcpStream,
     entrance: Entrance,

@@ -1,6 +1,5 @@
-//! Rejects a connection with a GOAWAY that says why: no memory, the wrong protocol, or too many control
-//! frames. A connection that is rejected at once gets it in its first bytes, before any memory is taken for
-//! it.
+//! Rejects a connection with a GOAWAY that gives the reason: no memory, the wrong protocol, or too many
+//! control frames. A connection rejected on arrival gets it in its first bytes, before any memory is taken.
 
 use fastps_core::error::{Error, Kind};
 use fastps_transport::Socket;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// How long the peer may take to read why.
+/// Time for the peer to read the reason.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// HTTP/2's codes (RFC 9113, 7).
@@ -27,14 +26,14 @@ pub(crate) async fn reject(mut io: Socket, error: &Error) {
     let mut farewell = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
     farewell.extend(goaway(0, reason, &error.to_string()));
     let work = async {
-        // A peer that is gone or does not listen need not know.
+        // The peer may be gone or not listening.
         let _ = io.write_all(&farewell).await;
         linger(&mut io).await;
     };
     let _ = tokio::time::timeout(LINGER_TIMEOUT, work).await;
 }
 
-/// Ends a connection so that the peer reads what it was told: closing a socket that has unread bytes would
+/// Ends a connection so that the peer can read its last bytes: closing a socket with unread bytes would
 /// reset the connection.
 pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let work = async {
@@ -46,7 +45,7 @@ pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let _ = tokio::time::timeout(LINGER_TIMEOUT, work).await;
 }
 
-/// The same for a connection that was served until now, polled by its owner.
+/// [`linger`] for a connection that was served until now, polled by its owner.
 #[derive(Debug)]
 pub(crate) struct Farewell {
     goaway: Vec<u8>,
@@ -56,7 +55,7 @@ pub(crate) struct Farewell {
 }
 
 impl Farewell {
-    /// With a GOAWAY, if what was sent so far ends with a frame.
+    /// With a GOAWAY, if the sent bytes end with a frame.
     pub(crate) fn new(error: &Error, is_between_frames: bool) -> Self {
         // Any stream may have been answered.
         let last = i32::MAX as u32;
@@ -65,12 +64,12 @@ impl Farewell {
         Self { goaway, written: 0, is_shut: false, late: Box::pin(sleep(LINGER_TIMEOUT)) }
     }
 
-    /// Ready when the peer has ended the connection, or took too long for it.
+    /// Ready when the peer has ended the connection, or after a timeout.
     pub(crate) fn poll(&mut self, io: &mut Socket, cx: &mut Context<'_>) -> Poll<()> {
         if self.late.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        // A peer that is gone need not know.
+        // The peer may be gone already.
         self.poll_end(io, cx).map(drop)
     }
 

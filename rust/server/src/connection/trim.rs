@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many connections are worth it: some megabytes.
+/// Closed connections that justify a trim: some megabytes.
 const MIN_CLOSED_CONNECTIONS: u64 = 256;
-/// It locks the heap for some milliseconds, so it is not done more often than this.
+/// Least time between trims: each locks the heap for some milliseconds.
 const TRIM_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Connections of this process that have closed since memory was given back. The heap is the process's, too.
+/// Connections of this process that have closed since the last trim. The heap is the process's, too.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
 static LAST: Mutex<Option<Instant>> = Mutex::new(None);
 
@@ -19,7 +19,7 @@ pub(crate) fn closed() {
     CLOSED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Gives memory back, if there is enough of it, on a thread beside the caller's.
+/// Returns memory to the system, if enough is free, on a separate thread.
 pub(crate) fn give_back() {
     if is_due(&CLOSED, &mut LAST.lock().unwrap_or_else(PoisonError::into_inner), Instant::now()) {
         tokio::task::spawn_blocking(trim);

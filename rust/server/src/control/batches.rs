@@ -1,5 +1,5 @@
-//! Where a coordinator and its replicas wait for each other, on shard 0 only: for the end of a batch, and for
-//! a portion of it. A wait also ends when its time is up, or when the server stops.
+//! Waits of coordinators and replicas for each other, on shard 0 only: for the end of a batch, and for a
+//! portion of it. A wait also ends after its timeout, or when the server stops.
 
 use super::spaces::claimant;
 use crate::cluster::node::{Node, Phase};
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// The longest that an answer waits.
+/// Longest wait for an answer.
 const MAX_BATCH_WAIT: Duration = Duration::from_secs(5);
 
-/// A question that was asked: its answer, or what brings it.
+/// A question: its answer, or the channel that brings it.
 pub(super) struct Waiting<Q, A> {
     client: u64,
     question: Q,
@@ -30,7 +30,7 @@ pub(super) struct BatchQuestion {
     space: SpaceId,
     term: u64,
     task: BatchTask,
-    /// The answer lists portions from this one on.
+    /// First portion that the answer lists.
     first: u64,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct PortionQuestion {
     known: u64,
 }
 
-/// A waiter, and what it passes its answer to.
+/// A waiter, and the channel to which it passes its answer.
 fn passing<A: Send + 'static>() -> (SpaceWaiter<A>, oneshot::Receiver<A>) {
     let (to, answer) = oneshot::channel();
     // A caller that has left withdraws, or asks again.
@@ -101,7 +101,7 @@ pub(super) async fn answer_portion(
     let given = match answer {
         Ok(given) => given,
         Err(mut answer) => {
-            // A replica that goes away ends this future: nothing shall be given to it.
+            // Dropping this future withdraws the question, so that a departed replica gets no portion.
             let mut waits = WithdrawReplica { node, replica: Some((client, &question.request)) };
             let given = wait_for(node, wait, &mut answer).await;
             match given {
@@ -109,7 +109,7 @@ pub(super) async fn answer_portion(
                     waits.replica = None;
                     given
                 }
-                // Also where another request of the replica waits in its place: it asks again.
+                // Also if another request of the replica waits in its place: it asks again.
                 None => match waits.now() {
                     Some(nothing) => nothing,
                     None => answer.try_recv().ok().flatten(),
@@ -120,7 +120,7 @@ pub(super) async fn answer_portion(
     Ok(convert::given_portion_to_wire(given, question.known))
 }
 
-/// The answer, if it comes in time.
+/// The answer, if it arrives in time.
 async fn wait_for<A>(
     node: &Node,
     wait: Duration,
@@ -135,14 +135,14 @@ async fn wait_for<A>(
     }
 }
 
-/// Takes a replica's question back.
+/// Withdraws a replica's question when dropped.
 struct WithdrawReplica<'a> {
     node: &'a Node,
     replica: Option<(u64, &'a ReplicaRequest)>,
 }
 
 impl WithdrawReplica<'_> {
-    /// `None`: it has just got its answer, or does not wait here.
+    /// `None` if it has just got its answer, or does not wait here.
     fn now(&mut self) -> Option<ReplicaAnswer> {
         let (client, request) = self.replica.take()?;
         self.node.spaces().ok()?.withdraw_portion(client, request)

@@ -12,14 +12,14 @@ use tower::Service;
 /// How long a call without a deadline may take.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// By how much a call ends before the deadline it carries. tonic's own timer, which is set before ours, ends
-/// a call without details; where both are due, ours is polled first.
+/// Time by which a call ends before its deadline. tonic's timer, which is set before ours, ends a call
+/// without details; when both are due, ours is polled first.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// The calls that have one: streams end when their client likes.
+/// Prefix of calls with a deadline: streams end when their client likes.
 const UNARY_PREFIX: &str = "/fastps.v1.Control/";
 
-/// A service whose unary calls end in time.
+/// A service whose unary calls end by their deadline.
 #[derive(Clone, Debug)]
 pub(crate) struct Timely<S> {
     inner: S,
@@ -68,7 +68,7 @@ fn late(limit: Duration) -> Error {
     Error::new(Kind::Deadline, format!("the call's {} ms have passed", limit.as_millis()))
 }
 
-/// The header `grpc-timeout`: up to eight digits and a unit. What is not in order counts as none.
+/// The header `grpc-timeout`: up to eight digits and a unit. An invalid one counts as absent.
 fn told(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a call without an answer.
+    /// Outcome of a call without an answer.
     async fn unanswered(path: &str, timeout: Option<&str>, own: Duration) -> Status {
         let inner = service_fn(|_: Request<()>| std::future::pending::<Result<Response<()>, Infallible>>());
         let mut request = Request::builder().uri(path);
@@ -132,7 +132,7 @@ mod tests {
             let error = convert::error_from_status(&status);
             assert_eq!((error.kind, error.shard), (Kind::Deadline, Some(3)));
         }
-        // A stream goes on.
+        // A stream has no deadline.
         let stream = unanswered("/fastps.v1.Data/Exchange", None, Duration::ZERO);
         assert!(tokio::time::timeout(Duration::from_millis(50), stream).await.is_err());
     }

@@ -1,4 +1,4 @@
-//! The beginning, the renewal and the end of a client's session.
+//! The start, renewal and end of a client's session.
 
 use crate::auth::peer::Peer;
 use crate::auth::secret;
@@ -11,8 +11,8 @@ use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
 use fastps_transport::convert;
 use std::time::Instant;
 
-/// Answers a client's `Hello`, and logs what it begins or ends. `logged`: its pushes are answered when they
-/// are durable.
+/// Answers a client's `Hello`, and logs the start or end of its session. `logged`: its pushes are
+/// acknowledged only once durable.
 pub(super) fn greet(
     node: &Node,
     peer: &Peer,
@@ -38,7 +38,7 @@ pub(super) fn greet(
     })
 }
 
-/// Gives the number of the session.
+/// Answers with the number of the session.
 fn answer(node: &Node, peer: &Peer, m: &pb::HelloRequest, logged: Result<bool>) -> Result<u64> {
     let logged = logged?;
     if logged && node.files.journal().is_none() {

@@ -40,21 +40,21 @@ pub(crate) struct ControlService {
     pub(crate) checkpoints: Arc<Checkpoints>,
 }
 
-/// What a call needs.
+/// Conditions of a call.
 enum Access {
     /// Works while the server drains, too.
     Look,
     /// Changes something.
     Change,
-    /// Changes something that is durable before it is answered, where anything can be.
+    /// Answered once the change is durable (if the server keeps a log).
     Lasting,
-    /// A step of a registration: refused where it cannot be made durable, since other shards rely on it.
+    /// A step of a registration: refused unless it can be made durable, since other shards rely on it.
     Step,
 }
 
 /// Which client a request speaks for; 0: no particular one.
 trait SpeaksFor {
-    /// It brings the client's secret itself.
+    /// Set when the request carries the client's secret.
     const IS_HELLO: bool = false;
 
     fn client(&self) -> u64 {
@@ -94,8 +94,8 @@ impl SpeaksFor for pb::ListSpacesRequest {}
 impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
-    /// Checks the principal, and the secret of the session that it speaks for, makes the call, and names the
-    /// shard in what went wrong.
+    /// Checks the principal, and the secret of the session that it speaks for; makes the call, and names the
+    /// shard in errors.
     async fn call<Q: SpeaksFor, A>(
         &self,
         request: Request<Q>,
@@ -124,7 +124,7 @@ impl ControlService {
             Access::Lasting if self.node.files.position() != before => {
                 let _ = self.node.files.durable_to(self.node.files.position()).await;
             }
-            // A repeat, too, waits for the first.
+            // A repeat also waits for the first.
             Access::Step if answer.is_ok() => {
                 let durable = self.node.files.durable_to(self.node.files.steps()).await;
                 answer = durable.and(answer);
@@ -134,7 +134,7 @@ impl ControlService {
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 
-    /// Asks shard 0 what must be known before a call is made, if the caller may make it.
+    /// Asks shard 0 for facts that the call needs, if the caller may make it.
     async fn ask_first<Q: SpeaksFor>(
         &self,
         request: &Request<Q>,
@@ -152,8 +152,8 @@ impl ControlService {
         self.node.ask_first_for(question).await.map(Some)
     }
 
-    /// An answer that tells of tensors, which lie before this position of the log: none that a restart would
-    /// not know.
+    /// An answer that names tensors, once the log is durable up to this position: a restart must know them
+    /// all.
     async fn told<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
         let (answer, position) = answer.into_inner();
         let durable = self.node.files.durable_to(position).await;
@@ -165,7 +165,7 @@ impl ControlService {
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        // Whose pushes wait for the disk must be known again after a restart.
+        // A restart must remember which clients' pushes wait for the disk.
         let logged = convert::wants_log(request.get_ref().ack);
         let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
         self.call(request, pb::Role::Reader, access, |node, peer, m| hello::greet(node, peer, &m, logged))
@@ -314,7 +314,7 @@ impl Control for ControlService {
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
         let group = request.get_ref().group;
-        // Others than shard 0 may have no slices of the group, and do not decide on its mode.
+        // Other shards than shard 0 may have no slices of the group, and do not decide on its mode.
         let asks = self.node.map.is_none() && places::is_new(&self.node, request.get_ref());
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });

@@ -10,16 +10,16 @@ use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::time::Instant;
 
-/// When a client may try again that has come before shard 0 was asked, or that others keep from a place.
+/// Retry delay of a client that came before shard 0 was asked, or whose place others occupy.
 const RETRY_MS: u64 = 200;
 
-/// Whether the client has no such place yet.
+/// Returns whether the client has no such place yet.
 pub(super) fn is_new(node: &Node, m: &pb::JoinRequest) -> bool {
     let warm = m.mode.is_some_and(|mode| mode.kind() == pb::ModeKind::ModeWarmStart);
     !node.shard.groups().has_own_place(m.group, m.client, warm)
 }
 
-/// Gives a client a place, and logs that. `told` is the answer of shard 0, if it was asked.
+/// Gives a client a place, and logs it. `told` is shard 0's answer, if it was asked.
 pub(super) fn join(
     node: &Node,
     m: pb::JoinRequest,
@@ -71,8 +71,7 @@ fn take(
     node.shard.groups().join(group, client, seat.clone(), node.shard.meter())
 }
 
-/// Fails unless the group has this mode at shard 0. An older shard 0 does not say. A warm start binds no
-/// client.
+/// Fails unless the group has this mode at shard 0. An older shard 0 omits it. A warm start binds no client.
 fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
     let Some(binding) = &told.binding else { return Ok(()) };
     let asked = convert::mode_to_wire(mode);
@@ -92,8 +91,8 @@ fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
     }
 }
 
-/// Fails if the place would bind a client that pushes gradients without one: `Sync` refuses them. It is worth
-/// retrying, since a client that pushes no more is free.
+/// Fails if the place would bind a client that pushes gradients without one: `Sync` refuses them. A retry
+/// may succeed, since a client that stops pushing is free.
 fn check_free(node: &Node, (group, client): (u32, u64), seat: &PlaceRequest, now: Instant) -> Result<()> {
     let groups = node.shard.groups();
     if !matches!(seat.mode, Mode::Sync(_)) || groups.mode(group).is_some() || fault("free_pusher_bound") {

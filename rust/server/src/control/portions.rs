@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// The longest that an answer waits.
+/// Longest wait for an answer.
 const MAX_PORTION_WAIT: Duration = Duration::from_secs(5);
 
-/// A question that was asked.
+/// Outcome of a question.
 pub(crate) enum Asked {
     Answered(PortionAnswer),
     Waits(Waits),
@@ -27,7 +27,7 @@ pub(crate) struct Waits {
     answer: oneshot::Receiver<PortionAnswer>,
 }
 
-/// Asks; what waits must go on with [`answer`].
+/// Asks; a question that waits is continued by [`answer`].
 pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
     let mut portions = node.portions()?;
     let client = request.client;
@@ -52,14 +52,14 @@ pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
     })
 }
 
-/// The answer, once it is there.
+/// Waits for the answer.
 pub(crate) async fn answer(node: &Arc<Node>, asked: Asked) -> Result<PortionAnswer> {
     let mut waits = match asked {
         Asked::Answered(answer) => return Ok(answer),
         Asked::Waits(waits) => waits,
     };
     let gone = |_| Error::new(Kind::Lease, "the client's session ended, or its worker asked again");
-    // A caller that goes away ends this future: nothing shall be given to it.
+    // Dropping this future withdraws the question, so that a departed caller gets no portion.
     let mut withdrawn = Withdraw { node, waits: Some((waits.client, &waits.ask)) };
     let mut phase = node.phase.clone();
     tokio::select! {
@@ -77,7 +77,7 @@ pub(crate) async fn answer(node: &Arc<Node>, asked: Asked) -> Result<PortionAnsw
     }
 }
 
-/// Takes a question back.
+/// Withdraws a question when dropped.
 struct Withdraw<'a> {
     node: &'a Node,
     waits: Option<(u64, &'a Ask)>,

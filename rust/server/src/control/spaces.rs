@@ -13,7 +13,7 @@ use prost::Message;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of spaces in one answer, but for the one that goes over it.
+/// Bytes of spaces in one answer, excluding the one that exceeds it.
 const MAX_PAGE_BYTES: usize = 1 << 20;
 
 /// A client as a coordinator: its secret proves that it is the same one.
@@ -21,19 +21,19 @@ pub(super) fn claimant(client: u64, shown: Option<&SecretHash>) -> Claimant {
     Claimant { client, key: shown.map(SecretHash::bytes).unwrap_or_default() }
 }
 
-/// What another shard than shard 0 asks it before it opens a space.
+/// Question to shard 0 before another shard opens a space.
 pub(super) fn to_open(node: &Node, request: &pb::OpenSpaceRequest) -> Option<pb::SettleRequest> {
     let asks = node.map.is_none() && request.space != 0;
     asks.then(|| pb::SettleRequest { describe_space: request.space, ..Default::default() })
 }
 
-/// The same before it closes one.
+/// Question to shard 0 before another shard closes a space.
 pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<pb::SettleRequest> {
     let asks = node.map.is_none();
     asks.then(|| pb::SettleRequest { spaces: vec![request.space], ..Default::default() })
 }
 
-/// Frees a space; on another shard than shard 0 only if that does not list it, in whose answer `told`.
+/// Frees a space; on other shards than shard 0 only if shard 0's answer `told` no longer lists it.
 pub(super) fn close(node: &Node, space: u64, told: Option<&pb::SettleResponse>) -> Result<()> {
     if told.is_some_and(|told| !told.closed_spaces.contains(&space)) {
         let error = Error::new(Kind::Precondition, "shard 0 lists the space: it is closed there first");
@@ -44,7 +44,7 @@ pub(super) fn close(node: &Node, space: u64, told: Option<&pb::SettleResponse>) 
 }
 
 /// Lists the space, if this is shard 0, and opens it on this shard's slices: on all of them or none. Another
-/// shard opens what shard 0 lists, in whose answer `told`.
+/// shard opens the space that shard 0's answer `told` lists.
 pub(super) fn open(
     node: &Node,
     request: pb::OpenSpaceRequest,
@@ -129,14 +129,14 @@ fn slices_of(node: &Node, request: &pb::OpenSpaceRequest) -> Result<Vec<Arc<Slic
         if request.tensors.iter().any(|tensor| **tensor == **name) {
             return Ok(slice);
         }
-        let error = Error::new(Kind::Config, "the slice is of none of the tensors").tensor(name.clone());
+        let error = Error::new(Kind::Config, "the slice is of another tensor").tensor(name.clone());
         Err(error.expected("slices of the tensors", format!("slice {}", slice.id().0)))
     };
     node.shard.slices(ids()).into_iter().zip(sealed).map(check).collect()
 }
 
-/// Opens the space on all slices. On an error, those that have just opened it close it. Returns the largest
-/// term and number of a program that they know.
+/// Opens the space on all slices. On an error, closes it where it was just opened. Returns the largest term
+/// and program number that they know.
 fn open_slices(slices: &[Arc<Slice>], space: &Arc<Space>) -> Result<(u64, u64)> {
     let (mut term, mut last, mut new) = (0, 0, Vec::new());
     for slice in slices {
@@ -172,7 +172,7 @@ pub(super) fn page(node: &Node, after: &str) -> Result<pb::ListSpacesResponse> {
     Ok(answer)
 }
 
-/// Carries out what a coordinator wants of its seat.
+/// Carries out a coordinator's request about its seat.
 pub(super) fn coordinate(
     node: &Node,
     shown: Option<&SecretHash>,

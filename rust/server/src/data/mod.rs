@@ -31,7 +31,7 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tonic::{Status, Streaming};
 
-/// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
+/// How long a push waits for readers to release the memory that it needs, before the slowest one is reset.
 const READER_TIMEOUT: Duration = Duration::from_millis(200);
 const READER_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -61,7 +61,7 @@ impl Data for DataService {
     }
 }
 
-/// Where a stream's frames come from.
+/// Source of a stream's frames.
 pub(crate) enum FrameSource {
     Foreign(Box<Streaming<pb::Frame>>),
     Native(Messages, Spin, PollCycle),
@@ -84,7 +84,7 @@ impl FrameSource {
 pub(crate) struct Exchange {
     pub(crate) node: Arc<Node>,
     pub(crate) peer: Peer,
-    /// The secret that the stream carries: each frame must be of a session that has it.
+    /// The secret of the stream: each frame must be of a session that has it.
     pub(crate) shown: Option<SecretHash>,
     pub(crate) shared: Arc<StreamState>,
 }
@@ -93,7 +93,7 @@ fn owed(frame: pb::Frame) -> Owed {
     Owed::Frame(Box::new(frame))
 }
 
-/// Whether a slice is of the group and type that a request says.
+/// Fails unless a slice has the group and dtype of a request.
 fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
     if slice.group() != route.group {
         return Err(Error::new(Kind::Frame, "the slice belongs to another group")
@@ -137,7 +137,7 @@ impl Exchange {
                     self.handle(&frame, place).await;
                 }
                 Ok(None) => return,
-                // A message that is too large or no frame at all: nothing behind it can be read.
+                // The message is too large or no frame: nothing after it can be read.
                 Err(status) => {
                     place.send(Err(convert::unreadable(status, self.node.index())));
                     return;
@@ -155,8 +155,7 @@ impl Exchange {
                 if changes {
                     self.node.gate.pass().await;
                     self.node.files.wait_for_space().await;
-                    // While it waited the session may have ended, and the slices forgotten what they knew of
-                    // the client.
+                    // The session may have ended during the wait, and the slices forgotten the client.
                     if let Err(error) = self.sign_of_life(request.route.client, Instant::now()) {
                         return self.refuse(place, tag, self.named(frame, error));
                     }
@@ -171,7 +170,7 @@ impl Exchange {
         }
     }
 
-    /// The error with the name of the tensor that the frame is meant for, if that much can be read.
+    /// Adds to the error the name of the frame's tensor, if the frame can be read that far.
     fn named(&self, frame: &pb::Frame, error: Error) -> Error {
         let slice = frame.header.as_ref().map(|header| SliceId(header.slice));
         match slice.and_then(|slice| self.node.shard.slice(slice).ok()) {
@@ -189,7 +188,7 @@ impl Exchange {
         self.peer.principal.authorize(request.verb.role(), client)?;
         let now = Instant::now();
         let logged = match request.verb {
-            // Coordinators rely on what they have commanded. Portions are in no log.
+            // Coordinators rely on their commands. Portions are in no log.
             Verb::Run(_) => self.sign_of_life(client, now).map(|_| node.files.journal().is_some())?,
             Verb::Portion { .. } => self.sign_of_life(client, now).map(|_| false)?,
             _ => self.sign_of_life(client, now)?,
@@ -202,7 +201,7 @@ impl Exchange {
         }
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
-            // Each part by itself.
+            // Each part is admitted separately.
             Verb::PushParts(..) | Verb::PullParts(_) | Verb::Run(_) => {}
             Verb::Portion { dtype, .. } => {
                 self.admit_to(request.slice, request.route, Some(dtype))?;
@@ -211,7 +210,7 @@ impl Exchange {
                 let slice = self.admit_to(request.slice, request.route, Some(dtype))?;
                 self.admit_reserved(&slice, reservation, client, now)?;
             }
-            // What became of an initial assignment may be asked in every state of its reservation.
+            // The outcome of an initial assignment may be asked in every state of its reservation.
             Verb::Resolve(_) => {
                 self.admit_to(request.slice, request.route, None)?;
             }
@@ -223,20 +222,19 @@ impl Exchange {
         Ok((request, logged))
     }
 
-    /// A sign of life of a client that the stream is of; tells whether its pushes are answered when they are
-    /// durable.
+    /// Renews the client's lease. Returns whether its pushes are acknowledged only once durable.
     pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<bool> {
         self.node.sessions.admit(client, self.shown.as_ref(), now)
     }
 
-    /// What can be said against a request with regard to its slice.
+    /// Checks a request against its slice.
     fn admit_to(&self, slice: SliceId, route: Route, dtype: Option<DType>) -> Result<Arc<Slice>> {
         let slice = self.node.shard.slice(slice)?;
         fits(&slice, route, dtype).map_err(|error| error.tensor(slice.spec().name.clone()))?;
         Ok(slice)
     }
 
-    /// The same with regard to its slice's reservation.
+    /// Checks a request against its slice's reservation.
     fn admit_reserved(&self, slice: &Slice, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
         let admitted = self.node.reservations.admit(slice.id(), given, client, now);
         admitted.map_err(|error| error.tensor(slice.spec().name.clone()))
@@ -278,7 +276,7 @@ impl Exchange {
         }
     }
 
-    /// Says what became of a push; of a gradient that waits for others, when that is known.
+    /// Answers with the outcome of a push; for a gradient that waits for others, once it is known.
     fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, place: AnswerSlot) {
         let stream = self.clone();
         let mut place = Some(place);
@@ -326,7 +324,7 @@ impl Exchange {
         }
     }
 
-    /// Gives the place back where there is no memory for the push right now.
+    /// Returns the slot if there is no memory for the push right now.
     fn push_once(
         &self,
         tag: u64,
@@ -357,8 +355,8 @@ impl Exchange {
         refused.try_recv().ok()
     }
 
-    /// A push finds no memory because readers keep old versions: these go by themselves, or else the slowest
-    /// reader is reset. False: it is not the readers' doing.
+    /// Waits for readers that keep old versions to release them, then resets the slowest one. Returns false
+    /// if readers are not the cause of the lack of memory.
     async fn wait_for_readers(&self, slice: SliceId, since: Instant) -> bool {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
             return false;
@@ -366,12 +364,12 @@ impl Exchange {
         if since.elapsed() >= READER_TIMEOUT && !self.node.reset_slowest_reader() {
             return false;
         }
-        // A native connection that was reset lets go of its memory in this time.
+        // A native connection that was reset releases its memory in this time.
         tokio::time::sleep(READER_CHECK_INTERVAL).await;
         true
     }
 
-    /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
+    /// Applies a push whose answer is the new values. Later frames do not wait while a policy holds it.
     async fn push_pull(&self, tag: u64, push: &Push<'_>, place: AnswerSlot) {
         let (slice, client) = (push.slice, push.identity.client);
         let begin = Instant::now();

@@ -16,11 +16,11 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// What an answer takes for each part: its place in the tables, and a refusal in short.
+/// Memory of an answer per part: its table entries, and a short refusal.
 const ANSWER_PART_BYTES: u64 = 256;
 
-/// Parts whose memory is asked for before the first of them is pushed or pulled: enough for a CPU to be busy
-/// with it, and little in its first cache.
+/// Parts whose memory is prefetched before the first of them is pushed or pulled: enough to keep a CPU
+/// busy, and little in its first-level cache.
 const PARTS_PER_BATCH: usize = 16;
 
 /// One of the connection's pins, so that it owes few large answers, and their memory.
@@ -30,7 +30,7 @@ type AnswerMemory = (OwnedSemaphorePermit, Charge);
 type Late = UnboundedReceiver<(usize, Result<Applied>)>;
 
 impl Exchange {
-    /// The slices of parts, or what can be said against each before its slice is touched.
+    /// The slice of each part, or the reason why it is refused before its slice is touched.
     fn admit_parts(&self, parts: &[Part<'_>], route: Route, dtype: Option<DType>) -> Vec<Result<Arc<Slice>>> {
         let ids = || parts.iter().map(|part| part.slice);
         let slices = self.node.shard.slices(ids());
@@ -78,8 +78,8 @@ impl Exchange {
                 Some(Err(error))
                     if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await =>
                 {
-                    // Meanwhile a slice may have been dropped: what it applied then, a restart could not
-                    // repeat.
+                    // A slice may have been dropped meanwhile: a restart could not repeat what it applies
+                    // after that.
                     slices.truncate(k);
                     slices.extend(self.admit_parts(&all[k..], route, Some(dtype)));
                 }
@@ -132,17 +132,17 @@ impl Exchange {
         place.send(Ok(owed(answer)));
     }
 
-    /// Takes what the answer to many parts needs.
+    /// Takes the memory for the answer to many parts.
     async fn memory_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<AnswerMemory> {
         let pin = self.pin().await?;
-        // As behind every wait: see `Exchange::handle`.
+        // As after every wait: see `Exchange::handle`.
         self.sign_of_life(client, Instant::now())?;
         let charge =
             self.node.shard.meter().take(Purpose::Answers, ANSWER_PART_BYTES * parts.len() as u64)?;
         Ok((pin, charge))
     }
 
-    /// Rows of many slices, in one answer.
+    /// Answers with rows of many slices at a time.
     pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: AnswerSlot) {
         let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
             Ok(memory) => memory,
@@ -159,7 +159,7 @@ impl Exchange {
         }
     }
 
-    /// What became of each part, and the values of all.
+    /// Outcome of each part, and the values of all.
     fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
         let dtype = DType::Float32;
         let parts: Vec<_> = parts.iter().collect();
@@ -194,7 +194,7 @@ impl Exchange {
     }
 }
 
-/// Asks for the memory of parts whose turn has come.
+/// Prefetches the memory of the next parts.
 fn prefetch<'a>(
     parts: impl Iterator<Item = (&'a Part<'a>, &'a Result<Arc<Slice>>)> + Clone,
     pushed_by: Option<u64>,

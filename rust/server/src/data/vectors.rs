@@ -11,17 +11,17 @@ use fastps_transport::convert::{self, PortionOf, Route, Run};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What an answer takes for each part beside its results: a refusal in short.
+/// Memory of an answer per part, beside its results: a short refusal.
 const ANSWER_PART_BYTES: u64 = 256;
 
 impl Exchange {
-    /// Runs a program on each of its slices, whole or not at all. Programs take turns: between two slices,
-    /// all else that the shard's thread has to do is done, however many programs run.
+    /// Runs a program on each of its slices, whole or not at all. Programs take turns: between two slices the
+    /// shard's thread does all its other work, however many programs run.
     pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
         let command = run.command;
         match self.node.check_coordinator((command.space, command.term), self.shown.as_ref()).await {
             Ok(()) => {}
-            // The whole of it comes again.
+            // The client repeats the whole program.
             Err(error) if error.kind == Kind::Unavailable => return self.refuse(place, tag, error),
             Err(error) => {
                 let error = error.shard(self.node.index());
@@ -48,7 +48,7 @@ impl Exchange {
         place.send(Ok(owed(answer)));
     }
 
-    /// The program, and the memory of its answer.
+    /// Reads the program, and takes the memory of its answer.
     async fn prepare(&self, run: &Run<'_>) -> Result<(Arc<Program>, impl Send + 'static + use<>)> {
         let program = run.program()?;
         let pin = self.pin().await?;
@@ -57,8 +57,7 @@ impl Exchange {
         Ok((Arc::new(program), (pin, charge)))
     }
 
-    /// Runs a program on a slice. There may be no memory for copies of vectors that readers pin, which let go
-    /// of them soon.
+    /// Runs a program on a slice. Retries while readers pin vectors and no memory is left for copies.
     async fn run_on(
         &self,
         slice: SliceId,
@@ -80,7 +79,7 @@ impl Exchange {
         }
     }
 
-    /// A slice of the group that a request says, unless it is still being registered.
+    /// A slice of the group of a request, unless it is still being registered.
     fn admit_vectors(&self, slice: SliceId, route: Route) -> Result<Arc<Slice>> {
         let slice = self.admit_to(slice, route, None)?;
         self.admit_reserved(&slice, None, route.client, Instant::now())?;
@@ -98,7 +97,7 @@ impl Exchange {
         let PortionOf { space, batch, portion } = of;
         let added = self.admit_vectors(slice, route).and_then(|slice| {
             if count != slice.len() as u64 {
-                let error = Error::new(Kind::Shape, "the portion has not the elements of its slice");
+                let error = Error::new(Kind::Shape, "the portion differs in length from its slice");
                 return Err(error.tensor(slice.spec().name.clone()).expected(slice.len(), count));
             }
             slice.push_portion(space, batch, portion, body)

@@ -1,5 +1,5 @@
-//! What a shard keeps on disk (`fastps_durable`): notes changes, and delays answers until what they say is
-//! durable.
+//! State that a shard keeps on disk (`fastps_durable`): records changes, and delays answers until the changes
+//! that they report are durable.
 
 use crate::config::ServerConfig;
 use crate::human::{now, size};
@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// The shortest time between two snapshots that may be asked for.
+/// Shortest configurable time between two snapshots.
 const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
-/// When a writer that waits for a shorter log may try again.
+/// Retry delay of a writer that waits for a shorter log.
 const LOG_RETRY_MS: u64 = 100;
-/// When a cut that waits for a snapshot may try again.
+/// Retry delay of a cut that waits for a snapshot.
 const CUT_RETRY_MS: u64 = 200;
-/// How often a wait for the log checks whether the log is broken.
+/// Interval at which a wait for the log checks whether the log is broken.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Called right behind the moment of a cut.
+/// Called directly after the moment of a cut.
 pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
 
 /// A shard's files, if it has any.
@@ -30,21 +30,21 @@ pub(crate) struct Files(Option<Arc<Kept>>);
 #[derive(Debug)]
 struct Kept {
     journal: Arc<Journal>,
-    /// The log's position behind the last step of a registration.
+    /// The log's position after the last step of a registration.
     steps: AtomicU64,
     snapshots: Made,
-    /// The same, where they are copied to another place.
+    /// Counts of copies, if snapshots are copied.
     copies: Option<Made>,
-    /// Snapshots that are being written, or wait for another one.
+    /// Number of snapshots being written or waiting for another one.
     writing: AtomicU64,
 }
 
 /// Counts of snapshots, or of copies, for the statistics.
 #[derive(Debug)]
 struct Made {
-    /// The number of the newest; 0: there is none.
+    /// The newest number; 0 if there is none.
     newest: AtomicU64,
-    /// When that was, or when the server began to look, in seconds since 1970.
+    /// Its time, or the server's start, in seconds since 1970.
     since: AtomicU64,
     failed: AtomicU64,
 }
@@ -54,7 +54,7 @@ impl Made {
         Self { newest: AtomicU64::new(0), since: AtomicU64::new(now()), failed: AtomicU64::new(0) }
     }
 
-    /// One was made, with this number at this time, or it failed.
+    /// Counts one with this number and time, or a failure.
     fn count(&self, made: Option<(u64, u64)>) {
         let Some((number, since)) = made else {
             self.failed.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl Made {
         self.newest.store(number, Ordering::Relaxed);
     }
 
-    /// The newest, its age in seconds, and how many failed.
+    /// The newest number, its age in seconds, and the number of failures.
     fn counts(&self) -> [u64; 3] {
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
         [load(&self.newest), now().saturating_sub(load(&self.since)), load(&self.failed)]
@@ -72,7 +72,7 @@ impl Made {
 }
 
 impl Files {
-    /// Takes the shard's folder, if the server was told of a directory.
+    /// Takes the shard's folder, if a data directory is configured.
     pub(crate) fn open(config: &ServerConfig, shard: u32, shards: usize) -> Result<Self> {
         let Some(path) = &config.data_dir else { return Ok(Self(None)) };
         if config.snapshot_every < MIN_SNAPSHOT_INTERVAL {
@@ -106,12 +106,12 @@ impl Files {
         self.0.as_ref().map(|kept| &kept.journal)
     }
 
-    /// Names this start of the server, in its files and to its clients; `None`: there are no files.
+    /// Identity of this start of the server, in its files and to its clients; `None` without files.
     pub(crate) fn incarnation(&self) -> Option<u64> {
         self.journal().map(|journal| journal.incarnation())
     }
 
-    /// What can be counted of them; nothing without a directory.
+    /// The counters; empty without a data directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let Some(Kept { journal, snapshots, copies, .. }) = self.0.as_deref() else { return Vec::new() };
         let [newest, age, failed] = snapshots.counts();
@@ -130,14 +130,14 @@ impl Files {
         counters
     }
 
-    /// The snapshot of this number was copied to another place, or one was not.
+    /// Counts a copy of the snapshot with this number, or a failed copy.
     pub(crate) fn count_copy(&self, copied: Option<u64>) {
         if let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) {
             copies.count(copied.map(|number| (number, now())));
         }
     }
 
-    /// How far the recovery is, for people.
+    /// Progress of the recovery, for people.
     pub(crate) fn progress(&self) -> String {
         match self.journal().map(|journal| journal.progress()) {
             None | Some((_, 0)) => "it has not begun to read".to_owned(),
@@ -145,7 +145,7 @@ impl Files {
         }
     }
 
-    /// Makes an empty shard what it was; what else there was.
+    /// Restores the state of an empty shard. Returns the rest of the recovered state.
     pub(crate) fn recover(&self, shard: &Shard) -> Result<Catalog> {
         let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else { return Ok(Catalog::default()) };
         let begin = Instant::now();
@@ -164,7 +164,7 @@ impl Files {
         Ok(journal.catalog())
     }
 
-    /// Writes a snapshot now: of a cut, if one is given, with what is to be called when it has begun.
+    /// Writes a snapshot now; given a cut, calls its function when the snapshot has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
         self.write(shard, |journal| match cut {
             None => journal.snapshot(shard),
@@ -177,7 +177,7 @@ impl Files {
         self.snapshot(shard, None)
     }
 
-    /// Writes a snapshot in the place of a long log.
+    /// Writes a snapshot to replace a long log.
     pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
         self.write(shard, |journal| journal.shorten(shard))
     }
@@ -212,14 +212,14 @@ impl Files {
         Err(Error::new(Kind::Unavailable, why).retry_after_ms(CUT_RETRY_MS))
     }
 
-    /// Notes a change.
+    /// Records a change.
     pub(crate) fn note(&self, event: impl FnOnce() -> Event) {
         if let Some(journal) = self.journal() {
             journal.note(&event());
         }
     }
 
-    /// Notes a step of a registration: others rely on it. Gives the log's position behind it.
+    /// Records a step of a registration, on which others rely. Returns the log's position after it.
     pub(crate) fn step(&self, event: impl FnOnce() -> Event) -> u64 {
         let Some(Kept { journal, steps, .. }) = self.0.as_deref() else { return 0 };
         let position = journal.note(&event());
@@ -227,42 +227,42 @@ impl Files {
         position
     }
 
-    /// Others rely on all that was noted so far, as on a step.
+    /// Makes all records so far count as a step.
     pub(crate) fn steps_end_here(&self) {
         if let Some(Kept { journal, steps, .. }) = self.0.as_deref() {
             steps.fetch_max(journal.position(), Ordering::AcqRel);
         }
     }
 
-    /// Fails where a step could not be made durable.
+    /// Fails if a step could not be made durable.
     pub(crate) fn check_steps(&self) -> Result<()> {
         self.journal().map_or(Ok(()), |journal| journal.check())
     }
 
-    /// The position behind all steps so far.
+    /// The position after all steps so far.
     pub(crate) fn steps(&self) -> u64 {
         self.0.as_ref().map_or(0, |kept| kept.steps.load(Ordering::Acquire))
     }
 
-    /// Waits until all before a position is durable; fails where the log cannot be written.
+    /// Waits until everything before a position is durable; fails if the log cannot be written.
     pub(crate) async fn durable_to(&self, position: u64) -> Result<()> {
         let Some(journal) = self.journal() else { return Ok(()) };
         let (told, mut heard) = oneshot::channel();
         journal.when_durable(position, move || tell(told));
-        // A broken log notifies no waiter.
+        // A broken log wakes no waiter.
         while tokio::time::timeout(LOG_CHECK_INTERVAL, &mut heard).await.is_err() {
             journal.check()?;
         }
         Ok(())
     }
 
-    /// The position behind all that was noted so far.
+    /// The position after all records so far.
     pub(crate) fn position(&self) -> u64 {
         self.journal().map_or(0, |journal| journal.position())
     }
 
-    /// Fails where nothing can be made durable. The error of a broken log has no retry time, so that a push
-    /// gets the reason at once: only an operator knows when there is space.
+    /// Fails if nothing can be made durable. The error of a broken log has no retry time, so that a push
+    /// fails with the reason at once: only an operator knows when there is space.
     pub(crate) fn check(&self) -> Result<()> {
         match self.journal() {
             Some(journal) => journal.check().map_err(|mut error| {
@@ -274,8 +274,8 @@ impl Files {
         }
     }
 
-    /// Fails while a snapshot is being written and the log has become so long that writers should wait for
-    /// it. Otherwise they need not: one that cannot be written is no reason to stop them.
+    /// Fails if writers should wait because the log is too long and a snapshot that will shorten it is being
+    /// written. A failing snapshot does not stop writers.
     pub(crate) fn check_room(&self) -> Result<()> {
         let Some(Kept { journal, writing, .. }) = self.0.as_deref() else { return Ok(()) };
         let waits = journal.is_at_limit() && writing.load(Ordering::Acquire) > 0 && journal.check().is_ok();
@@ -286,14 +286,14 @@ impl Files {
         Err(Error::new(Kind::Unavailable, why).retry_after_ms(LOG_RETRY_MS))
     }
 
-    /// The shard's thread goes to sleep.
+    /// Flushes the log before the shard's thread sleeps.
     pub(crate) fn rest(&self) {
         if let Some(journal) = self.journal() {
             journal.rest();
         }
     }
 
-    /// Waits while too much waits to be written; each caller that goes on adds one message.
+    /// Waits while too many records are unwritten; each caller that proceeds adds one message.
     pub(crate) async fn wait_for_space(&self) {
         while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {
             let (told, heard) = oneshot::channel();

@@ -1,13 +1,13 @@
-//! What a receipt means to a client, on the wire.
+//! A client's meaning of a receipt, on the wire.
 
 use super::fields::unknown;
 use fastps_core::error::Result;
 use fastps_proto::v1 as pb;
 
-/// The capability that a server with a log names in its answer to Hello.
+/// The capability that a server with a log lists in its answer to Hello.
 pub const CAN_LOG: &str = "log";
 
-/// Whether receipts are to say that the server's log has what they tell.
+/// Returns whether receipts require the change to be in the server's log.
 pub fn wants_log(ack: i32) -> Result<bool> {
     match pb::Ack::try_from(ack) {
         Ok(pb::Ack::Unspecified | pb::Ack::Applied) => Ok(false),

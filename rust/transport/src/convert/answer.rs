@@ -29,8 +29,8 @@ pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
     pb::Frame { header: Some(applied_header(pb::Kind::Receipt, tag, applied)), payload: Bytes::new() }
 }
 
-/// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its
-/// receipt.
+/// Values or state, with the slice's version, own changes and step; with its receipt after a push that wanted
+/// them.
 pub fn values(
     tag: u64,
     dtype: DType,
@@ -53,7 +53,7 @@ pub fn values(
     pb::Frame { header: Some(header), payload }
 }
 
-/// The same of a snapshot; it, and what it keeps, live until the payload is sent or copied.
+/// Values from a snapshot, which lives, with everything that it keeps, until the payload is sent or copied.
 pub fn snapshot(
     tag: u64,
     applied: Option<&Applied>,
@@ -64,7 +64,7 @@ pub fn snapshot(
     values(tag, dtype, state, applied, keeping(snapshot, keep))
 }
 
-/// The same without a payload, where the client reads the values where they lie.
+/// Values without a payload, for a client that reads them in the server's memory.
 pub fn lent(tag: u64, applied: Option<&Applied>, snapshot: &Snapshot, lent: pb::Lent) -> pb::Frame {
     let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
     let mut frame = values(tag, dtype, state, applied, Bytes::new());
@@ -75,7 +75,7 @@ pub fn lent(tag: u64, applied: Option<&Applied>, snapshot: &Snapshot, lent: pb::
     frame
 }
 
-/// Bytes, and what lives as long as they do.
+/// Bytes, and an object that lives as long as they do.
 pub fn keeping(bytes: impl AsRef<[u8]> + Send + 'static, keep: impl Send + 'static) -> Bytes {
     struct Kept<B, T>(B, #[allow(dead_code, reason = "it is dropped")] T);
     impl<B: AsRef<[u8]>, T> AsRef<[u8]> for Kept<B, T> {
@@ -86,7 +86,7 @@ pub fn keeping(bytes: impl AsRef<[u8]> + Send + 'static, keep: impl Send + 'stat
     Bytes::from_owner(Kept(bytes, keep))
 }
 
-/// The version of a slice, and how many of its changes are the asker's own.
+/// The version of a slice, and the number of its changes that are the asker's.
 pub fn version(tag: u64, (version, own): (u64, u64)) -> pb::Frame {
     let header = pb::Header { version: Some(version), own: Some(own), ..answer(pb::Kind::Version, tag) };
     pb::Frame { header: Some(header), payload: Bytes::new() }
@@ -103,7 +103,7 @@ pub fn fenced(tag: u64) -> pb::Frame {
     pb::Frame { header: Some(answer(pb::Kind::Fenced, tag)), payload: Bytes::new() }
 }
 
-/// What a server answered.
+/// A server's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// The push was applied.
@@ -112,7 +112,7 @@ pub enum Answer {
     Values {
         /// The slice's version.
         version: u64,
-        /// How many of its changes are the asker's own.
+        /// Number of its changes that are the asker's.
         own: u64,
         /// Optimizer steps.
         step: u64,
@@ -121,25 +121,25 @@ pub enum Answer {
         /// Little-endian values of the tensor's type.
         payload: Bytes,
     },
-    /// Of a sparse message.
+    /// Answer to a sparse message.
     Parts {
-        /// What became of each part; of a pull, `version` and `own` alone mean something.
+        /// Outcome of each part; of a pull, only `version` and `own` are meaningful.
         outcomes: Vec<Result<Applied>>,
-        /// Of a pull: the values of the parts that were not refused.
+        /// For a pull, the values of the parts that were not refused.
         payload: Bytes,
     },
-    /// Of a program.
+    /// Answer to a program.
     Scalars {
-        /// The parts that were refused, counted from 0, and why.
+        /// The refused parts, counted from 0, and their errors.
         refusals: Vec<(usize, Error)>,
-        /// The results of the others.
+        /// The results of the other parts.
         payload: Bytes,
     },
-    /// The version alone.
+    /// Only the version.
     Version {
         /// The slice's version.
         version: u64,
-        /// How many of its changes are the asker's own.
+        /// Number of its changes that are the asker's.
         own: u64,
     },
     /// Nothing was changed.

@@ -13,21 +13,20 @@ use tonic::codegen::http;
 use tonic::{Code, Status, TimeoutExpired};
 use tonic_types::{ErrorInfo, RetryInfo, pb as rpc};
 
-/// Where reasons of `google.rpc.ErrorInfo` belong.
+/// Domain of the reasons in `google.rpc.ErrorInfo`.
 const DOMAIN: &str = "fastps";
-/// A refusal among the details of a status.
+/// Type of a refusal in the details of a status.
 const REFUSAL_URL: &str = "type.googleapis.com/fastps.v1.Refusal";
 /// Bytes of a status's message. The header holds it with up to three characters a byte, and the details hold
 /// it again: all of it fits the 8 KiB of headers that any gRPC implementation accepts.
 const MAX_STATUS_MESSAGE: usize = 768;
 
-/// What a client wrote may come back in an error: no more of it than fits, with everything else, the 4 KiB
-/// that details may have.
+/// Clips a client's text for an error, so that with everything else it fits the 4 KiB that details may have.
 fn clipped(text: &str, bytes: usize) -> String {
     text[..text.floor_char_boundary(bytes)].to_owned()
 }
 
-/// An error as it travels.
+/// An error in wire form.
 pub fn refusal(error: &Error) -> pb::Refusal {
     let text = |text: &Option<String>| clipped(text.as_deref().unwrap_or_default(), 512);
     pb::Refusal {
@@ -41,7 +40,7 @@ pub fn refusal(error: &Error) -> pb::Refusal {
     }
 }
 
-/// An error as it travels where many others do: what one can act on, in about 100 bytes.
+/// An error in wire form among many others: the actionable fields, in about 100 bytes.
 pub(super) fn brief_refusal(error: &Error) -> pb::Refusal {
     pb::Refusal {
         kind: kind_name(error.kind).to_owned(),
@@ -52,7 +51,7 @@ pub(super) fn brief_refusal(error: &Error) -> pb::Refusal {
     }
 }
 
-/// An error as it arrived.
+/// Reads an error from the wire.
 pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
     let some = |text: String| (!text.is_empty()).then_some(text);
     Error::from(Details {
@@ -98,8 +97,8 @@ fn refusal_in(status: &Status) -> Option<pb::Refusal> {
     pb::Refusal::decode(any.value.as_slice()).ok().filter(|refusal| !refusal.kind.is_empty())
 }
 
-/// The status with which gRPC itself ends a call with an unreadable message, with what a refusal tells.
-/// Compression keeps the code that gRPC has for it, and the header that names what would be read.
+/// Adds a refusal to the status with which gRPC ends a call with an unreadable message. A compressed message
+/// keeps gRPC's code, and the header that names the supported encodings.
 pub fn unreadable(status: Status, shard: u32) -> Status {
     if !status.details().is_empty() {
         return status;
@@ -122,7 +121,7 @@ pub fn unreadable(status: Status, shard: u32) -> Status {
     told
 }
 
-/// The same for a response that is over before its handler has run.
+/// [`unreadable`] for a response that ended before its handler ran.
 pub fn unreadable_response<B: Default>(response: http::Response<B>, shard: u32) -> http::Response<B> {
     match Status::from_header_map(response.headers()) {
         Some(status) if status.code() != Code::Ok => unreadable(status, shard).into_http(),
@@ -130,7 +129,7 @@ pub fn unreadable_response<B: Default>(response: http::Response<B>, shard: u32) 
     }
 }
 
-/// The error of a status: from its details, or from its code where the peer is not fastps or the transport
+/// The error of a status: from its details, or from its code if the peer is not fastps or the transport
 /// failed.
 pub fn error_from_status(status: &Status) -> Error {
     if let Some(refusal) = refusal_in(status) {
@@ -139,7 +138,7 @@ pub fn error_from_status(status: &Status) -> Error {
     if let Some(reason) =
         of_the_system(status, |io| (io.kind() == io::ErrorKind::PermissionDenied).then(|| io.to_string()))
     {
-        // Why TLS refused the server, or the server this client: trying again changes nothing.
+        // TLS refused the server, or the server refused this client: a retry changes nothing.
         return Error::new(Kind::Denied, reason);
     }
     if let Some(error) = of_the_system(status, open_files::exhausted) {
@@ -151,7 +150,7 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::ResourceExhausted => Kind::Capacity,
         Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
         Code::DeadlineExceeded => Kind::Deadline,
-        // Without details it was not our handler that said so: the connection or a proxy did.
+        // Without details it is not from our handlers, but from the connection or a proxy.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted => Kind::Connection,
         Code::Internal if is_farewell(status) => Kind::Connection,
         Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Precondition,
@@ -159,11 +158,11 @@ pub fn error_from_status(status: &Status) -> Error {
     };
     let mut message = match (kind, status.message()) {
         (_, "") => status.code().description().to_owned(),
-        // The transport's own words say more than "the service is currently unavailable".
+        // The transport's text says more than "the service is currently unavailable".
         (Kind::Connection, text) => text.to_owned(),
         (_, text) => format!("{}: {text}", status.code().description()),
     };
-    // What the transport heard last, including a farewell of the server, is at the end of the chain.
+    // The transport's last event, such as a farewell of the server, is at the end of the chain.
     let cause = std::iter::successors(std::error::Error::source(status), |error| error.source()).last();
     if let Some(cause) = cause.map(ToString::to_string).filter(|cause| !message.contains(cause)) {
         message = format!("{message} ({cause})");
@@ -171,19 +170,19 @@ pub fn error_from_status(status: &Status) -> Error {
     Error::new(kind, message)
 }
 
-/// Whether the peer closed the connection under a call in order, which tonic calls `Internal`.
+/// Returns whether the peer closed the connection during a call in order, which tonic calls `Internal`.
 fn is_farewell(status: &Status) -> bool {
     std::iter::successors(std::error::Error::source(status), |error| error.source())
         .filter_map(|error| error.downcast_ref::<h2::Error>())
         .any(|error| error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
-/// Whether tonic gave up, on either side, at the deadline that the call carries.
+/// Returns whether tonic gave up, on either side, at the deadline that the call carries.
 pub fn timed_out(status: &Status) -> bool {
     status.code() == Code::Cancelled && status.message() == TimeoutExpired(()).to_string()
 }
 
-/// What one of the system's errors behind a status tells.
+/// Searches the system errors behind a status.
 fn of_the_system<T>(status: &Status, tell: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
     let mut causes = std::iter::successors(std::error::Error::source(status), |error| error.source());
     causes.find_map(|error| {

@@ -6,14 +6,14 @@ use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 
-/// What a client reads of a slice.
+/// Part of a slice that a client reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// The values.
     Values,
     /// The optimizer state.
     State,
-    /// The version alone.
+    /// Only the version.
     Version,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn malformed(message: impl Into<String>) -> Error {
     Error::new(Kind::Frame, message)
 }
 
-/// An enum's value that this version does not know.
+/// Error for an enum's value that this version does not know.
 pub(super) fn unknown(field: &str, expected: &str, value: i32) -> Error {
     malformed(format!("unknown value of {field}")).expected(expected, value)
 }

@@ -8,13 +8,13 @@ use fastps_core::frame::Base;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 
-/// In a table of parts: the value is not known.
+/// Unknown value in a table of parts.
 pub(super) const UNKNOWN: u64 = u64::MAX;
 
-/// Where a frame goes, before it is known who sends it.
+/// Destination of a frame, without its sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The slice; of a sparse message, whose parts name theirs, 0.
+    /// The slice; 0 for a sparse message, whose parts name theirs.
     pub slice: SliceId,
     /// The tensor's group.
     pub group: u32,
@@ -22,37 +22,37 @@ pub struct Target {
     pub epoch: u64,
 }
 
-/// What all gradients of one push to a tensor have in common.
+/// Settings shared by all gradients of one push to a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientSettings {
     /// The tensor's element type.
     pub dtype: DType,
-    /// How the bodies are coded.
+    /// Coding of the bodies.
     pub codec: CodecId,
-    /// Learning rate in place of the optimizer's.
+    /// Learning rate instead of the optimizer's.
     pub lr: Option<f64>,
     /// Factor on the gradient.
     pub scale: Option<f32>,
-    /// What to do about staleness.
+    /// Correction for staleness.
     pub correction: Option<Correction>,
 }
 
-/// Who sends a frame, and as which of its frames.
+/// Sender of a frame, and its number there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Completion {
-    /// The answer repeats it.
+    /// Repeated in the answer.
     pub tag: u64,
     /// The client's incarnation.
     pub client: u64,
-    /// The number of the push; 0 for what only reads.
+    /// The number of the push; 0 for a read.
     pub sequence: u64,
-    /// Whether the base's own changes were counted for this incarnation.
+    /// Set if the base's own changes were counted for this incarnation.
     pub counts_own: bool,
-    /// Checksum of the payload, where one is sent.
+    /// Checksum of the payload, if one is sent.
     pub crc32c: Option<u32>,
 }
 
-/// The header of a frame as it is sent: a draft with everything that belongs to the sender.
+/// The header of a frame as sent: a draft completed with the sender's fields.
 pub fn complete(draft: &pb::Header, completion: Completion) -> pb::Header {
     let Completion { tag, client, sequence, counts_own, crc32c } = completion;
     let mut header = pb::Header { tag, client, sequence, crc32c, ..draft.clone() };
@@ -81,7 +81,7 @@ impl GradientSettings {
     }
 }
 
-/// A gradient of so many elements.
+/// A gradient of `count` elements.
 pub fn gradient(
     target: Target,
     settings: &GradientSettings,
@@ -116,7 +116,7 @@ pub fn gradient_parts(
     pb::Header { parts, table, ..settings.draft(target) }
 }
 
-/// An assignment of so many elements, uncompressed. `step`: of the optimizer's state, with its step count.
+/// An assignment of `count` elements, uncompressed. `step`: the step count, for the optimizer's state.
 /// `reservation`: the registration that initial values belong to; 0 for none.
 pub fn assignment(
     target: Target,
@@ -156,7 +156,7 @@ pub fn pull_parts(target: Target, parts: Vec<pb::Part>) -> pb::Header {
     pb::Header { parts, ..draft(pb::Kind::Pull, target) }
 }
 
-/// The question what became of a push.
+/// A question about the outcome of a push.
 pub fn resolve(target: Target) -> pb::Header {
     draft(pb::Kind::Resolve, target)
 }

@@ -4,18 +4,18 @@
 use fastps_core::error::{Error, Kind};
 use tonic::Code;
 
-/// Whether a refused request may be made again.
+/// Condition for repeating a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// It would be refused again.
+    /// Never: it would be refused again.
     No,
-    /// Once what forbids it has changed, which only the caller can know.
+    /// Once the cause of the refusal has changed, which only the caller can know.
     Changed,
     /// After `retry_after_ms`; without one only the caller can know when.
     Later,
     /// When there is room, not before `retry_after_ms`; it may take long, so callers decide.
     Capacity,
-    /// With the map as it is now.
+    /// With the current map.
     Map,
     /// In a session that is renewed or new.
     Session,
@@ -29,8 +29,8 @@ struct Row {
     name: &'static str,
     code: Code,
     retry: Retry,
-    /// The refusal depends on the request's bytes alone, or is for good: it proves of a repeat that the
-    /// earlier copy was not applied either.
+    /// Set if the refusal depends only on the request's bytes, or is permanent: the refusal of a repeat then
+    /// proves that the earlier copy was not applied either.
     proves: bool,
 }
 
@@ -42,7 +42,7 @@ const fn proof(kind: Kind, name: &'static str, code: Code) -> Row {
     Row { kind, name, code, retry: Retry::No, proves: true }
 }
 
-/// What clients find out alone (`versions_lost`) is not here.
+/// Omits the kind that clients raise themselves (`versions_lost`).
 const ROWS: [Row; 18] = [
     row(Kind::UnknownTensor, "unknown_tensor", Code::NotFound, Retry::Map),
     proof(Kind::Shape, "shape", Code::InvalidArgument),
@@ -73,23 +73,23 @@ pub fn kind_name(kind: Kind) -> &'static str {
     of(kind).map_or("internal", |row| row.name)
 }
 
-/// The kind of a name; a name of a later minor version is [`Kind::Internal`].
+/// The kind with a name; `Kind::Internal` for a name of a later minor version.
 pub fn kind_from_name(name: &str) -> Kind {
     ROWS.iter().find(|row| row.name == name).map_or(Kind::Internal, |row| row.kind)
 }
 
-/// The status code of a unary call that the kind ends.
+/// The status code of a unary call that fails with this kind.
 pub(super) fn code(kind: Kind) -> Code {
     of(kind).map_or(Code::Internal, |row| row.code)
 }
 
-/// Whether a request that was refused so may be made again.
+/// Condition for repeating a request refused with this kind.
 pub fn retry(kind: Kind) -> Retry {
     of(kind).map_or(Retry::No, |row| row.retry)
 }
 
-/// Whether the same request is worth sending again unasked: something is about to be ready, and the peer says
-/// when, or the connection failed.
+/// Returns whether to repeat the same request without asking the caller: the peer will be ready at a time
+/// that it reports, or the connection failed.
 pub fn passes(error: &Error) -> bool {
     match retry(error.kind) {
         Retry::Later => error.retry_after_ms.is_some(),
@@ -98,12 +98,12 @@ pub fn passes(error: &Error) -> bool {
     }
 }
 
-/// Whether a refusal of a repeat proves that the push was not applied earlier.
+/// Returns whether a refusal of a repeat proves that the push was not applied earlier.
 pub fn is_conclusive(kind: Kind) -> bool {
     of(kind).is_some_and(|row| row.proves)
 }
 
-/// Every kind that the table has.
+/// Every kind in the table.
 #[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = Kind> {
     ROWS.iter().map(|row| row.kind)
@@ -116,14 +116,14 @@ mod tests {
 
     const PAGE: &str = include_str!("../../../../protos/README.md");
 
-    /// As the page says it.
+    /// Wording of the page.
     fn told(retry: Retry) -> &'static str {
         match retry {
             Retry::No => "no",
             Retry::Changed => "when what forbids it has changed",
             Retry::Later => "after `retry_after_ms`",
             Retry::Capacity => "when there is room, not before `retry_after_ms`",
-            Retry::Map => "with the map as it is now",
+            Retry::Map => "with the current map",
             Retry::Session => "in a session that is renewed or new",
             Retry::Resend => "with a later deadline; a push as section 6 says",
         }

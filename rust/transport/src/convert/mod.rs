@@ -1,5 +1,5 @@
-//! Converts between wire messages and core types. What comes from outside is checked here, once, and no
-//! other module gives a number of the wire a meaning.
+//! Converts between wire messages and core types. Only this module checks outside input, once, and gives
+//! numbers on the wire a meaning.
 
 mod ack;
 mod answer;

@@ -1,11 +1,11 @@
-//! What binds a group, on the wire.
+//! Group modes on the wire.
 
 use super::fields::unknown;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_proto::v1 as pb;
 
-/// A mode as it travels.
+/// A mode in wire form.
 pub fn mode_to_wire(mode: Mode) -> pb::Mode {
     let empty = pb::Mode::default();
     match mode {
@@ -20,7 +20,7 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
     }
 }
 
-/// The seat that a request asks for. A setting that its mode does not have is refused.
+/// Reads a request to join. Refuses a setting that its mode does not have.
 pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -> Result<PlaceRequest> {
     let wire = mode.unwrap_or_default();
     let kind = pb::ModeKind::try_from(wire.kind)
@@ -47,7 +47,7 @@ pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -
     Ok(PlaceRequest { mode, rank, name })
 }
 
-/// The settings that a mode on the wire has.
+/// The settings of a mode on the wire.
 fn settings_of(wire: &pb::Mode) -> String {
     let numbers = [
         ("staleness", wire.staleness),

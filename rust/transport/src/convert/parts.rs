@@ -1,4 +1,4 @@
-//! Sparse messages: many parts, one per slice, and what became of each.
+//! Sparse messages: many parts, one per slice, and the outcome of each.
 
 use super::error::brief_refusal;
 use super::fields::{codec_to_wire, dtype_to_wire, malformed};
@@ -16,17 +16,17 @@ use std::collections::HashSet;
 
 /// Most parts of one message.
 pub const MAX_PARTS: usize = 4096;
-/// Refusals of one answer that are told in full; the others in short, so that any answer fits a message.
+/// Refusals reported in full; the others are brief, so that any answer fits a message.
 const MAX_FULL_REFUSALS: usize = 16;
 /// Bytes of an index.
 const INDEX_BYTES: usize = 4;
 
-/// The parts of a well-formed request, as long as its payload says.
+/// The parts of a well-formed request, as long as its payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
     list: &'a [pb::Part],
     table: Option<&'a pb::PartTable>,
-    /// What they have in common; the body is the payload.
+    /// Fields shared by all parts; the body is the payload.
     push: Option<Push<'a>>,
     payload: &'a [u8],
 }
@@ -38,7 +38,7 @@ pub struct Part<'a> {
     pub slice: SliceId,
     /// The rows.
     pub indices: Indices<'a>,
-    /// Elements that the sender believes them to have, and where the body of a push begins.
+    /// Element count claimed by the sender, and the start of a push's body.
     elements: usize,
     body: &'a [u8],
 }
@@ -66,7 +66,7 @@ pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8]) -> Result<Parts<
     check(Parts { list: &h.parts, table: None, push: None, payload })
 }
 
-/// Whether there are not too many parts, of as many slices, and the payload is theirs.
+/// Checks the number of parts, that their slices differ, and the payload's length.
 fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
     let (all, payload) = (parts.list, parts.payload);
     if all.len() > MAX_PARTS {
@@ -79,7 +79,7 @@ fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
     let expected = all.iter().try_fold(0, |sum, part| Some(sum + of_part(part)?));
     if expected != Some(payload.len()) {
         let expected = expected.map_or("less".to_owned(), |bytes| format!("{bytes} bytes"));
-        return Err(malformed("the payload has not the length of its parts")
+        return Err(malformed("the payload differs in length from its parts")
             .expected(expected, format!("{} bytes", payload.len())));
     }
     let ascend = all.is_sorted_by(|a, b| a.slice < b.slice);
@@ -94,18 +94,18 @@ impl<'a> Parts<'a> {
         self.push.map_or(0, |push| push.codec.body_len(part.elements as usize))
     }
 
-    /// Whether they are of a gradient.
+    /// Returns whether the parts are of a gradient.
     pub(super) fn are_of_gradient(&self) -> bool {
         self.push.is_some_and(|push| push.action == Action::Gradient)
     }
 
-    /// How many there are.
+    /// The number of parts.
     #[allow(clippy::len_without_is_empty, reason = "a sparse message has parts")]
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// The parts, in their order.
+    /// The parts, in order.
     pub fn iter(self) -> impl Iterator<Item = Part<'a>> {
         let mut rest = self.payload;
         self.list.iter().map(move |part| {
@@ -117,7 +117,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// The gradient that is the k-th part.
+    /// The gradient in the k-th part.
     pub fn push(&self, k: usize, part: Part<'a>) -> Option<Push<'a>> {
         let known = |list: &[u64]| list.get(k).copied().filter(|value| *value != UNKNOWN);
         let base = self.table.and_then(|table| {
@@ -180,7 +180,7 @@ pub fn receipts(tag: u64, outcomes: &[Result<Applied>]) -> pb::Frame {
     pb::Frame { header: Some(header), payload: Bytes::new() }
 }
 
-/// The header of the answer to a pull of rows; the payload is the values of those that were not refused.
+/// The header of the answer to a pull of rows; the payload holds the values of the parts not refused.
 pub fn rows_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result<SliceVersion>]) -> pb::Header {
     pb::Header {
         kind: pb::Kind::Values.into(),
@@ -193,7 +193,7 @@ pub fn rows_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result<S
     }
 }
 
-/// What became of each part, as a client reads it.
+/// Outcome of each part, as a client reads it.
 pub(super) fn outcomes(table: pb::PartTable, scale: f32) -> Result<Vec<Result<Applied>>> {
     let pb::PartTable { versions, owns, stalenesses, duplicates, refusals, .. } = table;
     let unfit = || malformed("the answer's table does not fit its parts");

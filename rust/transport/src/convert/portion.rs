@@ -6,7 +6,7 @@ use fastps_core::portions::{Ask, Given, PortionAnswer, Samples, Then};
 use fastps_proto::v1 as pb;
 use std::time::Duration;
 
-/// What a worker or a replica does next, as it arrived.
+/// Reads what a worker or a replica is to do next.
 pub(super) fn then_from_wire(then: i32) -> Result<Then> {
     match pb::PortionThen::try_from(then) {
         Ok(pb::PortionThen::Unspecified | pb::PortionThen::Take) => Ok(Then::Take),
@@ -24,7 +24,7 @@ pub(super) fn then_to_wire(then: Then) -> pb::PortionThen {
     }
 }
 
-/// A question as it arrived.
+/// Reads a question.
 pub fn ask_from_wire(request: pb::PortionRequest) -> Result<Ask> {
     if request.worker == 0 {
         return Err(Error::new(Kind::Config, "a worker's number is not 0"));
@@ -34,7 +34,7 @@ pub fn ask_from_wire(request: pb::PortionRequest) -> Result<Ask> {
     Ok(Ask { samples: Samples { name: name.into(), n, size, seed }, worker, run, epoch, finished, then })
 }
 
-/// A question as it travels.
+/// A question in wire form.
 pub fn ask_to_wire(ask: &Ask, client: u64, wait: Duration) -> pb::PortionRequest {
     let then = then_to_wire(ask.then);
     let Samples { name, n, size, seed } = &ask.samples;
@@ -53,7 +53,7 @@ pub fn ask_to_wire(ask: &Ask, client: u64, wait: Duration) -> pb::PortionRequest
     }
 }
 
-/// An answer as it travels.
+/// An answer in wire form.
 pub fn given_to_wire(answer: PortionAnswer) -> pb::PortionResponse {
     let PortionAnswer { run, epoch, unfinished, given } = answer;
     let (portion, over) = match given {
@@ -64,7 +64,7 @@ pub fn given_to_wire(answer: PortionAnswer) -> pb::PortionResponse {
     pb::PortionResponse { run, epoch, unfinished, portion, over }
 }
 
-/// An answer as it arrived.
+/// Reads an answer.
 pub fn given_from_wire(answer: pb::PortionResponse) -> PortionAnswer {
     let pb::PortionResponse { run, epoch, unfinished, portion, over } = answer;
     let given = match portion {

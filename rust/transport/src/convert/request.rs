@@ -14,7 +14,7 @@ use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use std::fmt;
 
-/// What a frame says about where it goes, common to all requests.
+/// Destination and sender of a frame, common to all requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
     /// The tensor's group.
@@ -25,46 +25,46 @@ pub struct Route {
     pub client: u64,
 }
 
-/// A request that is well-formed; nothing has been looked up yet.
+/// A well-formed request, before any lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The answer repeats it.
+    /// Repeated in the answer.
     pub tag: u64,
-    /// Where it goes and whose it is.
+    /// Destination and sender.
     pub route: Route,
     /// The slice.
     pub slice: SliceId,
-    /// What it asks.
+    /// The operation.
     pub verb: Verb<'a>,
 }
 
-/// What a request asks.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Verb<'a> {
     /// A gradient or an assignment.
     Push {
         /// The push.
         push: Push<'a>,
-        /// Element type that the client believes the tensor to have.
+        /// Element type of the tensor, as claimed by the client.
         dtype: DType,
         /// Answer with the new values.
         want_values: bool,
         /// The reservation that an initial assignment belongs to.
         reservation: Option<u64>,
     },
-    /// Sparse gradients or assignments of rows, one per slice; in place of the request's slice.
+    /// Sparse gradients or assignments of rows, one per slice; instead of the request's slice.
     PushParts(Parts<'a>, DType),
     /// The values.
     Pull,
-    /// Rows of several slices; in place of the request's slice.
+    /// Rows of several slices; instead of the request's slice.
     PullParts(Parts<'a>),
     /// The optimizer state.
     PullState,
-    /// The version alone.
+    /// Only the version.
     PullVersion,
-    /// What became of a push?
+    /// The outcome of a push.
     Resolve(Identity),
-    /// A program on vectors of several slices; in place of the request's slice.
+    /// A program on vectors of several slices; instead of the request's slice.
     Run(Run<'a>),
     /// A vector.
     PullVector(VectorRead),
@@ -72,7 +72,7 @@ pub enum Verb<'a> {
     Portion {
         /// The sum.
         of: PortionOf,
-        /// Element type that the client believes the tensor to have.
+        /// Element type of the tensor, as claimed by the client.
         dtype: DType,
         /// Number of elements.
         count: u64,
@@ -119,7 +119,7 @@ pub fn crc32c(payload: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, payload) as u32
 }
 
-/// The value of a field that is set, for the error if its kind does not use it.
+/// The value of a set field, for the error if its kind does not use it.
 type Set<'a> = Option<&'a dyn fmt::Display>;
 
 fn unset(used: bool, field: &str, kind: pb::Kind, set: Set<'_>) -> Result<()> {
@@ -130,17 +130,17 @@ fn unset(used: bool, field: &str, kind: pb::Kind, set: Set<'_>) -> Result<()> {
     }
 }
 
-/// A number or flag that is set if it is not the default.
+/// A number or flag that counts as set unless it has its default.
 fn plain<T: fmt::Display + Default + PartialEq>(value: &T) -> Set<'_> {
     (*value != T::default()).then_some(value)
 }
 
-/// One that may be set to the default, too.
+/// An optional field, which may be set to its default, too.
 fn given<T: fmt::Display>(value: Option<&T>) -> Set<'_> {
     value.map(|value| value as &dyn fmt::Display)
 }
 
-/// A message, which is not written out.
+/// A message, whose contents are not shown.
 fn message<T>(value: Option<&T>) -> Set<'_> {
     value.map(|_| &"a message" as &dyn fmt::Display)
 }
@@ -165,7 +165,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     }
     let sparse = !h.parts.is_empty() && (gradient || assign || kind == pb::Kind::Pull);
     let whole = gradient && !sparse;
-    // What has elements in its payload.
+    // Requests with elements in the payload.
     let values = pushes || portion;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
     for (used, field, set) in [
@@ -275,7 +275,7 @@ fn portion_from_frame<'a>(h: &pb::Header, body: &'a [u8]) -> Result<Verb<'a>> {
     Ok(Verb::Portion { of, dtype, count: h.count, body })
 }
 
-/// Bytes that a push's elements take uncompressed, and its indices.
+/// Bytes of a push's elements uncompressed, and of its indices.
 pub fn plain_len(header: &pb::Header) -> u64 {
     let of_parts = || header.parts.iter().map(|part| part.count + u64::from(part.elements)).sum();
     let elements = if header.parts.is_empty() { header.count } else { of_parts() };
@@ -313,7 +313,7 @@ pub fn read_frame(tag: u64, Route { group, epoch, client }: Route, slice: SliceI
     completed(&header::read(Target { slice, group, epoch }, what), tag, client, 0, Bytes::new())
 }
 
-/// A whole frame that asks what became of a push.
+/// A whole frame that asks for the outcome of a push.
 pub fn resolve_frame(
     tag: u64,
     Route { group, epoch, client }: Route,

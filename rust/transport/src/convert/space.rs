@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of the portions in one answer, at most, but for the name that goes over it.
+/// Most bytes of portions in one answer, excluding the name that exceeds it.
 const MAX_PAGE_BYTES: usize = 768 << 10;
 
 fn strings(names: &[Arc<str>]) -> Vec<String> {
@@ -24,7 +24,7 @@ fn shared(names: Vec<String>) -> Vec<Arc<str>> {
     names.into_iter().map(Arc::from).collect()
 }
 
-/// A space as it travels.
+/// A space in wire form.
 pub fn space_to_wire(info: &SpaceInfo) -> pb::SpaceEntry {
     let SpaceSpec { space, tensors, keep_for_ms } = &info.spec;
     pb::SpaceEntry {
@@ -37,7 +37,7 @@ pub fn space_to_wire(info: &SpaceInfo) -> pb::SpaceEntry {
     }
 }
 
-/// A space as it arrived.
+/// Reads a space.
 pub fn space_from_wire(entry: pb::SpaceEntry) -> SpaceInfo {
     let pb::SpaceEntry { space, name, tensors, vectors, keep_for_ms, coordinator } = entry;
     let space = Arc::new(Space { id: SpaceId(space), name: name.into(), vectors: shared(vectors) });
@@ -45,7 +45,7 @@ pub fn space_from_wire(entry: pb::SpaceEntry) -> SpaceInfo {
     SpaceInfo { spec, coordinator: coordinator.map(Arc::from) }
 }
 
-/// What a coordinator wants of its seat, as it arrived.
+/// Reads a coordinator's request about its seat.
 pub fn seat_request_from_wire(request: pb::CoordinateRequest) -> Result<SeatRequest> {
     let pb::CoordinateRequest { action, term, name, state, .. } = request;
     match pb::SeatAction::try_from(action) {
@@ -56,7 +56,7 @@ pub fn seat_request_from_wire(request: pb::CoordinateRequest) -> Result<SeatRequ
     }
 }
 
-/// What a coordinator wants of its seat, as it travels.
+/// A coordinator's request about its seat, in wire form.
 pub fn seat_request_to_wire(client: u64, space: SpaceId, request: &SeatRequest) -> pb::CoordinateRequest {
     let empty = pb::CoordinateRequest { client, space: space.0, ..Default::default() };
     match request {
@@ -78,7 +78,7 @@ pub fn seat_request_to_wire(client: u64, space: SpaceId, request: &SeatRequest) 
     }
 }
 
-/// What replicas are asked for, as it arrived.
+/// Reads the task of a batch.
 pub fn batch_from_wire(task: Option<pb::BatchTask>) -> Result<BatchTask> {
     let missing = || Error::new(Kind::Frame, "the message has no task");
     let pb::BatchTask { batch, portions, asked, samples, vector, min_replicas, backups } =
@@ -86,7 +86,7 @@ pub fn batch_from_wire(task: Option<pb::BatchTask>) -> Result<BatchTask> {
     Ok(BatchTask { batch, portions, asked, samples, vector, min_replicas, backups })
 }
 
-/// What replicas are asked for, as it travels.
+/// The task of a batch in wire form.
 pub fn batch_to_wire(task: &BatchTask) -> pb::BatchTask {
     let BatchTask { batch, portions, asked, samples, vector, min_replicas, backups } = *task;
     pb::BatchTask { batch, portions, asked, samples, vector, min_replicas, backups }
@@ -100,7 +100,7 @@ fn failure_to_wire(kind: FailureKind) -> pb::PortionFailureKind {
     }
 }
 
-/// `None`: it is unset.
+/// Reads a failure; `None` if unset.
 fn failure_from_wire(kind: i32) -> Result<Option<FailureKind>> {
     match pb::PortionFailureKind::try_from(kind) {
         Ok(pb::PortionFailureKind::PortionFailureUnspecified) => Ok(None),
@@ -111,7 +111,7 @@ fn failure_from_wire(kind: i32) -> Result<Option<FailureKind>> {
     }
 }
 
-/// The state of a batch, and of its portions from `first` on as many as fit one answer.
+/// The state of a batch, and of as many portions from `first` on as fit one answer.
 pub fn report_to_wire(report: &BatchReport, first: u64) -> pb::BatchResponse {
     let mut answer = pb::BatchResponse {
         batch: report.batch,
@@ -154,7 +154,7 @@ pub fn report_to_wire(report: &BatchReport, first: u64) -> pb::BatchResponse {
     answer
 }
 
-/// Adds an answer to what is known of a batch. Returns where the next one begins, if there is one.
+/// Adds an answer to the known state of a batch. Returns the first portion of the next one, if there is one.
 pub fn report_from_wire(answer: pb::BatchResponse, report: &mut BatchReport) -> Result<Option<u64>> {
     let unfit = || Error::new(Kind::Frame, "the state of a batch contradicts itself");
     let pb::BatchResponse { losses, by, names, next, failures, .. } = answer;
@@ -184,7 +184,7 @@ pub fn report_from_wire(answer: pb::BatchResponse, report: &mut BatchReport) -> 
     Ok((next != 0).then_some(next))
 }
 
-/// A replica's request as it arrived.
+/// Reads a replica's request.
 pub fn replica_from_wire(request: pb::BatchPortionRequest) -> Result<ReplicaRequest> {
     if request.replica == 0 {
         return Err(Error::new(Kind::Config, "a replica's number is not 0"));
@@ -202,7 +202,7 @@ pub fn replica_from_wire(request: pb::BatchPortionRequest) -> Result<ReplicaRequ
     Ok(ReplicaRequest { space: space.into(), replica, name: name.into(), report: report.transpose()?, then })
 }
 
-/// A replica's request as it travels; `known`: the space whose tensors it knows.
+/// A replica's request in wire form; `known` is the space whose tensors it knows.
 pub fn replica_to_wire(
     request: &ReplicaRequest,
     client: u64,
@@ -235,7 +235,7 @@ pub fn replica_to_wire(
     }
 }
 
-/// The answer to a replica as it travels, without the tensors of the space that it knows.
+/// The answer to a replica in wire form, without the tensors of the space that it knows.
 pub fn given_portion_to_wire(answer: ReplicaAnswer, known: u64) -> pb::BatchPortionResponse {
     let given = answer.map(|given| {
         let GivenPortion { space, tensors, task, portion, likely_next } = given;
@@ -246,7 +246,7 @@ pub fn given_portion_to_wire(answer: ReplicaAnswer, known: u64) -> pb::BatchPort
     pb::BatchPortionResponse { given }
 }
 
-/// The answer to a replica as it arrived; without tensors if they are known.
+/// Reads the answer to a replica; without tensors if they are known.
 pub fn given_portion_from_wire(answer: pb::BatchPortionResponse) -> Result<ReplicaAnswer> {
     let Some(pb::GivenPortion { space, tensors, task, portion, likely_next }) = answer.given else {
         return Ok(None);

@@ -7,7 +7,7 @@ use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::text::shape;
 use fastps_proto::v1 as pb;
 
-/// An optimizer as it travels: every setting is written, so that defaults may differ between the two ends.
+/// An optimizer in wire form: every setting is written, so that defaults may differ between the two ends.
 pub fn optimizer_to_wire(optimizer: &Optimizer) -> pb::Optimizer {
     let mut wire = pb::Optimizer { name: optimizer.name().to_owned(), ..Default::default() };
     for setting in { *optimizer }.settings() {
@@ -26,7 +26,7 @@ pub fn optimizer_to_wire(optimizer: &Optimizer) -> pb::Optimizer {
     wire
 }
 
-/// An optimizer as it arrived; what it does not set has torch's default.
+/// Reads an optimizer; unset settings have torch's defaults.
 pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
     let mut optimizer = Optimizer::by_name(&wire.name).ok_or_else(|| {
         Error::new(Kind::Config, "unknown optimizer").expected(
@@ -68,7 +68,7 @@ pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
     Ok(optimizer)
 }
 
-/// A spec as it travels.
+/// A spec in wire form.
 pub fn spec_to_wire(spec: &TensorSpec) -> pb::TensorSpec {
     pb::TensorSpec {
         name: spec.name.to_string(),
@@ -84,7 +84,7 @@ pub fn spec_to_wire(spec: &TensorSpec) -> pb::TensorSpec {
     }
 }
 
-/// A spec as it arrived, validated.
+/// Reads and validates a spec.
 pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
     let wire = wire.ok_or_else(|| Error::new(Kind::Config, "the tensor spec is missing"))?;
     let named = |error: Error| {
@@ -116,7 +116,7 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
     Ok(spec)
 }
 
-/// What differs first between the registered spec and another one of the same name: (what, registered,
+/// The first difference between the registered spec and another one of the same name: (setting, registered,
 /// other).
 pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(String, String, String)> {
     let text = |what: &str, a: String, b: String| (a != b).then(|| (what.to_owned(), a, b));

@@ -14,9 +14,9 @@ use fastps_proto::v1 as pb;
 use prost::Message;
 use prost::encoding::{WireType, decode_key, decode_varint};
 
-/// Bytes of the results in one answer. With the refusals of as many parts as there may be, it fits 1 MiB.
+/// Most bytes of results in one answer. With the refusals of the most parts possible, it fits 1 MiB.
 pub const MAX_SCALAR_BYTES: usize = 512 << 10;
-/// Bytes of one operation: a linear combination of all vectors takes less.
+/// Most bytes of one operation: a linear combination of all vectors takes less.
 const MAX_OP_BYTES: usize = 2 << 10;
 
 /// A program for some slices, not yet decoded.
@@ -51,13 +51,13 @@ pub struct PortionOf {
 }
 
 impl<'a> Run<'a> {
-    /// How many slices it is for.
+    /// The number of slices that it is for.
     #[allow(clippy::len_without_is_empty, reason = "it is for one slice at least")]
     pub fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// The slices, in their order.
+    /// The slices, in order.
     pub fn slices(self) -> impl Iterator<Item = SliceId> + 'a {
         self.parts.iter().map(|part| SliceId(part.slice))
     }
@@ -115,7 +115,7 @@ pub(super) fn portion_from_header(h: &pb::Header) -> Result<PortionOf> {
     Ok(PortionOf { space: SpaceId(space), batch, portion })
 }
 
-/// Reads one operation after the other: no memory is taken for operations that a program may not have.
+/// Reads operations one by one: no memory is taken for operations that a program may not have.
 fn program_from_wire(mut bytes: &[u8]) -> Result<Program> {
     let cut = |_| malformed("the payload is no program");
     let mut ops = Vec::new();
@@ -141,7 +141,7 @@ fn program_from_wire(mut bytes: &[u8]) -> Result<Program> {
     Program::new(ops)
 }
 
-/// A program as it travels.
+/// A program in wire form.
 pub fn program_to_wire(program: &Program) -> Bytes {
     let op = |op: &Op| {
         let OpParts { code, to, from, by, batch } = op.to_parts();
@@ -173,7 +173,7 @@ pub fn vector_read_header(target: Target, read: VectorRead) -> pb::Header {
     pb::Header { vector: Some(Box::new(vector)), ..draft(pb::Kind::Pull, target) }
 }
 
-/// The header of a portion of so many elements.
+/// The header of a portion of `count` elements.
 pub fn portion_header(target: Target, of: PortionOf, dtype: DType, count: u64) -> pb::Header {
     let PortionOf { space, batch, portion } = of;
     pb::Header {

@@ -14,13 +14,13 @@ use std::path::Path;
 use std::task::{Context, Poll, ready};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Begins the names that clients look for.
+/// Prefix of the names that clients look for.
 pub const SOCKET_PREFIX: &str = "fastps";
 
 /// A server's socket.
 #[derive(Debug)]
 pub struct Local {
-    /// Goes before the listener does.
+    /// Removed before the listener closes.
     _file: Option<Name>,
     listener: UnixListener,
 }
@@ -31,12 +31,12 @@ impl Local {
         Ok(Self { _file: None, listener: UnixListener::bind(name(prefix, server))? })
     }
 
-    /// Listens on a socket that has a path.
+    /// Listens on a socket with a path.
     pub fn at(file: SocketFile) -> Result<Self> {
         Ok(Self { _file: Some(file.name), listener: UnixListener::from_std(file.listener)? })
     }
 
-    /// The next connection of this user; those of others are closed.
+    /// The next connection of this user; closes those of others.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<UnixStream>> {
         loop {
             let (stream, _) = ready!(self.listener.poll_accept(cx))?;
@@ -55,7 +55,7 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// The socket of a server that said hello. Elsewhere than on Linux this is no valid path.
+/// The socket of a server that said hello. Except on Linux this is no valid path.
 pub fn of(server: u64) -> String {
     name(SOCKET_PREFIX, server)
 }

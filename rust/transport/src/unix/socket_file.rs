@@ -9,19 +9,19 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long another server may hold the folder; anybody who can read it can.
+/// How long another server may lock the folder; anyone who can read it can lock it.
 const FOLDER_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const FOLDER_LOCK_RETRY: Duration = Duration::from_millis(20);
 
-/// A listener at a path. Its file goes before it stops listening, so no other process can have replaced it by
-/// then.
+/// A listener at a path. Its file is removed before it stops listening, so no other process can have replaced
+/// it by then.
 #[derive(Debug)]
 pub struct SocketFile {
     pub(super) name: Name,
     pub(super) listener: UnixListener,
 }
 
-/// A file that is removed when this is dropped, if it still is the one that was made.
+/// A file that is removed on drop, if it is still the one created.
 #[derive(Debug)]
 pub(super) struct Name {
     path: PathBuf,
@@ -36,24 +36,24 @@ impl SocketFile {
             Error::new(Kind::Config, format!("cannot listen on the Unix socket {shown}: {error}"))
         };
         check(path)?;
-        // As clients must name it.
+        // Clients must use the same name.
         let path = &std::path::absolute(path).map_err(failed)?;
         check(path)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(failed)?;
-        // Two servers that start at once do not remove each other's. Closing the folder ends this.
+        // Two servers that start at once do not remove each other's. Closing the folder ends the lock.
         lock(&folder).map_err(failed)?;
         make_way(path, failed)?;
         let listener = UnixListener::bind(path).map_err(failed)?;
         let name =
             Name { path: path.to_owned(), file: identity(&fs::symlink_metadata(path).map_err(failed)?) };
-        // A process that connects before that is rejected: see `is_ours`.
+        // A process that connects before this is rejected: see `is_ours`.
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         Ok(Self { name, listener })
     }
 
-    /// Where the socket lies, as an absolute path.
+    /// Absolute path of the socket.
     pub fn path(&self) -> &Path {
         &self.name.path
     }
@@ -80,7 +80,7 @@ fn lock(folder: &File) -> io::Result<()> {
     }
 }
 
-/// Fails unless the system takes such a path for a socket.
+/// Fails unless the path is valid for a socket.
 pub fn check(path: &Path) -> Result<()> {
     match SocketAddr::from_pathname(path) {
         Ok(address) if address.as_pathname().is_some() => Ok(()),

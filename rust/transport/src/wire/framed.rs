@@ -14,32 +14,32 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 const FRAME_HEADER_BYTES: usize = 9;
 /// The type of the frames that carry messages.
 const DATA_FRAME: u8 = 0;
-/// What is read at once where a header is expected: enough for a small frame.
+/// Bytes read at a time when a header is expected: enough for a small frame.
 const READ_AHEAD_BYTES: usize = 8 << 10;
-/// Frames from here on are followed by a pause, and writes seen as parts of something large.
+/// Size from which frames are followed by a pause, and writes count as parts of a large transfer.
 const LARGE_FRAME_BYTES: usize = 16 << 10;
 
 /// A connection whose reads end where frames end.
 #[derive(Debug)]
 pub struct Framed<S> {
     inner: Take<S>,
-    /// Bytes that were read and not handed out: `ahead[from..to]`.
+    /// Bytes read and not handed out: `ahead[from..to]`.
     ahead: Box<[u8]>,
     from: usize,
     to: usize,
-    /// Bytes before the first frame that are not handed out: a client's preface.
+    /// Bytes before the first frame that are not handed out yet: a client's preface.
     preface: usize,
     header: [u8; FRAME_HEADER_BYTES],
-    /// Bytes of the header that were handed out.
+    /// Header bytes handed out.
     seen: usize,
-    /// Bytes of the frame behind it that were not.
+    /// Bytes of the frame after it that are not handed out yet.
     left: usize,
     paused: bool,
     cycle: PollCycle,
 }
 
 impl<S: AsyncRead + Unpin> Framed<S> {
-    /// `preface` bytes come before the first frame.
+    /// Expects `preface` bytes before the first frame.
     pub fn new(inner: S, preface: usize, cycle: PollCycle) -> Self {
         Self {
             inner: inner.take(0),
@@ -55,7 +55,7 @@ impl<S: AsyncRead + Unpin> Framed<S> {
         }
     }
 
-    /// Bytes up to the next place where reading stops.
+    /// Bytes up to the next place where a read ends.
     fn stretch(&self) -> usize {
         match (self.preface, self.left) {
             (0, 0) => FRAME_HEADER_BYTES - self.seen,
@@ -164,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framed<S> {
 mod tests {
     use super::*;
 
-    /// Hands out what it has in reads of random sizes, with waits between.
+    /// Hands out its bytes in reads of random sizes, with waits between.
     struct Trickle {
         bytes: Vec<u8>,
         at: usize,

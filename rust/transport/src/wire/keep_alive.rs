@@ -3,7 +3,7 @@
 use h2::{Ping, PingPong};
 use std::time::Duration;
 
-/// Asks the peer now and then; returns when it does not answer within the same time.
+/// Pings the peer at intervals; returns when it does not answer within one.
 pub async fn keep_alive(pings: Option<PingPong>, every: Duration) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! Incoming messages: decoded in the HTTP/2 frame that brought them, or assembled where a peer split one.
+//! Incoming messages: decoded in the HTTP/2 frame that carried them, or assembled if a peer split one.
 
 use super::piece::PREFIX_BYTES;
 use crate::convert;
@@ -14,22 +14,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tonic::{Code, Status};
 
-/// What a server's stream has received and not used, as its connection's memory sees it.
+/// Bytes that a server's stream has received and not used, charged to its connection's memory.
 #[derive(Debug)]
 pub struct Arrivals {
     budget: Arc<MemoryBudget>,
-    /// Memory for messages that come in parts.
+    /// Memory for messages that arrive in parts.
     parts: Charge,
     busy: Option<Busy>,
 }
 
 impl Arrivals {
-    /// Counts what a new stream of the connection receives.
+    /// Counts the bytes that a new stream of the connection receives.
     pub fn new(budget: &Arc<MemoryBudget>) -> Result<Self, Error> {
         Ok(Self { budget: budget.clone(), parts: budget.parts()?, busy: None })
     }
 
-    /// Whether there is anything.
+    /// Keeps the connection busy while bytes wait, else releases the memory for parts.
     fn note(&mut self, something: bool) {
         if something {
             self.busy.get_or_insert_with(|| self.budget.busy());
@@ -44,15 +44,15 @@ impl Arrivals {
 #[derive(Debug)]
 pub struct Messages {
     stream: RecvStream,
-    /// What was received and not read.
+    /// Bytes received and not read.
     rest: Bytes,
-    /// A message that came in parts.
+    /// A message that arrives in parts.
     parts: BytesMut,
-    /// Their memory, where it is counted.
+    /// Memory of the parts, if it is counted.
     arrivals: Option<Arrivals>,
-    /// Bytes received whose window was not given back.
+    /// Bytes received whose window was not returned yet.
     owed: usize,
-    /// Bytes of the messages that were handed out last.
+    /// Bytes of the messages handed out last.
     in_work: usize,
 }
 
@@ -64,7 +64,7 @@ impl Drop for Messages {
 }
 
 impl Messages {
-    /// Reads the messages of a stream; `arrivals` counts their memory, where it is counted.
+    /// Reads the messages of a stream; `arrivals` counts their memory, if given.
     pub fn new(stream: RecvStream, arrivals: Option<Arrivals>) -> Self {
         Self { stream, rest: Bytes::new(), parts: BytesMut::new(), arrivals, owed: 0, in_work: 0 }
     }
@@ -99,7 +99,7 @@ impl Messages {
         }
     }
 
-    /// How the peer ended the stream.
+    /// The end of the stream as the peer sent it.
     pub async fn trailers(&mut self) -> Result<(), Status> {
         match self.stream.trailers().await {
             Ok(Some(trailers)) => match Status::from_header_map(&trailers) {
@@ -113,13 +113,13 @@ impl Messages {
 
     fn give_back(&mut self) {
         if self.rest.is_empty() && self.owed > 0 {
-            // Fails only where there is no stream any more.
+            // Fails only if the stream is gone.
             let _ = self.stream.flow_control().release_capacity(self.owed);
             self.in_work += std::mem::take(&mut self.owed);
         }
     }
 
-    /// What was handed out is used: the next is asked for.
+    /// Counts the messages handed out as used, since the next is requested.
     fn note_used(&mut self) {
         let used = std::mem::take(&mut self.in_work);
         if let Some(arrivals) = &self.arrivals {
@@ -127,7 +127,7 @@ impl Messages {
         }
     }
 
-    /// A whole message without its prefix; what does not make one is set aside.
+    /// A whole message without its prefix; an incomplete one is set aside.
     fn cut(&mut self) -> Result<Option<Bytes>, Status> {
         if self.parts.is_empty()
             && let Some(length) = length(&self.rest)?
@@ -153,20 +153,20 @@ impl Messages {
         if self.parts.len() < PREFIX_BYTES + length {
             return Ok(None);
         }
-        // Nothing stays: parts that are cut off would keep the whole alive.
+        // Takes the whole buffer: parts split off would keep it alive.
         let mut message = std::mem::take(&mut self.parts).freeze();
         message.advance(PREFIX_BYTES);
         Ok(Some(message))
     }
 
-    /// Moves bytes aside until there are so many.
+    /// Moves bytes aside until there are `wanted`.
     fn set_aside(&mut self, wanted: usize) {
         let n = wanted.saturating_sub(self.parts.len()).min(self.rest.len());
         self.parts.extend_from_slice(&self.rest.split_to(n));
     }
 }
 
-/// The length that a prefix announces, if it is all there.
+/// The length that a prefix announces, if it is complete.
 fn length(bytes: &[u8]) -> Result<Option<usize>, Status> {
     let Some([compressed, length @ ..]) = bytes.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! How native clients and servers move frames: gRPC as any other peer speaks it, driven through `h2` so that
-//! no payload is copied between the socket and the slice.
+//! Transport of frames between native clients and servers: gRPC as for any other peer, driven through `h2` so
+//! that no payload is copied between the socket and the slice.
 //!
 //! Outwards, a message is a [`Piece`]: header bytes and payload, in one HTTP/2 frame, written by one system
 //! call. Inwards, [`Framed`] makes `h2` read a whole HTTP/2 frame into one buffer, and [`Messages`] reads the
@@ -25,13 +25,13 @@ pub use spin::{DEFAULT_SPIN, Pace, Spin};
 
 /// The one call of a native connection.
 pub const EXCHANGE_PATH: &str = "/fastps.v1.Data/Exchange";
-/// A slice with its header fits.
+/// Largest HTTP/2 frame: it holds a slice with its header.
 pub const MAX_FRAME: u32 = 1 << 20;
 /// The `SETTINGS_MAX_HEADER_LIST_SIZE` by which a server knows a native client; "fp" and "s1" in ASCII.
 pub const NATIVE_SETTING: u32 = 0x6670_7331;
 /// Header of the server's answer: its incarnation.
 pub const SERVER_HEADER: &str = "fastps-server";
-/// What `h2` may keep of messages that are not written yet.
+/// Most bytes of unwritten messages that `h2` may keep.
 pub const MAX_UNWRITTEN_BYTES: usize = 2 << 20;
-/// Reset streams whose remains a connection may keep.
+/// Most reset streams whose remains a connection may keep.
 pub const MAX_RESET_STREAMS: usize = 64;

@@ -11,16 +11,16 @@ use std::time::Duration;
 
 /// How long a message waits for a window that takes it whole.
 const WHOLE_WINDOW_TIMEOUT: Duration = Duration::from_millis(100);
-/// Small messages leave at the latest when there are so many bytes of them.
+/// Bytes of small messages that are sent without waiting for more.
 const MAX_GATHERED_BYTES: usize = 32 << 10;
 
 /// The outgoing half of a stream.
 #[derive(Debug)]
 pub struct Outbox {
     stream: SendStream<Piece>,
-    /// The peer's window has held a whole message, or was not tried.
+    /// Set while the peer's window has held a whole message, or is untried.
     patient: bool,
-    /// Small messages that leave in one HTTP/2 frame.
+    /// Small messages that are sent in one HTTP/2 frame.
     gathered: BytesMut,
     /// Keeps their connection from resting.
     busy: Option<Busy>,
@@ -28,12 +28,12 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// The outgoing half of this stream; `cycle` learns when there is something to write.
+    /// The outgoing half of this stream; `cycle` is notified when there is something to write.
     pub fn new(stream: SendStream<Piece>, cycle: PollCycle) -> Self {
         Self { stream, patient: true, gathered: BytesMut::new(), busy: None, cycle }
     }
 
-    /// Waits for what is to be sent next; what was gathered leaves where nothing is at hand.
+    /// Waits for the next message; sends the gathered ones if none is ready.
     pub async fn next<T>(
         &mut self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -50,8 +50,8 @@ impl Outbox {
         }
     }
 
-    /// Waits for room. A message that the window takes whole travels in one HTTP/2 frame, and its receiver
-    /// need not put it together; a peer with small windows gets it in parts.
+    /// Waits for room. A message that fits the window travels in one HTTP/2 frame, which its receiver need
+    /// not assemble; a peer with small windows gets it in parts.
     async fn wait_for_window(&mut self) -> Result<(), h2::Error> {
         self.stream.reserve_capacity(MAX_FRAME as usize);
         if self.stream.capacity() >= MAX_FRAME as usize {

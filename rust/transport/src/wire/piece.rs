@@ -11,13 +11,12 @@ use std::io::IoSlice;
 /// Field number of the payload.
 const PAYLOAD_FIELD: u32 = 15;
 const HEADER_FIELD: u32 = 1;
-/// Length of gRPC's own prefix: not compressed, and the length of the message.
+/// Length of gRPC's prefix: the flag for compression, and the length of the message.
 pub(super) const PREFIX_BYTES: usize = 5;
-/// Payloads up to here are cheaper to copy than to send as a piece of their own.
+/// Largest payload that is cheaper to copy than to send separately.
 const MAX_COPIED_BYTES: usize = 8 << 10;
 
-/// A message as `h2` sends it. It lets go of its payload, also of an empty one, as soon as all of it is
-/// written.
+/// A message as `h2` sends it. It drops its payload, even an empty one, as soon as all of it is written.
 pub struct Piece {
     head: Bytes,
     payload: Bytes,
@@ -25,7 +24,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// A message whose payload is sent from where it lies.
+    /// A message whose payload is sent without a copy.
     pub fn new(frame: pb::Frame) -> Self {
         let mut head = BytesMut::new();
         put_head(&frame, 0, &mut head);
@@ -37,7 +36,7 @@ impl Piece {
         Self { busy, ..self }
     }
 
-    /// Whether a message is cheaper to copy than to send as a piece of its own.
+    /// Returns whether a message is cheaper to copy than to send separately.
     pub(super) fn is_small(frame: &pb::Frame) -> bool {
         frame.payload.len() <= MAX_COPIED_BYTES
     }
@@ -56,7 +55,7 @@ impl From<Bytes> for Piece {
     }
 }
 
-/// Appends what stands before the payload; makes room for `more` bytes behind it, too.
+/// Appends the bytes before the payload; reserves room for `more` bytes after it.
 fn put_head(frame: &pb::Frame, more: usize, to: &mut BytesMut) {
     let header_len = frame.header.as_ref().map_or(0, |h| {
         let len = h.encoded_len();
@@ -102,7 +101,7 @@ impl Buf for Piece {
         self.head.advance(head);
         self.payload.advance(count - head);
         if self.remaining() == 0 {
-            // h2 keeps a frame that is written until it writes the next.
+            // h2 keeps a written frame until it writes the next.
             self.payload = Bytes::new();
             self.busy = None;
         }

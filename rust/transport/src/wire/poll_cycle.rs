@@ -1,5 +1,5 @@
-//! One poll cycle of a connection's task: it reads a frame, uses it, and writes what that has given. While it
-//! writes it does not read on, so the others of its thread wait for one frame of this connection at most.
+//! One poll cycle of a connection's task: it reads a frame, uses it, and writes the answers. It does not read
+//! while it writes, so other connections of its thread wait for at most one frame of this one.
 
 use super::Pace;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ pub struct PollCycle(Arc<CycleState>);
 
 #[derive(Debug)]
 struct CycleState {
-    /// A stream has given its connection something to write.
+    /// Set when a stream has given its connection something to write.
     sent: AtomicBool,
-    /// Nothing is read: this is the half that writes.
+    /// Set during the half that writes: nothing is read.
     writing: AtomicBool,
     pace: Pace,
 }
@@ -26,12 +26,12 @@ impl Default for PollCycle {
 }
 
 impl PollCycle {
-    /// How large frames come in.
+    /// The pace at which large frames arrive.
     pub fn pace(&self) -> &Pace {
         &self.0.pace
     }
 
-    /// There is something to write.
+    /// Notes that there is something to write.
     pub(super) fn sent(&self) {
         self.0.sent.store(true, Ordering::Relaxed);
     }
@@ -40,8 +40,8 @@ impl PollCycle {
         self.0.writing.load(Ordering::Relaxed)
     }
 
-    /// Polls the connection once more where a stream has something to write. The poll before that one has
-    /// seen to it that the task hears of what comes.
+    /// Polls the connection once more if a stream has something to write. The first poll has registered the
+    /// task for incoming data.
     pub fn write<T>(&self, poll: impl FnOnce() -> T) -> Option<T> {
         self.0.sent.swap(false, Ordering::Relaxed).then(|| {
             self.0.writing.store(true, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Adaptive spinning: polls for a moment before sleeping, since a sleeping thread takes tens of
-//! microseconds to wake, often longer than what it waits for.
+//! Adaptive spinning: polls for a moment before sleeping, since a sleeping thread takes tens of microseconds
+//! to wake, often longer than the event takes.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::future::poll_fn;
@@ -9,18 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// How long a wait looks again, unless told otherwise: well above the time of a wake-up.
+/// Default time that a wait spins: well above the time of a wake-up.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
-/// The longest that may be asked for.
+/// Longest configurable spin.
 const MAX_SPIN: Duration = Duration::from_secs(1);
-/// After spinning failed, at most so many waits skip it before the next try: a peer that sleeps, too, answers
-/// late only because both do.
+/// Most waits that skip spinning after it failed: a sleeping peer answers late only because both sleep.
 pub(super) const MAX_SKIPPED_WAITS: u32 = 7;
 
-/// Looks between two at which others may have the core: the peer itself, where both have but one.
+/// Looks between two yields of the core: to the peer itself, if both share one.
 const LOOKS_PER_YIELD: u32 = 8;
 
-/// Whether it pays to spin here, learnt from the waits so far.
+/// Decides whether to spin, learning from the waits so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
     budget: Duration,
@@ -29,22 +28,22 @@ pub struct Spin {
     skip: u32,
 }
 
-/// With one core, the peer could not run while this thread spins.
+/// Number of cores. With one, the peer could not run while this thread spins.
 pub(super) static CORES: LazyLock<usize> =
     LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 impl Spin {
-    /// Looks again for so long; zero: never.
+    /// Spins for at most `budget`; zero disables it.
     pub fn new(budget: Duration) -> Self {
         Self { budget, skipped: 0, skip: 0 }
     }
 
-    /// For a thread that must not.
+    /// For a thread that must not spin.
     pub fn never() -> Self {
         Self::new(Duration::ZERO)
     }
 
-    /// Fails for a time that is too long.
+    /// Fails if the time is too long.
     pub fn check(budget: Duration) -> Result<()> {
         if budget <= MAX_SPIN {
             return Ok(());
@@ -96,11 +95,11 @@ impl Spin {
     }
 }
 
-/// How what is waited for comes in: whole, or in parts with gaps between them. One thread has it.
+/// Arrival of awaited data: whole, or in parts with gaps between them. Used by one thread.
 #[derive(Debug)]
 pub struct Pace {
     start: Instant,
-    /// When the present gap began, and the longest one of this wait; nanoseconds from the start.
+    /// Start of the present gap, and the longest one of this wait; nanoseconds from the start.
     from: AtomicU64,
     longest: AtomicU64,
 }
@@ -122,7 +121,7 @@ impl Pace {
         self.longest.store(0, Ordering::Relaxed);
     }
 
-    /// A part has come, or gone the other way, and more will.
+    /// Notes that a part has arrived, or was sent, and more will follow.
     pub(super) fn part(&self) {
         let gap = self.now().saturating_sub(self.from.load(Ordering::Relaxed));
         self.from.fetch_add(gap, Ordering::Relaxed);

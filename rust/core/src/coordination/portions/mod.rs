@@ -62,7 +62,7 @@ impl Portions {
         let known = ask.run == table.run;
         if ask.epoch > table.epoch && ask.run != 0 {
             if known {
-                return Err(Error::new(Kind::Precondition, "portions of an epoch that has not begun")
+                return Err(Error::new(Kind::Precondition, "the epoch of the portions has not begun")
                     .expected(format!("at most epoch {}", table.epoch), ask.epoch));
             }
             // The worker knows a table that was lost, and a worker that does not know it came first.
@@ -101,7 +101,7 @@ impl Portions {
                     .expected(format!("at most {MAX_TABLES} names"), "one more"));
             }
             let memory = self.meter.take(Purpose::Identities, TABLE_BYTES)?;
-            // 0 stands for no table.
+            // 0 means no table.
             self.run = self.run.wrapping_add(1).max(1);
             let table = PortionTable::new(ask.samples.clone(), self.run, ask.epoch, memory);
             self.tables.insert(name.clone(), table);
@@ -112,7 +112,7 @@ impl Portions {
                 let message = format!("portions {name:?} are of other samples");
                 Err(Error::new(Kind::Precondition, message).expected(&table.samples, &ask.samples))
             }
-            None => Err(Error::new(Kind::Internal, "a table of portions that is not there")),
+            None => Err(Error::new(Kind::Internal, "a missing table of portions")),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a worker asks and gets.
+//! A worker's request for a portion, and the answer.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
@@ -27,7 +27,7 @@ impl Samples {
 
     pub(super) fn check(&self) -> Result<()> {
         if self.name.is_empty() || self.name.len() > MAX_NAME {
-            return Err(Error::new(Kind::Config, "portions without a name, or with one that is too long")
+            return Err(Error::new(Kind::Config, "invalid length of the portions' name")
                 .expected(format!("1 to {MAX_NAME} bytes"), self.name.len()));
         }
         for (what, value) in [("n", self.n), ("size", self.size)] {
@@ -46,7 +46,7 @@ impl fmt::Display for Samples {
     }
 }
 
-/// What a worker does next.
+/// A worker's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// It takes a portion, or waits for one.
@@ -70,11 +70,11 @@ pub struct Ask {
     pub epoch: u64,
     /// The portion of that epoch that it has finished.
     pub finished: Option<u64>,
-    /// What it does next.
+    /// Its next action.
     pub then: Then,
 }
 
-/// What a worker gets.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// This portion, leased to the worker until it is finished.
@@ -94,7 +94,7 @@ pub struct PortionAnswer {
     pub epoch: u64,
     /// Number of unfinished portions in that epoch.
     pub unfinished: u64,
-    /// What the worker gets.
+    /// Outcome of the request.
     pub given: Given,
 }
 

@@ -43,7 +43,7 @@ impl At {
         Some(self.note(answer))
     }
 
-    /// Takes portions for as long as they come without a wait.
+    /// Takes portions until one requires a wait.
     fn rest(&mut self, tables: &mut Portions) -> Vec<u64> {
         let mut taken = Vec::new();
         while let Some(Given::Portion(portion)) = self.next(tables) {

@@ -32,23 +32,23 @@ impl AskedBatch {
     }
 }
 
-/// What a space takes beside its names: its entry, its seat, and both once more in the catalog of the shard's
+/// Memory of a space beside its names: its entry, its seat, and both once more in the catalog of the shard's
 /// files.
 const SPACE_BYTES: usize = 1024;
-/// What a name takes beside its text.
+/// Memory of a name beside its text.
 const NAME_BYTES: u64 = 64;
 
 pub(super) struct SpaceEntry {
     pub(super) spec: SpaceSpec,
-    /// The client that has opened it; 0: an earlier version did not note it.
+    /// The client that opened it; 0 if an earlier version did not record it.
     pub(super) opener: u64,
     pub(super) term: u64,
     /// The client in the seat.
     pub(super) coordinator: Option<u64>,
-    /// The key of the one that took the seat last; `None`: no client has, or an earlier version did not note
+    /// The key of the last client in the seat; `None` if there was none, or an earlier version did not record
     /// it.
     pub(super) key: Option<SeatKey>,
-    /// What the one that took the seat last is called.
+    /// Name of the last coordinator in the seat.
     pub(super) holder: Arc<str>,
     pub(super) state: Arc<[u8]>,
     pub(super) round: Option<AskedBatch>,
@@ -195,7 +195,7 @@ impl SpaceEntry {
         match &self.round {
             Some(AskedBatch::Begun(batch)) if batch.task.batch == report.batch => {
                 if !batch.was_given(id, report.portion) {
-                    let message = "the replica reports a portion that it was not given, or gave back";
+                    let message = "the replica reports a portion that it was not given, or has returned";
                     let error = Error::new(Kind::StalePush, message);
                     return Err(
                         error.expected("the portion that it holds", format!("portion {}", report.portion))
@@ -207,7 +207,7 @@ impl SpaceEntry {
         }
     }
 
-    /// Notes what became of a portion of the present batch; a report of another batch changes nothing.
+    /// Records the outcome of a portion of the present batch; a report of another batch changes nothing.
     pub(super) fn note_report(&mut self, id: ReplicaId, replica: &Arc<str>, report: &PortionReport) {
         let Some(AskedBatch::Begun(batch)) = &mut self.round else { return };
         if batch.task.batch != report.batch {

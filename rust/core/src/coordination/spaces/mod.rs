@@ -1,4 +1,4 @@
-//! Where the coordinator of a space and its replicas meet, on shard 0: the coordinator's seat and state, and
+//! The meeting point of a space's coordinator and replicas, on shard 0: the coordinator's seat and state, and
 //! the batch whose portions the replicas compute.
 //!
 //! A coordinator takes the seat of a space and with it a new term, which fences former coordinators. It asks
@@ -63,11 +63,11 @@ pub struct SpaceStanding {
     pub opener: u64,
     /// Its seat.
     pub seat: Seat,
-    /// What the one that took the seat last is called.
+    /// Name of the last coordinator in the seat.
     pub holder: Arc<str>,
     /// The client in the seat.
     pub coordinator: Option<u64>,
-    /// The key of the one that took the seat last, if it is known.
+    /// The key of the last client in the seat, if known.
     pub key: Option<SeatKey>,
 }
 
@@ -85,7 +85,7 @@ pub struct VacantSpace {
 pub struct BatchReport {
     /// Number of the batch.
     pub batch: u64,
-    /// Whether it is over: every portion is finished, or one has failed.
+    /// Set once it is over: every portion is finished, or one has failed.
     pub over: bool,
     /// Number of replicas that are present.
     pub replicas: u64,
@@ -155,7 +155,7 @@ impl Spaces {
             let error = Error::new(Kind::Config, "the names of a space's vectors are too long together");
             return Err(error.expected(format!("at most {MAX_VECTOR_NAMES} bytes"), format!("{names} bytes")));
         }
-        // 0 stands for no space.
+        // 0 means no space.
         let id = SpaceId(self.last.wrapping_add(1).max(1));
         let space = Arc::new(Space { id, name: name.clone(), vectors: vectors.to_vec() });
         space.check()?;

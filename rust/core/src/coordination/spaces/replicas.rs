@@ -8,7 +8,7 @@ use crate::coordination::portions::Then;
 use crate::memory::Purpose;
 use crate::tensor::{MAX_NAME, SpaceId};
 
-/// What a replica reports of its portion.
+/// A replica's report of its portion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortionReport {
     /// Number of the batch.
@@ -39,11 +39,11 @@ pub struct ReplicaRequest {
     pub space: Arc<str>,
     /// Which of its client's replicas asks: a random number, not 0.
     pub replica: u64,
-    /// What others call it.
+    /// Name of the replica, for others.
     pub name: Arc<str>,
-    /// What became of its last portion.
+    /// Outcome of its last portion.
     pub report: Option<PortionReport>,
-    /// What it does next.
+    /// Its next action.
     pub then: Then,
 }
 

@@ -6,7 +6,7 @@ use crate::base::sync::Arc;
 use crate::tensor::SpaceId;
 use crate::tensor::program::MAX_COUNT;
 
-/// What a coordinator wants of its seat.
+/// A coordinator's request about its seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SeatRequest {
     /// To take it, with a term of at least this: the largest that a slice knows. Fails while another client
@@ -14,7 +14,7 @@ pub enum SeatRequest {
     Take {
         /// Smallest term.
         at_least: u64,
-        /// What others call the coordinator.
+        /// Name of the coordinator, for others.
         name: Arc<str>,
     },
     /// To store the state in place of the last one.
@@ -31,7 +31,7 @@ pub enum SeatRequest {
     },
 }
 
-/// Proves who a coordinator is: on a server the hash of its client's secret. The clients of a store need no
+/// Identifies a coordinator: on a server by the hash of its client's secret. The clients of a store need no
 /// secrets from each other: there it is made of a client's number.
 pub type SeatKey = [u8; 32];
 
@@ -66,7 +66,7 @@ pub struct Seat {
 }
 
 impl Spaces {
-    /// Carries out what a coordinator wants of its seat.
+    /// Carries out a coordinator's request about its seat.
     pub fn coordinate(&mut self, who: Claimant, space: SpaceId, request: &SeatRequest) -> Result<Seat> {
         let entry = self.entry(space)?;
         match request {
@@ -109,7 +109,7 @@ impl Spaces {
         Ok(Seat { term: entry.term, state: entry.state.clone() })
     }
 
-    /// Whether the space has no coordinator.
+    /// Returns whether the space has no coordinator.
     pub fn is_vacant(&self, space: SpaceId) -> bool {
         self.entries.values().any(|entry| entry.spec.space.id == space && entry.coordinator.is_none())
     }

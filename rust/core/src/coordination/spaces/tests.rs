@@ -324,7 +324,7 @@ fn a_portion_that_a_replica_never_held_is_not_reported() {
     }
     let standing = at.spaces.withdraw_batch(at.space, 1).unwrap();
     assert_eq!((standing.replicas, standing.finished), (1, vec![None; 4]));
-    // What it held may be reported again, until it has reported another one.
+    // Its portion may be reported again, until it has reported another one.
     for _ in 0..2 {
         at.spaces.portion(1, &report(1, 0, Ok(1.0)), || Box::new(|_| ())).unwrap();
     }

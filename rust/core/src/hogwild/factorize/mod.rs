@@ -57,14 +57,14 @@ impl Ratings<'_> {
     }
 }
 
-/// How a step changes the factors.
+/// Settings of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FactorRule {
     /// Learning rate.
     pub lr: f64,
     /// Strength of the L2 penalty on factors and biases.
     pub regularization: f64,
-    /// Whether users and items have biases.
+    /// Set if users and items have biases.
     pub biases: bool,
 }
 
@@ -151,11 +151,11 @@ pub type Next<'a> = &'a mut dyn FnMut(f64, usize) -> Option<Epoch>;
 pub struct Epoch {
     /// The seed of a new order; without one, the order stays.
     pub seed: Option<u64>,
-    /// How a step changes the factors.
+    /// Settings of a step.
     pub rule: FactorRule,
 }
 
-/// What the threads of a pass share.
+/// State that the threads of a pass share.
 struct Pass<'a> {
     epoch: Epoch,
     order: &'a mut Order,

@@ -45,7 +45,7 @@ pub struct Settings {
     pub alpha: f64,
     /// Share of L1; 0 means only L2.
     pub l1_ratio: f64,
-    /// Whether there is a penalty. `Optimal` uses `alpha` even without one.
+    /// Set if there is a penalty. `Optimal` uses `alpha` even without one.
     pub penalty: bool,
     /// How the step changes.
     pub schedule: Schedule,
@@ -53,7 +53,7 @@ pub struct Settings {
     pub eta0: f64,
     /// Exponent of `InvScaling`.
     pub power_t: f64,
-    /// Whether the intercept is learned.
+    /// Set if the intercept is learned.
     pub fit_intercept: bool,
     /// Factor on the intercept's steps: below 1 for sparse data, where the intercept is in every example.
     pub intercept_decay: f64,
@@ -95,14 +95,13 @@ impl Settings {
         if self.penalty { self.alpha * (1.0 - self.l1_ratio) } else { 0.0 }
     }
 
-    /// What each coefficient loses per unit of step.
+    /// Loss of each coefficient per unit of step.
     pub(super) fn l1(&self) -> f64 {
         if self.penalty { self.alpha * self.l1_ratio } else { 0.0 }
     }
 
-    /// The count up to which the steps are so long that concurrent threads would disturb each other: with
-    /// `Optimal`, until the steps are a tenth of the first. One thread takes these steps (the warm start of
-    /// Dean et al. 2012).
+    /// The count up to which long steps of concurrent threads would disturb each other: with `Optimal`, until
+    /// the steps are a tenth of the first. One thread takes these steps (the warm start of Dean et al. 2012).
     pub(super) fn warm_up(&self) -> u64 {
         if self.schedule == Schedule::Optimal { (9.0 * self.first()) as u64 } else { 0 }
     }
@@ -169,7 +168,7 @@ impl<'a> Clock<'a> {
         self.eta = self.step(self.t);
     }
 
-    /// Whether the coefficients after the current example belong to the average.
+    /// Returns whether the coefficients after the current example belong to the average.
     pub(super) fn averages(&self) -> bool {
         self.settings.average > 0 && self.t >= self.settings.average
     }

@@ -87,7 +87,7 @@ impl Curvature {
         }
     }
 
-    /// Whether a pass may be long enough for copies, whatever its examples are.
+    /// Returns whether a pass may be long enough for copies, whatever its examples are.
     pub(super) fn may_pay(examples: usize, threads: usize) -> bool {
         EVERY.saturating_mul(threads).saturating_mul(MEETINGS) <= examples
     }
@@ -101,7 +101,7 @@ impl Curvature {
     }
 }
 
-/// What the threads of a pass share.
+/// State that the threads of a pass share.
 pub(super) struct Meeting<'a> {
     pub(super) isa: Isa,
     pub(super) weights: &'a RacyBuffer,

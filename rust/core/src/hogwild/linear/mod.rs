@@ -31,7 +31,7 @@ const BLOCK: usize = 128;
 const AHEAD: usize = 4;
 /// The scale is folded in before it gets smaller than this.
 const SMALLEST: f64 = 1e-9;
-/// The same with averaging: its sums are differences, which lose as many digits as the scale does.
+/// The limit with averaging: its sums are differences, which lose as many digits as the scale does.
 const SMALLEST_AVERAGED: f64 = 0.1;
 /// If an example shrinks the coefficients by a smaller factor, one thread does all the work.
 const STEEP: f64 = 0.95;
@@ -409,7 +409,7 @@ impl<'a> LinearWorker<'a> {
         loss
     }
 
-    /// Adds the changes of a block to the intercept; races lose none of them.
+    /// Adds the changes of a block to the intercept, with no loss in races.
     fn give(&self, change: f64, sum: f64) {
         let shared = &self.model.intercept;
         if self.alone {

@@ -206,7 +206,7 @@ impl<'a> Dense<'a> {
     }
 }
 
-/// A dot product in 16 partial sums, whose order is the same for every instruction set.
+/// A dot product in 16 partial sums, in the same order for every instruction set.
 struct Dot<'a>(&'a [f32], &'a [f32]);
 
 impl Kernel for Dot<'_> {
@@ -260,7 +260,7 @@ impl FeatureRow for Dense<'_> {
         }
     }
 
-    /// Prefetches only the start; the hardware prefetches the rest of a long row as it is read.
+    /// Prefetches only the start; the hardware prefetches the rest of a long row while it is read.
     #[inline(always)]
     fn fetch(&self) {
         prefetch(&self.0[..self.0.len().min(256)]);

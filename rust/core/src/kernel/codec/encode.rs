@@ -1,5 +1,4 @@
-//! Encoding, block by block, with or without a residual (error feedback). The arithmetic is the same for
-//! every codec.
+//! Encoding, block by block, with or without a residual (error feedback). All codecs share the arithmetic.
 
 use crate::base::block::AlignedBlock;
 use crate::base::isa::{Isa, Kernel};

@@ -73,7 +73,7 @@ impl ErrorFeedback {
         let len = residual.len();
         let Some(part) = first_element.checked_add(n).and_then(|end| residual.get_mut(first_element..end))
         else {
-            return Err(Error::new(Kind::Shape, "a body to give back lies outside of its tensor")
+            return Err(Error::new(Kind::Shape, "a returned body exceeds its tensor")
                 .tensor(name)
                 .expected(format!("{len} elements"), format!("{n} elements from {first_element} on")));
         };
@@ -123,7 +123,7 @@ impl ErrorFeedback {
     }
 }
 
-/// Whether all sums of residual and body are finite; with `store`, also stores them.
+/// Returns whether all sums of residual and body are finite; with `store`, also stores them.
 struct GiveBack<'a> {
     codec: CodecId,
     body: &'a [u8],

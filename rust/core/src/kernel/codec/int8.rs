@@ -52,7 +52,7 @@ pub(super) fn encode(
 /// The scale of a block that has a value that is not finite: the exponent field of infinity.
 const NOT_FINITE: u8 = 0xFF;
 
-/// Whether the values of a block were finite.
+/// Returns whether the values of a block were finite.
 pub(super) fn was_finite(body: &[u8], block: usize) -> bool {
     body[block] != NOT_FINITE
 }
@@ -230,7 +230,7 @@ impl Kernel for AllCanonical<'_> {
 }
 
 impl AllCanonical<'_> {
-    /// Whether all elements under a zero scale are zero.
+    /// Returns whether all elements under a zero scale are zero.
     #[inline(always)]
     fn zeros(&self) -> bool {
         let blocks = self.elements.chunks(BLOCK).zip(self.scales);

@@ -158,7 +158,7 @@ pub(crate) trait Body: Copy {
     const WIDE: bool = false;
     /// The elements `range` in their stored form; `None` if they must be decoded by block.
     fn lanes(&self, range: Range<usize>) -> Option<&[Self::Lane]>;
-    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range lies inside one
+    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range is within one
     /// [`crate::base::block::BLOCK`] of the body.
     fn decode(&self, at: usize, out: &mut [f32]);
 }

@@ -42,7 +42,7 @@ pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, bod
     encode_blocks(isa, values, residual, OneBitWriter { n: values.len(), body });
 }
 
-/// Whether the values of a block were finite.
+/// Returns whether the values of a block were finite.
 pub(super) fn was_finite(body: &[u8], block: usize) -> bool {
     let mean = body[MEANS * block..].first_chunk();
     mean.is_none_or(|mean| !f32::from_le_bytes(*mean).is_nan())
@@ -172,7 +172,7 @@ impl<'a> OneBitBody<'a> {
 }
 
 impl OneBitBody<'_> {
-    /// What a positive and what a negative element of the block at `at` become.
+    /// The decoded values of a positive and of a negative element of the block at `at`.
     #[inline(always)]
     fn pair(&self, at: usize) -> [f32; 2] {
         let means = &self.means[2 * (at / BLOCK)..][..2];
@@ -182,7 +182,7 @@ impl OneBitBody<'_> {
 
 impl Body for OneBitBody<'_> {
     type Lane = f32;
-    /// Its bits are masks as they lie there.
+    /// Its bits serve as masks unchanged.
     const WIDE: bool = true;
 
     #[inline(always)]

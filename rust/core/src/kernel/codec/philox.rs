@@ -8,7 +8,7 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 pub(super) const LANES: usize = 32;
 
 /// The four output words of each of `LANES` consecutive counters. `counter` is the low half of the first one;
-/// the high half and the key are the same for all.
+/// all share the high half and the key.
 #[inline(always)]
 pub(super) fn words(key: u64, counter: u64, high: u64) -> [[u32; LANES]; 4] {
     let mut x = [[0u32; LANES], [0; LANES], [high as u32; LANES], [(high >> 32) as u32; LANES]];

@@ -19,8 +19,8 @@ settings! {
     /// Settings of Adadelta, named as torch names them.
     ///
     /// Finite gradients can produce bad state, as in torch: a gradient beyond about 1e19 makes `square_avg`
-    /// infinite for good, and the element then no longer changes; `eps = 0` gives 0 / 0 at a zero gradient,
-    /// and never moves from a zero `acc_delta`.
+    /// infinite, and the element then never changes again; `eps = 0` gives 0 / 0 at a zero gradient, and
+    /// never moves from a zero `acc_delta`.
     pub struct Adadelta {
         /// Factor on the paper's update.
         lr: f64 = 1.0, NonNegative;

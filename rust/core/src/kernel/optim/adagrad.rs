@@ -18,8 +18,8 @@ settings! {
     /// Settings of Adagrad, named as torch names them.
     ///
     /// Finite gradients can produce bad state in two ways, as in torch: a gradient beyond 1.8e19 makes `sum`
-    /// infinite for good, and the element then no longer changes; with `eps = 0`, a zero gradient on a zero
-    /// `sum` gives 0 / 0 = NaN.
+    /// infinite, and the element then never changes again; with `eps = 0`, a zero gradient on a zero `sum`
+    /// gives 0 / 0 = NaN.
     pub struct Adagrad {
         /// Learning rate.
         lr: f64 = 1e-2, NonNegative;
@@ -47,7 +47,7 @@ impl Algorithm for Adagrad {
     }
 
     /// The scalars of one step. (torch counts steps in float32, so its decay stops at step 2^24; this one
-    /// goes on.)
+    /// continues.)
     fn rule(&self, step: u64, lr: f64) -> AdagradRule {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         AdagradRule {

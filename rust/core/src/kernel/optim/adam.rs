@@ -27,8 +27,8 @@ settings! {
     /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
     ///
     /// Finite gradients can produce bad state, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
-    /// beta2)` makes `exp_avg_sq` infinite for good, and the element then no longer changes (with `beta2 = 0`
-    /// it becomes NaN); with `eps = 0`, zero gradients give 0 / 0.
+    /// beta2)` makes `exp_avg_sq` infinite, and the element then never changes again (with `beta2 = 0` it
+    /// becomes NaN); with `eps = 0`, zero gradients give 0 / 0.
     pub struct Adam {
         /// Learning rate.
         lr: f64 = 1e-3, NonNegative;

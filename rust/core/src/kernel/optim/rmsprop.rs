@@ -22,7 +22,7 @@ settings! {
     ///
     /// Finite gradients can produce bad state, as in torch: with `centered` and a (nearly) constant gradient,
     /// the rounding of `square_avg - grad_avg^2` can fall below 0, so its root is NaN; a gradient beyond
-    /// about 1e19 makes `square_avg` infinite for good; `eps = 0` with zero gradients gives 0 / 0.
+    /// about 1e19 makes `square_avg` infinite permanently; `eps = 0` with zero gradients gives 0 / 0.
     pub struct Rmsprop {
         /// Learning rate.
         lr: f64 = 1e-2, NonNegative;

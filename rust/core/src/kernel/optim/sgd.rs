@@ -131,7 +131,7 @@ impl<T: Real> SgdStep<T> {
     }
 }
 
-/// The scalars of one step without momentum. This is a rule of its own because in so short a loop a decoded
+/// The scalars of one step without momentum. This is a separate rule because in so short a loop a decoded
 /// gradient never leaves the registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgdRule<T = f32> {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn multiplication_and_addition_round_once() {
-        // (1 + e)^2 is 1 + 2e + e^2; rounded by itself it would lose e^2.
+        // (1 + e)^2 is 1 + 2e + e^2; rounded separately it would lose e^2.
         let e = 2f32.powi(-12);
         for sgd in [Sgd::default(), MOMENTUM] {
             let (mut p, mut b) = ([1.0 + 2.0 * e; 33], [0.0; 33]);

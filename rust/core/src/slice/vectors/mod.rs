@@ -1,5 +1,5 @@
-//! The vectors of a space in an `exact` slice. They lie beside the optimizer state under the slice's lock;
-//! while the space is open, only its programs change the slice.
+//! The vectors of a space in an `exact` slice. They are stored beside the optimizer state under the slice's
+//! lock; while the space is open, only its programs change the slice.
 //!
 //! Programs of a space have numbers. A slice answers its last program again with the results that it
 //! remembers, and refuses earlier ones, so a program takes effect once, however often it is sent.
@@ -23,10 +23,10 @@ use crate::tensor::program::{Command, MAX_COUNT, MAX_RESULTS, TENSOR};
 use crate::tensor::{Space, SpaceId};
 use sum::OpenSum;
 
-/// What the name of a vector takes beside its text, with the object that is its array.
+/// Memory of a vector's name beside its text, with the object that is its array.
 const NAME_BYTES: usize = 128;
 
-/// What a slice knows of a space, without the arrays.
+/// A slice's knowledge of a space, without the arrays.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VectorsStanding {
     /// The largest term of a coordinator that has sent a program.
@@ -35,9 +35,9 @@ pub struct VectorsStanding {
     pub number: u64,
     /// Its results.
     pub results: Vec<f64>,
-    /// Number of the last batch whose sum began; 0: none has.
+    /// Number of the last batch whose sum began; 0 if none has.
     pub batch: u64,
-    /// Whether the sum has not ended.
+    /// Set until the sum ends.
     pub open: bool,
     /// The largest magnitude among the portions of the last sum that ended.
     pub largest: f64,
@@ -50,7 +50,7 @@ pub struct VectorsStanding {
 pub struct VectorsImage {
     /// The space.
     pub space: Arc<Space>,
-    /// What is no array.
+    /// Everything except the arrays.
     pub standing: VectorsStanding,
     /// The vectors, in the space's order.
     pub vectors: Vec<Snapshot>,
@@ -131,7 +131,7 @@ impl Vectors {
         }
     }
 
-    /// The refusal of a push or an assignment.
+    /// Error for a push or an assignment while the space is open.
     pub(in crate::slice) fn occupied(&self) -> Error {
         let message = format!("space {:?} is open: only its programs change the tensor", self.space.name);
         Error::new(Kind::Precondition, message).expected("a closed space", "a push or an assignment")
@@ -165,7 +165,7 @@ impl Slice {
         }
     }
 
-    /// Opens a space: its vectors are 0. Does nothing if it is open already. Returns what the slice knows of
+    /// Opens a space: its vectors are 0. Does nothing if it is open already. Returns the slice's knowledge of
     /// it. Fails if another space is open, or if there is no memory; then nothing has changed.
     pub fn open_space(&self, space: &Arc<Space>) -> Result<VectorsStanding> {
         space.check()?;
@@ -209,7 +209,7 @@ impl Slice {
         true
     }
 
-    /// The space that is open over the slice, and what the slice knows of it.
+    /// The space that is open over the slice, and the slice's knowledge of it.
     pub fn space(&self) -> Option<(Arc<Space>, VectorsStanding)> {
         let memory = self.exact().ok()?;
         memory.vectors.as_ref().map(|vectors| (vectors.space.clone(), vectors.standing.clone()))

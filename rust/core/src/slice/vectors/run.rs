@@ -20,7 +20,7 @@ use crate::slice::record::{ProgramRecord, SumRecord};
 use crate::slice::slice::Slice;
 use crate::tensor::program::{Command, Op, Program, TENSOR};
 
-/// Where a program gets the sum from that it ends.
+/// Source of the sum that a program ends.
 #[derive(Clone, Copy)]
 enum Ended<'a> {
     /// The portions.
@@ -149,10 +149,10 @@ impl Arrays<'_> {
 }
 
 fn no_vector() -> Error {
-    Error::new(Kind::Internal, "a checked program names a vector that is not there")
+    Error::new(Kind::Internal, "a checked program names a missing vector")
 }
 
-/// What a program leaves behind beside the arrays.
+/// Results of a program beside the arrays.
 #[derive(Default)]
 struct Ran {
     results: Vec<f64>,
@@ -278,7 +278,7 @@ fn run_op<T: Real>(
                     sum.largest
                 }
                 _ => {
-                    return Err(Error::new(Kind::Internal, "a checked program ends a sum that is not there"));
+                    return Err(Error::new(Kind::Internal, "a checked program ends a missing sum"));
                 }
             };
             let recorded = slice.sink.is_some();
@@ -326,7 +326,7 @@ impl Vectors {
         Ok(())
     }
 
-    /// Notes what a program has done beside changing arrays.
+    /// Records the effects of a program beside the changed arrays.
     fn note(&mut self, command: Command, program: &Program, ran: &Ran, ended: Ended<'_>) {
         (self.standing.term, self.standing.number) = (command.term, command.number);
         self.standing.results.clone_from(&ran.results);

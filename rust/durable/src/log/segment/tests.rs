@@ -201,9 +201,9 @@ fn durable_frames_survive_any_torn_write_after_them() {
         };
         let first = durable as usize / BLOCK * BLOCK;
         for at in (first..(whole as usize).next_multiple_of(BLOCK)).step_by(BLOCK) {
-            check(&after[..at.max(durable as usize)], "the end is not there");
-            check(&mix(&after, &before, &(at..at + BLOCK)), "one block is there");
-            let read = check(&mix(&before, &after, &(at..at + BLOCK)), "one block is not there");
+            check(&after[..at.max(durable as usize)], "the end is missing");
+            check(&mix(&after, &before, &(at..at + BLOCK)), "one block was written");
+            let read = check(&mix(&before, &after, &(at..at + BLOCK)), "one block is missing");
             // A start continues after the last whole frame.
             if at % (4 * BLOCK) == 0 {
                 Segment::reopen(&directory, 1, read)
@@ -219,7 +219,7 @@ fn durable_frames_survive_any_torn_write_after_them() {
                 let at = first + part * 512;
                 mixed = mix(&before, &mixed, &(at..at + 512));
             }
-            check(&mixed, "a part of the first block is there");
+            check(&mixed, "a part of the first block was written");
         }
     }
 }

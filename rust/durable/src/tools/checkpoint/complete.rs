@@ -1,5 +1,5 @@
-//! Whether the shards of a data directory together have the tensors that shard 0 lists. A start checks the
-//! same.
+//! Checks that the shards of a data directory together have the tensors that shard 0 lists. A start checks
+//! the same.
 
 use crate::catalog::{Catalog, Holding};
 use crate::files::directory::Directory;
@@ -13,8 +13,8 @@ use std::time::Duration;
 /// Tensors that a message names.
 const MAX_NAMED_TENSORS: usize = 5;
 
-/// For each shard of the cluster that has lost something, what that is and what helps. `shards`: those with
-/// a directory.
+/// Losses, with the remedy, of each shard of the cluster that has lost something. `shards`: those with a
+/// directory.
 pub(super) fn losses(data_dir: &Path, shards: &[u32]) -> Result<BTreeMap<u32, String>> {
     let found = lost(data_dir, shards)?;
     // A server may have removed a tensor meanwhile.
@@ -33,7 +33,7 @@ fn lost(data_dir: &Path, shards: &[u32]) -> Result<BTreeMap<u32, String>> {
         let (shard, shards) = (*shard, origin.shards);
         let keep_for = Duration::ZERO;
         let settings = Settings { path, shard, shards, keep: 1, keep_for, accept_loss: false };
-        // What cannot be read is reported as damage.
+        // Unreadable directories are reported as damage.
         if let Ok(catalog) = recovery::catalog(&directory, &settings) {
             catalogs.insert(shard, catalog.identified(origin.shard, origin.id));
         }
@@ -61,7 +61,7 @@ fn lost(data_dir: &Path, shards: &[u32]) -> Result<BTreeMap<u32, String>> {
     Ok(lost)
 }
 
-/// Whether a shard's slices belong to another cluster than shard 0's.
+/// Returns whether a shard's slices belong to another cluster than shard 0's.
 fn is_of_another(first: &Catalog, catalog: &Catalog) -> bool {
     catalog.cluster_id != 0 && catalog.cluster_id != first.cluster_id
 }

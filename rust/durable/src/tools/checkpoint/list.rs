@@ -34,7 +34,8 @@ pub struct Listed {
 pub struct Snapshot {
     /// The snapshot's number; later snapshots have higher numbers.
     pub number: u64,
-    /// What is wrong. `None`: manifest and list of slices are intact, and all files have their full length.
+    /// Fault of the snapshot; `None` if manifest and list of slices are intact, and all files have their full
+    /// length.
     pub problem: Option<String>,
     /// Time of writing, in seconds since 1970.
     pub written: u64,

@@ -54,7 +54,7 @@ pub fn verify(data_dir: &Path) -> Result<Vec<Verified>> {
 struct VerifiedSnapshots {
     /// Numbers of intact snapshots, each with the first segment it needs.
     intact: Vec<(u64, u64)>,
-    /// Numbers of damaged snapshots, and what is wrong.
+    /// Numbers of damaged snapshots, and their faults.
     damaged: Vec<(u64, String)>,
     /// Number of shards in the cluster, according to the newest intact snapshot.
     shards: Option<u32>,
@@ -80,7 +80,7 @@ impl VerifiedSnapshots {
         self.intact.first().copied()
     }
 
-    /// What a start does about a damaged snapshot.
+    /// A start's handling of a damaged snapshot.
     fn remedy(&self, damaged: u64, log_is_complete: bool) -> String {
         match self.newest() {
             Some((intact, _)) if intact > damaged => {
@@ -94,7 +94,7 @@ impl VerifiedSnapshots {
         }
     }
 
-    /// What a start does about a damaged segment.
+    /// A start's handling of a damaged segment.
     fn segment_remedy(&self, damaged: u64) -> String {
         match self.newest() {
             Some((intact, log)) if damaged < log => {

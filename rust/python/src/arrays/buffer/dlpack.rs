@@ -3,8 +3,8 @@
 //!
 //! # Safety
 //!
-//! What DLPack's header and its Python specification say of the structs and of who owns them; the file above
-//! has the rest.
+//! The promises of DLPack's header and its Python specification about the structs and their ownership; the
+//! parent module has the rest.
 #![allow(unsafe_code)]
 
 use super::{Access, Borrowed, Owner, Shape, describe, finish, not_contiguous, read_only, wrong_dtype};
@@ -28,7 +28,7 @@ const DL_READ_ONLY: u64 = 1;
 /// A DLPack tensor that we own.
 pub(super) struct Managed(NonNull<DlManagedTensorVersioned>);
 
-// SAFETY: as for `Exported`: used by its destructor alone, with the GIL held.
+// SAFETY: as for `Exported`: used only by its destructor, with the GIL held.
 unsafe impl Send for Managed {}
 
 impl Drop for Managed {
@@ -42,7 +42,7 @@ impl Drop for Managed {
     }
 }
 
-/// Most dimensions of an array, as NumPy and the buffer protocol have it.
+/// Most dimensions of an array, as in NumPy and the buffer protocol.
 const MAX_NDIM: usize = 64;
 
 #[repr(C)]
@@ -73,7 +73,7 @@ impl DlTensor {
         }
     }
 
-    /// Refuses what no array of a process can be; a capsule may come from anywhere.
+    /// Refuses values that no array can have; a capsule may come from anywhere.
     fn check(&self) -> Result<(), Error> {
         let invalid = |what| Error::new(Kind::Shape, format!("the DLPack capsule is invalid: {what}"));
         let dimensions = usize::try_from(self.ndim).ok().filter(|ndim| *ndim <= MAX_NDIM);
@@ -92,7 +92,7 @@ impl DlTensor {
             .and_then(|bytes| bytes.checked_add(self.data.addr() as u64))
             .filter(|end| isize::try_from(*end).is_ok());
         if end.is_none() {
-            let expected = "an array that lies in the memory of a process";
+            let expected = "an array within a process's memory";
             let got = format!("byte_offset {} and shape {}", self.byte_offset, text::shape(shape));
             return Err(invalid("memory").expected(expected, got));
         }
@@ -116,11 +116,11 @@ impl DlTensor {
     }
 }
 
-/// `ndim` numbers, none of them negative but for strides; nothing where the pointer is null.
+/// `ndim` numbers, which must not be negative except for strides; none if the pointer is null.
 ///
 /// # Safety
 ///
-/// Otherwise `ndim` numbers are there for as long as `'a`.
+/// Otherwise `ndim` numbers are valid for `'a`.
 unsafe fn numbers<'a>(pointer: *const i64, ndim: i32) -> &'a [u64] {
     match usize::try_from(ndim) {
         // SAFETY: as the caller promises; the two types have the same size and alignment.
@@ -152,12 +152,12 @@ struct DlExchangeApi {
     managed_from_object:
         Option<unsafe extern "C" fn(*mut c_void, *mut *mut DlManagedTensorVersioned) -> c_int>,
     managed_to_object: *const c_void,
-    /// Says where the memory is; does not keep it.
+    /// Describes the memory without keeping it alive.
     tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
 }
 
 thread_local! {
-    /// The type that was asked last, and its table.
+    /// The type that was looked up last, and its table.
     static EXCHANGE: Cell<(usize, Option<&'static DlExchangeApi>)> = const { Cell::new((0, None)) };
 }
 
@@ -174,12 +174,12 @@ fn exchange_api(object: &Bound<'_, PyAny>) -> Option<&'static DlExchangeApi> {
     let api = pointer.map(|pointer| unsafe { pointer.cast::<DlExchangeApi>().as_ref() });
     let api = api.filter(|api| api.major == 1);
     EXCHANGE.set((kind.as_ptr() as usize, api));
-    // Never freed, so that no other type can come to lie there.
+    // Never freed, so that no other type can get this address.
     std::mem::forget(kind.unbind());
     api
 }
 
-/// Memory that is only read, through the table; `None` if there is none, or it does not know this object.
+/// Memory for reading, through the table; `None` without a table, or if it does not know this object.
 pub(super) fn from_exchange(object: &Bound<'_, PyAny>) -> Option<Result<Borrowed, Error>> {
     let export = exchange_api(object)?.managed_from_object?;
     if requires_grad(object) {
@@ -203,7 +203,7 @@ fn gives_no(object: &Bound<'_, PyAny>, what: &str, error: &PyErr) -> Error {
     error.expected("float32 in host memory", describe(object, None))
 }
 
-/// Memory of an object that gives a capsule.
+/// Memory of an object that exports a capsule.
 pub(super) fn from_capsule(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
     let py = object.py();
     let device = object.call_method0(intern!(py, "__dlpack_device__")).and_then(|device| device.extract());
@@ -272,7 +272,7 @@ fn checked(
     finish(tensor.data(), dtype, shape, owner)
 }
 
-/// Whether [`glance`] may look at the object. Asking may run Python code, looking does not.
+/// Returns whether [`glance`] may look at the object. Asking may run Python code, looking does not.
 pub(super) fn can_glance(object: &Bound<'_, PyAny>) -> bool {
     exchange_api(object).is_some_and(|api| api.tensor_from_object.is_some()) && !requires_grad(object)
 }
@@ -297,7 +297,7 @@ pub(super) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &
     fits.then(|| (tensor.data(), unsafe { numbers(tensor.shape, tensor.ndim) }))
 }
 
-/// A parameter where its gradient was meant, mostly.
+/// Returns whether the tensor requires grad: usually a parameter in place of its gradient.
 fn requires_grad(object: &Bound<'_, PyAny>) -> bool {
     let flag = object.getattr(intern!(object.py(), "requires_grad"));
     flag.is_ok_and(|flag| flag.is_truthy().unwrap_or(false))

@@ -7,24 +7,24 @@ use std::sync::Arc;
 
 /// Most groups.
 const MAX_GROUPS: usize = 1 << 16;
-/// What a group takes beside its name.
+/// Memory of a group beside its name.
 const GROUP_BYTES: u64 = 256;
 
 #[derive(Debug)]
 struct Group {
     number: u32,
-    /// Tensors, also those whose registration is under way.
+    /// Number of tensors, including those being registered.
     tensors: usize,
     _memory: Charge,
 }
 
-/// Groups by name. A number is not given twice.
+/// Groups by name. Numbers are never reused.
 #[derive(Debug)]
 pub(super) struct Groups {
     by_name: HashMap<Arc<str>, Group>,
     /// Tensors that exist, by the number of their group.
     committed: HashMap<u32, usize>,
-    /// Those without tensors: they go unless workers have places in them.
+    /// Groups without tensors: removed unless workers have joined them.
     empty: HashSet<Arc<str>>,
     last: u32,
     meter: Arc<Meter>,
@@ -70,14 +70,14 @@ impl Groups {
         Ok(())
     }
 
-    /// A tensor exists.
+    /// Counts a tensor that now exists.
     pub(super) fn commit(&mut self, name: &str) {
         if let Some(group) = self.by_name.get(name) {
             *self.committed.entry(group.number).or_default() += 1;
         }
     }
 
-    /// It does not, any more.
+    /// Counts a tensor that exists no more.
     pub(super) fn uncommit(&mut self, name: &str) {
         let Some(group) = self.by_name.get(name) else { return };
         if let Some(tensors) = self.committed.get_mut(&group.number) {
@@ -88,7 +88,7 @@ impl Groups {
         }
     }
 
-    /// A tensor is gone, or its registration has ended.
+    /// Counts a tensor that is gone, or whose registration has ended.
     pub(super) fn leave(&mut self, name: &Arc<str>) {
         if let Some(group) = self.by_name.get_mut(name) {
             group.tensors -= 1;
@@ -98,7 +98,7 @@ impl Groups {
         }
     }
 
-    /// Whether tensors of this group exist.
+    /// Returns whether tensors of this group exist.
     pub(super) fn has(&self, number: u32) -> bool {
         self.committed.contains_key(&number)
     }

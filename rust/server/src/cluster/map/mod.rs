@@ -1,5 +1,4 @@
-//! The cluster map, on shard 0 alone: which tensors exist, where their slices lie, and which registrations
-//! are under way.
+//! The cluster map, on shard 0 only: registered tensors, the shards of their slices, and open registrations.
 
 mod groups;
 
@@ -23,24 +22,24 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_SLICES: usize = 1 << 18;
 /// Most tensors, registered and under way.
 const MAX_TENSORS: usize = 1 << 20;
-/// Most registrations of one client that are under way.
+/// Most open registrations of one client.
 const MAX_OPEN_REGISTRATIONS: usize = 64;
-/// When a client that has so many may try again.
+/// Retry delay of a client with too many open registrations.
 const OPEN_RETRY_AFTER_MS: u64 = 1000;
-/// What an entry takes beside its names, its shape and its places: the spec, once as a value and once as it
-/// is sent, also in the catalog of the shard's files.
+/// Memory of an entry beside its names, its shape and its places: the spec, as a value and in wire form,
+/// also in the catalog of the shard's files.
 const ENTRY_BYTES: u64 = 1024;
-/// The same of each slice: identifier and shard, in the map and in the catalog.
+/// Memory of each slice: identifier and shard, in the map and in the catalog.
 const PLACE_BYTES: u64 = 24;
-/// What finding a slice's registration takes while it is under way.
+/// Memory to find a slice's registration while it is open.
 const PENDING_BYTES: u64 = 40;
-/// Entries of a page, unless the caller wants fewer.
+/// Default number of entries of a page.
 const MAX_PAGE_ENTRIES: usize = 1000;
-/// A page ends behind the entry that passes this many bytes.
+/// A page ends after the entry that passes this many bytes.
 const MAX_PAGE_BYTES: usize = 1 << 20;
-/// What a tensor on a shard takes of a message beside its name.
+/// Message bytes of a tensor listed on a shard, beside its name.
 const LISTED_BYTES: usize = 32;
-/// When to ask again for a registration that is under way.
+/// Retry delay of a question about an open registration.
 const RETRY_AFTER_MS: u32 = 50;
 
 #[derive(Debug)]
@@ -63,17 +62,17 @@ struct Pending {
 pub(crate) struct Map {
     entries: BTreeMap<Arc<str>, MapEntry>,
     pending: HashMap<Arc<str>, Pending>,
-    /// The tensor of each reservation, under way or committed.
+    /// The tensor of each reservation, open or committed.
     reservations: HashMap<u64, Arc<str>>,
-    /// The reservation of each slice of what is under way.
+    /// The reservation of each slice of an open registration.
     slices: HashMap<u64, u64>,
-    /// How many registrations of each client are under way.
+    /// Number of open registrations by client.
     open: HashMap<u64, usize>,
     groups: Groups,
     /// Bytes placed on each shard.
     load: Load,
     meter: Arc<Meter>,
-    /// Entries that calls have looked at.
+    /// Number of entries that calls have read.
     touched: u64,
     lease: Duration,
     files: Files,
@@ -108,7 +107,7 @@ impl Map {
         }
     }
 
-    /// Goes on with the tensors of an earlier process, and notes what changes from here on.
+    /// Adopts the tensors of an earlier process, and records changes from here on.
     pub(crate) fn restore(mut self, tensors: BTreeMap<u64, Holding>, files: Files) -> Result<Self> {
         for (reservation, Holding { spec, group, slices, shards }) in tensors {
             spec.validate()?;
@@ -152,10 +151,10 @@ impl Map {
                 pending.deadline = now + self.lease;
                 return Ok(pending.entry.reserved());
             }
-            // The owner thinks better of it: the place is given up.
+            // The owner's spec has changed: its reservation ends.
         }
-        // What ran out is taken over, with new slices: a late frame or Drop of the former owner finds none of
-        // them.
+        // An expired registration is replaced, with new slices, which a late frame or Drop of the former
+        // owner cannot reach.
         self.end(&spec.name);
         self.check(spec, client)?;
         let entry = self.place(spec).map_err(|error| error.tensor(spec.name.clone()))?;
@@ -183,7 +182,7 @@ impl Map {
         }
     }
 
-    /// Counts the memory of an entry, and so many bytes of each of its slices beside it.
+    /// Counts the memory of an entry, and `beside` bytes for each of its slices.
     fn take(&self, spec: &TensorSpec, beside: u64) -> Result<Charge> {
         let names = 4 * (spec.name.len() + spec.group.len()) + 24 * spec.shape.len();
         let places = spec.slice_count() as u64 * (PLACE_BYTES + beside);
@@ -192,7 +191,7 @@ impl Map {
         self.meter.take(Purpose::Map, bytes).map_err(|error| error.tensor(spec.name.clone()))
     }
 
-    /// What does not depend on what is free.
+    /// Checks that do not depend on free memory.
     fn check(&self, spec: &TensorSpec, client: u64) -> Result<()> {
         let refuse = |error: Error| Err(error.tensor(spec.name.clone()));
         if spec.slice_count() > MAX_SLICES {
@@ -239,7 +238,7 @@ impl Map {
         Ok(MapEntry { spec: Arc::new(spec.clone()), wire, reservation, memory })
     }
 
-    /// Forgets where an entry lies.
+    /// Forgets the reservation and slices of an entry.
     fn release(&mut self, entry: &MapEntry) {
         self.reservations.remove(&entry.reservation);
         for (slice, shard) in entry.shards().iter().enumerate() {
@@ -248,7 +247,7 @@ impl Map {
         self.groups.leave(&entry.spec.group);
     }
 
-    /// Takes a registration out that is under way no more.
+    /// Removes an open registration.
     fn take_pending(&mut self, name: &str) -> Option<MapEntry> {
         let Pending { mut entry, client, .. } = self.pending.remove(name)?;
         for slice in entry.slices() {
@@ -264,30 +263,30 @@ impl Map {
         Some(entry)
     }
 
-    /// Ends a registration that is under way, if there is one.
+    /// Ends an open registration, if there is one.
     fn end(&mut self, name: &str) {
         if let Some(entry) = self.take_pending(name) {
             self.release(&entry);
         }
     }
 
-    /// Whether registrations of this client are under way.
+    /// Returns whether registrations of this client are under way.
     pub(crate) fn registers(&self, client: u64) -> bool {
         self.open.contains_key(&client)
     }
 
-    /// Whether tensors of this group exist.
+    /// Returns whether tensors of this group exist.
     pub(crate) fn has_group(&self, group: u32) -> bool {
         self.groups.has(group)
     }
 
-    /// A registration under way, for a shard that is to take its slices.
+    /// An open registration, for a shard that is to take its slices.
     pub(crate) fn registration(&self, reservation: u64) -> Option<pb::Registration> {
         let pending = self.pending.get(self.reservations.get(&reservation)?)?;
         Some(pb::Registration { entry: Some(pending.entry.wire.clone()) })
     }
 
-    /// The slices of a reservation that lie on `shard`, while it is not committed.
+    /// The slices of an uncommitted reservation that `shard` stores.
     pub(crate) fn pending_on(&self, reservation: u64, shard: u32) -> Vec<SliceId> {
         let pending = self.reservations.get(&reservation).and_then(|name| self.pending.get(name));
         let Some(entry) = pending.map(|pending| &pending.entry) else { return Vec::new() };
@@ -320,8 +319,8 @@ impl Map {
         }
     }
 
-    /// What became of these reservations. One that is under way ends here and now where its lease has run
-    /// out, or where its client gives it up, unless one of the others is committed.
+    /// Outcome of these reservations. An open one ends here if its lease has expired, or if its client
+    /// abandons it, unless one of the others is committed.
     pub(crate) fn settle(&mut self, reservations: &[u64], abandon: bool, now: Instant) -> pb::SettleResponse {
         let mut settled = pb::SettleResponse::default();
         let committed = |id: &&u64| self.reservations.get(id).is_some_and(|n| !self.pending.contains_key(n));
@@ -341,8 +340,8 @@ impl Map {
         settled
     }
 
-    /// Ends the abandoned registrations that no shard will ask about because none has sealed
-    /// them; and the groups that have neither tensors nor workers.
+    /// Ends expired registrations that no shard has sealed and would ask about, and groups without tensors
+    /// and workers.
     pub(crate) fn sweep(&mut self, now: Instant, is_joined: impl Fn(u32) -> bool) {
         let over = self.pending.iter().filter(|(_, pending)| pending.deadline + self.lease < now);
         let over: Vec<_> = over.map(|(name, _)| name.clone()).collect();
@@ -352,7 +351,7 @@ impl Map {
         self.groups.sweep(is_joined);
     }
 
-    /// Ends the registrations under way that own one of these slices.
+    /// Ends the open registrations that own one of these slices.
     pub(crate) fn abandon(&mut self, slices: &[u64]) {
         self.touched += slices.len() as u64;
         for slice in slices {
@@ -369,7 +368,7 @@ impl Map {
         Ok(entry.spec.clone())
     }
 
-    /// Removes a tensor, or a registration that ran out; says where slices may still lie.
+    /// Removes a tensor, or an expired registration. Returns the shards that may still store its slices.
     pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
         let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
         let pending = if abandoned { self.take_pending(name) } else { None };
@@ -384,8 +383,8 @@ impl Map {
         Ok(entry.placement())
     }
 
-    /// One page in the order of names, and the name to continue after, if there is more. Looks at no entry
-    /// but those that are asked for.
+    /// One page in the order of names, and the name to continue after, if there is more. Reads only the
+    /// entries asked for.
     pub(crate) fn page(
         &mut self,
         names: &[String],
@@ -423,12 +422,12 @@ impl Map {
         (listed, String::new())
     }
 
-    /// What is durable before others are told what the map has.
+    /// Log position that must be durable before others see the map's contents.
     pub(crate) fn noted(&self) -> u64 {
         self.noted
     }
 
-    /// Tensors, registrations under way, bytes placed, and entries that calls have looked at.
+    /// Numbers of tensors, open registrations, placed bytes, and entries that calls have read.
     pub(crate) fn counts(&self) -> [u64; 4] {
         [self.entries.len() as u64, self.pending.len() as u64, self.load.total(), self.touched]
     }
@@ -447,7 +446,7 @@ fn fill<'a>(
         if page.len() >= limit || bytes >= MAX_PAGE_BYTES {
             return (page, last.to_owned());
         }
-        // One entry can have a placement of 3 MiB: it gets a page of its own.
+        // A placement can reach 3 MiB: such an entry gets a separate page.
         let size = entry.wire.encoded_len();
         if !page.is_empty() && bytes + size > 2 * MAX_PAGE_BYTES {
             return (page, last.to_owned());

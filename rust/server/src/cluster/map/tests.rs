@@ -17,7 +17,7 @@ fn spec(name: &str, elements: u64) -> TensorSpec {
     }
 }
 
-/// A map over so many shards of 1 GiB each.
+/// A map over `shards` shards of 1 GiB each.
 fn map(shards: usize) -> Map {
     Map::new(shards, Meter::new(1 << 30), LEASE)
 }

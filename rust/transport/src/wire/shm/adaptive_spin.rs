@@ -3,15 +3,15 @@
 use super::super::spin::{CORES, MAX_SKIPPED_WAITS};
 use std::time::{Duration, Instant};
 
-/// Looks between two at which others may have the core.
+/// Looks between two yields of the core to others.
 const LOOKS_PER_YIELD: u32 = 8;
-/// A wait with fewer looks teaches nothing: the thread did something else.
+/// Fewest looks from which to learn: in a shorter wait the thread did something else.
 const MIN_LOOKS_TO_LEARN: u32 = 50;
 
-/// Whether it pays to look again, learnt from the waits so far.
+/// Decides whether to spin, learning from the waits so far.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
-    /// How long a wait looks again.
+    /// How long a wait spins.
     budget: Duration,
     /// The beginning of the present wait.
     since: Option<Instant>,
@@ -23,12 +23,12 @@ pub(super) struct AdaptiveSpin {
 }
 
 impl AdaptiveSpin {
-    /// Looks again for so long; zero: never.
+    /// Spins for at most `budget`; zero disables it.
     pub(super) fn new(budget: Duration) -> Self {
         Self { budget, since: None, looks: 0, skipped: 0, skip: 0 }
     }
 
-    /// Whether to look again rather than to sleep. The first question begins a wait.
+    /// Returns whether to look again rather than to sleep. The first call begins a wait.
     pub(super) fn looks_again(&mut self) -> bool {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
@@ -42,13 +42,12 @@ impl AdaptiveSpin {
         true
     }
 
-    /// Whether this is neither the first look of its wait nor the second: between them there may be something
-    /// to send.
+    /// Returns whether the wait has passed its first two looks: between them there may be something to send.
     pub(super) fn is_under_way(&self) -> bool {
         self.looks > 2
     }
 
-    /// What was waited for has come.
+    /// Learns that the awaited event has occurred.
     pub(super) fn learn(&mut self) {
         let Some(since) = self.since.take() else {
             return;
@@ -64,7 +63,7 @@ impl AdaptiveSpin {
         }
     }
 
-    /// Begins a new wait: something was sent that may be answered at once.
+    /// Begins a new wait after sending something that may be answered at once.
     pub(super) fn renew(&mut self) {
         (self.since, self.looks) = (None, 0);
     }

@@ -1,9 +1,9 @@
-//! Lends values without sending them: the client reads them in the server's memory, copies them, and gives
-//! them back.
+//! Lends values without sending them: the client reads them in the server's memory, copies them, and returns
+//! them.
 //!
-//! A lent slice stays pinned until it is back, so no push writes to it. Closing the socket gives back
-//! everything: a client keeps its end open while it borrows anything, and a server that closes its own end
-//! holds what it has lent until the client has closed its end, too.
+//! A lent slice stays pinned until it is returned, so no push writes to it. Closing the socket returns
+//! everything: a client keeps its end open while it borrows anything, and a server that closes its end keeps
+//! lent values pinned until the client has closed its end, too.
 
 use super::memory::{Half, MAX_BORROWED_PAGES, Values};
 use super::ring::{give_back, is_back};
@@ -18,8 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 
-/// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where
-/// it has ended, so will the stream.
+/// Wakes the peer. A full socket has bytes that the peer has not read yet; a closed one ends the stream.
 pub(super) fn wake(socket: impl AsFd) {
     let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
@@ -33,11 +32,11 @@ pub struct Lender {
 
 struct LenderState {
     lent: [Option<Lent>; MAX_BORROWED_PAGES],
-    /// The server's end of the socket once more, for as long as the connection lasts.
+    /// A second handle of the server's end of the socket, held as long as the connection lasts.
     socket: Option<UnixStream>,
 }
 
-/// Values, and what keeps their place among those that are under way.
+/// Lent values, and their reserved place.
 type Lent = (Snapshot, Box<dyn Send>);
 
 impl Lender {
@@ -51,8 +50,8 @@ impl Lender {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends values, and keeps `place` until they are back. Gives both back where they do not lie in memory
-    /// that the client reads, where so much is lent that there is no slot, and after the end.
+    /// Lends values, and keeps `place` until they are returned. Refuses, and returns both, if the client
+    /// cannot map their memory, if no slot is free, and after the end.
     pub fn lend<T: Send + 'static>(
         &self,
         values: Snapshot,
@@ -70,7 +69,7 @@ impl Lender {
         Ok(lent)
     }
 
-    /// Lets go of what the client has given back.
+    /// Releases the values that the client has returned.
     pub(super) fn take_back(&self) {
         let mut back = [const { None }; MAX_BORROWED_PAGES];
         let mut state = self.state();
@@ -78,12 +77,12 @@ impl Lender {
             *back = lent.take_if(|_| is_back(&self.half, slot));
         }
         drop(state);
-        // Those who wait for it are woken without the lock.
+        // Wakes those who wait for a place without holding the lock.
         drop(back);
     }
 
-    /// The connection's end: what is lent stays as it is until the client has closed its end of the socket,
-    /// and takes no place any more.
+    /// Handles the connection's end: lent values stay pinned until the client has closed its end of the
+    /// socket, but no longer occupy a place.
     pub(super) fn end(&self) {
         self.take_back();
         let mut state = self.state();
@@ -106,7 +105,7 @@ impl fmt::Debug for Lender {
     }
 }
 
-/// What is lent after its connection has ended.
+/// Values still lent after their connection has ended.
 struct Left {
     values: Vec<Snapshot>,
 }
@@ -132,7 +131,7 @@ impl Left {
 
 impl Drop for Left {
     fn drop(&mut self) {
-        // No task is left to wait for a client that may still read: these few slices are never used again.
+        // No task is left to wait for a client that may still read: leak these few slices.
         std::mem::forget(std::mem::take(&mut self.values));
     }
 }
@@ -153,18 +152,18 @@ impl Borrower {
         Ok(Arc::new(Self { half, values: Values::map(values)?, socket }))
     }
 
-    /// Takes what the server has lent.
+    /// Takes the values that the server has lent.
     pub fn take(self: &Arc<Self>, lent: &pb::Lent) -> Result<BorrowedPage> {
         let (at, len, slot) = (lent.offset as usize, lent.bytes as usize, lent.slot as usize);
         if slot >= MAX_BORROWED_PAGES || at.checked_add(len).is_none_or(|end| end > self.values.len()) {
-            let why = format!("the server lends {len} bytes at {at}, to be given back by counter {slot}");
+            let why = format!("the server lends {len} bytes at {at}, to be returned by counter {slot}");
             return Err(Error::new(ErrorKind::InvalidData, why));
         }
         Ok(BorrowedPage { from: self.clone(), at, len, slot })
     }
 }
 
-/// Borrowed values; dropped, they are given back.
+/// Borrowed values; dropping returns them.
 #[derive(Debug)]
 pub struct BorrowedPage {
     from: Arc<Borrower>,
@@ -201,7 +200,7 @@ mod tests {
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// Counts how many there are.
+    /// Counts live values.
     struct Counted<'a>(&'a AtomicUsize);
 
     impl<'a> Counted<'a> {
@@ -327,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Whether only the slice itself has its values, so that a push may write there.
+    /// Returns whether only the slice itself has its values, so that a push may write there.
     fn is_free(shard: &Shard) -> bool {
         let before = shard.pull(0, SliceId(0)).unwrap().exposed_at();
         let slice = shard.slice(SliceId(0)).unwrap();

@@ -14,16 +14,16 @@ use std::ptr::copy_nonoverlapping;
 use std::sync::Arc;
 use tokio::io::ReadBuf;
 
-/// Bytes of one direction's ring: both, and what is copied to and from them, stay in a cache.
+/// Bytes of one direction's ring: both, and the memory copied to and from them, fit a cache.
 const RING_BYTES: usize = 1 << 20;
 /// The largest ring that a client maps.
 const MAX_RING_BYTES: usize = 64 << 20;
-/// The counters of both rings lie before the rings.
+/// Bytes of the counters of both rings, before the rings.
 const CONTROL_BYTES: usize = 4096;
-/// What the rings of one connection take.
+/// Memory of the rings of one connection.
 pub const SHARED_BYTES: u64 = (CONTROL_BYTES + 2 * RING_BYTES) as u64;
 
-/// A cache line of its own, and the next, which CPUs fetch with it.
+/// A separate cache line, with the next one, which CPUs fetch with it.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Line<T>(T);
@@ -35,19 +35,19 @@ impl<T> std::ops::Deref for Line<T> {
     }
 }
 
-/// What the two ends of a ring tell each other; see `ring`. All zero at first.
+/// Counters that the two ends of a ring share; see `ring`. All zero at first.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Control {
-    /// Bytes that were written, by the writer, and read, by the reader, since the beginning.
+    /// Bytes written so far, by the writer, and read so far, by the reader.
     pub(super) written: Line<AtomicU64>,
     pub(super) read: Line<AtomicU64>,
-    /// 1 where that end sleeps.
+    /// 1 while that end sleeps.
     pub(super) reader_sleeps: Line<AtomicU32>,
     pub(super) writer_sleeps: Line<AtomicU32>,
 }
 
-/// Values that may be lent at a time. A counter for each lies behind those of the rings.
+/// Most values lent at a time. A counter for each follows those of the rings.
 pub const MAX_BORROWED_PAGES: usize = 4;
 const _: () =
     assert!(2 * size_of::<Control>() + MAX_BORROWED_PAGES * size_of::<Line<AtomicU32>>() <= CONTROL_BYTES);
@@ -56,9 +56,9 @@ const _: () =
 #[derive(Clone, Debug)]
 pub(super) struct Half {
     memory: Arc<MmapRaw>,
-    /// Which of the two it is.
+    /// Index of the ring, 0 or 1.
     index: usize,
-    /// Its bytes, a power of two.
+    /// Size in bytes, a power of two.
     size: usize,
 }
 
@@ -103,7 +103,7 @@ pub(super) fn map(memory: OwnedFd) -> Result<[Half; 2]> {
     Ok([0, 1].map(|index| Half { memory: memory.clone(), index, size }))
 }
 
-/// Values of a server, which this process reads where they lie.
+/// Values of a server, which this process reads in the server's memory.
 #[derive(Debug)]
 pub(super) struct Values(MmapRaw);
 
@@ -114,7 +114,7 @@ impl Values {
             return Err(Error::new(ErrorKind::InvalidData, "values in memory that may shrink"));
         }
         let values = MmapOptions::new().len(bytes).map_raw_read_only(memory.as_raw_fd())?;
-        // A dump of this process need not have what it has never looked at.
+        // A dump of this process need not contain pages that it never read.
         #[cfg(target_os = "linux")]
         let _ = values.advise(memmap2::Advice::DontDump);
         Ok(Self(values))
@@ -142,16 +142,17 @@ impl Half {
 
     #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
     pub(super) fn control(&self) -> &Control {
-        // SAFETY: `index` is 0 or 1, and both fit before the rings, on a page of their own, so aligned; the
-        // mapping lives as long as `self`, cannot shrink (it is sealed), and holds nothing but atomics there.
+        // SAFETY: `index` is 0 or 1, and both fit before the rings, on a separate page, so aligned; the
+        // mapping lives as long as `self`, cannot shrink (it is sealed), and holds only atomics there.
         unsafe { &*self.memory.as_ptr().cast::<Control>().add(self.index) }
     }
 
-    /// 1 where values are lent, 0 as soon as they are given back.
+    /// 1 while values are lent, 0 once they are returned.
     #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
     pub(super) fn borrowed(&self, slot: usize) -> &AtomicU32 {
         assert!(slot < MAX_BORROWED_PAGES, "no such page");
-        // SAFETY: as above: `MAX_BORROWED_PAGES` counters fit behind the two controls, aligned as they are.
+        // SAFETY: as above: `MAX_BORROWED_PAGES` counters fit behind the two controls, with the same
+        // alignment.
         unsafe { &*self.memory.as_ptr().cast::<Control>().add(2).cast::<Line<AtomicU32>>().add(slot) }
     }
 
@@ -160,7 +161,7 @@ impl Half {
         self.memory.as_mut_ptr().wrapping_add(CONTROL_BYTES + self.index * self.size)
     }
 
-    /// Where a position lies, and how many of `n` bytes fit before the end of the ring.
+    /// Offset of a position, and how many of `n` bytes fit before the end of the ring.
     fn place(&self, position: u64, n: usize) -> (usize, usize) {
         assert!(n <= self.size, "more than a ring");
         let at = position as usize & (self.size - 1);
@@ -172,15 +173,15 @@ impl Half {
         let (at, first) = self.place(position, bytes.len());
         let (ring, from) = (self.bytes(), bytes.as_ptr());
         // SAFETY: `at + first` is at most the ring's size, and so is the rest; the mapping is this process's
-        // memory for as long as `self` lives, and no Rust object lies there. That the peer may access the
-        // same bytes at the same time, against the rules of `ring`, garbles those bytes and nothing else.
+        // memory for as long as `self` lives, and contains no Rust object. That the peer may access the same
+        // bytes at the same time, against the rules of `ring`, garbles those bytes and nothing else.
         unsafe {
             copy_nonoverlapping(from, ring.add(at), first);
             copy_nonoverlapping(from.add(first), ring, bytes.len() - first);
         }
     }
 
-    /// Copies `n` bytes, or what the buffer takes of them, out of the ring.
+    /// Copies `n` bytes out of the ring, or as many as the buffer takes.
     pub(super) fn get(&self, position: u64, n: usize, into: &mut ReadBuf<'_>) {
         let n = n.min(into.remaining());
         let (at, first) = self.place(position, n);

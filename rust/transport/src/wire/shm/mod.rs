@@ -1,4 +1,4 @@
-//! Shared memory between a client and a server on one machine: to `h2` a socket like any other.
+//! Shared memory between a client and a server on one machine, which `h2` uses like any socket.
 //!
 //! A client that has found the server's Unix socket asks there for shared memory before HTTP/2 begins
 //! ([`ASK`]). The server passes it a memfd with two rings of bytes, one per direction (`pass`, `ring`,

@@ -13,16 +13,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
-/// How a client asks; no HTTP client begins like that.
+/// A client's request; no HTTP client begins like that.
 pub const ASK: &[u8] = b"fastps shared memory 2\n";
 /// The longest reason.
 const MAX_REASON_BYTES: usize = 255;
-/// What is passed at most.
+/// Most descriptors passed.
 const MAX_DESCRIPTORS: usize = 2;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 
-/// Asks the server for memory: of the rings, then of its values, if it lends any. An inner error is its
-/// reason to give none.
+/// Asks the server for memory: of the rings, then of its values, if it lends any. An inner error is the
+/// server's reason for a refusal.
 pub(super) async fn ask(socket: &mut UnixStream) -> Result<std::result::Result<Vec<OwnedFd>, String>> {
     socket.write_all(ASK).await?;
     let mut bytes = [0; 1 + MAX_REASON_BYTES];

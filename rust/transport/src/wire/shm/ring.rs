@@ -10,7 +10,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use std::io::{Error, ErrorKind, Result};
 use tokio::io::ReadBuf;
 
-/// The peer learns of so many bytes at a time, and works on them while the next are copied.
+/// Bytes between announcements: the peer works on them while the next are copied.
 const MAX_COPY_BYTES: usize = 32 << 10;
 
 /// The end that writes.
@@ -36,7 +36,7 @@ impl Writer {
         Self { half, written: 0, read: 0 }
     }
 
-    /// Bytes that fit; looks at the reader's count where fewer are known than wanted.
+    /// Bytes that fit; reads the reader's count if fewer are known than wanted.
     fn free(&mut self, wanted: usize) -> Result<usize> {
         let size = self.half.size() as u64;
         if size - (self.written - self.read) < wanted as u64 {
@@ -45,8 +45,8 @@ impl Writer {
         Ok((size - (self.written - self.read)) as usize)
     }
 
-    /// Writes what fits and returns how much; calls `wake` where the reader must be woken. Small pieces are
-    /// announced together.
+    /// Writes the bytes that fit and returns their number; calls `wake` if the reader must be woken. Small
+    /// pieces are announced together.
     pub(super) fn write<'a>(
         &mut self,
         all: impl IntoIterator<Item = &'a [u8]>,
@@ -75,7 +75,7 @@ impl Writer {
         Ok(sum)
     }
 
-    /// Tells the reader of all that is written.
+    /// Announces all written bytes to the reader.
     fn tell(&self, wake: &mut impl FnMut()) {
         let control = self.half.control();
         control.written.store(self.written, Ordering::Release);
@@ -84,12 +84,12 @@ impl Writer {
         }
     }
 
-    /// Whether there is room.
+    /// Returns whether there is room.
     pub(super) fn is_ready(&mut self) -> Result<bool> {
         Ok(self.free(1)? > 0)
     }
 
-    /// Before sleeping for room: whether there still is none. If there is, it must not sleep.
+    /// Announces sleep. Returns whether there still is no room: otherwise this end must not sleep.
     pub(super) fn may_sleep(&mut self) -> Result<bool> {
         announce(&self.half.control().writer_sleeps);
         let full = self.free(1)? == 0;
@@ -99,7 +99,7 @@ impl Writer {
         Ok(full)
     }
 
-    /// Need not be woken any more.
+    /// Ends the announcement of sleep.
     pub(super) fn awake(&self) {
         self.half.control().writer_sleeps.store(0, Ordering::Relaxed);
     }
@@ -110,7 +110,7 @@ impl Reader {
         Self { half, read: 0, written: 0 }
     }
 
-    /// Bytes that wait; looks at the writer's count where none are known.
+    /// Bytes to read; reads the writer's count if none are known.
     fn waiting(&mut self) -> Result<usize> {
         if self.written == self.read {
             let most = self.read + self.half.size() as u64;
@@ -119,7 +119,7 @@ impl Reader {
         Ok((self.written - self.read) as usize)
     }
 
-    /// Reads what is there and fits; calls `wake` where the writer must be woken.
+    /// Reads the bytes that fit the buffer; calls `wake` if the writer must be woken.
     pub(super) fn read(&mut self, into: &mut ReadBuf<'_>, mut wake: impl FnMut()) -> Result<()> {
         let mut left = self.waiting()?.min(into.remaining());
         while left > 0 {
@@ -136,12 +136,12 @@ impl Reader {
         Ok(())
     }
 
-    /// Whether there are bytes.
+    /// Returns whether there are bytes.
     pub(super) fn is_ready(&mut self) -> Result<bool> {
         Ok(self.waiting()? > 0)
     }
 
-    /// Before sleeping for bytes: whether there still are none. If there are, it must not sleep.
+    /// Announces sleep. Returns whether there still are no bytes: otherwise this end must not sleep.
     pub(super) fn may_sleep(&mut self) -> Result<bool> {
         announce(&self.half.control().reader_sleeps);
         let empty = self.waiting()? == 0;
@@ -151,13 +151,13 @@ impl Reader {
         Ok(empty)
     }
 
-    /// Need not be woken any more.
+    /// Ends the announcement of sleep.
     pub(super) fn awake(&self) {
         self.half.control().reader_sleeps.store(0, Ordering::Relaxed);
     }
 }
 
-/// Gives back what the reader of this ring has lent; calls `wake` where it must be woken.
+/// Returns a page that the reader of this ring borrowed; calls `wake` if the lender must be woken.
 pub(super) fn give_back(half: &Half, slot: usize, wake: impl FnOnce()) {
     half.borrowed(slot).store(0, Ordering::Release);
     if is_roused(&half.control().reader_sleeps) {
@@ -165,8 +165,8 @@ pub(super) fn give_back(half: &Half, slot: usize, wake: impl FnOnce()) {
     }
 }
 
-/// Whether it is given back. The ring's reader looks whenever it finds nothing else, and once more after it
-/// has said that it sleeps.
+/// Returns whether the page was returned. The ring's reader checks whenever it finds nothing else, and once
+/// more after announcing sleep.
 pub(super) fn is_back(half: &Half, slot: usize) -> bool {
     half.borrowed(slot).load(Ordering::Acquire) == 0
 }
@@ -186,7 +186,7 @@ fn announce(sleeps: &AtomicU32) {
     fence(Ordering::SeqCst);
 }
 
-/// After a count was moved: whether the other end sleeps. Of several callers, one gets a yes.
+/// Returns whether the other end sleeps, after a count was moved. Only one of several callers gets true.
 fn is_roused(sleeps: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
     let taken = || sleeps.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed);

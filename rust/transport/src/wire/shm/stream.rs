@@ -16,11 +16,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::task::coop::poll_proceed;
 
-/// Looks at a ring in one poll of a wait that is under way: about a microsecond, and less than the poll
-/// itself takes.
+/// Looks at a ring per poll of a wait: about a microsecond, and less than the poll itself takes.
 const LOOKS_PER_POLL: u32 = 50;
-/// What a socket may hold: a frame. By default that is a fifth of one, and a writer sleeps several
-/// times. A system that allows less gives what it allows.
+/// Requested buffer of a socket: one frame. The default is a fifth of one, so that a writer sleeps several
+/// times. The system may grant less.
 const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 
 /// A connection within this machine. One task at a time may wait for it.
@@ -28,27 +27,27 @@ const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 pub struct LocalStream {
     socket: UnixStream,
     rings: Option<Box<Rings>>,
-    /// Of a client whose server lends values.
+    /// Set on a client whose server lends values.
     borrower: Option<Arc<Borrower>>,
 }
 
-/// The two ends that this process has of the two rings.
+/// This process's ends of the two rings.
 #[derive(Debug)]
 struct Rings {
     reader: Reader,
     writer: Writer,
     spin_state: AdaptiveSpin,
-    /// The peer may have to wake this end.
+    /// Set while the peer may have to wake this end.
     asleep: bool,
-    /// The peer's socket has ended: there will be no more than what the ring holds.
+    /// Set when the peer's socket has ended: only the ring's bytes remain.
     ended: bool,
-    /// Of a server that lends values.
+    /// Set on a server that lends values.
     lender: Option<Arc<Lender>>,
 }
 
 impl From<UnixStream> for LocalStream {
     fn from(socket: UnixStream) -> Self {
-        // A system that gives more by itself is left alone.
+        // Keeps a larger default.
         if socket_send_buffer_size(&socket).is_ok_and(|held| held < SOCKET_BUFFER_BYTES) {
             let _ = set_socket_send_buffer_size(&socket, SOCKET_BUFFER_BYTES);
         }
@@ -57,7 +56,7 @@ impl From<UnixStream> for LocalStream {
 }
 
 impl LocalStream {
-    /// Asks the server for shared memory; an inner error says why it is a socket still.
+    /// Asks the server for shared memory; the inner error is its reason for staying with the socket.
     pub async fn ask(&mut self, spin: Duration) -> Result<std::result::Result<(), String>> {
         match pass::ask(&mut self.socket).await? {
             Ok(memory) => {
@@ -96,17 +95,17 @@ impl LocalStream {
         Ok(())
     }
 
-    /// What lends values to the client, if they are.
+    /// Lends values to the client, if enabled.
     pub fn lender(&self) -> Option<Arc<Lender>> {
         self.rings.as_ref()?.lender.clone()
     }
 
-    /// What takes values that the server lends.
+    /// Takes values that the server lends.
     pub fn borrower(&self) -> Option<Arc<Borrower>> {
         self.borrower.clone()
     }
 
-    /// Waits for what comes without looking for it.
+    /// Disables spinning on this stream.
     pub fn never_spin(&mut self) {
         if let Some(rings) = &mut self.rings {
             rings.spin_state = AdaptiveSpin::new(Duration::ZERO);
@@ -192,7 +191,7 @@ impl Rings {
         }
     }
 
-    /// Waits until it may be otherwise; `may_sleep` tells the peer that it has to wake us, and looks once
+    /// Waits for a change; `may_sleep` announces sleep to the peer, which has to wake us, and looks once
     /// more.
     fn poll_wait(
         &mut self,
@@ -227,7 +226,7 @@ impl Rings {
             match socket.try_read(&mut [0; 64]) {
                 Ok(1..) => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // A peer that goes without having read all of our bytes resets the socket: no matter.
+                // A peer that leaves without reading all of our bytes resets the socket, which is fine.
                 Ok(0) | Err(_) => {
                     self.ended = true;
                     return Poll::Ready(Ok(()));
@@ -259,7 +258,7 @@ impl AsyncWrite for LocalStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         if self.borrower.is_some() {
-            // The socket's end gives back all that is borrowed, so it comes when that is done.
+            // Closing the socket returns all borrowed values, so it waits until they are.
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.get_mut().socket).poll_shutdown(cx)
@@ -370,7 +369,7 @@ mod tests {
         let mut got = Vec::new();
         within(server.read_to_end(&mut got)).await.unwrap();
         assert!(got == bytes(100_000, 3));
-        // The other direction goes on.
+        // The other direction still works.
         server.write_all(b"received").await.unwrap();
         drop(server);
         let mut got = Vec::new();
@@ -416,7 +415,7 @@ mod tests {
         assert!(within(client.ask(DEFAULT_SPIN)).await.is_err());
     }
 
-    /// A client that writes into the counts what it likes ends its own stream, with an error.
+    /// A client that writes invalid counts ends its own stream, with an error.
     #[tokio::test]
     async fn nonsense_in_the_counts_ends_the_stream() {
         let written = 0_u64;
