@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from typing import Any
 
 import numpy as np
 
 from fastps.errors import ConfigError
 
-__all__ = ["as_rate", "as_seconds", "at_least", "flag", "given", "integer", "integer_or_none", "invalid"]
+__all__ = [
+    "as_rate",
+    "as_seconds",
+    "at_least",
+    "flag",
+    "given",
+    "integer",
+    "integer_or_none",
+    "invalid",
+    "number",
+]
 
 #: The largest integer that fits the wire format.
 _MOST = 2**63 - 1
@@ -56,6 +67,14 @@ def as_seconds(name: str, value: Any) -> float:
     return seconds
 
 
+def number(name: str, value: Any) -> float:
+    """A float, also NaN or infinity."""
+    given = _float(value)
+    if math.isnan(given) and not isinstance(value, (float, np.floating)):
+        raise invalid(name, "a number", value)
+    return given
+
+
 def flag(name: str, value: object) -> None:
     """Raises unless the value is a bool."""
     if not isinstance(value, bool):
@@ -68,7 +87,13 @@ def given(mode: object, name: str, value: object) -> None:
 
 
 def invalid(name: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"invalid {name}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+    """The error of an argument. A text may look like the number that was expected, such as ``"0.1"``."""
+    given = repr(got)
+    if isinstance(got, str) and re.search(r"\b(number|integer|seconds)\b", expected):
+        expected, given = f"{expected} without quotes", f"the str {given}"
+    elif isinstance(got, type):
+        given = f"the class {got.__module__}.{got.__qualname__}"
+    return ConfigError(f"invalid {name}: expected {expected}, got {given}", expected=expected, got=given)
 
 
 def _float(value: Any) -> float:
