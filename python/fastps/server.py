@@ -168,8 +168,8 @@ def serve(
         if own is None or not str(error).startswith("cannot listen"):
             raise
         raise ConfigError(
-            f"cannot listen on port {error.got}: it is in use by {own!r} of this process; stop() that, or use "
-            f"fastps.connect({error.got}): expected a free port, or 0 for any, got {error.got}",
+            f"cannot listen on port {error.got}: it is in use by {own!r} of this process; stop() that, or "
+            f"use fastps.connect({error.got}): expected a free port, or 0 for any, got {error.got}",
             expected=error.expected,
             got=error.got,
         ) from None

@@ -330,10 +330,12 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
             }
             Ok(Err(error)) => {
                 let strange = matches!(error.kind, Kind::Internal | Kind::Connection);
-                if last.is_none() && strange && unix::path(address).is_none() {
-                    if let Some(error) = stranger(address, tls.is_some()).await {
-                        return Err(error);
-                    }
+                if last.is_none()
+                    && strange
+                    && unix::path(address).is_none()
+                    && let Some(error) = stranger(address, tls.is_some()).await
+                {
+                    return Err(error);
                 }
                 if !convert::passes(&error) {
                     return Err(error);

@@ -153,7 +153,7 @@ class Groups:
         return not self._due
 
     def late(self, mode: Sync) -> DeadlineError:
-        """The error of a step that waited in vain for gradients of others."""
+        """The error of a step whose wait for the gradients of others has timed out."""
         binding, rooms, missing = mode._binding(), [], 0
         for group in self._names:
             present, names = self._native.join(group, binding, self._rank, self._name, None)

@@ -148,8 +148,8 @@ impl Error {
     }
 }
 
-/// The error of a name under which no tensor is registered; `known` are the registered ones, as far as they are
-/// known here.
+/// The error of a name under which no tensor is registered; `known` are the registered ones that are known
+/// here.
 pub fn unknown_tensor<'a>(
     message: impl Into<String>,
     name: &str,
