@@ -15,6 +15,7 @@ client of a training loop. Importing fastps starts no thread.
 import importlib as _importlib
 import os as _os
 from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
@@ -51,6 +52,17 @@ from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Opt
 from fastps.server import Server, serve
 from fastps.store import Store, _forked
 from fastps.worker import Step, Worker, worker_seed
+
+if _TYPE_CHECKING:
+    from fastps import checkpoint as checkpoint
+    from fastps import data as data
+    from fastps import hogwild as hogwild
+    from fastps import jax as jax
+    from fastps import optimize as optimize
+    from fastps import record as record
+    from fastps import rl as rl
+    from fastps import simulate as simulate
+    from fastps import torch as torch
 
 __all__ = [
     "SGD",
@@ -127,7 +139,14 @@ _EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "rl", "
 def __getattr__(name: str) -> _ModuleType:
     if name in _EXTRAS:
         return _importlib.import_module(f"fastps.{name}")
-    raise AttributeError(f"module 'fastps' has no attribute {name!r}")
+    from fastps._shared.text import meant
+
+    error = f"module 'fastps' has no attribute {name!r}{meant(name, [*__all__, *_EXTRAS], 'fastps.{}')}"
+    raise AttributeError(error, name=name, obj=None)  # without obj, tracebacks add no second suggestion
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXTRAS})
 
 
 # A forked child raises an error instead of waiting for threads that it does not have.

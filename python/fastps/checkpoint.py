@@ -20,7 +20,7 @@ from fastps import optim
 from fastps._shared import tensor_file
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
-from fastps.connection import ParameterServer, TensorSpec
+from fastps.connection import ParameterServer, TensorSpec, check_ps
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
 from fastps.store import Store
 
@@ -56,6 +56,7 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
     >>> other.pull("w"), other.state("w")["step"]
     (array([-0.5, -0.5], dtype=float32), array([1]))
     """
+    check_ps(ps)
     tensor_file.library()  # before anything is pulled
     chosen = ps.names() if names is None else [names] if isinstance(names, str) else list(names)
     arrays = ps.pull(chosen)
@@ -104,6 +105,7 @@ def load(
         OSError: The file cannot be read.
         ImportError: The package ``safetensors`` is not installed.
     """
+    check_ps(ps)
     about, arrays = _read(path, verify)
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:

@@ -13,19 +13,19 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
-from fastps._shared.checks import integer, invalid
+from fastps._shared.checks import integer, invalid, number
 from fastps._shared.countdown import Countdown
 from fastps._shared.files import warn_if_shared
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
-from fastps._shared.text import quoted
+from fastps._shared.text import counted, quoted
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
-from fastps.errors import ConfigError, Lost
+from fastps.errors import ConfigError, ForkError, Lost
 from fastps.optim import SGD, Optimizer
 from fastps.server import Server
 
-__all__ = ["ParameterServer", "PushOptions", "TensorSpec", "connect"]
+__all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps", "connect"]
 
 Arrays = Mapping[str, Any]
 
@@ -625,8 +625,19 @@ class ParameterServer:
         return attach, (type(self), self._reattach)
 
     def __repr__(self) -> str:
-        where = "in process" if self._reattach is None else self._reattach[0]
-        return f"<fastps.{type(self).__name__} {where}>"
+        """What is known here; asks no server."""
+        parts = ["in process" if self._reattach is None else self._reattach[0]]
+        try:
+            native: _fastps.Client = object.__getattribute__(self, "_native")
+            servers = len(native.transport)
+            parts += [counted(servers, "shard")] if servers else []
+            parts += [counted(native.known_tensors, "tensor")]
+            parts += [f"run {self.run}"] * (self.run is not None) + ["closed"] * native.closed
+        except AttributeError:
+            parts.append("not used yet")
+        except ForkError:
+            parts.append("made before a fork")
+        return f"<fastps.{type(self).__name__} {', '.join(parts)}>"
 
 
 #: Held while an unpickled client connects, once for all threads; reentrant, for signal handlers.
@@ -678,6 +689,22 @@ def _check_gradient(name: Any, grad: Any) -> None:
     raise ConfigError(
         f"wrong arguments{where}: expected {expected}, got {got}", tensor=tensor, expected=expected, got=got
     )
+
+
+def check_ps(given: object, name: str = "ps") -> None:
+    """Raises `ConfigError` unless the argument `name` is a `fastps.Store` or the result of `connect`."""
+    if isinstance(given, ParameterServer):
+        return
+    expected, got, cure = "a fastps.Store or the result of fastps.connect", repr(given), ""
+    if isinstance(given, str):
+        got, cure = f"the address {given!r}", f"; write fastps.connect({given!r})"
+    elif isinstance(given, Server):
+        cure = f"; write fastps.connect({given.addresses!r})"
+    elif isinstance(given, type) and issubclass(given, ParameterServer):
+        got, cure = f"the class {given.__name__}", "; write fastps.Store()"
+    elif given is not None:
+        got = f"an object of type {type(given).__name__}"
+    raise ConfigError(f"invalid {name}: expected {expected}, got {got}{cure}", expected=expected, got=got)
 
 
 def _addresses(given: Any) -> str:
@@ -768,7 +795,7 @@ def connect(
     text = _addresses(addresses)
     warn_if_shared(tls_key, stacklevel=2)
     options: dict[str, Any] = {
-        "timeout": timeout,
+        "timeout": number("timeout", timeout),
         "check_finite": check_finite,
         "transport": transport,
         "spin_us": spin_us,

@@ -21,20 +21,25 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fastps import optim
 from fastps._shared.handles import Receipts
+from fastps._shared.missing import missing
 from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer, PushOptions
+from fastps.connection import ParameterServer, PushOptions, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.modes import Mode
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
 from fastps.worker.arguments import check_float32
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as error:
+    raise missing("fastps.jax", error, "jax", "jax") from error
 
 __all__ = ["Worker", "flatten", "pull", "push", "register"]
 
@@ -69,12 +74,14 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
 
 def register(ps: ParameterServer, tree: Any, optimizer: optim.Optimizer, *, prefix: str = "") -> None:
     """Registers every leaf that is not there; what is there stays, as `fastps.ParameterServer.register`."""
+    check_ps(ps)
     for name, array in flatten(tree, prefix).items():
         ps.register(name, array, optimizer)
 
 
 def push(ps: ParameterServer, grads: Any, *, prefix: str = "", **how: Unpack[PushOptions]) -> Receipts:
     """Pushes a pytree of gradients as one list, as `fastps.ParameterServer.push`."""
+    check_ps(ps)
     return ps.push(flatten(grads, prefix), **how)
 
 
@@ -84,6 +91,7 @@ def pull(ps: ParameterServer, like: Any, *, prefix: str = "") -> Any:
     Raises:
         UnknownTensorError, DTypeError: A leaf's tensor is not registered, or is not float32.
     """
+    check_ps(ps)
     names = list(flatten(like, prefix))
     check_float32(ps, names)
     return _unflatten(ps.pull(names), like)
@@ -129,6 +137,7 @@ class Worker:
         accumulate: int = 1,
         rank: int | None = None,
     ) -> None:
+        check_ps(ps)
         self._prefix = prefix
         flat = flatten(params, prefix)
         self._worker = _Worker(ps, flat, mode, codec, on_step=on_step, accumulate=accumulate, rank=rank)

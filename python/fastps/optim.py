@@ -59,6 +59,18 @@ class Optimizer:
         lr: dict[str, Any] = {"lr": vars(other)["lr"]}
         return type(self) is type(other) and replace(self, **lr) == other
 
+    def _apart(self, other: Optimizer) -> tuple[str, str]:
+        """Both with what sets them apart but for ``lr``; of other kinds, with what is not as by default."""
+
+        def text(one: Optimizer, than: Optimizer) -> str:
+            of = {name: value for name, value in vars(one).items() if vars(than)[name] != value}
+            settings = (f"{name}={value!r}" for name, value in of.items() if name != "lr")
+            return f"{type(one).__name__}({', '.join(settings)})"
+
+        if type(self) is type(other):
+            return text(self, other), text(other, self)
+        return text(self, type(self)()), text(other, type(other)())
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):

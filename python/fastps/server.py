@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from fastps import _fastps
-from fastps._shared.checks import integer, integer_or_none
+from fastps._shared.checks import integer, integer_or_none, number
 from fastps._shared.files import warn_if_shared
+from fastps._shared.text import counted
 from fastps._shared.types import File
+from fastps.errors import ConfigError
 
 __all__ = ["Server", "serve"]
 
@@ -24,12 +27,14 @@ class Server:
             server itself.
     """
 
-    __slots__ = ("_native", "address_list", "addresses")
+    __slots__ = ("__weakref__", "_native", "_stopped", "address_list", "addresses")
 
     def __init__(self, native: _fastps.Server) -> None:
         self._native = native
+        self._stopped = False
         self.address_list: list[str] = native.addresses()
         self.addresses: str = ",".join(self.address_list)
+        _servers.add(self)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Refuses new calls, finishes those in progress, and stops; a second call does nothing.
@@ -42,6 +47,7 @@ class Server:
             DeadlineError: A thread did not stop in time.
         """
         self._native.stop(timeout)
+        self._stopped = True
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +58,12 @@ class Server:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<fastps.Server {self.addresses}>"
+        stopped = ", stopped" * self._stopped
+        return f"<fastps.Server {self.addresses}, {counted(len(self.address_list), 'shard')}{stopped}>"
+
+
+#: The servers of this process that something refers to.
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 def serve(
@@ -117,7 +128,8 @@ def serve(
         A `Server`, to be used as a context manager.
 
     Raises:
-        ConfigError: A port or the path of a Unix socket is in use, an address is not loopback and there is
+        ConfigError: A port (the error names a server of this process that has it) or the path of a Unix
+            socket is in use, an address is not loopback and there is
             neither TLS nor `insecure`, an option is invalid, or a TLS file cannot be read.
 
     >>> with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
@@ -127,14 +139,14 @@ def serve(
     array([-0.5, -0.5, -0.5], dtype=float32)
     """
     warn_if_shared(tls_key, stacklevel=2)
-    native = _fastps.Server(
+    arguments = (
         integer("shards", shards, 0, 2**32 - 1),
         _addresses(listen),
         _paths(listen_unix),
         _addresses(cluster),
         advertise,
         integer_or_none("memory_limit", memory_limit),
-        lease,
+        number("lease", lease),
         local,
         insecure,
         tls_cert,
@@ -142,14 +154,31 @@ def serve(
         tls_ca,
         spin_us,
         data_dir,
-        snapshot_every,
+        number("snapshot_every", snapshot_every),
         integer("snapshot_after", snapshot_after, 0, 2**64 - 1),
         integer("keep", keep),
-        keep_for,
+        number("keep_for", keep_for),
         copy_to,
         accept_loss,
     )
-    return Server(native)
+    try:
+        return Server(_fastps.Server(*arguments))
+    except ConfigError as error:
+        own = _on_port(error.got)
+        if own is None or not str(error).startswith("cannot listen"):
+            raise
+        raise ConfigError(
+            f"cannot listen on port {error.got}: it is in use by {own!r} of this process; stop() that, or "
+            f"use fastps.connect({error.got}): expected a free port, or 0 for any, got {error.got}",
+            expected=error.expected,
+            got=error.got,
+        ) from None
+
+
+def _on_port(port: str | None) -> Server | None:
+    """The server of this process that listens on a port."""
+    of = (server for server in list(_servers) if not server._stopped)
+    return next((s for s in of if any(a.rpartition(":")[2] == port for a in s.address_list)), None)
 
 
 def _paths(paths: File | Sequence[File]) -> list[File]:

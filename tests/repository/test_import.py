@@ -68,3 +68,41 @@ def test_parts_with_packages_of_their_own_are_imported_when_they_are_named():
         "print(before, fastps.hogwild.__name__, fastps.torch.__name__)"
     )
     assert run(code) == "False fastps.hogwild fastps.torch"
+
+
+def test_dir_shows_every_subpackage():
+    code = "import sys, fastps; print(dir(fastps)); assert 'fastps.torch' not in sys.modules"
+    shown = run(code)
+    for name in ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch"):
+        assert f"'{name}'" in shown
+
+
+@pytest.mark.parametrize(
+    ("module", "absent", "text"),
+    [
+        ("torch", "torch", "fastps.torch needs torch: pip install torch (the extra fastps[torch])"),
+        ("jax", "jax", "fastps.jax needs jax: pip install jax (the extra fastps[jax])"),
+        (
+            "hogwild",
+            "sklearn",
+            "fastps.hogwild needs scikit-learn: pip install scikit-learn (the extra fastps[sklearn])",
+        ),
+        (
+            "rl",
+            "gymnasium",
+            "fastps.rl needs gymnasium and torch: pip install gymnasium torch (the extra fastps[rl])",
+        ),
+        (
+            "rl",
+            "torch",
+            "fastps.rl needs gymnasium and torch: pip install gymnasium torch (the extra fastps[rl])",
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", ["import fastps.{}", "import fastps; fastps.{}", "from fastps import {}"])
+def test_a_missing_package_names_its_extra(module, absent, text, how):
+    code = (
+        f"import sys; sys.modules['{absent}'] = None\n"
+        f"try:\n  {how.format(module)}\nexcept ImportError as error: print(error)"
+    )
+    assert run(code) == text

@@ -44,6 +44,13 @@ def test_worker(store: fastps.Store) -> None:
         worker.step({"w": np.ones(3, np.float32)})
 
 
+def test_subpackages(store: fastps.Store) -> None:
+    portions = fastps.data.Portions(store, n=5)
+    assert_type(portions, fastps.data.Portions)
+    assert_type(fastps.optimize.LBFGS(), fastps.optimize.LBFGS)
+    assert_type(fastps.torch.seed(0, store), int)
+
+
 def test_connect() -> None:
     with fastps.serve(shards=2) as server:
         assert_type(server.addresses, str)

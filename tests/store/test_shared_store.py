@@ -142,7 +142,7 @@ def test_what_it_refuses(store):
     store.register("w", np.zeros(3, np.float32), SGD, apply="hogwild")
     store.register("w", np.ones(3, np.float32), SGD, apply="hogwild")  # the same again keeps the values
     assert store.pull("w").sum() == 0
-    with pytest.raises(fastps.ConfigError, match="another spec"):
+    with pytest.raises(fastps.ConfigError, match="another shape"):
         store.register("w", np.zeros(4, np.float32), SGD, apply="hogwild")
     with pytest.raises(fastps.ConfigError, match="keeps its tensors"):
         store.unregister("w")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
+from fastps._shared.text import meant
 from fastps.errors import ConfigError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "integer",
     "integer_or_none",
     "invalid",
+    "number",
 ]
 
 _T = TypeVar("_T")
@@ -70,6 +72,14 @@ def as_seconds(name: str, value: Any) -> float:
     return seconds
 
 
+def number(name: str, value: Any) -> float:
+    """A float, also NaN or infinity."""
+    given = _float(value)
+    if math.isnan(given) and not isinstance(value, (float, np.floating)):
+        raise invalid(name, "a number", value)
+    return given
+
+
 def flag(name: str, value: object) -> None:
     """Raises unless the value is a bool."""
     if not isinstance(value, bool):
@@ -85,13 +95,17 @@ def choice(name: str, value: str, known: Mapping[str, _T]) -> _T:
     """The entry of a table that a word names; fails with the nearest word if there is none."""
     if value in known:
         return known[value]
-    near = difflib.get_close_matches(str(value), known, 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise invalid(name, f"one of {', '.join(map(repr, known))}{hint}", value)
+    raise invalid(name, f"one of {', '.join(map(repr, known))}{meant(str(value), known, '{!r}')}", value)
 
 
 def invalid(name: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"invalid {name}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+    """The error of an argument. A text may look like the number that was expected, such as ``"0.1"``."""
+    given = repr(got)
+    if isinstance(got, str) and re.search(r"\b(number|integer|seconds)\b", expected):
+        expected, given = f"{expected} without quotes", f"the str {given}"
+    elif isinstance(got, type):
+        given = f"the class {got.__module__}.{got.__qualname__}"
+    return ConfigError(f"invalid {name}: expected {expected}, got {given}", expected=expected, got=given)
 
 
 def _float(value: Any) -> float:

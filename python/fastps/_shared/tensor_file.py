@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.files import replaced
+from fastps._shared.missing import missing
 from fastps._shared.types import Array, File
 from fastps.errors import DamagedFileError, DTypeError
 
@@ -32,7 +33,7 @@ def library() -> Any:
     try:
         import safetensors.numpy
     except ImportError as error:
-        raise ImportError("safetensors files need the package: pip install safetensors") from error
+        raise missing("a safetensors file", error, "checkpoint", "safetensors") from error
     return safetensors
 
 

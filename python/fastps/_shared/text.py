@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["ago", "numbers", "quoted"]
+__all__ = ["ago", "counted", "meant", "nearest", "numbers", "quoted", "some"]
 
 
 def ago(seconds: float | None) -> str:
@@ -18,6 +18,26 @@ def ago(seconds: float | None) -> str:
     return f"{seconds:.0f} d ago"
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name for which a misspelt one most likely stands, in any case; None if there is none."""
+    import difflib  # slow to import, and needed only for errors
+
+    known = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(name.lower(), known, 1)
+    return known[near[0]] if near else None
+
+
+def meant(name: str, names: Iterable[str], form: str = '"{}"') -> str:
+    """The end of an error about an unknown name: the nearest one, or nothing."""
+    near = nearest(name, names)
+    return "" if near is None else f"; did you mean {form.format(near)}?"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, such as ``1 shard`` or ``3 shards``."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def numbers(values: Iterable[int]) -> str:
     """Numbers in a row, such as ``3, 4``; ``none`` if there are none."""
     return ", ".join(map(str, values)) or "none"
@@ -26,3 +46,10 @@ def numbers(values: Iterable[int]) -> str:
 def quoted(names: Iterable[str]) -> str:
     """Names in quotes, such as ``"a", "b"``; ``none`` if there are none."""
     return ", ".join(f'"{name}"' for name in names) or "none"
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """The first names in quotes and the number of the others, such as ``"a", "b", "c" and 7 more``."""
+    listed = list(names)
+    more = len(listed) - most
+    return quoted(listed[:most]) + (f" and {more} more" if more > 0 else "")

@@ -90,12 +90,13 @@ def _run(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     from fastps.commands import doctor, runs
     from fastps.commands.demo import command
+    from fastps.commands.kit.parser import Parser
     from fastps.commands.live import command as live
     from fastps.commands.repro import command as repro
     from fastps.commands.sandblaster import command as sandblaster
     from fastps.commands.torture import command as torture
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fastps",
         description="A parameter server: sharded, asynchronous, fast.",
         epilog=_listing(),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastps._shared.checks import integer, invalid
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import DeadlineError
 
 __all__ = ["Indices", "Portions", "Sampler"]
@@ -87,8 +87,7 @@ class Portions:
         epoch: int = 0,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(ps, ParameterServer):
-            raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+        check_ps(ps)
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
             raise invalid("name", "1 to 256 bytes of UTF-8", name)
         if timeout is not None and not timeout >= 0:

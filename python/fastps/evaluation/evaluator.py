@@ -17,7 +17,7 @@ from fastps._shared.checks import as_seconds, at_least, flag, invalid
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DeadlineError, NonFiniteError, UnknownTensorError
 
 __all__ = ["Evaluation", "Evaluator", "evaluator"]
@@ -255,8 +255,7 @@ def evaluator(
     >>> evaluator.best.version
     3
     """
-    if not isinstance(ps, ParameterServer):
-        raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+    check_ps(ps)
     if not callable(fn):
         raise invalid("fn", "a function of the parameters", fn)
     flag("cut", cut)

@@ -10,10 +10,12 @@
 array([1])
 """
 
+from fastps._shared.missing import missing as _missing
+
 try:
     import sklearn as _sklearn
 except ImportError as _error:
-    raise ImportError("fastps.hogwild needs scikit-learn: pip install scikit-learn") from _error
+    raise _missing("fastps.hogwild", _error, "sklearn", "scikit-learn") from _error
 
 from fastps.hogwild._classifier import HogwildClassifier
 from fastps.hogwild._factorization import HogwildMatrixFactorization

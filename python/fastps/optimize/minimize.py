@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastps._shared.checks import as_seconds, flag, integer, invalid
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError, FencedError
 from fastps.optimize.batches import Batches, LocalReplica
 from fastps.optimize.coordinator import Coordinator
@@ -116,8 +116,7 @@ def minimize(
     >>> result.success, result.fun, store.pull("w")
     (True, 2.0, array([2., 3.]))
     """
-    if not isinstance(ps, ParameterServer):
-        raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+    check_ps(ps)
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise invalid("names", "a list of names", names)
     names = list(names)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastps import _fastps
 from fastps._shared.checks import invalid
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError, UnknownTensorError
 from fastps.optimize.objective import Objective, Task, samples_of, shapes_of
 
@@ -82,8 +82,7 @@ class Replica:
     def __init__(
         self, ps: ParameterServer, objective: Objective, *, space: str = "minimize", name: str | None = None
     ) -> None:
-        if not isinstance(ps, ParameterServer):
-            raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+        check_ps(ps)
         if not callable(objective):
             raise invalid("objective", "a function of parameters and indices", objective)
         if not isinstance(space, str):

@@ -21,7 +21,7 @@ from fastps import _fastps
 from fastps._shared.checks import invalid
 from fastps._shared.countdown import Countdown
 from fastps._shared.text import quoted
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError, FencedError, StalePush, UnavailableError
 
 __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop", "exact_sum"]
@@ -156,7 +156,7 @@ class Vectors:
         keep_for: float = 3600.0,
         timeout: float | None = None,
     ) -> None:
-        _check_server(ps)
+        check_ps(ps)
         for what, value in (("names", names), ("vectors", vectors)):
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise invalid(what, "a list of names", value)
@@ -449,17 +449,12 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
     >>> fastps.optimize.drop(store, "left open"), fastps.optimize.drop(store, "left open")
     (True, False)
     """
-    _check_server(ps)
+    check_ps(ps)
     native, countdown = _fastps.VectorSpaces(ps._native), Countdown(timeout)
     found = [number for name, number, *_ in native.list(countdown.left()) if name == space]
     for number in found:
         native.close(number, countdown.left())
     return bool(found)
-
-
-def _check_server(ps: object) -> None:
-    if not isinstance(ps, ParameterServer):
-        raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
 
 
 def _own_name() -> str:

@@ -13,11 +13,13 @@ in one thread; `evaluate` plays the model. Needs gymnasium and torch: ``pip inst
 (500, 5)
 """
 
+from fastps._shared.missing import missing as _missing
+
 try:
     import gymnasium as _gymnasium
     import torch as _torch
 except ImportError as _error:
-    raise ImportError("fastps.rl needs gymnasium and torch: pip install gymnasium torch") from _error
+    raise _missing("fastps.rl", _error, "rl", "gymnasium", "torch") from _error
 
 from fastps.rl.a3c import A3C
 from fastps.rl.evolution import EvolutionStrategies

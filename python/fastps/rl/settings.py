@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.kept import SETTINGS
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
 from fastps.optim import SGD
 from fastps.rl.totals import is_shared
@@ -22,6 +22,7 @@ _OWN = "seed"
 
 def present(ps: ParameterServer) -> dict[str, Any] | None:
     """The settings of the run that is there; None if there is none."""
+    check_ps(ps)
     if SETTINGS not in ps.names():
         return None
     text = ps.pull(SETTINGS).astype(np.uint8).tobytes()

@@ -1,5 +1,12 @@
 """PyTorch: an optimizer whose parameters, state and steps live in a parameter server; ways there and back."""
 
+from fastps._shared.missing import missing as _missing
+
+try:
+    import torch as _torch
+except ImportError as _error:
+    raise _missing("fastps.torch", _error, "torch", "torch") from _error
+
 from fastps.torch.buffers import load
 from fastps.torch.distributed import load_distributed, save_distributed
 from fastps.torch.evaluate import evaluator
@@ -24,3 +31,5 @@ __all__ = [
     "seed",
     "to_store",
 ]
+
+del _torch

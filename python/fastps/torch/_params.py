@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -12,9 +13,10 @@ from torch.autograd.graph import increment_version
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps._shared.checks import invalid, number
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.store import Store
 from fastps.worker.arguments import check_float32
@@ -201,7 +203,11 @@ def float32(tensor: torch.Tensor) -> Array:
 
 
 def wrong(what: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"invalid {what}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+    """The error of an argument; of torch's objects it names the type, as their own texts have many lines."""
+    if isinstance(got, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
+        kind = f"{type(got).__module__}.{type(got).__qualname__}"
+        return ConfigError(f"invalid {what}: expected {expected}, got a {kind}", expected=expected, got=kind)
+    return invalid(what, expected, got)
 
 
 def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torch.Tensor]:
@@ -213,7 +219,8 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
     seen: set[int] = set()
     for item in listed:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
-            raise wrong("params", "names with the parameters, as model.named_parameters() gives", type(item))
+            expected = "names with the parameters, as model.named_parameters() gives"
+            raise wrong("params", expected, item)
         name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
         if not isinstance(param, torch.Tensor):
             raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
@@ -228,35 +235,54 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
 
 def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]]) -> list[str]:
     """Those that are not registered, of names with shapes and rules. Fails if one is registered otherwise."""
-    present, others = rules.keys() & set(ps.names()), []
+    check_ps(ps)
+    present, shapes, others = rules.keys() & set(ps.names()), [], []
     check_float32(ps, sorted(present))
     for name, (shape, rule) in rules.items():
         if name in present:
             there = ps.spec(name)
             if there.shape != shape:
-                others.append((name, f"shape {shape}", f"shape {there.shape}"))
+                shapes.append((name, f"shape {shape}", f"shape {there.shape}"))
             elif not rule._is_but_for_lr(there.optimizer):
-                others.append((name, str(rule), str(there.optimizer)))
+                others.append((name, *rule._apart(there.optimizer)))
+    if shapes:
+        raise _taken(ps, shapes, "another model has these names", "give this one")
     if others:
-        name, ours, theirs = others[0]
-        names = quoted(name for name, _, _ in others)
-        where, free = "", "unregister its tensors (ps.unregister)"
-        if ps.run is not None:
-            where, free = f" in run {ps.run}", f"free that run (fastps rm ADDRESSES --run {ps.run})"
-        own = "" if isinstance(ps, Store) else " or a run of its own (fastps.connect(..., run=...))"
-        raise ConfigError(
-            f'another model has these names{where}: {names} (tensor "{name}"): expected {theirs}, got {ours};'
-            f" give this one other names (prefix=...){own}, or {free}",
-            tensor=name,
-            expected=theirs,
-            got=ours,
-        )
+        cure = f"train with that optimizer, {others[0][2]}, or give the model"
+        raise _taken(ps, others, "these parameters are registered with another optimizer", cure)
     return [name for name in rules if name not in present]
+
+
+def _taken(ps: ParameterServer, others: list[tuple[str, str, str]], what: str, cure: str) -> ConfigError:
+    """The error of names that are registered otherwise: with ours, and with what is there."""
+    name, ours, theirs = others[0]
+    where, free = "", "unregister its tensors (ps.unregister)"
+    if ps.run is not None:
+        where, free = f" in run {ps.run}", f"free that run (fastps rm ADDRESSES --run {ps.run})"
+    own = "" if isinstance(ps, Store) else " or a run of its own (fastps.connect(..., run=...))"
+    return ConfigError(
+        f'{what}{where}: {quoted(name for name, _, _ in others)} (tensor "{name}"): expected {theirs}, got '
+        f"{ours}; {cure} other names (prefix=...){own}, or {free}",
+        tensor=name,
+        expected=theirs,
+        got=ours,
+    )
+
+
+def as_lr(value: Any) -> float:
+    """The rate of a parameter group, which may be a tensor."""
+    if type(value) is float and 0 <= value < math.inf:
+        return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, str) or not math.isfinite(rate := number("lr", value)) or rate < 0:
+        raise wrong("lr", "a finite number >= 0", value)
+    return rate
 
 
 def rule_of_group(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
     settings = {field.name: group[field.name] for field in dataclasses.fields(optimizer)}
-    settings["lr"] = float(settings["lr"])
+    settings["lr"] = as_lr(settings["lr"])
     if isinstance(settings.get("betas"), list):
         settings["betas"] = tuple(settings["betas"])
     return dataclasses.replace(optimizer, **settings)

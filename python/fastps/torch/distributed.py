@@ -24,7 +24,7 @@ from fastps import optim
 from fastps._shared.tensor_file import damaged
 from fastps._shared.types import File
 from fastps.checkpoint import new_state
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
 from fastps.torch.state import State, Theirs, as_stored, missing, put, take, theirs
 
@@ -65,6 +65,7 @@ def save_distributed(
     >>> bool((other.pull("weight") == store.pull("weight")).all())
     True
     """
+    check_ps(ps)
     states = take(ps, theirs(model, optimizer, prefix), optimizer)
     saved = {keys[0]: get_model_state_dict(model), keys[1]: _named(model, optimizer, states)}
     with _by_this_process_alone():
@@ -100,6 +101,7 @@ def load_distributed(
             another optimizer's state or none; nothing is changed then.
         OSError: The directory cannot be read.
     """
+    check_ps(ps)
     those = theirs(model, optimizer, prefix)
     missing(ps, those)  # raises if they are others
     with _damage_of(path):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.optim import SGD
 from fastps.torch._params import by_name, wrong
@@ -92,12 +92,14 @@ class Objective:
         Raises:
             ConfigError: A tensor of this name exists with another shape, dtype or optimizer.
         """
+        check_ps(ps)
         for name, param in self._params.items():
             values = param.detach().to("cpu").contiguous().numpy()
             ps.register(name, values, optimizer=SGD(lr=1.0))
 
     def pull(self, ps: ParameterServer) -> None:
         """Copies the values of the tensors into the model."""
+        check_ps(ps)
         self._install(ps.pull(self.names))
 
     def __call__(

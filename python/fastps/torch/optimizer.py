@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import difflib
 import logging
-import math
 import os
 import secrets
 import weakref
@@ -21,18 +20,20 @@ from torch.optim import optimizer as base
 from fastps import optim
 from fastps._fastps import Sparse
 from fastps._shared.checks import at_least
-from fastps._shared.text import quoted
+from fastps._shared.text import meant, quoted
 from fastps.checkpoint import new_state
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
+from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
-from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
+from fastps.torch._params import Entry, Filled, Gpus, absent, as_lr, by_name, rule_of_group, wrong
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
 from fastps.worker import Step, Worker
+from fastps.worker.arguments import check_codec, check_mode, like
 
 _log = logging.getLogger("fastps")
 #: Gradients leave during backward when so many bytes of them are there.
@@ -108,6 +109,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     True
     """
 
+    @checked
     def __init__(
         self,
         params: Iterable[Any],
@@ -125,11 +127,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         buffers: Way | None = None,
         buffers_every: int = 5,
     ) -> None:
+        check_ps(ps)
         if not isinstance(optimizer, optim.Optimizer):
-            raise wrong("optimizer", "one of fastps, as fastps.Adam(lr=1e-3)", optimizer)
+            kind = type(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+            raise wrong("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", optimizer)
         mode = Async() if mode is None else mode
-        if not isinstance(mode, Mode):
-            raise wrong("mode", "a mode, such as fastps.Async()", mode)
+        check_mode(mode)
+        if codec is not None:
+            check_codec(codec)
         local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
         if push_in_backward and local:
             raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
@@ -182,7 +187,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         group = dict(param_group)
         for key in group.keys() - self.defaults.keys():
             if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
-                raise wrong("setting", f"one of {quoted(sorted(self.defaults))}", key)
+                expected = f"one of {quoted(sorted(self.defaults))}"
+                raise ConfigError(
+                    f"invalid setting: expected {expected}, got {key!r}{meant(key, self.defaults)}",
+                    expected=expected,
+                    got=repr(key),
+                )
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -249,6 +259,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = result = closure()
         worker = self._open()
+        self._check_open()
         if not worker._stepped:
             worker._first_step(random_state(), "fastps.torch.seed(base, ps)", self._raw())
             warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
@@ -378,6 +389,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         array([[1., 1.]], dtype=float32)
         """
         worker = self._open()
+        self._check_open()
         self._filled.wait()
         self._filled.take()
         worker.push_model()
@@ -391,6 +403,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
         The model keeps its buffers.
         """
+        self._check_open()
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
@@ -398,6 +411,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     def flush(self) -> None:
         """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
+        self._check_open()
         self._open().flush()
 
     def close(self) -> None:
@@ -420,6 +434,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if self._worker is not None:
                 self._worker.close()
 
+    def __repr__(self) -> str:
+        """What is known here, without asking a server, and torch's groups."""
+        own = "not open" if self._worker is None else repr(self._worker)
+        groups = super().__repr__().partition("\n")[2].rstrip(")")
+        return f"ParameterServerOptimizer (\n{self._optimizer!r} at {self._ps!r}\n{own}\n{groups})"
+
     def __enter__(self) -> Self:
         return self
 
@@ -436,6 +456,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def _open(self) -> Worker:
         assert self._worker is not None
         return self._worker
+
+    def _check_open(self) -> None:
+        if self._open()._ps.closed:
+            expected, got = "an open optimizer", "a closed one"
+            raise ConfigError(
+                f"this ParameterServerOptimizer is closed; make another one: expected {expected}, got {got}",
+                expected=expected,
+                got=got,
+            )
 
     def _follow_schedule(self) -> None:
         """The groups' rates are those of the present step, which may be another one than before."""
@@ -572,10 +601,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         rates = []
         for rule, group in zip(self._rules, self.param_groups, strict=True):
             _unchanged(rule, group)
-            rate = float(group["lr"])
-            if not math.isfinite(rate) or rate < 0:
-                raise wrong("lr", "a finite number >= 0", rate)
-            rates.append(rate)
+            rates.append(as_lr(group["lr"]))
         if len(set(rates)) == 1:
             return rates[0]
         return {e.name: rate for rate, group in zip(rates, self._groups, strict=True) for e in group}

@@ -11,7 +11,7 @@ import torch
 
 from fastps import optim
 from fastps.checkpoint import new_state
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group, wrong
 
 #: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.
@@ -55,6 +55,7 @@ def to_store(
         ConfigError: It is another optimizer, or a parameter exists with another shape or other settings (but
             for ``lr``); nothing is changed then.
     """
+    check_ps(ps)
     those = theirs(model, optimizer, prefix)
     put(ps, those, {one.name: as_stored(one.rule, optimizer.state.get(one.param, {})) for one in those})
 
@@ -76,6 +77,7 @@ def from_store(
         UnknownTensorError: A parameter is not in the store.
         ConfigError: As from `to_store`; nothing is changed then.
     """
+    check_ps(ps)
     take(ps, theirs(model, optimizer, prefix), optimizer)
 
 

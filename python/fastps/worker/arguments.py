@@ -8,19 +8,50 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.checks import as_rate, invalid
-from fastps._shared.text import quoted
+from fastps._shared.text import meant, nearest, quoted
 from fastps._shared.types import Rates
+from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
+from fastps.modes import Mode
 from fastps.store import Store
 
-__all__ = ["as_rates", "check_float32", "check_hogwild", "check_mapping", "check_shapes", "must_be"]
+__all__ = [
+    "as_rates",
+    "check_codec",
+    "check_float32",
+    "check_hogwild",
+    "check_mapping",
+    "check_mode",
+    "check_shapes",
+    "like",
+    "must_be",
+]
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:
     """Raises `ConfigError` unless the argument `name` is of a type."""
     if not isinstance(value, kind):
         raise invalid(name, expected, value)
+
+
+def check_mode(value: object) -> None:
+    """Raises `ConfigError` unless it is a mode."""
+    must_be(Mode, "mode", f"a mode, such as {like(Mode, value, 'Async')}", value)
+
+
+def check_codec(value: object) -> None:
+    """Raises `ConfigError` unless it is a codec."""
+    must_be(Codec, "codec", f"a codec, such as {like(Codec, value, 'Int8')}", value)
+
+
+def like(base: type, value: object, example: str) -> str:
+    """A call of the subclass of `base` that a class or a name probably stands for."""
+    name = value.__name__ if isinstance(value, type) else value
+    near, kinds = None, list[type](base.__subclasses__())
+    if isinstance(name, str) and not isinstance(value, base):
+        near = nearest(name, (kind.__name__ for kind in kinds))
+    return f"fastps.{near or example}()"
 
 
 def check_mapping(what: str, of: str, value: object) -> None:
@@ -87,7 +118,7 @@ def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
         name = min(lr.keys() - names.keys())
         raise ConfigError(
             f'the worker has no such tensor, but lr names it (tensor "{name}"): expected names from '
-            f'{quoted(names)}, got "{name}"',
+            f'{quoted(names)}, got "{name}"{meant(name, names)}',
             tensor=name,
             expected=quoted(names),
             got=name,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Sparse, Versions
 from fastps._shared.handles import Receipts
-from fastps._shared.text import quoted
+from fastps._shared.text import meant, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import (
@@ -179,7 +179,7 @@ class Pushes:
             name = min(unknown)
             raise ConfigError(
                 f'the worker has no such tensor (tensor "{name}"): expected names from '
-                f'{quoted(self._params)}, got "{name}"',
+                f'{quoted(self._params)}, got "{name}"{meant(name, self._params)}',
                 tensor=name,
                 expected=quoted(self._params),
                 got=name,

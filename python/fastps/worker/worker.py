@@ -13,13 +13,12 @@ from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
 from fastps._shared.handles import Receipts
 from fastps._shared.lost import warn_of
-from fastps._shared.text import quoted
+from fastps._shared.text import counted, quoted, some
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import (
     ConfigError,
-    DeadlineError,
     LeaseError,
     Lost,
     NonFiniteError,
@@ -29,11 +28,12 @@ from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
 from fastps.worker.arguments import (
     as_rates,
+    check_codec,
     check_float32,
     check_hogwild,
     check_mapping,
+    check_mode,
     check_shapes,
-    must_be,
 )
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
@@ -117,9 +117,10 @@ class Worker:
         name: str | None = None,
         wait: bool = True,
     ) -> None:
-        must_be(Mode, "mode", "a mode, such as fastps.Async()", mode)
+        check_ps(ps)
+        check_mode(mode)
         if codec is not None:
-            must_be(Codec, "codec", "a codec, such as fastps.Int8()", codec)
+            check_codec(codec)
         accumulate = at_least(1, "accumulate", accumulate)
         flag("wait", wait)
         if rank is not None:
@@ -203,6 +204,7 @@ class Worker:
             UnknownTensorError, ShapeError, DTypeError: A name is not registered, has another shape, or is not
                 float32.
         """
+        self._check_open()
         check_mapping("params", "arrays", params)
         twice = sorted(params.keys() & self.params.keys())
         if twice:
@@ -288,8 +290,6 @@ class Worker:
         self._watched.check()
         if self._step_at_once(grads, lr, loss):
             return
-        if self._ps.closed:
-            raise ConfigError("the worker is closed", expected="an open worker", got="a closed one")
         self._check_may_push(grads)
         if not self._reported:
             self._groups.wait(0)
@@ -385,6 +385,7 @@ class Worker:
         >>> a.params["w"]
         array([-1., -1.], dtype=float32)
         """
+        self._check_open()
         if self._warming:
             return self._end_warm_start()
         if not self._mode._together:
@@ -421,8 +422,18 @@ class Worker:
         now = self._native.versions(names, None)
         return all(new > old for n in names for new, old in zip(now.slices(n), base.slices(n), strict=True))
 
+    def _check_open(self) -> None:
+        if self._ps.closed:
+            raise ConfigError(
+                f'this worker ("{self._groups.name}") is closed; make another one: expected an open worker, '
+                "got a closed one",
+                expected="an open worker",
+                got="a closed one",
+            )
+
     def _check_may_push(self, grads: Mapping[str, Any]) -> None:
         """Raises if no gradient may be pushed now, or `grads` is not a mapping."""
+        self._check_open()
         check_mapping("gradients", "gradients", grads)
         if self._warming and not self._end_warm_start():
             raise ConfigError(
@@ -463,6 +474,7 @@ class Worker:
 
         What error feedback holds, and what was refused or fenced, goes with the next step's push.
         """
+        self._check_open()
         self._pushes.flush(self._lr, self._fetches.installed)
 
     def push_model(self) -> None:
@@ -484,6 +496,7 @@ class Worker:
         >>> store.pull("w")
         array([5., 5.], dtype=float32)
         """
+        self._check_open()
         for name, values in self.params.items():
             if not finite(values):
                 raise NonFiniteError(
@@ -507,6 +520,7 @@ class Worker:
         Raises:
             FastpsError: The fetch failed.
         """
+        self._check_open()
         self._fetches.restart()
         self._progress.restart()
         self._watched.note()
@@ -619,7 +633,16 @@ class Worker:
             raise
         self._note_lost()
         self._own.closed()
+        self._exchanged = None
         self._ps.close()
+
+    def __repr__(self) -> str:
+        """What is known here; asks no server."""
+        closed = ", closed" * self._ps.closed
+        return (
+            f'<fastps.Worker "{self._groups.name}" {self.mode!r}, {counted(self._steps, "step")}, '
+            f"tensors {some(self.params)}{closed}>"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -655,6 +678,7 @@ class Worker:
                     self._groups.leave(timeout=1.0)
             finally:
                 self._own.closed()
+                self._exchanged = None
                 self._ps.close()
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")
@@ -729,9 +753,7 @@ class Worker:
                     "dropped. It has joined again and has the current values"
                 ) from error
             if isinstance(self._mode, Sync) and isinstance(error, PartialPush) and error.in_doubt:
-                raise DeadlineError(
-                    f"timed out waiting for gradients of {self._mode}: {self._groups.workers()}"
-                ) from error
+                raise self._groups.late(self._mode) from error
             raise
         else:
             if not isinstance(self._mode, Sync):

@@ -12,7 +12,7 @@ use crate::state::shared::Shared;
 use crate::state::spaces::KnownSpaces;
 use crate::state::time::after;
 use fastps_core::codec::ErrorFeedback;
-use fastps_core::error::{Error, Kind, Result};
+use fastps_core::error::{Error, Kind, Result, unknown_tensor};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -113,12 +113,11 @@ impl Client {
 
     /// Error for a name that shard 0 does not list.
     fn unknown(&self, name: String) -> Error {
-        let message = if self.map.is_gone(&name) {
-            self.links[0].gone(&name)
-        } else {
-            format!("no tensor of this name is registered at {}", self.addresses().join(", "))
-        };
-        Error::new(Kind::UnknownTensor, message).tensor(name)
+        if self.map.is_gone(&name) {
+            return Error::new(Kind::UnknownTensor, self.links[0].gone(&name)).tensor(name);
+        }
+        let message = format!("no tensor of this name is registered at {}", self.addresses().join(", "));
+        unknown_tensor(message, &name, self.map.names().iter().map(|known| &**known))
     }
 
     /// Brings the map up to date with shard 0, for some tensors or for all.

@@ -20,6 +20,7 @@ use crate::state::stats::Counters;
 use crate::state::time::after;
 use crate::state::time::jitter;
 use crate::state::waiting::{self, Wait};
+use crate::stranger::stranger;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
@@ -288,11 +289,23 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
         }
     }
     failed.sort_by(|a, b| a.0.cmp(&b.0));
-    let Some((_, first)) = failed.first() else {
-        return Ok(met);
+    let mut error = match &failed[..] {
+        [] => return Ok(met),
+        [(address, only)] => {
+            let mut error = only.clone();
+            error.message = format!("cannot connect to {address}: {}", only.message);
+            error
+        }
+        [(_, first), ..] => {
+            let reasons = failed.iter().map(|(address, error)| format!("{address} ({error})"));
+            let reasons = reasons.collect::<Vec<_>>().join(", ");
+            Error::new(first.kind, format!("cannot connect to {reasons}"))
+        }
     };
-    let reasons: Vec<_> = failed.iter().map(|(address, error)| format!("{address} ({error})")).collect();
-    Err(Error::new(first.kind, format!("cannot connect to {}", reasons.join(", "))))
+    if error.kind == Kind::Connection {
+        error.message.push_str("; is a server running there (fastps serve), and are host and port right?");
+    }
+    Err(error)
 }
 
 /// Says hello to one address, and retries until the deadline while the server is away.
@@ -315,8 +328,20 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
             Ok(Ok(hello)) => {
                 return Ok(Met { address: address.to_owned(), channel, client, hello });
             }
-            Ok(Err(error)) if !convert::passes(&error) => return Err(error),
-            Ok(Err(error)) => last = Some(error),
+            Ok(Err(error)) => {
+                let strange = matches!(error.kind, Kind::Internal | Kind::Connection);
+                if last.is_none()
+                    && strange
+                    && unix::path(address).is_none()
+                    && let Some(error) = stranger(address, tls.is_some()).await
+                {
+                    return Err(error);
+                }
+                if !convert::passes(&error) {
+                    return Err(error);
+                }
+                last = Some(error);
+            }
             Err(_) => {
                 let silent = || Error::new(Kind::Connection, "no answer within the timeout");
                 return Err(last.unwrap_or_else(silent));

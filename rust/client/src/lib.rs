@@ -11,6 +11,7 @@ mod connect;
 mod link;
 mod options;
 mod state;
+mod stranger;
 
 pub use calls::checkpoint::Snapshot;
 pub use client::Client;

@@ -1,6 +1,7 @@
 //! Calls of the core and the client: without the GIL, interruptible by Ctrl-C, and never in a forked child.
 
 use crate::errors;
+use crate::settings::number;
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::Ticket;
 use pyo3::prelude::*;
@@ -72,9 +73,28 @@ impl End {
     }
 }
 
+/// The argument `timeout` of a call: a number, or `ConfigError`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seconds(f64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Seconds {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        number(&given, "timeout").map(Self)
+    }
+}
+
+impl From<Seconds> for f64 {
+    fn from(seconds: Seconds) -> Self {
+        seconds.0
+    }
+}
+
 /// Reads a timeout in seconds.
-pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(py: Python<'_>, seconds: impl Into<f64>) -> PyResult<Duration> {
     const LONGEST: f64 = 1e9;
+    let seconds = seconds.into();
     if seconds.is_nan() || seconds < 0.0 {
         return Err(errors::config(py, "invalid timeout", "seconds >= 0", seconds));
     }

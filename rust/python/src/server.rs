@@ -1,6 +1,6 @@
 //! The network from Python: connecting, serving, and the command line.
 
-use crate::call::{self, Here};
+use crate::call::{self, Here, Seconds};
 use crate::client::Client;
 use crate::errors::{self, OrRaise};
 use fastps_client::{Ack, ConnectOptions, TlsFiles, Transport};
@@ -59,8 +59,9 @@ pub(crate) fn connect(
         run,
         ..ConnectOptions::default()
     };
+    let title = addresses.join(", ");
     let connected = call::run(py, true, move || fastps_client::Client::connect(&addresses, options))?;
-    Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
+    Ok(Client::remote(connected.or_raise(py)?, &title, check_finite, timeout))
 }
 
 fn spin(py: Python<'_>, us: i64) -> PyResult<Duration> {
@@ -131,7 +132,7 @@ impl Server {
         Ok(self.0.get(py)?.addresses().to_vec())
     }
 
-    fn stop(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+    fn stop(&self, py: Python<'_>, timeout: Seconds) -> PyResult<()> {
         let (server, timeout) = (self.0.get(py)?.clone(), call::duration(py, timeout)?);
         call::run(py, true, move || server.stop(timeout))?.or_raise(py)
     }

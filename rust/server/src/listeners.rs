@@ -87,12 +87,11 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 fn failed(address: SocketAddr, error: &io::Error) -> Error {
-    let message = if error.kind() == io::ErrorKind::AddrInUse {
-        format!("cannot listen on {address}: the port is in use")
-    } else {
-        format!("cannot listen on {address}: {error}")
-    };
-    Error::new(Kind::Config, message)
+    if error.kind() == io::ErrorKind::AddrInUse {
+        let message = format!("cannot listen on {address}: the port is in use");
+        return Error::new(Kind::Config, message).expected("a free port, or 0 for any", address.port());
+    }
+    Error::new(Kind::Config, format!("cannot listen on {address}: {error}"))
 }
 
 /// Sockets that accept connections.

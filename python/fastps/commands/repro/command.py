@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
+from fastps._shared.text import meant
 from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.catalogue import CLAIMS, find
 from fastps.commands.repro.claim import Claim, Setting
@@ -104,7 +105,8 @@ def execute(args: argparse.Namespace) -> int:
     try:
         claims = find(args.names, args.quick)
     except KeyError as error:
-        raise CommandError(f"no claim {error.args[0]!r}; fastps repro list shows all names") from None
+        hint = meant(error.args[0], CLAIMS, "{}")
+        raise CommandError(f"no claim {error.args[0]!r}; fastps repro list shows all names{hint}") from None
     setting = Setting(args.quick, args.seed, args.data_dir)
     _check(claims, setting)
     out = Path(args.out)

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from fastps._shared import tensor_file
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps._shared.stats import percentile
+from fastps.commands.kit.parser import Parser
 from fastps.errors import ConfigError
 from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fastps rl",
         description="Train a policy with several worker processes that share one model.",
         epilog=_EPILOG,

@@ -13,7 +13,7 @@ from torch import nn
 
 from fastps._shared.checks import integer
 from fastps._shared.text import numbers, quoted
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
 from fastps.torch._params import float32
 from fastps.torch.parallel.pieces import Piece, as_piece, text_of
@@ -429,6 +429,7 @@ class Graph:
 
     def _registered(self, ps: ParameterServer) -> list[str]:
         """The model's tensors on the servers, in the order of nodes."""
+        check_ps(ps)
         present, found = ps.names(), dict[str, None]()
         predictors = tuple(node.prefix for node in self._nodes if node.decoupling is not None)
         present = [name for name in present if not predictors or not name.startswith(predictors)]

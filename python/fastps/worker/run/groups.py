@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 
 from fastps import _fastps
+from fastps._shared.text import counted
 from fastps.errors import DeadlineError, LeaseError
-from fastps.modes import Mode, WarmStart
+from fastps.modes import Mode, Sync, WarmStart
 
 __all__ = ["Groups"]
 
@@ -151,16 +152,22 @@ class Groups:
             del self._due[group]
         return not self._due
 
-    def workers(self) -> str:
-        """The workers that are present, for an error text."""
-        assert self._bound is not None
-        rooms = {
-            g: self._native.join(g, self._bound._binding(), self._rank, self._name, None) for g in self._names
-        }
-        return "; ".join(
-            f"group {group!r} has {present} worker{'s' * (present != 1)}: {', '.join(names)}"
-            f"{', ...' * (present > len(names))}"
-            for group, (present, names) in rooms.items()
+    def late(self, mode: Sync) -> DeadlineError:
+        """The error of a step whose wait for the gradients of others has timed out."""
+        binding, rooms, missing = mode._binding(), [], 0
+        for group in self._names:
+            present, names = self._native.join(group, binding, self._rank, self._name, None)
+            shown = ", ".join(names) + ", ..." * (present > len(names))
+            rooms.append(f'group "{group}" has {present} of {counted(mode.workers, "worker")} ({shown})')
+            missing = max(missing, mode.workers - present)
+        cure = "none is missing, but one is slow: use Sync(backup=...), or a longer timeout of connect"
+        if missing > 0:
+            cure = f"{missing} missing: start them, or use fastps.Sync(workers={mode.workers - missing})"
+        expected, got = f"gradients of {counted(mode.workers, 'worker')}", "; ".join(rooms)
+        return DeadlineError(
+            f"the wait for the other workers has timed out: expected {expected}, got fewer; {got}; {cure}",
+            expected=expected,
+            got=got,
         )
 
     # -- warm start ------------------------------------------------------------------------------------------

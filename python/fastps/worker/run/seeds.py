@@ -12,7 +12,7 @@ import numpy as np
 
 from fastps._shared.checks import integer
 from fastps._shared.kept import NOTES
-from fastps.connection import ParameterServer
+from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
 from fastps.optim import SGD
 from fastps.store import Store
@@ -48,6 +48,7 @@ def worker_seed(base: int, ps: ParameterServer | None = None) -> int:
     if rank.isdecimal():
         return base + int(rank)
     if ps is not None:
+        check_ps(ps)
         return base + _next_place(ps)
     expected, got = "the environment's RANK, or ps", "neither"
     raise ConfigError(

@@ -272,6 +272,10 @@ impl ParameterServer for Client {
         self.shared.lost.ask()
     }
 
+    fn known_tensors(&self) -> usize {
+        self.map.names().len()
+    }
+
     fn transport(&self) -> Vec<(String, String)> {
         self.links.iter().map(|link| (link.address.clone(), link.route.present())).collect()
     }

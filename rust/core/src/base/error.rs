@@ -1,6 +1,7 @@
 //! The one error type of the product. Its fields travel through gRPC and become attributes of the Python
 //! exception, so every refusal names the tensor, the shard, what was expected and what arrived.
 
+use super::text;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -145,6 +146,22 @@ impl Error {
         self.retry_after_ms = Some(ms);
         self
     }
+}
+
+/// The error of a name under which no tensor is registered; `known` are the registered ones that are known
+/// here.
+pub fn unknown_tensor<'a>(
+    message: impl Into<String>,
+    name: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Error {
+    let known: Vec<_> = known.into_iter().collect();
+    let expected = match (text::nearest(name, known.iter().copied()), known.len()) {
+        (Some(near), _) => format!("a registered name, such as {near:?}"),
+        (None, 0) => "a registered name (register() makes one)".to_owned(),
+        (None, _) => "a registered name (names() lists them)".to_owned(),
+    };
+    Error::new(Kind::UnknownTensor, message).tensor(name).expected(expected, format_args!("{name:?}"))
 }
 
 impl From<Details> for Error {

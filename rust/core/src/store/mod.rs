@@ -23,7 +23,7 @@ pub use push::Bound;
 pub use register::same_spec;
 pub use team::Team;
 
-use crate::base::error::{Error, Kind, Result};
+use crate::base::error::{Error, Kind, Result, unknown_tensor};
 use crate::base::isa::Isa;
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock, read};
 use crate::coordination::portions::Portions;
@@ -194,7 +194,8 @@ impl Store {
             return Ok(tensor.clone());
         }
         self.refresh()?;
-        self.tensors().get(name).cloned().ok_or_else(|| unknown(name))
+        let tensors = self.tensors();
+        tensors.get(name).cloned().ok_or_else(|| unknown(name, &tensors))
     }
 
     fn tensors(&self) -> RwLockReadGuard<'_, Tensors> {
@@ -216,6 +217,10 @@ impl Store {
 }
 
 impl ParameterServer for Store {
+    fn known_tensors(&self) -> usize {
+        read(&self.shared.tensors).len()
+    }
+
     fn client(&self) -> u64 {
         self.client
     }
@@ -251,6 +256,6 @@ impl Drop for Store {
     }
 }
 
-fn unknown(name: &str) -> Error {
-    Error::new(Kind::UnknownTensor, "no tensor of this name is registered").tensor(name)
+fn unknown(name: &str, tensors: &Tensors) -> Error {
+    unknown_tensor("no tensor of this name is registered", name, tensors.keys().map(|known| &**known))
 }

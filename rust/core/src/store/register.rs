@@ -55,7 +55,7 @@ impl TensorRegistry for Store {
         let _one_at_a_time = lock(&self.shared.registering);
         self.check_no_space(name)?;
         let mut tensors = write(&self.shared.tensors);
-        let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
+        let tensor = tensors.remove(name).ok_or_else(|| unknown(name, &tensors))?;
         self.shared.generation.fetch_add(1, Ordering::Release);
         drop(tensors);
         self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
@@ -121,10 +121,13 @@ impl Store {
 
 /// Fails unless a second registration has the same spec as the first.
 pub fn same_spec(first: &TensorSpec, second: &TensorSpec) -> Result<()> {
-    if first == second {
-        return Ok(());
-    }
-    Err(Error::new(Kind::Precondition, "the tensor is registered with another spec")
+    match first.difference(second) {
+        None => Ok(()),
+        Some((what, is, given)) => Err(Error::new(
+            Kind::Precondition,
+            format!("the tensor is registered with another {what}; unregister() frees the name"),
+        )
         .tensor(first.name.clone())
-        .expected(first, second))
+        .expected(is, given)),
+    }
 }

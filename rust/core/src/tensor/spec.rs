@@ -103,6 +103,24 @@ impl TensorSpec {
             .expected("float32", self.dtype.name()))
     }
 
+    /// The first difference to another spec of the same name: the setting, its value here, and the other's.
+    pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let text = |what: &str, a: String, b: String| (a != b).then(|| (what.to_owned(), a, b));
+        let (mut a, mut b) = (self.optimizer, other.optimizer);
+        text("shape", text::shape(&self.shape), text::shape(&other.shape))
+            .or_else(|| text("dtype", self.dtype.name().into(), other.dtype.name().into()))
+            .or_else(|| text("apply", self.apply.name().into(), other.apply.name().into()))
+            .or_else(|| text("group", self.group.to_string(), other.group.to_string()))
+            .or_else(|| text("optimizer", a.title().into(), b.title().into()))
+            .or_else(|| {
+                let mut pairs = a.settings().into_iter().zip(b.settings());
+                pairs.find_map(|(x, y)| {
+                    (x.value != y.value)
+                        .then(|| (x.name.to_owned(), x.value.to_string(), y.value.to_string()))
+                })
+            })
+    }
+
     fn checked_elements(&self) -> Result<usize> {
         self.shape
             .iter()

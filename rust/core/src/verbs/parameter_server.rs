@@ -26,6 +26,8 @@ pub trait ParameterServer:
     fn lost(&self) -> Vec<Lost> {
         Vec::new()
     }
+    /// The number of tensors that are known here, without asking a server.
+    fn known_tensors(&self) -> usize;
     /// For each server: its address, and how it is reached and why. Empty in process.
     fn transport(&self) -> Vec<(String, String)> {
         Vec::new()

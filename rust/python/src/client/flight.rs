@@ -2,7 +2,7 @@
 
 use super::waiting::Turn;
 use crate::arrays::buffer::sweep;
-use crate::call::{self, Here};
+use crate::call::{self, Here, Seconds};
 use crate::errors::{self, OrRaise};
 use crate::results::failure::raise_push;
 use crate::results::{Names, Receipts};
@@ -181,7 +181,7 @@ impl PushFlight {
     }
 
     /// The receipts; None after the timeout in seconds (None: no limit).
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Receipts>> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<Receipts>> {
         let begun = self.get(py)?;
         let flight = begun.flight.get(py)?;
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;

@@ -22,7 +22,7 @@ use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
 use crate::arrays::gradient::{gradient, whole_gradient};
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
-use crate::call::{self, End, Here};
+use crate::call::{self, End, Here, Seconds};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
@@ -66,37 +66,54 @@ pub(crate) struct Client {
     timeout: Duration,
     unread: Arc<Unread>,
     closed: AtomicBool,
+    /// Kind and address of the object, for errors.
+    title: String,
     /// Set when its pushes wait for those of other workers, so they must not hold the GIL meanwhile.
     waits: AtomicBool,
 }
 
 impl Client {
-    pub(crate) fn remote(server: Shared, check_finite: bool, timeout: Duration) -> Self {
-        Self::of(Here::new("client", server), None, check_finite, timeout)
+    /// A client of the servers at these addresses.
+    pub(crate) fn remote(server: Shared, addresses: &str, check_finite: bool, timeout: Duration) -> Self {
+        let title = format!("client of {addresses}");
+        Self::of(Here::new("client", server), None, title, check_finite, timeout)
     }
 
     fn local(store: Store, check_finite: bool, timeout: Duration) -> Self {
         let store = Arc::new(store);
-        Self::of(Here::new("store", store.clone() as Shared), Some(store), check_finite, timeout)
+        let server = Here::new("store", store.clone() as Shared);
+        Self::of(server, Some(store), "store".to_owned(), check_finite, timeout)
     }
 
-    fn of(server: Here<Shared>, local: Option<Arc<Store>>, check_finite: bool, timeout: Duration) -> Self {
+    fn of(
+        server: Here<Shared>,
+        local: Option<Arc<Store>>,
+        title: String,
+        check_finite: bool,
+        timeout: Duration,
+    ) -> Self {
         let (closed, waits) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { server, local, check_finite, timeout, unread: Arc::default(), closed, waits }
+        Self { server, local, check_finite, timeout, unread: Arc::default(), closed, title, waits }
     }
 
     /// The start of every verb: checks for a fork and raises the unread error of an earlier push.
     fn enter(&self, py: Python<'_>) -> PyResult<&Shared> {
         let server = self.server.get(py)?;
         if self.closed.load(Ordering::Relaxed) {
-            return Err(errors::raise(py, &Error::new(Kind::Config, "this object is closed")));
+            let title = &self.title;
+            let (what, cure) = match self.local {
+                Some(_) => ("store", "make another one"),
+                None => ("client", "connect again"),
+            };
+            let message = format!("this {title} is closed; {cure}");
+            return Err(errors::config(py, &message, &format!("an open {what}"), "a closed one"));
         }
         sweep(py);
         self.unread.raise(py)?;
         Ok(server)
     }
 
-    fn timeout(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Duration> {
+    fn timeout(&self, py: Python<'_>, seconds: Option<Seconds>) -> PyResult<Duration> {
         seconds.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))
     }
 
@@ -167,13 +184,14 @@ impl Client {
         Ok(SharedView::new(store.live(name).or_raise(py)?))
     }
 
-    fn another(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
+    fn another(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Self> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         if let Some(store) = &self.local {
             return Ok(Self::local(store.sibling(), self.check_finite, timeout));
         }
         let other = self.call(py, server, move |server| server.another_within(timeout))?.or_raise(py)?;
-        Ok(Self::remote(other, self.check_finite, timeout))
+        let title = self.title.clone();
+        Ok(Self::of(Here::new("client", other), None, title, self.check_finite, timeout))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -185,7 +203,7 @@ impl Client {
         optimizer: &Bound<'_, PyAny>,
         apply: &str,
         group: &str,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<()> {
         let server = self.enter(py)?;
         let initial = whole_gradient(name, values)?;
@@ -204,7 +222,7 @@ impl Client {
         done.or_raise(py)
     }
 
-    fn unregister(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> PyResult<()> {
+    fn unregister(&self, py: Python<'_>, name: String, timeout: Option<Seconds>) -> PyResult<()> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         self.call(py, server, move |server| server.unregister(&name, timeout))?.or_raise(py)
     }
@@ -322,7 +340,7 @@ impl Client {
         py: Python<'py>,
         name: &str,
         out: Option<&Bound<'py, PyAny>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(Bound<'py, PyAny>, Versions)> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = vec![Arc::<str>::from(name)];
@@ -341,7 +359,7 @@ impl Client {
         py: Python<'py>,
         names: Vec<String>,
         out: Option<&Bound<'py, PyDict>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
@@ -357,7 +375,7 @@ impl Client {
         py: Python<'py>,
         rows: &Bound<'py, PyDict>,
         out: Option<&Bound<'py, PyDict>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let mut wanted = Vec::with_capacity(rows.len());
@@ -379,7 +397,12 @@ impl Client {
         Ok((values, versions))
     }
 
-    fn pull_async(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<PullFlight> {
+    fn pull_async(
+        &self,
+        py: Python<'_>,
+        names: Vec<String>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<PullFlight> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
@@ -393,7 +416,7 @@ impl Client {
         list: &Bound<'_, PyDict>,
         codec: Option<&Bound<'_, PyAny>>,
         feedback: Option<Py<ErrorFeedback>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<BoundList> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
@@ -424,7 +447,7 @@ impl Client {
         py: Python<'_>,
         name: &str,
         values: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Receipt> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let values = gradient(name, values)?;
@@ -437,7 +460,7 @@ impl Client {
         &self,
         py: Python<'py>,
         name: String,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let work = move |server: &Shared| {
@@ -460,7 +483,7 @@ impl Client {
         name: String,
         steps: Vec<u64>,
         slots: &Bound<'_, PyDict>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Receipt> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let spec = self.specs(py, server, &[Arc::from(&*name)], end)?.remove(0);
@@ -508,7 +531,7 @@ impl Client {
         receipt.or_raise(py).map(|r| Receipt::from(&r))
     }
 
-    fn names(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<String>> {
+    fn names(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Vec<String>> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let names = self.call(py, server, move |server| server.names(timeout))?.or_raise(py)?;
         Ok(names.iter().map(ToString::to_string).collect())
@@ -520,7 +543,7 @@ impl Client {
         &self,
         py: Python<'py>,
         name: &str,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>)> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let spec = self.specs(py, server, &[Arc::from(name)], end)?.remove(0);
@@ -529,7 +552,7 @@ impl Client {
         Ok((shape, spec.dtype.name(), apply_name(spec.apply), spec.group.to_string(), optimizer))
     }
 
-    fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<Versions> {
+    fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<Seconds>) -> PyResult<Versions> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let names = shared(names);
         let versions = self.call(py, server, move |server| server.versions(&names, timeout))?;
@@ -541,7 +564,7 @@ impl Client {
         &self,
         py: Python<'_>,
         names: Vec<String>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Vec<Option<f64>>> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let names = shared(names);
@@ -557,7 +580,7 @@ impl Client {
         mode: GroupMode,
         rank: Option<u32>,
         name: String,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let mode = group_mode(py, &mode)?;
@@ -568,7 +591,7 @@ impl Client {
         Ok((joined.present, joined.workers))
     }
 
-    fn leave(&self, py: Python<'_>, group: String, warm: bool, timeout: Option<f64>) -> PyResult<()> {
+    fn leave(&self, py: Python<'_>, group: String, warm: bool, timeout: Option<Seconds>) -> PyResult<()> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         self.call(py, server, move |server| server.leave(&group, warm, timeout))?.or_raise(py)
     }
@@ -581,7 +604,7 @@ impl Client {
         group: String,
         warm: bool,
         steps: u64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(u64, bool)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let server = server.clone();
@@ -603,7 +626,7 @@ impl Client {
         at: (u64, u64, Option<u64>),
         then: &str,
         wait: f64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<portion::Given> {
         let (server, timeout, wait) =
             (self.enter(py)?, self.timeout(py, timeout)?, call::duration(py, wait)?);
@@ -614,7 +637,7 @@ impl Client {
         answer.or_raise(py).map(portion::given)
     }
 
-    fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+    fn stats<'py>(&self, py: Python<'py>, timeout: Option<Seconds>) -> PyResult<Bound<'py, PyDict>> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let stats = self.call(py, server, move |server| server.stats(timeout))?.or_raise(py)?;
         let counters = |list: &[(String, u64)]| {
@@ -659,6 +682,12 @@ impl Client {
     /// call, other calls no longer raise it.
     fn lost(&self, py: Python<'_>) -> PyResult<Vec<errors::LostFields>> {
         Ok(self.server.get(py)?.lost().iter().map(errors::lost_fields).collect())
+    }
+
+    /// The number of tensors that are known here, without asking a server.
+    #[getter]
+    fn known_tensors(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.server.get(py)?.known_tensors())
     }
 
     /// The address of each server and how it is reached.

@@ -2,7 +2,7 @@
 
 use super::waiting::{reshaped, targets};
 use crate::arrays::buffer::sweep;
-use crate::call::{self, Here};
+use crate::call::{self, Here, Seconds};
 use crate::errors::OrRaise;
 use crate::results::Versions;
 use fastps_core::error::Error;
@@ -39,7 +39,7 @@ impl PullFlight {
         &self,
         py: Python<'py>,
         out: Option<&Bound<'py, PyDict>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Option<(Bound<'py, PyDict>, Versions)>> {
         let ticket = self.ticket.get(py)?;
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;

@@ -1,9 +1,11 @@
 //! Settings of a push: read once from Python's objects, checked by the core with the push.
 
 use super::Client;
+use crate::call::Seconds;
 use crate::codecs::ErrorFeedback;
 use crate::results::Versions;
 use crate::settings::codec::read_codec;
+use crate::settings::number;
 use fastps_core::codec::Codec;
 use fastps_core::correction::Correction;
 use fastps_core::verbs::{self, PushOptions};
@@ -21,7 +23,7 @@ pub(crate) struct PushSettings {
     lr: Option<f64>,
     scale: Option<f32>,
     based_on: Option<Arc<verbs::Versions>>,
-    timeout: Option<f64>,
+    timeout: Option<Seconds>,
     correction: Option<Correction>,
 }
 
@@ -31,10 +33,10 @@ impl PushSettings {
     #[pyo3(signature = (codec=None, lr=None, scale=None, based_on=None, timeout=None, correction=None))]
     fn new(
         codec: Option<&Bound<'_, PyAny>>,
-        lr: Option<f64>,
-        scale: Option<f32>,
+        lr: Option<&Bound<'_, PyAny>>,
+        scale: Option<&Bound<'_, PyAny>>,
         based_on: Option<&Bound<'_, Versions>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         correction: Option<Staleness>,
     ) -> PyResult<Self> {
         let correction = correction.map(|(delay_adaptive, max_staleness, reject, momentum_matching)| {
@@ -42,6 +44,8 @@ impl PushSettings {
         });
         let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
         let based_on = based_on.map(|versions| versions.get().0.clone());
+        let lr = lr.map(|lr| number(lr, "lr")).transpose()?;
+        let scale = scale.map(|scale| number(scale, "scale")).transpose()?;
         Ok(Self { codec, lr, scale, based_on, timeout, correction })
     }
 }

@@ -4,7 +4,7 @@ use super::waiting::{Filler, Waiting, reshaped, targets};
 use super::{Client, Shared, shared};
 use crate::arrays::buffer::sweep;
 use crate::arrays::gradient::whole_gradient;
-use crate::call::{self, End, Here};
+use crate::call::{self, End, Here, Seconds};
 use crate::errors::{self, OrRaise};
 use fastps_core::batch::{BatchTask, FailureKind};
 use fastps_core::error::{Kind, Result};
@@ -46,7 +46,7 @@ impl PyVectorSpaces {
     fn call<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
         work: impl FnOnce(&dyn ParameterServer, Duration) -> Result<T> + Send + 'static,
     ) -> PyResult<T> {
         let server = self.server.get(py)?.clone();
@@ -78,7 +78,7 @@ impl PyVectorSpaces {
         tensors: Vec<String>,
         vectors: Vec<String>,
         keep_for: f64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(u64, bool, u64, u64)> {
         let (name, tensors, vectors) = (Arc::<str>::from(name), shared(tensors), shared(vectors));
         let keep_for = call::duration(py, keep_for)?;
@@ -88,11 +88,11 @@ impl PyVectorSpaces {
         Ok((opened.spec.space.id.0, opened.new, opened.term, opened.last))
     }
 
-    fn close(&self, py: Python<'_>, space: u64, timeout: Option<f64>) -> PyResult<()> {
+    fn close(&self, py: Python<'_>, space: u64, timeout: Option<Seconds>) -> PyResult<()> {
         self.call(py, timeout, move |spaces, timeout| spaces.close_space(SpaceId(space), timeout))
     }
 
-    fn list(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<SpaceFields>> {
+    fn list(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Vec<SpaceFields>> {
         let all = self.call(py, timeout, |spaces, timeout| spaces.spaces(timeout))?;
         let fields = all.into_iter().map(|info| {
             let (space, tensors) = (&info.spec.space, strings(&info.spec.tensors));
@@ -109,7 +109,7 @@ impl PyVectorSpaces {
         space: u64,
         at_least: u64,
         name: &str,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(u64, Bound<'py, PyBytes>)> {
         let request = SeatRequest::Take { at_least, name: name.into() };
         let seat = self
@@ -124,7 +124,7 @@ impl PyVectorSpaces {
         space: u64,
         term: u64,
         state: &[u8],
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<()> {
         let request = SeatRequest::Store { term, state: state.into() };
         self.call(py, timeout, move |spaces, timeout| {
@@ -133,7 +133,7 @@ impl PyVectorSpaces {
     }
 
     /// Leaves the coordinator's seat.
-    fn leave(&self, py: Python<'_>, space: u64, term: u64, timeout: Option<f64>) -> PyResult<()> {
+    fn leave(&self, py: Python<'_>, space: u64, term: u64, timeout: Option<Seconds>) -> PyResult<()> {
         self.call(py, timeout, move |spaces, timeout| {
             spaces.coordinate(SpaceId(space), &SeatRequest::Leave { term }, timeout).map(|_| ())
         })
@@ -147,7 +147,7 @@ impl PyVectorSpaces {
         term: u64,
         number: u64,
         ops: Vec<OpFields>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Vec<Vec<f64>>> {
         let op = |(code, to, from, by, batch)| Op::from_parts(OpParts { code, to, from, by, batch });
         let program = ops.into_iter().map(op).collect::<Result<_>>().and_then(Program::new).or_raise(py)?;
@@ -167,7 +167,7 @@ impl PyVectorSpaces {
         vector: u32,
         batch: Option<u64>,
         out: Option<&Bound<'py, PyDict>>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let server = self.server.get(py)?;
         let end = End::after(timeout.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))?);
@@ -193,7 +193,7 @@ impl PyVectorSpaces {
         batch: u64,
         portion: u32,
         gradients: &Bound<'_, PyDict>,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<(&'static str, String)> {
         let borrow = |(name, array): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
             whole_gradient(name.extract::<&str>()?, &array)
@@ -224,7 +224,7 @@ impl PyVectorSpaces {
         term: u64,
         task: TaskFields,
         wait: f64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<BatchFields> {
         let (task, wait) = (task_of(task), call::duration(py, wait)?);
         let report = self.call(py, timeout, move |spaces, timeout| {
@@ -244,7 +244,7 @@ impl PyVectorSpaces {
         report: Option<ReportFields>,
         then: &str,
         wait: f64,
-        timeout: Option<f64>,
+        timeout: Option<Seconds>,
     ) -> PyResult<Option<GivenFields>> {
         let then = match then {
             "take" => Then::Take,

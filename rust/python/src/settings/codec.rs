@@ -5,6 +5,9 @@ use crate::errors::config;
 use fastps_core::codec::Codec;
 use pyo3::prelude::*;
 
+/// The classes of `fastps.codecs`.
+const CODECS: [&str; 4] = ["Float32", "BFloat16", "Int8", "OneBit"];
+
 /// Reads a codec; None is float32.
 pub(crate) fn read_codec(object: Option<&Bound<'_, PyAny>>) -> PyResult<Codec> {
     let Some(object) = object else { return Ok(Codec::Float32) };
@@ -13,7 +16,7 @@ pub(crate) fn read_codec(object: Option<&Bound<'_, PyAny>>) -> PyResult<Codec> {
         given if given == block => Ok(()),
         given => Err(config(py, "invalid block", &block.to_string(), given)),
     };
-    match kind(object, "codec", "fastps.Int8()")?.as_str() {
+    match kind(object, "codec", &CODECS, "fastps.Int8()")?.as_str() {
         "float32" => Ok(Codec::Float32),
         "bfloat16" => Ok(Codec::BFloat16),
         "int8" => {

@@ -1,6 +1,6 @@
 //! Optimizers: the frozen dataclasses of `fastps.optim`, to the core and back.
 
-use super::{field, kind};
+use super::{NUMBER, field, kind};
 use crate::errors::{OrRaise, config};
 use fastps_core::optim::{EpsMode, Optimizer, Setting, Value};
 use pyo3::prelude::*;
@@ -9,7 +9,9 @@ use pyo3::types::PyDict;
 /// Reads an optimizer.
 pub(crate) fn read_optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
     let py = object.py();
-    let name = kind(object, "optimizer", "fastps.Adam(lr=0.001)")?;
+    let known = Optimizer::all();
+    let known = known.each_ref().map(Optimizer::title);
+    let name = kind(object, "optimizer", &known, "fastps.Adam(lr=0.001)")?;
     let Some(mut optimizer) = Optimizer::by_name(&name) else {
         return Err(config(
             py,
@@ -30,7 +32,7 @@ fn read_setting(object: &Bound<'_, PyAny>, setting: Setting<'_>) -> PyResult<()>
     match (setting.name, setting.value) {
         ("beta1", Value::Number(place)) => *place = betas()?.0,
         ("beta2", Value::Number(place)) => *place = betas()?.1,
-        (name, Value::Number(place)) => *place = field(object, name, "a number")?,
+        (name, Value::Number(place)) => *place = field(object, name, NUMBER)?,
         (name, Value::Flag(place)) => *place = field(object, name, "True or False")?,
         (name, Value::EpsMode(place)) => {
             let mode = field::<String>(object, name, "a string")?;

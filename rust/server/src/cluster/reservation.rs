@@ -91,7 +91,7 @@ impl Reserve {
         if spec.name != self.spec.name {
             return differs("another tensor", spec.name.to_string(), self.spec.name.to_string());
         }
-        if let Some((what, is, got)) = convert::spec_difference(&spec, &self.spec) {
+        if let Some((what, is, got)) = spec.difference(&self.spec) {
             return differs(&format!("another {what}"), is, got);
         }
         let placement = entry.placement.unwrap_or_default();

@@ -144,6 +144,9 @@ pub fn error_from_status(status: &Status) -> Error {
     if let Some(error) = of_the_system(status, open_files::exhausted) {
         return error;
     }
+    if wants_tls(status) {
+        return plain_text();
+    }
     let kind = match status.code() {
         Code::NotFound => Kind::UnknownTensor,
         Code::InvalidArgument | Code::OutOfRange => Kind::Frame,
@@ -172,9 +175,24 @@ pub fn error_from_status(status: &Status) -> Error {
 
 /// Returns whether the peer closed the connection during a call in order, which tonic calls `Internal`.
 fn is_farewell(status: &Status) -> bool {
+    of_http2(status).any(|error| error.reason() == Some(h2::Reason::NO_ERROR))
+}
+
+/// The error of a client that speaks plain text to a server with TLS.
+pub fn plain_text() -> Error {
+    let expected = "tls_ca, the file of the CA that signed the server's certificate";
+    Error::new(Kind::Denied, "this port speaks TLS").expected(expected, "no tls_ca")
+}
+
+/// Whether a server with TLS has refused plain text.
+fn wants_tls(status: &Status) -> bool {
+    of_http2(status).any(|error| error.is_remote() && error.reason() == Some(h2::Reason::INADEQUATE_SECURITY))
+}
+
+/// The errors of HTTP/2 behind a status.
+fn of_http2(status: &Status) -> impl Iterator<Item = &h2::Error> {
     std::iter::successors(std::error::Error::source(status), |error| error.source())
         .filter_map(|error| error.downcast_ref::<h2::Error>())
-        .any(|error| error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
 /// Returns whether tonic gave up, on either side, at the deadline that the call carries.

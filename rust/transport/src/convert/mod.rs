@@ -20,7 +20,8 @@ pub use answer::{
     Answer, answer_from_frame, fenced, keeping, lent, receipt, refused, snapshot, values, version,
 };
 pub use error::{
-    error_from_refusal, error_from_status, refusal, status, timed_out, unreadable, unreadable_response,
+    error_from_refusal, error_from_status, plain_text, refusal, status, timed_out, unreadable,
+    unreadable_response,
 };
 pub use fields::Read;
 pub use kinds::{Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
@@ -35,7 +36,7 @@ pub use space::{
     replica_to_wire, report_from_wire, report_to_wire, seat_request_from_wire, seat_request_to_wire,
     space_from_wire, space_to_wire,
 };
-pub use spec::{optimizer_from_wire, optimizer_to_wire, spec_difference, spec_from_wire, spec_to_wire};
+pub use spec::{optimizer_from_wire, optimizer_to_wire, spec_from_wire, spec_to_wire};
 pub use vector::{
     MAX_SCALAR_BYTES, PortionOf, Run, VectorRead, portion_header, portion_receipt, program_to_wire,
     run_header, scalars, vector_read_header,

@@ -4,7 +4,6 @@ use super::fields::{dtype_from_wire, dtype_to_wire, unknown};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{EpsMode, Optimizer, Value};
 use fastps_core::tensor::{Apply, TensorSpec};
-use fastps_core::text::shape;
 use fastps_proto::v1 as pb;
 
 /// An optimizer in wire form: every setting is written, so that defaults may differ between the two ends.
@@ -116,24 +115,6 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
     Ok(spec)
 }
 
-/// The first difference between the registered spec and another one of the same name: (setting, registered,
-/// other).
-pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(String, String, String)> {
-    let text = |what: &str, a: String, b: String| (a != b).then(|| (what.to_owned(), a, b));
-    let (mut a, mut b) = (registered.optimizer, other.optimizer);
-    text("shape", shape(&registered.shape), shape(&other.shape))
-        .or_else(|| text("dtype", registered.dtype.name().into(), other.dtype.name().into()))
-        .or_else(|| text("apply", registered.apply.name().into(), other.apply.name().into()))
-        .or_else(|| text("group", registered.group.to_string(), other.group.to_string()))
-        .or_else(|| text("optimizer", a.name().into(), b.name().into()))
-        .or_else(|| {
-            let mut pairs = a.settings().into_iter().zip(b.settings());
-            pairs.find_map(|(x, y)| {
-                (x.value != y.value).then(|| (x.name.to_owned(), x.value.to_string(), y.value.to_string()))
-            })
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,9 +177,9 @@ mod tests {
                     optimizer,
                 };
                 assert_eq!(spec_from_wire(Some(&spec_to_wire(&spec))).unwrap(), spec);
-                assert_eq!(spec_difference(&spec, &spec.clone()), None);
+                assert_eq!(spec.difference(&spec.clone()), None);
                 let other = TensorSpec { shape: vec![1], ..spec.clone() };
-                assert_eq!(spec_difference(&spec, &other).unwrap().0, "shape");
+                assert_eq!(spec.difference(&other).unwrap().0, "shape");
             }
         }
     }

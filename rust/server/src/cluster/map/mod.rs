@@ -3,14 +3,14 @@
 mod groups;
 
 use crate::persistence::Files;
-use fastps_core::error::{Error, Kind, Result};
+use fastps_core::error::{Error, Kind, Result, unknown_tensor};
 use fastps_core::fault::fault;
 use fastps_core::placement::Load;
 use fastps_core::shard::{Charge, Meter, Purpose, memory_for};
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Holding};
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::{spec_difference, spec_to_wire};
+use fastps_transport::convert::spec_to_wire;
 use groups::Groups;
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -139,11 +139,16 @@ impl Map {
     /// First step of a registration. Its owner repeats it to keep it alive.
     pub(crate) fn register(&mut self, spec: &TensorSpec, client: u64, now: Instant) -> Result<Registered> {
         if let Some(entry) = self.entries.get(&spec.name) {
-            same(&entry.spec, spec, "the tensor is registered with another")?;
+            same(
+                &entry.spec,
+                spec,
+                "the tensor is registered with another",
+                "; unregister() frees the name",
+            )?;
             return Ok(Registered::Exists(entry.placement()));
         }
         if let Some(pending) = self.pending.get_mut(&spec.name).filter(|p| p.deadline >= now) {
-            let other = same(&pending.entry.spec, spec, "the tensor is being registered with another");
+            let other = same(&pending.entry.spec, spec, "the tensor is being registered with another", "");
             if pending.client != client {
                 return other.map(|()| Registered::UnderWay { retry_after_ms: RETRY_AFTER_MS });
             }
@@ -364,8 +369,13 @@ impl Map {
 
     /// The specification of a tensor.
     pub(crate) fn spec(&self, name: &str) -> Result<Arc<TensorSpec>> {
-        let entry = self.entries.get(name).ok_or_else(|| unknown(name))?;
+        let entry = self.entries.get(name).ok_or_else(|| self.unknown(name))?;
         Ok(entry.spec.clone())
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let shown: String = name.chars().take(1024).collect();
+        unknown_tensor("no such tensor is registered", &shown, self.entries.keys().map(|known| &**known))
     }
 
     /// Removes a tensor, or an expired registration. Returns the shards that may still store its slices.
@@ -378,7 +388,7 @@ impl Map {
             self.groups.uncommit(&entry.spec.group);
             self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
         }
-        let entry = entered.or(pending).ok_or_else(|| unknown(name))?;
+        let entry = entered.or(pending).ok_or_else(|| self.unknown(name))?;
         self.release(&entry);
         Ok(entry.placement())
     }
@@ -481,15 +491,10 @@ impl MapEntry {
     }
 }
 
-fn unknown(name: &str) -> Error {
-    let shown: String = name.chars().take(1024).collect();
-    Error::new(Kind::UnknownTensor, "no such tensor is registered").tensor(shown)
-}
-
-fn same(registered: &TensorSpec, other: &TensorSpec, message: &str) -> Result<()> {
-    match spec_difference(registered, other) {
+fn same(registered: &TensorSpec, other: &TensorSpec, message: &str, cure: &str) -> Result<()> {
+    match registered.difference(other) {
         None => Ok(()),
-        Some((what, is, wanted)) => Err(Error::new(Kind::Precondition, format!("{message} {what}"))
+        Some((what, is, wanted)) => Err(Error::new(Kind::Precondition, format!("{message} {what}{cure}"))
             .tensor(other.name.clone())
             .expected(is, wanted)),
     }
