@@ -22,13 +22,14 @@ from fastps import optim
 from fastps._fastps import Sparse
 from fastps._shared.checks import at_least
 from fastps._shared.text import quoted
+from fastps._shared.types import Array
 from fastps.checkpoint import new_state
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._averaged import warn_if_averaged
-from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
+from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rounds_to, rule_of_group, wrong
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
@@ -284,12 +285,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         Returns:
             ``"param_groups"`` and ``"state"`` as torch's optimizers have them, the latter fetched from the
             servers, on the CPU; a torch optimizer of the same kind takes them. ``"fastps"``: steps,
-            residuals and unsent gradients of this worker.
+            residuals and unsent gradients of this worker, and ``"values"``: the float32 values of
+            parameters of another type.
         """
         state = super().state_dict()
         own = self._open().state_dict()
         states, those = fetch(self._ps, self._those()), enumerate(self._entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
+        own["values"] = {entry.name: entry.array.copy() for entry in self._entries if entry.is_rounded}
         saver = {"rank": self._rank, "saver": self._id}
         state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
         return state
@@ -321,13 +324,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
         rank, saver = own.pop("rank", self._rank), own.pop("saver", None)
+        values = own.pop("values", {})
         worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
             self._filled.watched.check()
-        there = self._take_over(states)
+        there = self._take_over(states, values)
         if not _is_of_one_worker(own) or (there and (saver == self._id or self._has_saved(rank))):
             worker.load_state_dict(own)
         else:
@@ -365,7 +369,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def push_model(self) -> None:
         """Assigns the model's current values to the servers' tensors; see `fastps.Worker.push_model`.
 
-        If the servers have its buffers, those are assigned, too.
+        If the servers have its buffers, those are assigned, too. Where nothing has written to a float16 or
+        bfloat16 parameter, its float32 value stays.
 
         >>> import torch, fastps.torch
         >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
@@ -377,9 +382,16 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         >>> store.pull("weight")
         array([[1., 1.]], dtype=float32)
         """
+        self._push_values({})
+
+    def _push_values(self, values: Mapping[str, Array]) -> None:
+        """Assigns the model's values, and these in place of what a parameter shows of them."""
         worker = self._open()
         self._filled.wait()
         self._filled.take()
+        for entry in self._entries:
+            if entry.name in values:
+                entry.array[...] = values[entry.name]
         worker.push_model()
         self._filled.show()
         if self._buffers is not None:
@@ -489,8 +501,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             return worker._alone or worker._groups.present == 1
         return (rank or 0) == (self._rank or 0)
 
-    def _take_over(self, states: Mapping[str, State]) -> bool:
+    def _take_over(self, states: Mapping[str, State], values: Mapping[str, Array]) -> bool:
         """Gives a saved optimizer state to servers that have taken no step.
+
+        Args:
+            states: The state of each parameter that has one.
+            values: float32 values, for parameters that show them.
 
         Returns:
             Whether the servers are at the saved step now.
@@ -501,6 +517,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         now = self._steps_taken()
         if now == 0:
             self._assign_state(states)
+            for entry in self._entries:
+                if entry.name in values and rounds_to(values[entry.name], entry.param):
+                    self._ps.assign(entry.name, values[entry.name])
         elif now != saved:
             _log.warning(
                 "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "

@@ -19,12 +19,12 @@ import torch
 from fastps._shared.files import replaced
 from fastps._shared.tensor_file import damaged
 from fastps._shared.text import quoted
-from fastps._shared.types import File
+from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
 from fastps.torch import _file
 from fastps.torch._notes import note, written
-from fastps.torch._params import float32, wrong
+from fastps.torch._params import float32, rounds_to, wrong
 from fastps.torch.optimizer import ParameterServerOptimizer, _arrays
 from fastps.torch.state import State
 from fastps.worker import Worker
@@ -84,8 +84,9 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
         raise wrong("name of a value", f"another name than {quoted(sorted(_OWN))}", min(taken))
     _check_readable(more)
     state = _ours(optimizer).state_dict()
-    names = _names(model, optimizer)
-    servers = optimizer._ps.pull(list(set(names.values())))
+    names, values = _names(model, optimizer), state["fastps"]["values"]
+    servers = optimizer._ps.pull(list({*names.values(), *values}))
+    values.update({name: torch.from_numpy(servers[name]) for name in values})
     saved = {}
     for key, tensor in model.state_dict().items():
         value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
@@ -152,7 +153,7 @@ def resume(
     same = optimizer._steps_taken() == saved.steps
     model.load_state_dict(saved.model)
     if puts:
-        optimizer.push_model()
+        optimizer._push_values(saved.values)
         optimizer._assign_state(saved.states)
         optimizer._ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
     elif optimizer._buffers is not None:
@@ -183,7 +184,7 @@ class _Saved:
 
     Attributes:
         model: The model's state, by the keys that the model has now.
-        names: The tensors of its parameters, by these keys.
+        values: The float32 values of its parameters, by tensor.
         states: The optimizer state of the parameters that have one, by tensor.
         steps: Most steps that a parameter has taken.
         rates: The rates of each group, and what schedulers keep beside them.
@@ -194,7 +195,7 @@ class _Saved:
     """
 
     model: dict[str, torch.Tensor]
-    names: dict[str, str]
+    values: dict[str, Array]
     states: dict[str, State]
     steps: int
     rates: list[dict[str, float]]
@@ -217,10 +218,10 @@ def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[
     return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
 
 
-def _have(servers: ParameterServer, values: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> bool:
+def _have(servers: ParameterServer, values: Mapping[str, Array]) -> bool:
     """Whether servers have the values of a checkpoint."""
-    pulled = servers.pull(list(set(names.values())))
-    return all(np.array_equal(float32(values[key]), pulled[name]) for key, name in names.items())
+    pulled = servers.pull(list(values))
+    return all(np.array_equal(values[name], pulled[name]) for name in values)
 
 
 def _plain(key: str) -> str:
@@ -244,7 +245,7 @@ def _choose(
             if _claim(ps, at, there):
                 return "checkpoint"
         elif there is None:
-            if taken == saved.steps and _have(ps, saved.model, saved.names):
+            if taken == saved.steps and _have(ps, saved.values):
                 return "servers"
             break
         elif its and not unfinished and taken >= saved.steps:
@@ -305,17 +306,35 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         )
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
     states, groups = optimizer._saved(theirs), theirs["param_groups"]
+    own = {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
+    of_model = _of_model(saved["model"], model)
     return _Saved(
-        _of_model(saved["model"], model),
-        _names(model, optimizer),
+        of_model,
+        _values(of_model, _names(model, optimizer), (own or {}).get("values", {})),
         states,
         max((int(state.get("step", 0)) for state in states.values()), default=0),
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
-        {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None,
+        own,
         about["run"] if "run" in about else _number_of(path),
         about.get("rank", theirs.get("fastps", {}).get("rank")),
         {key: value for key, value in saved.items() if key not in _OWN},
     )
+
+
+def _values(
+    saved: Mapping[str, torch.Tensor], names: Mapping[str, str], exact: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The float32 values of parameters, by tensor.
+
+    Args:
+        saved: The model's saved state, rounded to its types.
+        names: The tensors of its parameters, by key.
+        exact: float32 values of some tensors, which count where the saved ones are those.
+    """
+    values = {name: float32(saved[key]) for key, name in names.items()}
+    its = {name: saved[key] for key, name in names.items() if name in exact}
+    values.update({name: exact[name] for name, tensor in its.items() if rounds_to(exact[name], tensor)})
+    return values
 
 
 def _check_readable(more: Mapping[str, Any]) -> None:
