@@ -260,6 +260,14 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
     return [name for name in rules if name not in present]
 
 
+def settings_of(rule: optim.Optimizer) -> dict[str, Any]:
+    """A rule's settings as parameter groups of torch have them, where one also tells AdamW from Adam."""
+    settings = dict(vars(rule))
+    if isinstance(rule, (optim.Adam, optim.AdamW)):
+        settings["decoupled_weight_decay"] = isinstance(rule, optim.AdamW)
+    return settings
+
+
 def rule_of_group(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
     settings = {field.name: group[field.name] for field in dataclasses.fields(optimizer)}
     settings["lr"] = float(settings["lr"])

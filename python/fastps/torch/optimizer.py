@@ -29,7 +29,17 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._averaged import warn_if_averaged
-from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rounds_to, rule_of_group, wrong
+from fastps.torch._params import (
+    Entry,
+    Filled,
+    Gpus,
+    absent,
+    by_name,
+    rounds_to,
+    rule_of_group,
+    settings_of,
+    wrong,
+)
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
@@ -162,9 +172,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         #: What has left already: the gradient, and the version of its memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
-        defaults = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
         try:
-            super().__init__(params, defaults)
+            super().__init__(params, settings_of(optimizer))
             self._register(self._entries)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
@@ -184,6 +193,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for key in group.keys() - self.defaults.keys():
             if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
                 raise wrong("setting", f"one of {quoted(sorted(self.defaults))}", key)
+        self._check_kind(group)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -308,8 +318,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         logged.
 
         Raises:
-            ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
-                changed.
+            ConfigError: It is another optimizer's, or of other parameters, groups or settings (one that it
+                lacks is this optimizer's); nothing is changed.
             ForeignWriteError: Something else has written to a parameter other values than it would get
                 now; nothing is changed.
         """
@@ -341,7 +351,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     "the first worker" if rank is None else f"the worker of rank {rank}",
                 )
             worker.pull_model()
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        saved = zip(self._rules, state_dict["param_groups"], strict=True)
+        groups = [{**settings_of(rule), **group} for rule, group in saved]
+        super().load_state_dict({"state": {}, "param_groups": groups})
         self._filled.show()
         self._follow_schedule()
 
@@ -449,6 +461,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         assert self._worker is not None
         return self._worker
 
+    def _check_kind(self, group: Mapping[str, Any]) -> None:
+        """Raises if a parameter group asks for AdamW of Adam, or the reverse."""
+        own = settings_of(self._optimizer).get("decoupled_weight_decay")
+        asked = group.get("decoupled_weight_decay", own)
+        if own is not None and asked != own:
+            other = "Adam" if own else "AdamW"
+            raise wrong("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
+
     def _follow_schedule(self) -> None:
         """The groups' rates are those of the present step, which may be another one than before."""
         if self._schedule is not None:
@@ -474,7 +494,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if others != by_group:
             raise _misfit(f"the groups {_groups(by_group)}", _groups(others))
         for rule, group in zip(self._rules, groups, strict=True):
-            _unchanged(rule, group if "fastps" in state_dict else {**vars(rule), **group})
+            _unchanged(rule, {**settings_of(rule), **group})
         names = [entry.name for entry in self._entries]
         states = {names[k]: _on_cpu(state) for k, state in state_dict["state"].items()}
         for one in self._those():
@@ -651,7 +671,7 @@ def _groups(groups: Iterable[Iterable[str] | None]) -> str:
 
 
 def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
-    for name, was in vars(rule).items():
+    for name, was in settings_of(rule).items():
         now = group.get(name)
         now = tuple(now) if isinstance(now, list) else now
         if name != "lr" and was != now:

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -307,10 +307,12 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
     states, groups = optimizer._saved(theirs), theirs["param_groups"]
     own = {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
-    of_model = _of_model(saved["model"], model)
+    of_model, names = _of_model(saved["model"], model), _names(model, optimizer)
+    if states and not all("param_names" in group for group in groups):
+        _check_order(saved["model"], [_plain(key) for key in of_model if key in names])
     return _Saved(
         of_model,
-        _values(of_model, _names(model, optimizer), (own or {}).get("values", {})),
+        _values(of_model, names, (own or {}).get("values", {})),
         states,
         max((int(state.get("step", 0)) for state in states.values()), default=0),
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
@@ -319,6 +321,25 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         about.get("rank", theirs.get("fastps", {}).get("rank")),
         {key: value for key, value in saved.items() if key not in _OWN},
     )
+
+
+def _check_order(saved: Iterable[str], ours: list[str]) -> None:
+    """Raises if a model has its parameters in another order than the saved one, whose states have no names.
+
+    Args:
+        saved: The keys of the saved model.
+        ours: Those of the model's parameters that are trained.
+    """
+    theirs = [key for key in map(_plain, saved) if key in set(ours)]
+    if theirs != ours:
+        name, got = next((name, got) for name, got in zip(ours, theirs, strict=True) if name != got)
+        raise ConfigError(
+            "the saved optimizer state has no names, and its model has its parameters in another order "
+            f'(tensor "{name}"): expected "{name}", got "{got}"; build the model in the order of the file',
+            tensor=name,
+            expected=f'"{name}"',
+            got=f'"{got}"',
+        )
 
 
 def _values(
