@@ -158,7 +158,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled = Filled([])
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
-        self._not_counted: frozenset[str] = frozenset()
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
         #: Gives the groups the rates of the present step, if a `GlobalSchedule` does.
@@ -219,7 +218,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._filled = Filled(self._entries)
                 raise
             self._filled.show()
-            self._track()
         if self._push_in_backward:
             for entry in entries:
                 if entry.param.requires_grad:
@@ -261,7 +259,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 loss = result = closure()
         worker = self._open()
         if not worker._stepped:
-            worker._first_step(random_state(), "fastps.torch.seed(base, ps)", self._raw())
+            worker._first_step(random_state(), "fastps.torch.seed(base, ps)")
             warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
         try:
             self._filled.watched.check()
@@ -368,9 +366,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
-        Of the smallest parameter that has gradients, predictors of `fastps.torch.parallel` left out. It goes
-        on after `fastps.torch.resume`, and a step that `GradScaler` skips does not count. `GlobalSchedule`
-        makes a learning rate scheduler follow it.
+        The largest step count of any parameter that is trained (``requires_grad``), predictors of
+        `fastps.torch.parallel` left out. It goes on after `fastps.torch.resume`, and a step that `GradScaler`
+        skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
 
@@ -559,16 +557,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             stored = as_stored(one.rule, states.get(one.name, {}))
             self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
 
-    def _track(self) -> None:
-        """Counts the steps of the parameters that are trained."""
-        own = [entry for entry in self._entries if entry.name not in self._not_counted] or self._entries
-        trained = [entry.name for entry in own if entry.param.requires_grad]
-        self._open()._progress.of(trained or [entry.name for entry in own])
+    def _track(self, left_out: Iterable[str] = ()) -> None:
+        """Counts the steps of the parameters that are trained, but for some."""
+        entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
 
-    def _leave_out(self, names: Iterable[str]) -> None:
-        """Parameters that do not take part in each step are not counted in `global_step`."""
-        self._not_counted = frozenset(names)
-        self._track()
+        def trained() -> list[str]:
+            own = [entry for entry in entries if entry.name not in others] or entries
+            return [entry.name for entry in own if entry.param.requires_grad] or [e.name for e in own]
+
+        self._open()._progress.of(trained)
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
