@@ -12,7 +12,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -58,6 +58,14 @@ _SETTINGS = sorted(
         for field in dataclasses.fields(kind)
     }
 )
+
+
+class _Schedule(Protocol):
+    """What gives the parameter groups their rates: a `GlobalSchedule`."""
+
+    def _again(self) -> None: ...
+    def _check_addition(self) -> None: ...
+    def _add(self, group: dict[str, Any]) -> None: ...
 
 
 class ParameterServerOptimizer(torch.optim.Optimizer):
@@ -160,8 +168,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._groups: list[list[Entry]] = []
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
-        #: Gives the groups the rates of the present step, if a `GlobalSchedule` does.
-        self._schedule: Callable[[], object] | None = None
+        self._schedule: _Schedule | None = None
         self._rows = not local
         self._told = on_step is not None
         #: Marks the state dicts that this optimizer makes.
@@ -187,7 +194,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     # -- what torch asks for ---------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds named parameters, like ``torch.optim.Optimizer.add_param_group``."""
+        """Adds named parameters, like ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ConfigError: As from the constructor, or the group's rates are not clear from the scheduler of a
+                `GlobalSchedule`; nothing is added.
+            ForeignWriteError: Something else has written to a parameter; nothing is added.
+        """
         group = dict(param_group)
         for key in group.keys() - self.defaults.keys():
             if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
@@ -200,6 +213,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
             self._filled.watched.check()
+        if self._schedule is not None:
+            self._schedule._check_addition()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         group["params"], group["param_names"] = list(named.values()), list(named)
@@ -223,6 +238,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 if entry.param.requires_grad:
                     register: Any = entry.param.register_post_accumulate_grad_hook
                     self._hooks.append(register(self._leaves(entry)))
+        if self._schedule is not None:
+            self._schedule._add(self.param_groups[-1])
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Pushes the gradients, and installs new values as the mode says.
@@ -470,7 +487,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def _follow_schedule(self) -> None:
         """The groups' rates are those of the present step, which may be another one than before."""
         if self._schedule is not None:
-            self._schedule()
+            self._schedule._again()
 
     def _those(self) -> list[Theirs]:
         """All parameters, with their names and rules."""
