@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import logging
@@ -180,6 +181,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._hooks: list[Any] = []
         try:
             super().__init__(params, settings_of(optimizer))
+            self._completing: Any = self.register_state_dict_post_hook(_complete)
             self._register(self._entries)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
@@ -219,6 +221,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         group["params"], group["param_names"] = list(named.values()), list(named)
         super().add_param_group(group)
+        # torch's functions for state dicts take a step where there is no state.
+        self.state.update({param: {} for param in named.values()})
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
@@ -229,6 +233,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._worker.add({entry.name: entry.array for entry in entries}, copy=False)
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
+                for param in named.values():
+                    del self.state[param]
                 del self._entries[len(self._entries) - len(entries) :]
                 self._filled = Filled(self._entries)
                 raise
@@ -311,16 +317,19 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             ``"param_groups"`` and ``"state"`` as torch's optimizers have them, the latter fetched from the
             servers, on the CPU; a torch optimizer of the same kind takes them. ``"fastps"``: steps,
             residuals and unsent gradients of this worker, and ``"values"``: the float32 values of
-            parameters of another type.
+            parameters of another type. Hooks of state dicts get all of it.
         """
-        state = super().state_dict()
+        self._optimizer_state_dict_post_hooks.move_to_end(self._completing.id, last=False)
+        return super().state_dict()
+
+    def _complete(self, state: dict[str, Any]) -> None:
+        """Gives a state dict of torch what the servers and the worker have."""
         own = self._open().state_dict()
         states, those = fetch(self._ps, self._those()), enumerate(self._entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
         own["values"] = {entry.name: entry.array.copy() for entry in self._entries if entry.is_rounded}
         saver = {"rank": self._rank, "saver": self._id}
         state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
-        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a state that `state_dict` returned.
@@ -338,6 +347,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             ForeignWriteError: Something else has written to a parameter other values than it would get
                 now; nothing is changed.
         """
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            other = before(self, state_dict)
+            state_dict = state_dict if other is None else other
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
@@ -366,11 +379,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     "the first worker" if rank is None else f"the worker of rank {rank}",
                 )
             worker.pull_model()
-        saved = zip(self._rules, state_dict["param_groups"], strict=True)
-        groups = [{**settings_of(rule), **group} for rule, group in saved]
-        super().load_state_dict({"state": {}, "param_groups": groups})
+        for rule, group, saved in zip(
+            self._rules, self.param_groups, state_dict["param_groups"], strict=True
+        ):
+            settings = {key: value for key, value in saved.items() if key not in ("params", "param_names")}
+            group.update(copy.deepcopy({**settings_of(rule), **settings}))
         self._filled.show()
         self._follow_schedule()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -673,6 +690,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 grad = self._by_name(name).param.grad
                 assert grad is not None
                 self._ahead[name] = (grad, grad._version)
+
+
+def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """The hook that comes before all others of a state dict."""
+    assert isinstance(optimizer, ParameterServerOptimizer)
+    optimizer._complete(state)
 
 
 def _misfit(expected: str, got: str) -> ConfigError:

@@ -84,7 +84,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
         raise wrong("name of a value", f"another name than {quoted(sorted(_OWN))}", min(taken))
     _check_readable(more)
     state = _ours(optimizer).state_dict()
-    names, values = _names(model, optimizer), state["fastps"]["values"]
+    names, values = _names(model, optimizer), state.get("fastps", {}).get("values", {})
     servers = optimizer._ps.pull(list({*names.values(), *values}))
     values.update({name: torch.from_numpy(servers[name]) for name in values})
     saved = {}
