@@ -1,5 +1,6 @@
 """PyTorch: an optimizer whose parameters, state and steps live in a parameter server; ways there and back."""
 
+from fastps.torch._file import SavedRun, peek
 from fastps.torch.buffers import load
 from fastps.torch.distributed import load_distributed, save_distributed
 from fastps.torch.evaluate import evaluator
@@ -14,10 +15,12 @@ __all__ = [
     "GlobalSchedule",
     "Objective",
     "ParameterServerOptimizer",
+    "SavedRun",
     "evaluator",
     "from_store",
     "load",
     "load_distributed",
+    "peek",
     "resume",
     "save",
     "save_distributed",

@@ -29,6 +29,7 @@ from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
+from fastps.store import Store
 from fastps.torch._averaged import warn_if_averaged
 from fastps.torch._params import (
     Entry,
@@ -405,6 +406,27 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
+
+    def is_first(self) -> bool:
+        """Whether this worker is the first one of those that are present now, in the order they joined.
+
+        It is the one to save checkpoints: there is one in every run, and if it ends, the next one takes its
+        place. In a warm start it is the worker that trains.
+
+        Raises:
+            ConfigError: The store is shared by processes, which do not know each other's workers.
+            FastpsError: The servers could not be asked.
+
+        >>> import torch, fastps.torch
+        >>> store, named = fastps.Store(), list(torch.nn.Linear(2, 1).named_parameters())
+        >>> workers = [fastps.torch.ParameterServerOptimizer(named, store, fastps.Adam()) for _ in range(2)]
+        >>> [worker.is_first() for worker in workers]
+        [True, False]
+        """
+        if isinstance(self._ps, Store) and self._ps.address is not None:
+            raise wrong("store", "servers, or a store of this process", "a store shared by processes")
+        worker = self._open()
+        return worker._alone or worker._groups.is_first()
 
     def stats(self) -> dict[str, Any]:
         """Counters, as `fastps.Worker.stats`."""

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from fastps._shared.files import replaced
-from fastps._shared.tensor_file import damaged
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
@@ -38,8 +37,6 @@ _NOTE = "fastps.run"
 #: What the name of another note has in addition, which the worker has that replaces this one.
 _CLAIM = ".claim"
 _UNFINISHED, _COMPLETE = 0.0, 1.0
-#: What a file has under names of its own.
-_OWN = {"model", "optimizer", "fastps"}
 #: How often a worker asks whether another one has put the checkpoint on the servers, in seconds.
 _POLL = 0.05
 
@@ -48,9 +45,9 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     """Writes a run's checkpoint: parameters and optimizer state of the servers, buffers, this worker's state.
 
     The file is a dict that ``torch.load`` reads: ``"model"`` and ``"optimizer"`` are state dicts that plain
-    torch takes, too. One worker of a run saves. Values and state are read one after the other, so steps of
-    other workers in between belong to some tensors and not to others; a snapshot with ``--cut`` is of one
-    moment.
+    torch takes, too. Every call writes; one worker of a run should save: the one whose
+    ``optimizer.is_first()`` is true. Values and state are read one after the other, so steps of other workers
+    in between belong to some tensors and not to others; a snapshot with ``--cut`` is of one moment.
 
     Args:
         model: The model.
@@ -79,9 +76,9 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     >>> new.state("weight")["step"]
     array([1])
     """
-    taken = more.keys() & _OWN
+    taken = more.keys() & _file.OWN
     if taken:
-        raise wrong("name of a value", f"another name than {quoted(sorted(_OWN))}", min(taken))
+        raise wrong("name of a value", f"another name than {quoted(sorted(_file.OWN))}", min(taken))
     _check_readable(more)
     state = _ours(optimizer).state_dict()
     names, values = _names(model, optimizer), state.get("fastps", {}).get("values", {})
@@ -298,12 +295,7 @@ def _number() -> list[float]:
 
 def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimizer, verify: bool) -> _Saved:
     """Reads a file; raises unless all of it fits."""
-    saved = _file.read(path, verify)
-    if not _is_checkpoint(saved):
-        got = quoted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
-        raise damaged(
-            path, 'state dicts "model" and "optimizer"', got, advice="name a file of fastps.torch.save"
-        )
+    saved = _file.read_run(path, verify)
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
     states, groups = optimizer._saved(theirs), theirs["param_groups"]
     own = {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
@@ -314,12 +306,12 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         of_model,
         _values(of_model, names, (own or {}).get("values", {})),
         states,
-        max((int(state.get("step", 0)) for state in states.values()), default=0),
+        _file.steps_of(theirs),
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
         own,
         about["run"] if "run" in about else _number_of(path),
-        about.get("rank", theirs.get("fastps", {}).get("rank")),
-        {key: value for key, value in saved.items() if key not in _OWN},
+        _file.rank_of(saved),
+        _file.more_of(saved),
     )
 
 
@@ -370,19 +362,6 @@ def _check_readable(more: Mapping[str, Any]) -> None:
                 raise wrong(
                     f"value {name}", "what torch.load(weights_only=True) reads", type(value).__name__
                 ) from error
-
-
-def _is_checkpoint(saved: object) -> bool:
-    """Whether a file has the state dicts of a model and of an optimizer."""
-    if not isinstance(saved, dict) or not isinstance(saved.get("fastps", {}), dict):
-        return False
-    model, optimizer = saved.get("model"), saved.get("optimizer")
-    return (
-        isinstance(model, dict)
-        and all(isinstance(value, torch.Tensor) for value in model.values())
-        and isinstance(optimizer, dict)
-        and {"state", "param_groups"} <= optimizer.keys()
-    )
 
 
 def _number_of(path: File) -> list[float]:

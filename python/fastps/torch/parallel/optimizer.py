@@ -81,6 +81,10 @@ class NoParameters(torch.optim.Optimizer):
         """Calls the closure, if there is one."""
         return None if closure is None else closure()
 
+    def is_first(self) -> bool:
+        """It has nothing to save."""
+        return False
+
     def stats(self) -> dict[str, Any]:
         """No counters."""
         return {}
