@@ -43,13 +43,13 @@ def step(model, optimizer, rare):
 
 @pytest.mark.parametrize("first", [False, True], ids=["not in the first step", "in the first step"])
 def test_tensors_that_few_steps_use_do_not_hold_it_back(ps, first):
-    told = []
-    model, optimizer = build(ps, on_step=lambda step: told.append(step.global_step))
+    seen = []
+    model, optimizer = build(ps, on_step=lambda step: seen.append(step.global_step))
     schedule = GlobalSchedule(lr_scheduler.ExponentialLR(optimizer, 0.5))
     for k in range(9):
         step(model, optimizer, rare=k % 4 == 0 if first else k % 4 == 3)
         schedule.step()
-    assert told == list(range(1, 10))
+    assert seen == list(range(1, 10))
     late = [build(ps)[1] for _ in range(2)]
     assert [worker.global_step for worker in late] == [9, 9]
     assert GlobalSchedule(lr_scheduler.ExponentialLR(late[0], 0.5)).get_last_lr() == schedule.get_last_lr()
