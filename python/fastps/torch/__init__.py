@@ -7,6 +7,7 @@ try:
 except ImportError as _error:
     raise _missing("fastps.torch", _error, "torch", "torch") from _error
 
+from fastps.torch._file import SavedRun, peek
 from fastps.torch.buffers import load
 from fastps.torch.distributed import load_distributed, save_distributed
 from fastps.torch.evaluate import evaluator
@@ -21,10 +22,12 @@ __all__ = [
     "GlobalSchedule",
     "Objective",
     "ParameterServerOptimizer",
+    "SavedRun",
     "evaluator",
     "from_store",
     "load",
     "load_distributed",
+    "peek",
     "resume",
     "save",
     "save_distributed",

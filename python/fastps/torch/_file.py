@@ -1,22 +1,108 @@
-"""Files of ``torch.save``: read without running code of theirs, and verified."""
+"""Files of ``torch.save``, of a run's among them: read without running code of theirs, and verified."""
 
 from __future__ import annotations
 
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from fastps._shared.tensor_file import NOT_VERIFIED, compare, damaged, digest
+from fastps._shared.text import quoted
 from fastps._shared.types import File
 from fastps.errors import ConfigError
 
 #: Where a file has its digests: a dict in what `fastps.torch.save` adds.
-_OWN, _DIGESTS = "fastps", "sha256"
+_ADDED, _DIGESTS = "fastps", "sha256"
 #: The parts of which it has them.
 _PARTS = ("model", "optimizer")
+#: What the file of a run has under names of its own.
+OWN = {*_PARTS, _ADDED}
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What the file of a run says, beside its tensors.
+
+    Attributes:
+        steps: Most steps that the run had taken with a parameter.
+        rank: Of the worker that saved, or None.
+        more: What else was given to `fastps.torch.save`, which cannot be changed here.
+    """
+
+    steps: int
+    rank: int | None
+    more: Mapping[str, Any]
+
+
+def peek(path: File, *, verify: bool = True) -> SavedRun:
+    """Reads what a run's file says, before there is a model or an optimizer.
+
+    Args:
+        path: As for `fastps.torch.resume`.
+        verify: False: do not compare checksums, which reads the file faster.
+
+    Raises:
+        DamagedFileError: The file is not whole, or not what was written, or of another kind.
+        ConfigError: The file has other objects than ``torch.load(weights_only=True)`` reads.
+        OSError: The file cannot be read.
+
+    >>> import tempfile, torch, fastps.torch
+    >>> path, store, model = tempfile.mkdtemp() + "/run.pt", fastps.Store(), torch.nn.Linear(2, 1)
+    >>> optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), store, fastps.Adam())
+    >>> fastps.torch.save(model, optimizer, path, epoch=3)
+    >>> saved = fastps.torch.peek(path)
+    >>> saved.steps, saved.more["epoch"]
+    (0, 3)
+    """
+    saved = read_run(path, verify)
+    return SavedRun(steps_of(saved["optimizer"]), rank_of(saved), MappingProxyType(more_of(saved)))
+
+
+def read_run(path: File, verify: bool) -> dict[str, Any]:
+    """What is in the file of a run: the state dicts of a model and its optimizer, and more. As `read`."""
+    saved = read(path, verify)
+    if not _is_run(saved):
+        got = quoted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
+        raise damaged(
+            path, 'state dicts "model" and "optimizer"', got, advice="name a file of fastps.torch.save"
+        )
+    run: dict[str, Any] = saved
+    return run
+
+
+def steps_of(optimizer: Mapping[str, Any]) -> int:
+    """Most steps that a parameter has taken in the state dict of an optimizer."""
+    return max((int(state.get("step", 0)) for state in optimizer["state"].values()), default=0)
+
+
+def rank_of(saved: Mapping[str, Any]) -> int | None:
+    """The rank of the worker that wrote the file of a run."""
+    of_worker = saved["optimizer"].get(_ADDED, {})
+    rank: int | None = saved.get(_ADDED, {}).get("rank", of_worker.get("rank"))
+    return rank
+
+
+def more_of(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a run has beside its state dicts."""
+    return {key: value for key, value in saved.items() if key not in OWN}
+
+
+def _is_run(saved: object) -> bool:
+    """Whether a file has the state dicts of a model and of an optimizer."""
+    if not isinstance(saved, dict) or not isinstance(saved.get(_ADDED, {}), dict):
+        return False
+    model, optimizer = saved.get("model"), saved.get("optimizer")
+    return (
+        isinstance(model, dict)
+        and all(isinstance(value, torch.Tensor) for value in model.values())
+        and isinstance(optimizer, dict)
+        and {"state", "param_groups"} <= optimizer.keys()
+    )
 
 
 def digests(saved: Mapping[str, Any]) -> dict[str, str]:
@@ -45,7 +131,7 @@ def read(path: File, verify: bool) -> Any:
                 _check_archive(path)
             raise _unreadable(path, error) from error
     if verify:
-        own = saved.get(_OWN) if isinstance(saved, dict) else None
+        own = saved.get(_ADDED) if isinstance(saved, dict) else None
         said = own.get(_DIGESTS) if isinstance(own, dict) else None
         if isinstance(said, dict):
             compare(path, said, digests(saved))

@@ -118,6 +118,11 @@ class Entry:
         own = torch.empty(values.shape, dtype=torch.float32).copy_(values)
         return cls(name, param, own.numpy(), None)
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the parameter has the array's values in a type of fewer bits."""
+        return self.param.dtype != torch.float32
+
     def gradient(self, rows: bool) -> Array | Sparse | None:
         """Of a GPU's parameter it is there after `Gpu.wait`."""
         grad = self.param.grad
@@ -185,16 +190,17 @@ class Filled:
         """The parameters' values are what the worker has."""
         beside = [*self._beside, *(entry for entries in self._on_gpu.values() for entry in entries)]
         for entry in beside:
-            torch.from_numpy(entry.array).copy_(entry.param.detach())
+            array, shown = torch.from_numpy(entry.array), entry.param.detach().cpu()
+            array.copy_(torch.where(array.to(shown.dtype) == shown, array, shown))  # shown ones are rounded
 
     def equal(self, values: Mapping[str, Array]) -> bool:
         """Whether the parameters have these values, but for the rounding to their type."""
+        return all(rounds_to(values[entry.name], entry.param) for entry in self._entries)
 
-        def same(entry: Entry) -> bool:
-            wanted = torch.from_numpy(values[entry.name]).to(entry.param.dtype)
-            return torch.equal(entry.param.detach().cpu(), wanted.reshape(entry.param.shape))
 
-        return all(same(entry) for entry in self._entries)
+def rounds_to(values: Array, tensor: torch.Tensor) -> bool:
+    """Whether a tensor has these values, but for the rounding to its type."""
+    return torch.equal(torch.from_numpy(values).to(tensor.dtype), tensor.detach().cpu())
 
 
 def float32(tensor: torch.Tensor) -> Array:
@@ -278,6 +284,14 @@ def as_lr(value: Any) -> float:
     if isinstance(value, str) or not math.isfinite(rate := number("lr", value)) or rate < 0:
         raise wrong("lr", "a finite number >= 0", value)
     return rate
+
+
+def settings_of(rule: optim.Optimizer) -> dict[str, Any]:
+    """A rule's settings as parameter groups of torch have them, where one also tells AdamW from Adam."""
+    settings = dict(vars(rule))
+    if isinstance(rule, (optim.Adam, optim.AdamW)):
+        settings["decoupled_weight_decay"] = isinstance(rule, optim.AdamW)
+    return settings
 
 
 def rule_of_group(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:

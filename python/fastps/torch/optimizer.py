@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import logging
@@ -11,7 +12,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,14 +22,27 @@ from fastps import optim
 from fastps._fastps import Sparse
 from fastps._shared.checks import at_least
 from fastps._shared.text import meant, quoted
+from fastps._shared.types import Array
 from fastps.checkpoint import new_state
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
+from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
-from fastps.torch._params import Entry, Filled, Gpus, absent, as_lr, by_name, rule_of_group, wrong
+from fastps.torch._params import (
+    Entry,
+    Filled,
+    Gpus,
+    absent,
+    as_lr,
+    by_name,
+    rounds_to,
+    rule_of_group,
+    settings_of,
+    wrong,
+)
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
@@ -48,6 +62,14 @@ _SETTINGS = sorted(
         for field in dataclasses.fields(kind)
     }
 )
+
+
+class _Schedule(Protocol):
+    """What gives the parameter groups their rates: a `GlobalSchedule`."""
+
+    def _again(self) -> None: ...
+    def _check_addition(self) -> None: ...
+    def _add(self, group: dict[str, Any]) -> None: ...
 
 
 class ParameterServerOptimizer(torch.optim.Optimizer):
@@ -152,11 +174,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled = Filled([])
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
-        self._not_counted: frozenset[str] = frozenset()
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
-        #: Gives the groups the rates of the present step, if a `GlobalSchedule` does.
-        self._schedule: Callable[[], object] | None = None
+        self._schedule: _Schedule | None = None
         self._rows = not local
         self._told = on_step is not None
         #: Marks the state dicts that this optimizer makes.
@@ -166,9 +186,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         #: What has left already: the gradient, and the version of its memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
-        defaults = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
         try:
-            super().__init__(params, defaults)
+            super().__init__(params, settings_of(optimizer))
+            self._completing: Any = self.register_state_dict_post_hook(_complete)
             self._register(self._entries)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
@@ -183,7 +203,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     # -- what torch asks for ---------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds named parameters, like ``torch.optim.Optimizer.add_param_group``."""
+        """Adds named parameters, like ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ConfigError: As from the constructor, or the group's rates are not clear from the scheduler of a
+                `GlobalSchedule`; nothing is added.
+            ForeignWriteError: Something else has written to a parameter; nothing is added.
+        """
         group = dict(param_group)
         for key in group.keys() - self.defaults.keys():
             if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
@@ -193,6 +219,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     expected=expected,
                     got=repr(key),
                 )
+        self._check_kind(group)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -200,10 +227,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
             self._filled.watched.check()
+        if self._schedule is not None:
+            self._schedule._check_addition()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         group["params"], group["param_names"] = list(named.values()), list(named)
         super().add_param_group(group)
+        # torch's functions for state dicts take a step where there is no state.
+        self.state.update({param: {} for param in named.values()})
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
@@ -214,16 +245,19 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._worker.add({entry.name: entry.array for entry in entries}, copy=False)
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
+                for param in named.values():
+                    del self.state[param]
                 del self._entries[len(self._entries) - len(entries) :]
                 self._filled = Filled(self._entries)
                 raise
             self._filled.show()
-            self._track()
         if self._push_in_backward:
             for entry in entries:
                 if entry.param.requires_grad:
                     register: Any = entry.param.register_post_accumulate_grad_hook
                     self._hooks.append(register(self._leaves(entry)))
+        if self._schedule is not None:
+            self._schedule._add(self.param_groups[-1])
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Pushes the gradients, and installs new values as the mode says.
@@ -261,7 +295,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker = self._open()
         self._check_open()
         if not worker._stepped:
-            worker._first_step(random_state(), "fastps.torch.seed(base, ps)", self._raw())
+            worker._first_step(random_state(), "fastps.torch.seed(base, ps)")
             warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
         try:
             self._filled.watched.check()
@@ -295,15 +329,20 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         Returns:
             ``"param_groups"`` and ``"state"`` as torch's optimizers have them, the latter fetched from the
             servers, on the CPU; a torch optimizer of the same kind takes them. ``"fastps"``: steps,
-            residuals and unsent gradients of this worker.
+            residuals and unsent gradients of this worker, and ``"values"``: the float32 values of
+            parameters of another type. Hooks of state dicts get all of it.
         """
-        state = super().state_dict()
+        self._optimizer_state_dict_post_hooks.move_to_end(self._completing.id, last=False)
+        return super().state_dict()
+
+    def _complete(self, state: dict[str, Any]) -> None:
+        """Gives a state dict of torch what the servers and the worker have."""
         own = self._open().state_dict()
         states, those = fetch(self._ps, self._those()), enumerate(self._entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
+        own["values"] = {entry.name: entry.array.copy() for entry in self._entries if entry.is_rounded}
         saver = {"rank": self._rank, "saver": self._id}
         state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
-        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a state that `state_dict` returned.
@@ -316,11 +355,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         logged.
 
         Raises:
-            ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
-                changed.
+            ConfigError: It is another optimizer's, or of other parameters, groups or settings (one that it
+                lacks is this optimizer's); nothing is changed.
             ForeignWriteError: Something else has written to a parameter other values than it would get
                 now; nothing is changed.
         """
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            other = before(self, state_dict)
+            state_dict = state_dict if other is None else other
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
@@ -332,13 +375,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
         rank, saver = own.pop("rank", self._rank), own.pop("saver", None)
+        values = own.pop("values", {})
         worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
             self._filled.watched.check()
-        there = self._take_over(states)
+        there = self._take_over(states, values)
         if not _is_of_one_worker(own) or (there and (saver == self._id or self._has_saved(rank))):
             worker.load_state_dict(own)
         else:
@@ -348,9 +392,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     "the first worker" if rank is None else f"the worker of rank {rank}",
                 )
             worker.pull_model()
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        for rule, group, saved in zip(
+            self._rules, self.param_groups, state_dict["param_groups"], strict=True
+        ):
+            settings = {key: value for key, value in saved.items() if key not in ("params", "param_names")}
+            group.update(copy.deepcopy({**settings_of(rule), **settings}))
         self._filled.show()
         self._follow_schedule()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -363,11 +413,32 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
-        Of the smallest parameter that has gradients, predictors of `fastps.torch.parallel` left out. It goes
-        on after `fastps.torch.resume`, and a step that `GradScaler` skips does not count. `GlobalSchedule`
-        makes a learning rate scheduler follow it.
+        The largest step count of any parameter that is trained (``requires_grad``), predictors of
+        `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that `GradScaler`
+        skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
+
+    def is_first(self) -> bool:
+        """Whether this worker is the first one of those that are present now, in the order they joined.
+
+        It is the one to save checkpoints: there is one in every run, and if it ends, the next one takes its
+        place. In a warm start it is the worker that trains.
+
+        Raises:
+            ConfigError: The store is shared by processes, which do not know each other's workers.
+            FastpsError: The servers could not be asked.
+
+        >>> import torch, fastps.torch
+        >>> store, named = fastps.Store(), list(torch.nn.Linear(2, 1).named_parameters())
+        >>> workers = [fastps.torch.ParameterServerOptimizer(named, store, fastps.Adam()) for _ in range(2)]
+        >>> [worker.is_first() for worker in workers]
+        [True, False]
+        """
+        if isinstance(self._ps, Store) and self._ps.address is not None:
+            raise wrong("store", "servers, or a store of this process", "a store shared by processes")
+        worker = self._open()
+        return worker._alone or worker._groups.is_first()
 
     def stats(self) -> dict[str, Any]:
         """Counters, as `fastps.Worker.stats`."""
@@ -376,7 +447,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def push_model(self) -> None:
         """Assigns the model's current values to the servers' tensors; see `fastps.Worker.push_model`.
 
-        If the servers have its buffers, those are assigned, too.
+        If the servers have its buffers, those are assigned, too. Where nothing has written to a float16 or
+        bfloat16 parameter, its float32 value stays.
 
         >>> import torch, fastps.torch
         >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
@@ -388,10 +460,17 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         >>> store.pull("weight")
         array([[1., 1.]], dtype=float32)
         """
+        self._push_values({})
+
+    def _push_values(self, values: Mapping[str, Array]) -> None:
+        """Assigns the model's values, and these in place of what a parameter shows of them."""
         worker = self._open()
         self._check_open()
         self._filled.wait()
         self._filled.take()
+        for entry in self._entries:
+            if entry.name in values:
+                entry.array[...] = values[entry.name]
         worker.push_model()
         self._filled.show()
         if self._buffers is not None:
@@ -466,10 +545,18 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 got=got,
             )
 
+    def _check_kind(self, group: Mapping[str, Any]) -> None:
+        """Raises if a parameter group asks for AdamW of Adam, or the reverse."""
+        own = settings_of(self._optimizer).get("decoupled_weight_decay")
+        asked = group.get("decoupled_weight_decay", own)
+        if own is not None and asked != own:
+            other = "Adam" if own else "AdamW"
+            raise wrong("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
+
     def _follow_schedule(self) -> None:
         """The groups' rates are those of the present step, which may be another one than before."""
         if self._schedule is not None:
-            self._schedule()
+            self._schedule._again()
 
     def _those(self) -> list[Theirs]:
         """All parameters, with their names and rules."""
@@ -491,7 +578,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if others != by_group:
             raise _misfit(f"the groups {_groups(by_group)}", _groups(others))
         for rule, group in zip(self._rules, groups, strict=True):
-            _unchanged(rule, group if "fastps" in state_dict else {**vars(rule), **group})
+            _unchanged(rule, {**settings_of(rule), **group})
         names = [entry.name for entry in self._entries]
         states = {names[k]: _on_cpu(state) for k, state in state_dict["state"].items()}
         for one in self._those():
@@ -518,8 +605,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             return worker._alone or worker._groups.present == 1
         return (rank or 0) == (self._rank or 0)
 
-    def _take_over(self, states: Mapping[str, State]) -> bool:
+    def _take_over(self, states: Mapping[str, State], values: Mapping[str, Array]) -> bool:
         """Gives a saved optimizer state to servers that have taken no step.
+
+        Args:
+            states: The state of each parameter that has one.
+            values: float32 values, for parameters that show them.
 
         Returns:
             Whether the servers are at the saved step now.
@@ -530,6 +621,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         now = self._steps_taken()
         if now == 0:
             self._assign_state(states)
+            for entry in self._entries:
+                if entry.name in values and rounds_to(values[entry.name], entry.param):
+                    self._ps.assign(entry.name, values[entry.name])
         elif now != saved:
             _log.warning(
                 "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "
@@ -549,16 +643,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             stored = as_stored(one.rule, states.get(one.name, {}))
             self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
 
-    def _track(self) -> None:
-        """Counts the steps of the parameters that are trained."""
-        own = [entry for entry in self._entries if entry.name not in self._not_counted] or self._entries
-        trained = [entry.name for entry in own if entry.param.requires_grad]
-        self._open()._progress.of(trained or [entry.name for entry in own])
+    def _track(self, left_out: Iterable[str] = ()) -> None:
+        """Counts the steps of the parameters that are trained, but for some."""
+        entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
 
-    def _leave_out(self, names: Iterable[str]) -> None:
-        """Parameters that do not take part in each step are not counted in `global_step`."""
-        self._not_counted = frozenset(names)
-        self._track()
+        def trained() -> list[str]:
+            own = [entry for entry in entries if entry.name not in others] or entries
+            return [entry.name for entry in own if entry.param.requires_grad] or [e.name for e in own]
+
+        self._open()._progress.of(trained)
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
@@ -648,6 +741,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._ahead[name] = (grad, grad._version)
 
 
+def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """The hook that comes before all others of a state dict."""
+    assert isinstance(optimizer, ParameterServerOptimizer)
+    optimizer._complete(state)
+
+
 def _misfit(expected: str, got: str) -> ConfigError:
     return ConfigError(f"invalid state: expected {expected}, got {got}", expected=expected, got=got)
 
@@ -658,7 +757,7 @@ def _groups(groups: Iterable[Iterable[str] | None]) -> str:
 
 
 def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
-    for name, was in vars(rule).items():
+    for name, was in settings_of(rule).items():
         now = group.get(name)
         now = tuple(now) if isinstance(now, list) else now
         if name != "lr" and was != now:

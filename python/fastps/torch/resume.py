@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,14 +17,13 @@ import numpy as np
 import torch
 
 from fastps._shared.files import replaced
-from fastps._shared.tensor_file import damaged
 from fastps._shared.text import quoted
-from fastps._shared.types import File
+from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
 from fastps.torch import _file
 from fastps.torch._notes import note, written
-from fastps.torch._params import float32, wrong
+from fastps.torch._params import float32, rounds_to, wrong
 from fastps.torch.optimizer import ParameterServerOptimizer, _arrays
 from fastps.torch.state import State
 from fastps.worker import Worker
@@ -38,8 +37,6 @@ _NOTE = "fastps.run"
 #: What the name of another note has in addition, which the worker has that replaces this one.
 _CLAIM = ".claim"
 _UNFINISHED, _COMPLETE = 0.0, 1.0
-#: What a file has under names of its own.
-_OWN = {"model", "optimizer", "fastps"}
 #: How often a worker asks whether another one has put the checkpoint on the servers, in seconds.
 _POLL = 0.05
 
@@ -48,9 +45,9 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     """Writes a run's checkpoint: parameters and optimizer state of the servers, buffers, this worker's state.
 
     The file is a dict that ``torch.load`` reads: ``"model"`` and ``"optimizer"`` are state dicts that plain
-    torch takes, too. One worker of a run saves. Values and state are read one after the other, so steps of
-    other workers in between belong to some tensors and not to others; a snapshot with ``--cut`` is of one
-    moment.
+    torch takes, too. Every call writes; one worker of a run should save: the one whose
+    ``optimizer.is_first()`` is true. Values and state are read one after the other, so steps of other workers
+    in between belong to some tensors and not to others; a snapshot with ``--cut`` is of one moment.
 
     Args:
         model: The model.
@@ -79,13 +76,14 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     >>> new.state("weight")["step"]
     array([1])
     """
-    taken = more.keys() & _OWN
+    taken = more.keys() & _file.OWN
     if taken:
-        raise wrong("name of a value", f"another name than {quoted(sorted(_OWN))}", min(taken))
+        raise wrong("name of a value", f"another name than {quoted(sorted(_file.OWN))}", min(taken))
     _check_readable(more)
     state = _ours(optimizer).state_dict()
-    names = _names(model, optimizer)
-    servers = optimizer._ps.pull(list(set(names.values())))
+    names, values = _names(model, optimizer), state.get("fastps", {}).get("values", {})
+    servers = optimizer._ps.pull(list({*names.values(), *values}))
+    values.update({name: torch.from_numpy(servers[name]) for name in values})
     saved = {}
     for key, tensor in model.state_dict().items():
         value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
@@ -152,7 +150,7 @@ def resume(
     same = optimizer._steps_taken() == saved.steps
     model.load_state_dict(saved.model)
     if puts:
-        optimizer.push_model()
+        optimizer._push_values(saved.values)
         optimizer._assign_state(saved.states)
         optimizer._ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
     elif optimizer._buffers is not None:
@@ -183,7 +181,7 @@ class _Saved:
 
     Attributes:
         model: The model's state, by the keys that the model has now.
-        names: The tensors of its parameters, by these keys.
+        values: The float32 values of its parameters, by tensor.
         states: The optimizer state of the parameters that have one, by tensor.
         steps: Most steps that a parameter has taken.
         rates: The rates of each group, and what schedulers keep beside them.
@@ -194,7 +192,7 @@ class _Saved:
     """
 
     model: dict[str, torch.Tensor]
-    names: dict[str, str]
+    values: dict[str, Array]
     states: dict[str, State]
     steps: int
     rates: list[dict[str, float]]
@@ -217,10 +215,10 @@ def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[
     return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
 
 
-def _have(servers: ParameterServer, values: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> bool:
+def _have(servers: ParameterServer, values: Mapping[str, Array]) -> bool:
     """Whether servers have the values of a checkpoint."""
-    pulled = servers.pull(list(set(names.values())))
-    return all(np.array_equal(float32(values[key]), pulled[name]) for key, name in names.items())
+    pulled = servers.pull(list(values))
+    return all(np.array_equal(values[name], pulled[name]) for name in values)
 
 
 def _plain(key: str) -> str:
@@ -244,7 +242,7 @@ def _choose(
             if _claim(ps, at, there):
                 return "checkpoint"
         elif there is None:
-            if taken == saved.steps and _have(ps, saved.model, saved.names):
+            if taken == saved.steps and _have(ps, saved.values):
                 return "servers"
             break
         elif its and not unfinished and taken >= saved.steps:
@@ -297,25 +295,59 @@ def _number() -> list[float]:
 
 def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimizer, verify: bool) -> _Saved:
     """Reads a file; raises unless all of it fits."""
-    saved = _file.read(path, verify)
-    if not _is_checkpoint(saved):
-        got = quoted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
-        raise damaged(
-            path, 'state dicts "model" and "optimizer"', got, advice="name a file of fastps.torch.save"
-        )
+    saved = _file.read_run(path, verify)
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
     states, groups = optimizer._saved(theirs), theirs["param_groups"]
+    own = {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
+    of_model, names = _of_model(saved["model"], model), _names(model, optimizer)
+    if states and not all("param_names" in group for group in groups):
+        _check_order(saved["model"], [_plain(key) for key in of_model if key in names])
     return _Saved(
-        _of_model(saved["model"], model),
-        _names(model, optimizer),
+        of_model,
+        _values(of_model, names, (own or {}).get("values", {})),
         states,
-        max((int(state.get("step", 0)) for state in states.values()), default=0),
+        _file.steps_of(theirs),
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
-        {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None,
+        own,
         about["run"] if "run" in about else _number_of(path),
-        about.get("rank", theirs.get("fastps", {}).get("rank")),
-        {key: value for key, value in saved.items() if key not in _OWN},
+        _file.rank_of(saved),
+        _file.more_of(saved),
     )
+
+
+def _check_order(saved: Iterable[str], ours: list[str]) -> None:
+    """Raises if a model has its parameters in another order than the saved one, whose states have no names.
+
+    Args:
+        saved: The keys of the saved model.
+        ours: Those of the model's parameters that are trained.
+    """
+    theirs = [key for key in map(_plain, saved) if key in set(ours)]
+    if theirs != ours:
+        name, got = next((name, got) for name, got in zip(ours, theirs, strict=True) if name != got)
+        raise ConfigError(
+            "the saved optimizer state has no names, and its model has its parameters in another order "
+            f'(tensor "{name}"): expected "{name}", got "{got}"; build the model in the order of the file',
+            tensor=name,
+            expected=f'"{name}"',
+            got=f'"{got}"',
+        )
+
+
+def _values(
+    saved: Mapping[str, torch.Tensor], names: Mapping[str, str], exact: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The float32 values of parameters, by tensor.
+
+    Args:
+        saved: The model's saved state, rounded to its types.
+        names: The tensors of its parameters, by key.
+        exact: float32 values of some tensors, which count where the saved ones are those.
+    """
+    values = {name: float32(saved[key]) for key, name in names.items()}
+    its = {name: saved[key] for key, name in names.items() if name in exact}
+    values.update({name: exact[name] for name, tensor in its.items() if rounds_to(exact[name], tensor)})
+    return values
 
 
 def _check_readable(more: Mapping[str, Any]) -> None:
@@ -330,19 +362,6 @@ def _check_readable(more: Mapping[str, Any]) -> None:
                 raise wrong(
                     f"value {name}", "what torch.load(weights_only=True) reads", type(value).__name__
                 ) from error
-
-
-def _is_checkpoint(saved: object) -> bool:
-    """Whether a file has the state dicts of a model and of an optimizer."""
-    if not isinstance(saved, dict) or not isinstance(saved.get("fastps", {}), dict):
-        return False
-    model, optimizer = saved.get("model"), saved.get("optimizer")
-    return (
-        isinstance(model, dict)
-        and all(isinstance(value, torch.Tensor) for value in model.values())
-        and isinstance(optimizer, dict)
-        and {"state", "param_groups"} <= optimizer.keys()
-    )
 
 
 def _number_of(path: File) -> list[float]:

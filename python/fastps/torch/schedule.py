@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-import torch
+from torch.optim import lr_scheduler
 
 from fastps._shared.checks import at_least
 from fastps.errors import ConfigError
@@ -21,6 +21,19 @@ _NOTE, _DIGITS = "fastps.schedule", 1 << 20
 _LENGTHS = ("total_steps", "T_max", "total_iters")
 #: What they keep in the parameter groups.
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+#: Schedulers that treat all groups alike, but for their base rates.
+_ALIKE = (
+    lr_scheduler.ConstantLR,
+    lr_scheduler.CosineAnnealingLR,
+    lr_scheduler.CosineAnnealingWarmRestarts,
+    lr_scheduler.ExponentialLR,
+    lr_scheduler.LambdaLR,
+    lr_scheduler.LinearLR,
+    lr_scheduler.MultiplicativeLR,
+    lr_scheduler.MultiStepLR,
+    lr_scheduler.PolynomialLR,
+    lr_scheduler.StepLR,
+)
 _Kind = TypeVar("_Kind")
 
 
@@ -33,14 +46,18 @@ class GlobalSchedule:
     `fastps.torch.resume`, ``load_state_dict``, ``push_model`` and ``pull_model`` at once. With
     `fastps.data.Portions`, a run takes ``len(portions) * epochs`` steps.
 
+    A group that ``add_param_group`` adds gets the rates that it would have, had it been there from the first
+    step. Schedulers with settings for each group (`OneCycleLR`, `CyclicLR`, several functions, those of other
+    libraries) refuse it.
+
     Args:
         scheduler: Of `torch.optim.lr_scheduler`, over a `ParameterServerOptimizer`; not `ReduceLROnPlateau`.
         length: Steps after which the rates stay as they are. None: `OneCycleLR` keeps its last rate,
             others go on as torch defines.
 
     Raises:
-        ConfigError: The scheduler is of another kind or of another optimizer, or another worker of this run
-            has a schedule of another length.
+        ConfigError: The scheduler is of another kind or of another optimizer, or was made before its last
+            group was added, or another worker of this run has a schedule of another length.
 
     >>> import torch, fastps.torch
     >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)
@@ -62,8 +79,16 @@ class GlobalSchedule:
         optimizer = getattr(scheduler, "optimizer", None)
         if not isinstance(optimizer, ParameterServerOptimizer):
             raise wrong("scheduler", "one over a fastps.torch.ParameterServerOptimizer", scheduler)
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
             raise wrong("scheduler", "one that counts steps", "ReduceLROnPlateau")
+        groups, own_groups = len(optimizer.param_groups), len(scheduler.get_last_lr())
+        if own_groups != groups:
+            raise ConfigError(
+                f"the scheduler was made before a group was added: expected {groups} parameter groups, got "
+                f"{own_groups}; make it after add_param_group",
+                expected=f"{groups} parameter groups",
+                got=str(own_groups),
+            )
         given = None if length is None else at_least(1, "length", length)
         own = [getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)]
         lengths = own if given is None else [given]
@@ -80,7 +105,7 @@ class GlobalSchedule:
         #: The scheduler and the groups' rates before the first step that this one takes.
         self._before = self._copied((scheduler.state_dict(), self._rates()))
         self.step()
-        optimizer._schedule = self._again
+        optimizer._schedule = self
 
     def step(self) -> None:
         """Takes as many steps as the servers have taken since the last call; call it after each step."""
@@ -92,6 +117,34 @@ class GlobalSchedule:
         while self._taken < target:
             self._taken += 1
             self._scheduler.step()
+
+    def _check_addition(self) -> None:
+        """Raises unless a parameter group can be added."""
+        for part in _parts(self._scheduler):
+            functions = getattr(part, "lr_lambdas", [])
+            if type(part) not in _ALIKE or any(f is not functions[0] for f in functions) or self._first:
+                expected, got = "one that begins at step 0 and treats all groups alike", type(part).__name__
+                raise ConfigError(
+                    "a parameter group cannot be added, because its rates are not clear from the scheduler: "
+                    f"expected {expected}, got {got}; give the optimizer all groups before the scheduler is "
+                    "made, and call requires_grad_(False) for those that are not trained yet",
+                    expected=expected,
+                    got=got,
+                )
+
+    def _add(self, group: dict[str, Any]) -> None:
+        """Gives a new parameter group the rates that it would have, had it been there from the first step."""
+        self._go_back()
+        base = group.setdefault("initial_lr", group["lr"])
+        others = self._optimizer.param_groups[:-1]
+        shares = (float(other["lr"]) / float(other["initial_lr"]) for other in others if other["initial_lr"])
+        group["lr"] = base * next(shares, 1.0)
+        for part in _parts(self._scheduler):
+            part.base_lrs.append(base)
+            if hasattr(part, "lr_lambdas"):
+                part.lr_lambdas.append(part.lr_lambdas[0])
+        self._before = self._copied((self._scheduler.state_dict(), self._rates()))
+        self.step()
 
     def _again(self) -> None:
         """Gives the groups the rates of the present step, whatever rates they have: after a resume."""
@@ -137,7 +190,7 @@ class GlobalSchedule:
     def _begin(self) -> None:
         """Gives the groups the rates of the scheduler's own step: most schedulers go on from those."""
         scheduler, groups = self._scheduler, self._optimizer.param_groups
-        chained = isinstance(scheduler, torch.optim.lr_scheduler.ChainedScheduler)
+        chained = isinstance(scheduler, lr_scheduler.ChainedScheduler)
         parts = scheduler._schedulers if chained else [scheduler]
         new = self._taken == 0 and all(hasattr(part, "base_lrs") for part in parts)
         for group, rate in zip(groups, parts[0].base_lrs if new else scheduler.get_last_lr(), strict=True):
@@ -149,8 +202,15 @@ class GlobalSchedule:
             scheduler._last_lr = self.get_last_lr()
 
 
+def _parts(scheduler: Any) -> list[Any]:
+    """The schedulers that a scheduler consists of."""
+    if not isinstance(scheduler, (lr_scheduler.ChainedScheduler, lr_scheduler.SequentialLR)):
+        return [scheduler]
+    return [part for own in scheduler._schedulers for part in _parts(own)]
+
+
 def _steps_of(scheduler: Any) -> int:
     """The steps that a scheduler has taken."""
-    if isinstance(scheduler, torch.optim.lr_scheduler.ChainedScheduler):
+    if isinstance(scheduler, lr_scheduler.ChainedScheduler):
         return _steps_of(scheduler._schedulers[0])
     return int(getattr(scheduler, "last_epoch", 0))

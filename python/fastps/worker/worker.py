@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -285,7 +285,7 @@ class Worker:
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
         if not self._stepped and isinstance(grads, Mapping):
-            self._first_step({}, "fastps.worker_seed(base, ps)", grads)
+            self._first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
         self._watched.check()
         if self._step_at_once(grads, lr, loss):
@@ -453,8 +453,10 @@ class Worker:
     def global_step(self) -> int:
         """The optimizer steps of all workers that `params` contain, as the servers count them.
 
-        It is read from the servers once, and then follows the versions that come with pushes and fetches, at
-        no further calls (with views of a shared store, it is asked every 20 steps). With `fastps.Sync` a
+        It is the largest step count of any of the tensors, so those that few steps use do not hold it back,
+        and a worker that joins late has the same as the others. It is read once, with the servers' optimizer
+        state, and then follows the versions that come with pushes and fetches, at no further calls (with
+        views of a shared store, it is asked every 20 steps). With `fastps.Sync` a
         round is one step, with `fastps.Local` or `accumulate` each push is one. It is read again after
         `push_model`, `pull_model`, and `assign` or `load_state` of any client in this process; what another
         process assigns counts as a step until this worker calls `pull_model`.
@@ -657,16 +659,14 @@ class Worker:
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    def _first_step(self, states: Mapping[str, str], cure: str, names: Iterable[str]) -> None:
+    def _first_step(self, states: Mapping[str, str], cure: str) -> None:
         """At the first step, gives a warning if another process draws the same batches.
 
         Args:
             states: Digests of generators' states by name, beside those that every process has.
             cure: The call that gives a worker a seed of its own.
-            names: The tensors that have gradients, which tell the global step.
         """
         self._stepped = True
-        self._progress.of(names)
         if self._seeds is not None:
             self._seeds.compare(states, cure, stacklevel=4)
 

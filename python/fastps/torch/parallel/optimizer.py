@@ -43,7 +43,7 @@ def make_optimizer(
     if not all_of_them:
         return NoParameters(rule)
     made = ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
-    made._leave_out(predictors)
+    made._track(left_out=predictors)
     return made
 
 
@@ -80,6 +80,10 @@ class NoParameters(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # noqa: ARG002
         """Calls the closure, if there is one."""
         return None if closure is None else closure()
+
+    def is_first(self) -> bool:
+        """It has nothing to save."""
+        return False
 
     def stats(self) -> dict[str, Any]:
         """No counters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterable
 
 from fastps import _fastps
@@ -108,6 +109,24 @@ class Groups:
             if mark is not None and theirs[0] != process:
                 return name, mark
         return None
+
+    def is_first(self) -> bool:
+        """Whether this worker joined before all others that are present; never while a warm start is on."""
+        if self._bound is None:
+            return False
+        mark, own = secrets.token_hex(8), self._name  # names are not unique
+        try:
+            self._name = mark
+            first = self._join_again()[1][0]
+        finally:
+            self._name = own
+            self._join_again()
+        return first.startswith(f'"{mark}"')
+
+    def _join_again(self) -> tuple[int, list[str]]:
+        """The number and the names of the workers in the first group."""
+        assert self._bound is not None
+        return self._native.join(self._names[0], self._bound._binding(), self._rank, self._name, None)
 
     def come_back(self) -> None:
         """Joins again, after the worker missed its lease."""

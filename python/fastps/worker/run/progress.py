@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-import numpy as np
+from operator import sub
 
 from fastps._fastps import Versions
 from fastps._shared.types import Array
@@ -14,17 +13,15 @@ __all__ = ["Progress"]
 
 #: How often a worker asks whose values are views of a store, in its own steps.
 _ASK_EVERY = 20
-#: How often the step count is read again if pushes come in between.
-_TRIES = 10
-#: Tensors whose state is read to find one that has taken steps.
-_LOOKS = 8
+#: How many slices are read at most, if pushes come in between; each one at least twice.
+_READS = 10
 
 
 class Progress:
-    """The steps that all workers together have taken, on the smallest tensor that is trained.
+    """The steps that all workers together have taken: the most of any slice of a tensor that is trained.
 
-    Its step count is read once; from then on each change of its version is a step. It is read again after an
-    assignment in this process, which is a version and no step.
+    The step counts are read once; from then on each change of a version is a step. Those of a tensor are read
+    again after an assignment in this process, which is a version and no step.
 
     Args:
         ps: The worker's own client.
@@ -37,22 +34,19 @@ class Progress:
     ) -> None:
         self._ps = ps
         self._installed = installed
-        self._params = params
-        self._names: list[str] = []
-        self._tensor: str | None = None
-        self._assigned = 0  # how often it was assigned when its steps were read
-        self._less = 0  # versions that were no steps
-        self._asked: tuple[int, int] | None = None  # in which step, and the version
+        self._names: Callable[[], Iterable[str]] = lambda: params
+        self._assigned: dict[str, int] = {}  # how often a tensor was assigned when its steps were read
+        self._less: dict[str, tuple[int, ...]] = {}  # versions of its slices that were no steps
+        self._asked: tuple[int, Versions] | None = None  # in which step, and the versions
 
-    def of(self, names: Iterable[str]) -> None:
-        """Counts the steps of one of these tensors, if there are any: those that are trained."""
-        self._names = [name for name in names if name in self._params] or self._names
-        if self._tensor not in self._names:
-            self.restart()
+    def of(self, names: Callable[[], Iterable[str]]) -> None:
+        """Counts the steps of these tensors: those that are trained, which may change."""
+        self._names = names
 
     def restart(self) -> None:
-        """Reads the step count again, before it is next used."""
-        self._tensor = self._asked = None
+        """Reads the step counts again, before they are next used."""
+        self._less.clear()
+        self._asked = None
 
     def now(self, step: int) -> int:
         """The steps that the worker's present values contain.
@@ -60,45 +54,46 @@ class Progress:
         Args:
             step: How many steps the worker itself has taken.
         """
-        if self._tensor is None or self._ps._assigned.get(self._tensor, 0) != self._assigned:
-            self.restart()
-            self._read()
-        if self._tensor is None:
-            return 0
+        names, assigned = list(self._names()), self._ps._assigned
+        stale = [n for n in names if n not in self._less or assigned.get(n, 0) != self._assigned[n]]
+        if stale:
+            self._asked = None
+            self._read(stale)
         installed = self._installed()
-        if installed is not None and self._tensor in installed:  # else it was added after the last fetch
-            version = installed[self._tensor]
-        else:
-            if self._asked is None or step >= self._asked[0] + _ASK_EVERY:
-                self._asked = step, self._version()
-            version = self._asked[1]
-        return max(0, version - self._less)
+        there = frozenset(installed or ())  # not views of a store, and what was added after the last fetch
+        others = [name for name in names if name not in there]
+        most = self._most(others, self._ask(others, step)) if others else 0
+        if installed is None:
+            return most
+        return max(most, self._most((name for name in names if name in there), installed))
 
-    def _read(self) -> None:
-        """Finds the smallest tensor that has taken steps, where any has; others may be unused or frozen."""
-        sizes = {name: self._params[name].size for name in self._names or self._params}
-        names = sorted((name for name in sizes if sizes[name]), key=sizes.__getitem__)
-        if not names:
-            return
+    def _most(self, names: Iterable[str], versions: Versions) -> int:
+        """The most steps of a slice of these tensors, at these versions."""
+        each = (map(sub, versions.slices(name), self._less[name]) for name in names)
+        return max((steps for of_tensor in each for steps in of_tensor), default=0)
+
+    def _ask(self, names: list[str], step: int) -> Versions:
+        """These versions, or those of a few steps ago."""
+        asked = self._asked
+        if asked is None or step >= asked[0] + _ASK_EVERY or any(name not in asked[1] for name in names):
+            asked = self._asked = step, self._ps.versions(names)
+        return asked[1]
+
+    def _read(self, names: list[str]) -> None:
+        """Reads the steps of tensors, and counts on from there."""
+        for name in names:
+            self._assigned[name] = self._ps._assigned.get(name, 0)
         versions = self._ps.versions(names)
-        most = max(versions[name] for name in names)
-        moved = [name for name in names if 2 * versions[name] >= most]
-        looks = moved[: 1 if most == 1 else _LOOKS]
-        if not any(self._read_steps(name) for name in looks):
-            self._read_steps(looks[0])
+        for name in names:
+            own = versions.slices(name)
+            is_new = all(version == 1 for version in own)  # as it was registered
+            self._less[name] = own if is_new else self._without_steps(name, own)
 
-    def _read_steps(self, name: str) -> int:
-        """Reads the steps of a tensor, and counts on from there."""
-        self._tensor, self._assigned = name, self._ps._assigned.get(name, 0)
-        version = self._version()
-        for _ in range(_TRIES):
-            steps = int(np.min(self._ps.state(name)["step"]))
-            before, version = version, self._version()
-            if before == version:
+    def _without_steps(self, name: str, before: tuple[int, ...]) -> tuple[int, ...]:
+        """The versions of a tensor's slices that were no steps, after the ones that it had before."""
+        for _ in range(max(2, _READS // len(before))):
+            steps = self._ps.state(name)["step"].tolist()
+            former, before = before, self._ps.versions(name).slices(name)
+            if former == before:
                 break
-        self._less = version - steps
-        return steps
-
-    def _version(self) -> int:
-        assert self._tensor is not None
-        return self._ps.versions(self._tensor)[self._tensor]
+        return tuple(map(sub, before, steps))
