@@ -89,7 +89,8 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     saved = {}
     for key, tensor in model.state_dict().items():
         value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
-        saved[_plain(key)] = value.detach().cpu()
+        saved[_plain(key)] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    _check_readable({key: value for key, value in saved.items() if _is_extra(key)})
     ps, at = optimizer._ps, optimizer._prefix + _NOTE
     parts = {"model": saved, "optimizer": state}
     run = note(ps, at, [_COMPLETE, *_number()])[1:]
@@ -227,6 +228,11 @@ def _plain(key: str) -> str:
     return key.replace("_orig_mod.", "")
 
 
+def _is_extra(key: str) -> bool:
+    """Whether it is the key of what a module's ``get_extra_state`` returns: anything, tensors or not."""
+    return key.rpartition(".")[2] == "_extra_state"
+
+
 def _choose(
     saved: _Saved, optimizer: ParameterServerOptimizer, at: str, path: File
 ) -> Literal["checkpoint", "servers"]:
@@ -339,7 +345,7 @@ def _is_checkpoint(saved: object) -> bool:
     model, optimizer = saved.get("model"), saved.get("optimizer")
     return (
         isinstance(model, dict)
-        and all(isinstance(value, torch.Tensor) for value in model.values())
+        and all(isinstance(value, torch.Tensor) or _is_extra(key) for key, value in model.items())
         and isinstance(optimizer, dict)
         and {"state", "param_groups"} <= optimizer.keys()
     )
@@ -366,7 +372,7 @@ def _of_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> dict
         )
     for key, tensor in wanted.items():
         name = _plain(key)
-        if there[name].shape != tensor.shape:
+        if not _is_extra(name) and there[name].shape != tensor.shape:
             expected, got = str(tuple(tensor.shape)), str(tuple(there[name].shape))
             raise ShapeError(
                 f'wrong shape in the checkpoint (tensor "{name}"): expected {expected}, got {got}',
