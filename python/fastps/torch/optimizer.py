@@ -85,7 +85,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     Each worker trains with its own buffers. With `model`, the servers have them as well, in the group
     ``"default.buffers"``: a worker reads them when it starts, and `fastps.torch.load` when a model is
-    evaluated. Integer buffers (``num_batches_tracked``) stay with each worker.
+    evaluated. Integer buffers (``num_batches_tracked``) stay with each worker; so do, with one
+    `RuntimeWarning`, float64 buffers, those that are not finite at the start (masks), and those whose shape
+    changes.
 
     Values that something else writes into a parameter (``model.load_state_dict``, an average that is swapped
     in) would be replaced by the server's: the next step raises `ForeignWriteError` until `push_model` or
@@ -164,13 +166,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         defaults = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
         try:
             super().__init__(params, defaults)
+            if model is not None and buffers != "local":
+                self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, buffers_every)
             self._register(self._entries)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._filled.show()
             self._track()
-            if model is not None and buffers != "local":
-                self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, buffers_every)
+            if self._buffers is not None:
+                self._buffers.read()
         except BaseException:
             self.close()  # the model's hooks would outlive it
             raise
@@ -226,7 +230,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            NonFiniteError: A gradient is NaN or infinite; nothing was sent or changed.
+            NonFiniteError: A gradient, or a buffer that this step pushes, is NaN or infinite; nothing was
+                sent or changed.
             ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite, or
                 gradients were changed after they had left; this step was not taken.
             ForeignWriteError: Something else wrote to a parameter; this step was not taken.
@@ -255,6 +260,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         try:
             self._filled.watched.check()
             rates = self._rates()
+            if self._buffers is not None:
+                self._buffers.begin_step()
             told = None
             if self._told and loss is not None:
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
@@ -365,7 +372,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def push_model(self) -> None:
         """Assigns the model's current values to the servers' tensors; see `fastps.Worker.push_model`.
 
-        If the servers have its buffers, those are assigned, too.
+        If the servers have its buffers, those are assigned, too; if one is not finite, nothing is.
 
         >>> import torch, fastps.torch
         >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
@@ -379,11 +386,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """
         worker = self._open()
         self._filled.wait()
+        buffers = {} if self._buffers is None else self._buffers.values()
         self._filled.take()
         worker.push_model()
         self._filled.show()
         if self._buffers is not None:
-            self._buffers.assign()
+            self._buffers.assign(buffers)
         self._follow_schedule()
 
     def pull_model(self) -> None:
