@@ -293,14 +293,14 @@ def load(
     """
     named = model.named_parameters(remove_duplicate=False)
     wanted = {prefix + name.replace("_orig_mod.", ""): param for name, param in named}
-    first = {id(param): name for name, param in reversed(wanted.items())}  # tied ones are there once
     buffers = floating(model, prefix)
     values: Mapping[str, Any] = {}
     if not isinstance(source, ParameterServer):
         values = source if isinstance(source, Mapping) else _from_file(source, verify)
     there = set(source.names()) if isinstance(source, ParameterServer) else set(values)
+    found = {id(param): name for name, param in wanted.items() if name in there}  # tied ones are there once
     pairs: list[tuple[str, torch.Tensor]] = [
-        (name if name in there else first[id(param)], param) for name, param in wanted.items()
+        (name if name in there else found.get(id(param), name), param) for name, param in wanted.items()
     ]
     pairs += buffers.items()
     needed = {name for name, _ in pairs} - (buffers.keys() - common(buffers).keys())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import logging
 import math
 import os
@@ -28,7 +29,17 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._averaged import warn_if_averaged
-from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
+from fastps.torch._names import warn_of_other_names
+from fastps.torch._params import (
+    Entry,
+    Filled,
+    Gpus,
+    absent,
+    by_name,
+    check_memory,
+    rule_of_group,
+    wrong,
+)
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
@@ -39,14 +50,9 @@ _log = logging.getLogger("fastps")
 _BUCKET = 1 << 20
 #: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
-_SETTINGS = sorted(
-    {
-        field.name
-        for kind in map(vars(optim).__getitem__, optim.__all__)
-        if dataclasses.is_dataclass(kind)
-        for field in dataclasses.fields(kind)
-    }
-)
+#: Keys of a parameter group that are no settings: its parameters, its name, and what schedulers keep there.
+_NO_SETTINGS = {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"}
+_NO_SETTINGS |= {"base_momentum", "max_momentum"}
 
 
 class ParameterServerOptimizer(torch.optim.Optimizer):
@@ -94,8 +100,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     `pull_model` chooses which to keep. Writes through ``.data`` or a NumPy view go unnoticed and are lost.
 
     Raises:
-        ConfigError: A setting is invalid, a parameter has no name, or the server has parameters of these
-            names with other shapes or settings; all of them are listed, and nothing was registered.
+        ConfigError: A setting is invalid or unknown, a parameter has no name, two parameters share memory, or
+            the server has parameters of these names with other shapes or settings; all of them are listed,
+            and nothing was registered.
 
     >>> import torch, fastps.torch
     >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)
@@ -184,9 +191,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds named parameters, like ``torch.optim.Optimizer.add_param_group``."""
         group = dict(param_group)
-        for key in group.keys() - self.defaults.keys():
-            if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
-                raise wrong("setting", f"one of {quoted(sorted(self.defaults))}", key)
+        for key in sorted(group.keys() - self.defaults.keys() - _NO_SETTINGS):
+            nearest = max(sorted(self.defaults), key=functools.partial(_likeness, key))
+            one_of = f'one of {quoted(sorted(self.defaults))} (nearest "{nearest}")'
+            raise wrong("key of a parameter group", one_of, key)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -196,6 +204,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._filled.watched.check()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
+        check_memory({**taken, **named})
         group["params"], group["param_names"] = list(named.values()), list(named)
         super().add_param_group(group)
         self._rules.append(rule)
@@ -548,7 +557,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
         arrays = {entry.name: entry.array for entry in entries}
-        for name in absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()}):
+        new = absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()})
+        params = {entry.name: entry.param for entry in self._entries}
+        warn_of_other_names(self._ps, new, params, self._prefix, stacklevel=3)
+        for name in new:
             self._ps.register(name, arrays[name], rules[name], self._apply)
 
     def _raw(self) -> dict[str, torch.Tensor]:
@@ -628,6 +640,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 grad = self._by_name(name).param.grad
                 assert grad is not None
                 self._ahead[name] = (grad, grad._version)
+
+
+def _likeness(key: str, setting: str) -> float:
+    """How much a key of a parameter group looks like a setting, from 0 to 1."""
+    return difflib.SequenceMatcher(None, key.lower(), setting).ratio()
 
 
 def _misfit(expected: str, got: str) -> ConfigError:

@@ -1,0 +1,74 @@
+"""Finds parameters that servers already have under other names."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from fastps.connection import ParameterServer
+
+__all__ = ["warn_of_other_names"]
+
+#: Attributes by which wrappers of torch hold a model.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def warn_of_other_names(
+    ps: ParameterServer,
+    new: Iterable[str],
+    params: Mapping[str, torch.Tensor],
+    prefix: str,
+    stacklevel: int,
+) -> None:
+    """Gives a `RuntimeWarning` if servers seem to have some of these parameters under other names.
+
+    Args:
+        ps: The store or servers.
+        new: Names that are to be registered.
+        params: All parameters of the model by name.
+        prefix: Of the model's names; those of other models are not looked at.
+        stacklevel: As for `warnings.warn`, seen from the caller.
+    """
+    new = list(new)
+    others = [name for name in ps.names() if name.startswith(prefix) and name not in params] if new else []
+    found = {name: other for name in new for other in _others(ps, name, params[name], others, prefix)}
+    if not found:
+        return
+    name, other = next(iter(found.items()))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    warnings.warn(
+        f'the servers have parameters of this model under other names: "{other}" for "{name}"{more}. They '
+        f"are registered again and trained apart. Give all workers the same names (of the plain model, and "
+        "the same one of a tied weight's names)",
+        RuntimeWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _others(
+    ps: ParameterServer, name: str, param: torch.Tensor, others: Iterable[str], prefix: str
+) -> Iterator[str]:
+    """Those of the servers' names that mean this parameter: of a wrapped model, or of a tied weight."""
+    plain, tied = _plain(name.removeprefix(prefix)), None
+    for other in others:
+        if _plain(other.removeprefix(prefix)) == plain:
+            yield other
+        elif ps.spec(other).shape == tuple(param.shape):
+            tied = _attributes(param) if tied is None else tied
+            if len(tied) > 1 and other.rpartition(".")[2] in tied:
+                yield other
+
+
+def _plain(name: str) -> str:
+    """A name without the parts that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _attributes(param: torch.Tensor) -> list[str]:
+    """The attributes of modules that are this parameter."""
+    holders = [holder for holder in gc.get_referrers(param) if isinstance(holder, dict)]
+    held = [key for holder in holders for key, value in holder.items() if value is param]
+    return [key for key in held if isinstance(key, str) and "." not in key]
