@@ -205,6 +205,7 @@ def test_hooks_of_all_optimizers_and_the_profiler_see_each_step(store):
     assert store.versions("weight")["weight"] == 4
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad(store, set_to_none):
     """A gradient of zeros is a step, no gradient is none, as in torch."""

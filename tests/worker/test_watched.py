@@ -100,6 +100,7 @@ def test_the_servers_values_come_back(store, kind):
         optimizer.pull_model()
         there = torch.from_numpy(store.pull("0.weight")).to(model[0].weight.dtype)
         assert torch.equal(model[0].weight.detach(), there)
+        backward(model)
         optimizer.step()
 
 
@@ -110,6 +111,7 @@ def test_a_loaded_state_replaces_no_loaded_weights(store):
         saved, state = copy.deepcopy(model.state_dict()), optimizer.state_dict()
         model.load_state_dict(saved)  # what the servers have, too
         optimizer.load_state_dict(state)
+        backward(model)
         optimizer.step()
         loaded = other_values(model)
         model.load_state_dict(loaded)

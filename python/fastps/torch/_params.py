@@ -7,9 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.autograd.graph import increment_version
 
 from fastps import optim
@@ -123,12 +121,6 @@ class Entry:
         grad = self.param.grad
         if grad is None:
             return None
-        if self.address not in (None, self.param.data_ptr()):
-            raise ConfigError(
-                f'the memory of a parameter was replaced (tensor "{self.name}"); move or convert a model '
-                "before its optimizer is made",
-                tensor=self.name,
-            )
         grad = grad.detach()
         if grad.layout != torch.strided:
             if rows and grad.sparse_dim() == 1:
@@ -141,29 +133,86 @@ class Entry:
         staged: Array = self.staged.numpy()
         return staged
 
+    def shows(self, values: Array) -> bool:
+        """Whether the parameter has these values, but for the rounding to its type."""
+        wanted = torch.from_numpy(values).to(self.param.dtype)
+        return torch.equal(self.param.detach().cpu(), wanted.reshape(self.param.shape))
+
 
 class Filled:
     """Parameters that a worker has filled: where they are, or an array beside them.
+
+    Args:
+        entries: The parameters.
+        model: The model that has them, if it is known.
 
     Attributes:
         watched: Knows when something else has written to one.
     """
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[Entry], model: torch.nn.Module | None) -> None:
         self.watched = Watched(((entry.name, entry.param) for entry in entries), "optimizer")
         self._entries = entries
-        in_place = [entry for entry in entries if entry.address is not None]
-        self._params = [entry.param for entry in in_place]
-        self._addresses = [entry.address for entry in in_place]
+        self._model = model
+        self._known = set() if model is None else _parameters(model)
+        self._params = [entry.param for entry in entries if entry.address is not None]
+        self._all = [entry.param for entry in entries]
+        #: Their memory, which must not be reused while their addresses are compared with its.
+        self._memory = [param.detach() for param in self._all]
+        self._addresses = [param.data_ptr() for param in self._all]
         self._beside = [entry for entry in entries if entry.address is None and entry.gpu is None]
         self._on_gpu: dict[Gpu, list[Entry]] = {}
         for entry in entries:
             if entry.gpu is not None:
                 self._on_gpu.setdefault(entry.gpu, []).append(entry)
 
-    def stay(self) -> bool:
-        """Whether they are in CPU memory, where they were."""
-        return not self._on_gpu and [param.data_ptr() for param in self._params] == self._addresses
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all are in CPU memory."""
+        return not self._on_gpu
+
+    def check(self) -> None:
+        """Raises if something else has written to a parameter, or `check_memory` does."""
+        self.check_memory()
+        self.watched.check()
+
+    def check_memory(self) -> None:
+        """Raises if the model has another parameter in the place of one, or the memory of one was replaced.
+
+        A parameter with an array beside it may move; other values there count as a write.
+        """
+        if self._model is not None:
+            self._check_model(_parameters(self._model))
+        if [param.data_ptr() for param in self._all] == self._addresses:
+            return
+        for k, (entry, was) in enumerate(zip(self._entries, self._memory, strict=True)):
+            now = entry.param.detach()
+            if entry.address is None and _kind(now) == _kind(was) and now.data_ptr() != self._addresses[k]:
+                self._memory[k], self._addresses[k] = now, now.data_ptr()
+                if not entry.shows(entry.array):
+                    increment_version([entry.param])  # torch does not count `param.data = values`
+        for entry, address in zip(self._entries, self._addresses, strict=True):
+            if entry.param.data_ptr() != address:
+                raise ConfigError(
+                    f'the memory of a parameter was replaced (tensor "{entry.name}"); move or convert a '
+                    "model before its optimizer is made",
+                    tensor=entry.name,
+                )
+
+    def _check_model(self, now: set[int]) -> None:
+        if now <= self._known:
+            return
+        for entry in self._entries:
+            if id(entry.param) in self._known and id(entry.param) not in now:
+                expected, got = "the parameter that the optimizer has", "another one"
+                raise ConfigError(
+                    f'a parameter of the model was replaced (tensor "{entry.name}"): expected {expected}, '
+                    f"got {got}. Make a new optimizer after load_state_dict(assign=True) and after layers "
+                    "are replaced, or load without assign=True",
+                    tensor=entry.name,
+                    expected=expected,
+                    got=got,
+                )
 
     def wait(self) -> None:
         """Until the gradients that were asked for have come from GPUs."""
@@ -189,12 +238,21 @@ class Filled:
 
     def equal(self, values: Mapping[str, Array]) -> bool:
         """Whether the parameters have these values, but for the rounding to their type."""
+        return all(entry.shows(values[entry.name]) for entry in self._entries)
 
-        def same(entry: Entry) -> bool:
-            wanted = torch.from_numpy(values[entry.name]).to(entry.param.dtype)
-            return torch.equal(entry.param.detach().cpu(), wanted.reshape(entry.param.shape))
 
-        return all(same(entry) for entry in self._entries)
+def _parameters(model: torch.nn.Module) -> set[int]:
+    """The identities of a model's parameters; faster than ``model.parameters()``, as each step asks."""
+    found: set[int] = set()
+    modules = [model]
+    for module in modules:
+        found.update(map(id, module._parameters.values()))
+        modules.extend(inner for inner in module._modules.values() if inner is not None)
+    return found
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def float32(tensor: torch.Tensor) -> Array:
@@ -226,48 +284,6 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
         seen.add(id(param))
         found[name] = param
     return found
-
-
-def check_memory(params: Mapping[str, torch.Tensor]) -> None:
-    """Raises if two parameters share memory: the values of one would overwrite the other's."""
-    spans = sorted(
-        (str(param.device), param.data_ptr(), name) for name, param in params.items() if param.numel()
-    )
-    open_: list[str] = []
-    for device, start, name in spans:
-        open_ = [n for n in open_ if str(params[n].device) == device and _end(params[n]) > start]
-        for other in open_:
-            if params[other] is not params[name] and _overlap(params[other], params[name]):
-                expected, got = "memory of its own for each parameter", f'the memory of "{other}"'
-                raise ConfigError(
-                    f'two parameters share memory (tensors "{other}" and "{name}"): expected {expected}, got '
-                    f"{got}. Use one Parameter in both places (a tied weight), or clone() the values",
-                    tensor=name,
-                    expected=expected,
-                    got=got,
-                )
-        open_.append(name)
-
-
-def _end(param: torch.Tensor) -> int:
-    """The address after a parameter's last byte."""
-    steps = sum((size - 1) * step for size, step in zip(param.shape, param.stride(), strict=True))
-    return param.data_ptr() + (steps + 1) * param.element_size()
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two parameters, whose ranges of addresses overlap, have a byte in common."""
-    if all(_end(param) - param.data_ptr() == param.numel() * param.element_size() for param in (a, b)):
-        return True
-    return bool(np.intersect1d(_bytes(a), _bytes(b)).size)
-
-
-def _bytes(param: torch.Tensor) -> NDArray[np.int64]:
-    """The addresses of a parameter's bytes."""
-    size, at = param.element_size(), np.array([param.data_ptr()], np.int64)
-    for length, step in zip((*param.shape, size), (*(size * n for n in param.stride()), 1), strict=True):
-        at = (at[:, None] + np.arange(length, dtype=np.int64) * step).reshape(-1)
-    return at
 
 
 def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]]) -> list[str]:

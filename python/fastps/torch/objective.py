@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset, default_collate
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError
 from fastps.optim import SGD
-from fastps.torch._params import by_name, check_memory, wrong
+from fastps.torch._duplicates import check_memory
+from fastps.torch._params import by_name, wrong
 
 #: ``loss(model, x, y)``: the sum of the losses of a batch.
 Loss = Callable[..., torch.Tensor]

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import secrets
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -29,14 +30,13 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._averaged import warn_if_averaged
-from fastps.torch._names import warn_of_other_names
+from fastps.torch._duplicates import check_memory, warn_of_other_names
 from fastps.torch._params import (
     Entry,
     Filled,
     Gpus,
     absent,
     by_name,
-    check_memory,
     rule_of_group,
     wrong,
 )
@@ -50,6 +50,10 @@ _log = logging.getLogger("fastps")
 _BUCKET = 1 << 20
 #: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
+_NO_GRADIENT = (
+    "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
+    "(load_state_dict(assign=True), new layers), make a new optimizer of the present ones"
+)
 #: Keys of a parameter group that are no settings: its parameters, its name, and what schedulers keep there.
 _NO_SETTINGS = {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"}
 _NO_SETTINGS |= {"base_momentum", "max_momentum"}
@@ -79,7 +83,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
         rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
-        model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too.
+        model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too,
+            and whose parameters are looked for in each step.
         buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`);
             ``"latest"``: the values that came last; ``"local"``: none. None: ``"average"`` with a model.
         buffers_every: Steps between two pushes of the buffers; the last values follow in `close`.
@@ -98,6 +103,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     Values that something else writes into a parameter (``model.load_state_dict``, an average that is swapped
     in) would be replaced by the server's: the next step raises `ForeignWriteError` until `push_model` or
     `pull_model` chooses which to keep. Writes through ``.data`` or a NumPy view go unnoticed and are lost.
+
+    After ``load_state_dict(assign=True)`` and after layers are replaced, the optimizer has parameters that
+    are no longer the model's. With `model` the next step raises; without, the first step in which no
+    parameter has a gradient gives a `RuntimeWarning`.
 
     Raises:
         ConfigError: A setting is invalid or unknown, a parameter has no name, two parameters share memory, or
@@ -153,7 +162,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[Entry] = []
-        self._filled = Filled([])
+        self._model = model
+        self._filled = Filled([], model)
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
         self._not_counted: frozenset[str] = frozenset()
@@ -170,6 +180,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         #: What has left already: the gradient, and the version of its memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
+        #: Whether a warning of a step without gradients was given.
+        self._warned = False
         defaults = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
         try:
             super().__init__(params, defaults)
@@ -201,7 +213,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if name in taken and taken[name] is not param:
                 raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
-            self._filled.watched.check()
+            self._filled.check()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         check_memory({**taken, **named})
@@ -210,7 +222,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
-        self._filled = Filled(self._entries)
+        self._filled = Filled(self._entries, self._model)
         if self._worker is not None:
             try:
                 self._register(entries)
@@ -218,7 +230,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
                 del self._entries[len(self._entries) - len(entries) :]
-                self._filled = Filled(self._entries)
+                self._filled = Filled(self._entries, self._model)
                 raise
             self._filled.show()
             self._track()
@@ -241,8 +253,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         Raises:
             NonFiniteError: A gradient, or a buffer that this step pushes, is NaN or infinite; nothing was
                 sent or changed.
-            ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite, or
-                gradients were changed after they had left; this step was not taken.
+            ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite,
+                gradients were changed after they had left, or a parameter or its memory was replaced; this
+                step was not taken.
             ForeignWriteError: Something else wrote to a parameter; this step was not taken.
             FastpsError: A push or fetch failed. What was refused goes with the next push.
         """
@@ -266,16 +279,19 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if not worker._stepped:
             worker._first_step(random_state(), "fastps.torch.seed(base, ps)", self._raw())
             warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
+        intact = False
         try:
-            self._filled.watched.check()
+            self._filled.check()
+            intact = True
             rates = self._rates()
             if self._buffers is not None:
                 self._buffers.begin_step()
             told = None
             if self._told and loss is not None:
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-            plain = not self._ahead and self._filled.stay()
-            if not (plain and worker._step_at_once(self._raw(), rates, told, torch.get_num_threads())):
+            raw = self._raw()
+            plain = not self._ahead and self._filled.on_cpu
+            if not (plain and worker._step_at_once(raw, rates, told, torch.get_num_threads())):
                 with torch.no_grad():
                     worker.step(self._gradients(), lr=rates, loss=told)
         except BaseException:
@@ -286,10 +302,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         finally:
             self._bucket.clear()
             self._ahead.clear()
-            if not self._filled.watched.written:
+            if intact and not self._filled.watched.written:
                 self._filled.show()
         if self._buffers is not None:
             self._buffers.stepped()
+        if not raw and not self._warned:
+            self._warned = True
+            warnings.warn(_NO_GRADIENT, RuntimeWarning, stacklevel=3)
         return result
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
@@ -339,10 +358,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         rank, saver = own.pop("rank", self._rank), own.pop("saver", None)
         worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
+        self._filled.check_memory()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
-            self._filled.watched.check()
+            self._filled.check()
         there = self._take_over(states)
         if not _is_of_one_worker(own) or (there and (saver == self._id or self._has_saved(rank))):
             worker.load_state_dict(own)
@@ -394,6 +414,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         array([[1., 1.]], dtype=float32)
         """
         worker = self._open()
+        self._filled.check_memory()
         self._filled.wait()
         buffers = {} if self._buffers is None else self._buffers.values()
         self._filled.take()
@@ -408,6 +429,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
         The model keeps its buffers.
         """
+        self._filled.check_memory()
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
@@ -633,7 +655,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
                 return
             leaving, self._bucket = self._bucket, {}
-            self._filled.watched.check()
+            self._filled.check()
             self._filled.wait()
             self._open().begin(leaving, lr=self._rates())
             for name in leaving:

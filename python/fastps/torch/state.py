@@ -12,7 +12,7 @@ import torch
 from fastps import optim
 from fastps.checkpoint import new_state
 from fastps.connection import ParameterServer
-from fastps.torch._names import warn_of_other_names
+from fastps.torch._duplicates import warn_of_other_names
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group, wrong
 
 #: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.

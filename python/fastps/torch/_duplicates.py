@@ -1,4 +1,4 @@
-"""Finds parameters that servers already have under other names."""
+"""Finds parameters that are there twice: in one memory, or on servers under another name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,59 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastps.connection import ParameterServer
+from fastps.errors import ConfigError
 
-__all__ = ["warn_of_other_names"]
+__all__ = ["check_memory", "warn_of_other_names"]
 
 #: Attributes by which wrappers of torch hold a model.
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def check_memory(params: Mapping[str, torch.Tensor]) -> None:
+    """Raises if two parameters share memory: the values of one would overwrite the other's."""
+    spans = sorted(
+        (str(param.device), param.data_ptr(), name) for name, param in params.items() if param.numel()
+    )
+    open_: list[str] = []
+    for device, start, name in spans:
+        open_ = [n for n in open_ if str(params[n].device) == device and _end(params[n]) > start]
+        for other in open_:
+            if params[other] is not params[name] and _overlap(params[other], params[name]):
+                expected, got = "memory of its own for each parameter", f'the memory of "{other}"'
+                raise ConfigError(
+                    f'two parameters share memory (tensors "{other}" and "{name}"): expected {expected}, got '
+                    f"{got}. Use one Parameter in both places (a tied weight), or clone() the values",
+                    tensor=name,
+                    expected=expected,
+                    got=got,
+                )
+        open_.append(name)
+
+
+def _end(param: torch.Tensor) -> int:
+    """The address after a parameter's last byte."""
+    steps = sum((size - 1) * step for size, step in zip(param.shape, param.stride(), strict=True))
+    return param.data_ptr() + (steps + 1) * param.element_size()
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two parameters, whose ranges of addresses overlap, have a byte in common."""
+    if all(_end(param) - param.data_ptr() == param.numel() * param.element_size() for param in (a, b)):
+        return True
+    return bool(np.intersect1d(_bytes(a), _bytes(b)).size)
+
+
+def _bytes(param: torch.Tensor) -> NDArray[np.int64]:
+    """The addresses of a parameter's bytes."""
+    size, at = param.element_size(), np.array([param.data_ptr()], np.int64)
+    for length, step in zip((*param.shape, size), (*(size * n for n in param.stride()), 1), strict=True):
+        at = (at[:, None] + np.arange(length, dtype=np.int64) * step).reshape(-1)
+    return at
 
 
 def warn_of_other_names(
