@@ -79,7 +79,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         apply: How new parameters are registered, see `fastps.TensorSpec`.
         push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
-            accumulation, no clipping, no `GradScaler`. Not with `fastps.Local`.
+            accumulation, no clipping, no `GradScaler`. After an exception in backward call `zero_grad`. Not
+            with `fastps.Local`.
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
         rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
@@ -312,6 +313,27 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return result
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. With `push_in_backward` it also ends a step whose backward failed.
+
+        Gradients that had left then are applied, as a step of their parameters; the others are dropped, and
+        the next backward begins a new step.
+
+        Args:
+            set_to_none: As for torch's.
+
+        Raises:
+            FastpsError: A push of that step failed; the step has ended, and what was refused goes with the
+                next push.
+        """
+        self._bucket.clear()
+        try:
+            if self._ahead:
+                self._open().flush()
+        finally:
+            self._ahead.clear()
+            super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """A complete state: settings, the servers' optimizer state, and this worker's own.
@@ -642,7 +664,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if entry.name in self._ahead:
             raise ConfigError(
                 f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
-                "accumulation",
+                "accumulation; after an exception in backward, zero_grad() ends the step",
                 tensor=entry.name,
                 expected="one backward for each step",
                 got="a second one",
