@@ -508,6 +508,7 @@ def test_scalars_and_empty_parameters(ps):
     as_stored(model, ps)
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 def test_buffers_stay_with_each_worker(store):
     models = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)) for _ in range(2)]
     ours = [wrap(model, store) for model in models]
