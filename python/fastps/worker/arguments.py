@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import quoted
-from fastps._shared.types import Rates
+from fastps._shared.types import Array, Rates
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
 from fastps.store import Store
 
-__all__ = ["as_rates", "check_float32", "check_hogwild", "check_mapping", "check_shapes", "must_be"]
+__all__ = [
+    "as_rates",
+    "check_float32",
+    "check_hogwild",
+    "check_mapping",
+    "check_memory",
+    "check_shapes",
+    "must_be",
+]
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:
@@ -38,6 +47,21 @@ def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
             raise ShapeError(
                 f'wrong shape of a parameter (tensor "{name}"): expected {expected}, got {got}',
                 tensor=name,
+                expected=expected,
+                got=got,
+            )
+
+
+def check_memory(arrays: Mapping[str, Array]) -> None:
+    """Raises `ConfigError` if two C-contiguous arrays share memory."""
+    spans = sorted((a.__array_interface__["data"][0], a.nbytes, n) for n, a in arrays.items() if a.nbytes)
+    for (start, length, first), (after, _, second) in pairwise(spans):
+        if after < start + length:
+            expected, got = "memory of its own for each parameter", f'the memory of "{first}"'
+            raise ConfigError(
+                f'two parameters share memory (tensors "{first}" and "{second}"): expected {expected}, got '
+                f"{got}; the values of one would overwrite the other's",
+                tensor=second,
                 expected=expected,
                 got=got,
             )
