@@ -2,7 +2,7 @@
 
 A leaf of ``{"layers": [{"w": ..}]}`` is the tensor ``"layers/0/w"``. Leaves are float32, float16 or bfloat16;
 tensors are float32, and values are cast to their leaf's type. JAX arrays never change, so what is pulled is
-copied into new ones.
+copied into new ones, with the sharding of their leaf.
 
 >>> import jax.numpy as jnp, fastps.jax
 >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
@@ -51,7 +51,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
 
     Raises:
         DTypeError: A leaf is not float32, float16 or bfloat16.
-        ConfigError: Two leaves have the same name.
+        ConfigError: Two leaves have the same name, or parts of a leaf are only on other processes' devices.
 
     >>> import fastps.jax
     >>> fastps.jax.flatten({"a": [jax.numpy.ones(1), None]}, prefix="model/")
@@ -62,6 +62,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
         name = prefix + "/".join(_key(entry) for entry in path)
         if name in arrays:
             raise ConfigError(f"two leaves have the name {name!r}", tensor=name)
+        _check_whole(name, leaf)
         array = np.asarray(leaf)
         if array.dtype.name not in _DTYPES:
             expected, got = " or ".join(_DTYPES), array.dtype.name
@@ -80,13 +81,16 @@ def register(ps: ParameterServer, tree: Any, optimizer: optim.Optimizer, *, pref
 
 
 def push(ps: ParameterServer, grads: Any, *, prefix: str = "", **how: Unpack[PushOptions]) -> Receipts:
-    """Pushes a pytree of gradients as one list, as `fastps.ParameterServer.push`."""
+    """Pushes a pytree of gradients as one list, as `fastps.ParameterServer.push`.
+
+    Tensors that the tree lacks take no step; `Worker.step` refuses lists that are too short.
+    """
     check_ps(ps)
     return ps.push(flatten(grads, prefix), **how)
 
 
 def pull(ps: ParameterServer, like: Any, *, prefix: str = "") -> Any:
-    """Pulls a pytree: that of `like`, for its structure and its leaves' types.
+    """Pulls a pytree: that of `like`, for its structure and its leaves' types and shardings.
 
     Raises:
         UnknownTensorError, DTypeError: A leaf's tensor is not registered, or is not float32.
@@ -102,7 +106,7 @@ class Worker:
 
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
-        params: A pytree, for its structure and types; the values are pulled.
+        params: A pytree, for its structure, types and shardings; the values are pulled.
         mode: As for `fastps.Worker`.
         codec: As for `fastps.Worker`.
         on_step: As for `fastps.Worker`.
@@ -146,7 +150,16 @@ class Worker:
     def step(
         self, grads: Any, *, lr: float | Mapping[str, float] | None = None, loss: float | None = None
     ) -> None:
-        """As `fastps.Worker.step`, with a pytree of gradients that were computed at `params`."""
+        """As `fastps.Worker.step`, with a pytree of gradients that were computed at `params`.
+
+        Parameters take no step where the tree has None or lacks a key.
+
+        Raises:
+            ConfigError: A list or tuple has another length than that of `params`; nothing was changed.
+        """
+        structure: Any = jax.tree_util.tree_structure(self.params)
+        if jax.tree_util.tree_structure(grads) != structure:
+            _check_lengths(grads, self.params, self._prefix)
         try:
             self._worker.step(flatten(grads, self._prefix), lr=lr, loss=None if loss is None else float(loss))
         finally:
@@ -199,8 +212,60 @@ class Worker:
 def _unflatten(arrays: Mapping[str, Array], like: Any) -> Any:
     """New JAX arrays, of copies made now: JAX would copy later, and the next fetch overwrites `arrays`."""
     leaves, structure = jax.tree_util.tree_flatten(like)
-    made = [jnp.asarray(a.copy(), leaf.dtype) for a, leaf in zip(arrays.values(), leaves, strict=True)]
+    made = [_array(values, leaf) for values, leaf in zip(arrays.values(), leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, made)
+
+
+def _array(values: Array, leaf: Any) -> jax.Array:
+    """A copy with the type of a leaf, on its devices unless JAX chose those."""
+    own = values.astype(leaf.dtype)
+    if isinstance(leaf, jax.Array) and getattr(leaf, "committed", True):
+        placed: jax.Array = jax.device_put(own, leaf.sharding)
+        return placed
+    return jnp.asarray(own)
+
+
+def _check_whole(name: str, leaf: Any) -> None:
+    """Raises unless this process has all values of a leaf."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return
+    if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        expected, got = "an array on devices of this process", f"an array with {leaf.sharding}"
+        raise ConfigError(
+            f'a leaf spans several processes (tensor "{name}"): expected {expected}, got {got}. Gather it '
+            "with jax.experimental.multihost_utils.process_allgather, or replicate it",
+            tensor=name,
+            expected=expected,
+            got=got,
+        )
+
+
+def _check_lengths(grads: Any, params: Any, name: str) -> None:
+    """Raises if a list or tuple of a pytree has not the length that it has in another one."""
+    if grads is None:
+        return
+    given, own = _children(grads), _children(params)
+    if given.keys() != own.keys() and any(_is_position(key) for key in (*given, *own)):
+        at, expected, got = name.removesuffix("/") or "/", f"{len(own)} entries", f"{len(given)}"
+        raise ConfigError(
+            f'gradients of another structure (tensor "{at}"): expected {expected}, as the parameters have, '
+            f"got {got}. None stands for a leaf without gradient",
+            tensor=at,
+            expected=expected,
+            got=got,
+        )
+    for key in given.keys() & own.keys():
+        _check_lengths(given[key], own[key], f"{name}{_key(key)}/")
+
+
+def _children(tree: Any) -> dict[Any, Any]:
+    """What a node of a pytree has, by its keys; nothing if it is a leaf."""
+    inner = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
+    return {path[0]: child for path, child in inner if path}
+
+
+def _is_position(key: Any) -> bool:
+    return isinstance(key, (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey))
 
 
 def _key(entry: Any) -> str:

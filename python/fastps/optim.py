@@ -109,8 +109,8 @@ class Adagrad(Optimizer):
         weight_decay: L2 penalty, >= 0, added to the gradient.
         initial_accumulator_value: Initial value of the sum of squares, >= 0.
         eps: Added for numerical stability, >= 0.
-        eps_mode: ``"outside"``: ``sqrt(s) + eps`` (the paper, torch); ``"inside"``: ``sqrt(s + eps)`` (neon);
-            ``"both"``: ``sqrt(s + eps) + eps``.
+        eps_mode: ``"outside"``: ``sqrt(s) + eps`` (the paper, torch); ``"inside"``: ``sqrt(s + eps)`` (neon,
+            optax); ``"both"``: ``sqrt(s + eps) + eps``.
         maximize: Ascend instead of descend.
 
     State: ``sum``.
@@ -140,7 +140,7 @@ class RMSprop(Optimizer):
         weight_decay: L2 penalty, >= 0, added to the gradient.
         momentum: Factor on the velocity, >= 0; 0 keeps none.
         centered: Divide by the standard deviation instead of the root mean square.
-        eps_mode: As in `Adagrad`; neon's form is ``"both"``.
+        eps_mode: As in `Adagrad`; neon's form is ``"both"``, optax's ``"inside"``.
         maximize: Ascend instead of descend.
 
     State: ``square_avg``; ``momentum_buffer`` with momentum; ``grad_avg`` if centered.
@@ -194,7 +194,8 @@ class Adam(Optimizer):
         betas: Decays of the running means of the gradient and of its square, each in [0, 1).
         eps: Added outside the root, >= 0.
         weight_decay: L2 penalty, >= 0, added to the gradient.
-        amsgrad: Divide by the largest mean of squares so far (Reddi, Kale and Kumar, ICLR 2018).
+        amsgrad: Divide by the largest mean of squares so far (Reddi, Kale and Kumar, ICLR 2018): the largest
+            before the correction of the bias, as torch; optax takes the largest corrected one.
         maximize: Ascend instead of descend.
 
     State: ``exp_avg``, ``exp_avg_sq``; ``max_exp_avg_sq`` with amsgrad.
@@ -221,7 +222,7 @@ class AdamW(Optimizer):
         betas: Decays of the running means of the gradient and of its square, each in [0, 1).
         eps: Added outside the root, >= 0.
         weight_decay: Every step first shrinks the parameters by ``1 - lr * weight_decay``; >= 0.
-        amsgrad: Divide by the largest mean of squares so far.
+        amsgrad: As in `Adam`.
         maximize: Ascend instead of descend.
 
     State: as `Adam`.

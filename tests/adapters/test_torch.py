@@ -205,6 +205,7 @@ def test_hooks_of_all_optimizers_and_the_profiler_see_each_step(store):
     assert store.versions("weight")["weight"] == 4
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad(store, set_to_none):
     """A gradient of zeros is a step, no gradient is none, as in torch."""
@@ -507,6 +508,7 @@ def test_scalars_and_empty_parameters(ps):
     as_stored(model, ps)
 
 
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
 def test_buffers_stay_with_each_worker(store):
     models = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)) for _ in range(2)]
     ours = [wrap(model, store) for model in models]

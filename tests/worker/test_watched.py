@@ -100,6 +100,7 @@ def test_the_servers_values_come_back(store, kind):
         optimizer.pull_model()
         there = torch.from_numpy(store.pull("0.weight")).to(model[0].weight.dtype)
         assert torch.equal(model[0].weight.detach(), there)
+        backward(model)
         optimizer.step()
 
 
@@ -110,6 +111,7 @@ def test_a_loaded_state_replaces_no_loaded_weights(store):
         saved, state = copy.deepcopy(model.state_dict()), optimizer.state_dict()
         model.load_state_dict(saved)  # what the servers have, too
         optimizer.load_state_dict(state)
+        backward(model)
         optimizer.step()
         loaded = other_values(model)
         model.load_state_dict(loaded)
@@ -233,3 +235,17 @@ def test_values_that_are_not_finite_stay_here(store):
             optimizer.step()
         assert np.isfinite(store.pull("0.weight")).all()
         optimizer.pull_model()
+
+
+def test_two_arrays_in_one_memory_are_refused(store):
+    x = np.zeros(5, np.float32)
+    for name in ("a", "b", "late"):
+        store.register(name, np.zeros(2, np.float32), fastps.SGD(lr=1.0))
+    for second in (x[:2], x[1:3], torch.from_numpy(x)[1:3]):
+        with pytest.raises(fastps.ConfigError, match=r'share memory.*"a".*"b"'):
+            fastps.Worker(store, {"a": x[:2], "b": second}, fastps.Async(), copy=False)
+    with fastps.Worker(store, {"b": x[2:4], "a": x[:2]}, fastps.Async(), copy=False) as worker:
+        with pytest.raises(fastps.ConfigError, match="share memory"):
+            worker.add({"late": x[3:]}, copy=False)
+        worker.step({"a": np.ones(2, np.float32)})
+    assert x.tolist() == [-1, -1, 0, 0, 0]

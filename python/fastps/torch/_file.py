@@ -92,6 +92,11 @@ def more_of(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in saved.items() if key not in OWN}
 
 
+def is_extra(key: str) -> bool:
+    """Whether it is the key of what a module's ``get_extra_state`` returns: anything, tensors or not."""
+    return key.rpartition(".")[2] == "_extra_state"
+
+
 def _is_run(saved: object) -> bool:
     """Whether a file has the state dicts of a model and of an optimizer."""
     if not isinstance(saved, dict) or not isinstance(saved.get(_ADDED, {}), dict):
@@ -99,7 +104,7 @@ def _is_run(saved: object) -> bool:
     model, optimizer = saved.get("model"), saved.get("optimizer")
     return (
         isinstance(model, dict)
-        and all(isinstance(value, torch.Tensor) for value in model.values())
+        and all(isinstance(value, torch.Tensor) or is_extra(key) for key, value in model.items())
         and isinstance(optimizer, dict)
         and {"state", "param_groups"} <= optimizer.keys()
     )

@@ -128,12 +128,6 @@ class Entry:
         grad = self.param.grad
         if grad is None:
             return None
-        if self.address not in (None, self.param.data_ptr()):
-            raise ConfigError(
-                f'the memory of a parameter was replaced (tensor "{self.name}"); move or convert a model '
-                "before its optimizer is made",
-                tensor=self.name,
-            )
         grad = grad.detach()
         if grad.layout != torch.strided:
             if rows and grad.sparse_dim() == 1:
@@ -146,29 +140,85 @@ class Entry:
         staged: Array = self.staged.numpy()
         return staged
 
+    def shows(self, values: Array) -> bool:
+        """Whether the parameter has these values, but for the rounding to its type."""
+        return rounds_to(values.reshape(self.param.shape), self.param)
+
 
 class Filled:
     """Parameters that a worker has filled: where they are, or an array beside them.
+
+    Args:
+        entries: The parameters.
+        model: The model that has them, if it is known.
 
     Attributes:
         watched: Knows when something else has written to one.
     """
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[Entry], model: torch.nn.Module | None) -> None:
         self.watched = Watched(((entry.name, entry.param) for entry in entries), "optimizer")
         self._entries = entries
-        in_place = [entry for entry in entries if entry.address is not None]
-        self._params = [entry.param for entry in in_place]
-        self._addresses = [entry.address for entry in in_place]
+        self._model = model
+        self._known = set() if model is None else _parameters(model)
+        self._params = [entry.param for entry in entries if entry.address is not None]
+        self._all = [entry.param for entry in entries]
+        #: Their memory, which must not be reused while their addresses are compared with its.
+        self._memory = [param.detach() for param in self._all]
+        self._addresses = [param.data_ptr() for param in self._all]
         self._beside = [entry for entry in entries if entry.address is None and entry.gpu is None]
         self._on_gpu: dict[Gpu, list[Entry]] = {}
         for entry in entries:
             if entry.gpu is not None:
                 self._on_gpu.setdefault(entry.gpu, []).append(entry)
 
-    def stay(self) -> bool:
-        """Whether they are in CPU memory, where they were."""
-        return not self._on_gpu and [param.data_ptr() for param in self._params] == self._addresses
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all are in CPU memory."""
+        return not self._on_gpu
+
+    def check(self) -> None:
+        """Raises if something else has written to a parameter, or `check_memory` does."""
+        self.check_memory()
+        self.watched.check()
+
+    def check_memory(self) -> None:
+        """Raises if the model has another parameter in the place of one, or the memory of one was replaced.
+
+        A parameter with an array beside it may move; other values there count as a write.
+        """
+        if self._model is not None:
+            self._check_model(_parameters(self._model))
+        if [param.data_ptr() for param in self._all] == self._addresses:
+            return
+        for k, (entry, was) in enumerate(zip(self._entries, self._memory, strict=True)):
+            now = entry.param.detach()
+            if entry.address is None and _kind(now) == _kind(was) and now.data_ptr() != self._addresses[k]:
+                self._memory[k], self._addresses[k] = now, now.data_ptr()
+                if not entry.shows(entry.array):
+                    increment_version([entry.param])  # torch does not count `param.data = values`
+        for entry, address in zip(self._entries, self._addresses, strict=True):
+            if entry.param.data_ptr() != address:
+                raise ConfigError(
+                    f'the memory of a parameter was replaced (tensor "{entry.name}"); move or convert a '
+                    "model before its optimizer is made",
+                    tensor=entry.name,
+                )
+
+    def _check_model(self, now: set[int]) -> None:
+        if now <= self._known:
+            return
+        for entry in self._entries:
+            if id(entry.param) in self._known and id(entry.param) not in now:
+                expected, got = "the parameter that the optimizer has", "another one"
+                raise ConfigError(
+                    f'a parameter of the model was replaced (tensor "{entry.name}"): expected {expected}, '
+                    f"got {got}. Make a new optimizer after load_state_dict(assign=True) and after layers "
+                    "are replaced, or load without assign=True",
+                    tensor=entry.name,
+                    expected=expected,
+                    got=got,
+                )
 
     def wait(self) -> None:
         """Until the gradients that were asked for have come from GPUs."""
@@ -195,7 +245,21 @@ class Filled:
 
     def equal(self, values: Mapping[str, Array]) -> bool:
         """Whether the parameters have these values, but for the rounding to their type."""
-        return all(rounds_to(values[entry.name], entry.param) for entry in self._entries)
+        return all(entry.shows(values[entry.name]) for entry in self._entries)
+
+
+def _parameters(model: torch.nn.Module) -> set[int]:
+    """The identities of a model's parameters; faster than ``model.parameters()``, as each step asks."""
+    found: set[int] = set()
+    modules = [model]
+    for module in modules:
+        found.update(map(id, module._parameters.values()))
+        modules.extend(inner for inner in module._modules.values() if inner is not None)
+    return found
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def rounds_to(values: Array, tensor: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from fastps.errors import ConfigError, FastpsError, NonFiniteError, ShapeError
 from fastps.optim import Average
 from fastps.store import Store
 from fastps.torch import _file
+from fastps.torch._params import float32
+from fastps.worker.gradients import finite
 
 __all__ = ["Buffers", "load"]
 
@@ -33,16 +36,32 @@ Way = Literal["average", "latest", "local"]
 
 def floating(model: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
     """The floating-point buffers that a model saves, by tensor name."""
-    params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     found = {}
-    for key, tensor in model.state_dict(keep_vars=True).items():
-        if key not in params and isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            found[prefix + key.replace("_orig_mod.", "")] = tensor
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in module.named_buffers(recurse=False, remove_duplicate=False):
+            if tensor.is_floating_point() and name not in module._non_persistent_buffers_set:
+                key = f"{path}.{name}" if path else name
+                found[prefix + key.replace("_orig_mod.", "")] = tensor
     return found
+
+
+def common(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The buffers that all workers can have in common; the others stay with each worker."""
+    return {name: tensor for name, tensor in tensors.items() if _misfit(tensor) is None}
+
+
+def _misfit(tensor: torch.Tensor) -> str | None:
+    """The reason why servers cannot take a new buffer, such as the -inf of a mask."""
+    if tensor.dtype == torch.float64:
+        return "is float64, which float32 would round"
+    return None if bool(torch.isfinite(tensor.detach()).all()) else "is not finite"
 
 
 class Buffers:
     """Pushes a model's floating-point buffers to the servers, and reads them once, at the start.
+
+    A buffer is looked up by its name each time, since a model may assign another tensor to it. One that the
+    servers cannot take (`common`), or whose shape changes, stays local, with one warning.
 
     Args:
         ps: The store or servers; the buffers have a client of their own.
@@ -53,7 +72,7 @@ class Buffers:
         every: Steps between two pushes.
 
     Raises:
-        ConfigError: The servers have a tensor of this name with another shape or rule.
+        ConfigError: The servers have a tensor of this name with another shape or rule; nothing is registered.
     """
 
     def __init__(
@@ -65,61 +84,120 @@ class Buffers:
         prefix: str,
         every: int,
     ) -> None:
-        self._tensors = floating(model, prefix)
-        self._arrays = {name: np.empty(tensor.shape, np.float32) for name, tensor in self._tensors.items()}
+        self._model, self._prefix, self._group = model, prefix, group + BUFFERS
+        #: Of the buffers that the servers have.
+        self._arrays: dict[str, Array] = {}
+        self._local: set[str] = set()
         self._rule = Average() if way == "average" else Average(lr=1.0)
         self._every, self._steps = every, 0
+        #: The values that the present step pushes.
+        self._due: dict[str, Array] | None = None
         self._handle: PushHandle[Any] | None = None
         self._pushes = 0
         self._ps = ps.another()
         try:
-            self._begin(group)
+            there = set(self._ps.names())
+            for name, tensor in floating(model, prefix).items():
+                if name in there:
+                    self._check(name, tensor)
         except BaseException:
             self._ps.close()
             raise
 
-    def _begin(self, group: str) -> None:
-        shared = isinstance(self._ps, Store) and self._ps.address is not None
-        there = set(self._ps.names())
-        for name, tensor in self._tensors.items():
-            if name in there:
-                spec = self._ps.spec(name)
-                if (spec.shape, spec.optimizer) != (tuple(tensor.shape), self._rule):
-                    expected = f"shape {spec.shape} and {spec.optimizer}"
-                    got = f"shape {tuple(tensor.shape)} and {self._rule}"
-                    raise ConfigError(
-                        f'another worker has other buffers (tensor "{name}"): expected {expected}, got {got};'
-                        " all workers of a run need one model and one buffers=, and another model needs "
-                        "other names (prefix=...)",
-                        tensor=name,
-                        expected=expected,
-                        got=got,
-                    )
-        apply: Literal["exact", "hogwild"] = "hogwild" if shared else "exact"
-        for name in self._tensors:
-            if name not in there:
-                self._ps.register(name, self._now(name), self._rule, apply, group + BUFFERS)
-        self.read()
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises if the servers have another buffer of this name."""
+        spec = self._ps.spec(name)
+        if (spec.shape, spec.optimizer) != (tuple(tensor.shape), self._rule):
+            expected = f"shape {spec.shape} and {spec.optimizer}"
+            got = f"shape {tuple(tensor.shape)} and {self._rule}"
+            raise ConfigError(
+                f'another worker has other buffers (tensor "{name}"): expected {expected}, got {got};'
+                " all workers of a run need one model and one buffers=, and another model needs "
+                "other names (prefix=...)",
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
 
-    def _now(self, name: str) -> Array:
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The model's present buffers that the servers have; new ones are registered."""
+        found = {n: t for n, t in floating(self._model, self._prefix).items() if n not in self._local}
+        new = {name: tensor for name, tensor in found.items() if name not in self._arrays}
+        there = set(self._ps.names()) if new else set()
+        local = {name: _misfit(tensor) for name, tensor in new.items() if name not in there}
+        for name in found.keys() - new.keys():
+            was, now = self._arrays[name].shape, tuple(found[name].shape)
+            local[name] = None if was == now else f"has changed its shape from {was} to {now}"
+        self._keep_local({name: why for name, why in local.items() if why is not None})
+        for name in new.keys() - self._local:
+            if name in there:
+                self._check(name, new[name])
+            else:
+                self._register(name, new[name])
+            self._arrays[name] = np.empty(tuple(new[name].shape), np.float32)
+        return {name: tensor for name, tensor in found.items() if name not in self._local}
+
+    def _keep_local(self, reasons: Mapping[str, str]) -> None:
+        self._local |= reasons.keys()
+        if reasons:
+            warnings.warn(
+                "buffers that stay with each worker, and that the servers do not have: "
+                + "; ".join(f'"{name}" {why}' for name, why in sorted(reasons.items())),
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _register(self, name: str, tensor: torch.Tensor) -> None:
+        shared = isinstance(self._ps, Store) and self._ps.address is not None
+        apply: Literal["exact", "hogwild"] = "hogwild" if shared else "exact"
+        self._ps.register(name, float32(tensor.detach()), self._rule, apply, self._group)
+
+    def _now(self, name: str, tensor: torch.Tensor) -> Array:
         array = self._arrays[name]
-        torch.from_numpy(array).copy_(self._tensors[name].detach())
+        torch.from_numpy(array).copy_(tensor.detach())
         return array
 
     @torch.no_grad()
     def read(self) -> None:
-        """The servers' values into the model."""
+        """The servers' values into the model; registers what is not there."""
         self._finish()
-        values, versions = self._ps.pull(list(self._tensors), versions=True)
-        for name, tensor in self._tensors.items():
+        tensors = self._tensors()
+        values, versions = self._ps.pull(list(tensors), versions=True)
+        for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(values[name]))
-        self._pushes = min((versions[name] - 1 for name in self._tensors), default=0)
+        self._pushes = max((versions[name] - 1 for name in tensors), default=0)
+
+    def values(self) -> dict[str, Array]:
+        """The present values.
+
+        Raises:
+            NonFiniteError: One is NaN or infinite.
+        """
+        self._finish()
+        values = {name: self._now(name, tensor) for name, tensor in self._tensors().items()}
+        for name, array in values.items():
+            if not finite(array):
+                expected, got = "finite values", "NaN or infinity"
+                raise NonFiniteError(
+                    f'a buffer of the model is not finite (tensor "{name}"): expected {expected}, got {got}; '
+                    "nothing was sent",
+                    tensor=name,
+                    expected=expected,
+                    got=got,
+                )
+        return values
+
+    def begin_step(self) -> None:
+        """Takes the values that the coming step pushes, if it pushes any; raises as `values`."""
+        if (self._steps + 1) % self._every == 0:
+            self._due = self.values()
 
     def stepped(self) -> None:
         """Counts a step; pushes if it is time."""
         self._steps += 1
-        if self._steps % self._every == 0:
-            self.push()
+        if self._due is not None:
+            due, self._due = self._due, None
+            self._push(due)
 
     def push(self, weight: float = 0.0) -> None:
         """Pushes the present values, without waiting; the first ones of a run weigh more, as in a mean.
@@ -127,19 +205,19 @@ class Buffers:
         Args:
             weight: Their least weight.
         """
-        self._finish()
-        if not self._tensors:
+        self._push(self.values(), weight)
+
+    def _push(self, values: dict[str, Array], weight: float = 0.0) -> None:
+        if not values:
             return
-        values = {name: self._now(name) for name in self._tensors}
         rate = max(weight, self._rule.lr, 1.0 / (self._pushes + 1))
         with _loss_is_bearable():
             self._handle = self._ps.push_async(values, lr=rate)
 
-    def assign(self) -> None:
-        """Replaces the servers' values by the present ones."""
-        self._finish()
-        for name in self._tensors:
-            self._ps.assign(name, self._now(name))
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Replaces the servers' values by those of `values`."""
+        for name, array in values.items():
+            self._ps.assign(name, array)
 
     def close(self, last: bool) -> None:
         """Ends the client; `last`: after a push of the last values."""
@@ -158,7 +236,7 @@ class Buffers:
         if self._handle is not None:
             handle, self._handle = self._handle, None
             with _loss_is_bearable():
-                self._pushes = min(receipt.version for receipt in handle.result().values()) - 1
+                self._pushes = max(receipt.version for receipt in handle.result().values()) - 1
 
 
 @contextlib.contextmanager
@@ -183,7 +261,8 @@ def load(
 ) -> None:
     """Fills a model's parameters and floating-point buffers, to evaluate it or to use it elsewhere.
 
-    Integer buffers (BatchNorm's ``num_batches_tracked``) are not on the servers and stay as they are.
+    Integer buffers (BatchNorm's ``num_batches_tracked``) are not on the servers and stay as they are, and so
+    do float64 buffers and those that are not finite (masks), where the source lacks them.
 
     Args:
         model: The model; float tensors of any type and device.
@@ -214,17 +293,18 @@ def load(
     """
     named = model.named_parameters(remove_duplicate=False)
     wanted = {prefix + name.replace("_orig_mod.", ""): param for name, param in named}
-    first = {id(param): name for name, param in reversed(wanted.items())}  # tied ones are there once
     buffers = floating(model, prefix)
     values: Mapping[str, Any] = {}
     if not isinstance(source, ParameterServer):
         values = source if isinstance(source, Mapping) else _from_file(source, verify)
     there = set(source.names()) if isinstance(source, ParameterServer) else set(values)
+    found = {id(param): name for name, param in wanted.items() if name in there}  # tied ones are there once
     pairs: list[tuple[str, torch.Tensor]] = [
-        (name if name in there else first[id(param)], param) for name, param in wanted.items()
+        (name if name in there else found.get(id(param), name), param) for name, param in wanted.items()
     ]
     pairs += buffers.items()
-    missing = sorted({name for name, _ in pairs} - there)
+    needed = {name for name, _ in pairs} - (buffers.keys() - common(buffers).keys())
+    missing = sorted(needed - there)
     if missing and strict:
         other = _other_prefix(missing[0].removeprefix(prefix), there)
         way = "" if other is None else f'; it has the name with prefix="{other}"'

@@ -12,7 +12,7 @@ from fastps.connection import ParameterServer
 from fastps.evaluation import Evaluator
 from fastps.evaluation import evaluator as of_arrays
 from fastps.torch._params import by_name
-from fastps.torch.buffers import floating, load
+from fastps.torch.buffers import common, floating, load
 
 __all__ = ["evaluator"]
 
@@ -54,5 +54,5 @@ def evaluator(
         model.eval()
         return fn(model)
 
-    names = [*by_name(model.named_parameters(), None, prefix), *floating(model, prefix)]
+    names = [*by_name(model.named_parameters(), None, prefix), *common(floating(model, prefix))]
     return of_arrays(ps, judge, names=names, **options)

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset, default_collate
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.optim import SGD
+from fastps.torch._duplicates import check_memory
 from fastps.torch._params import by_name, wrong
 
 #: ``loss(model, x, y)``: the sum of the losses of a batch.
@@ -68,6 +69,7 @@ class Objective:
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise wrong("batch_size", "an integer >= 1", batch_size)
         named = by_name(model.named_parameters(), None, prefix)
+        check_memory(named)
         self._params = {name: param for name, param in named.items() if param.requires_grad}
         if not self._params:
             raise wrong("model", "a model with parameters to train", type(model).__name__)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import difflib
+import functools
 import logging
 import os
 import secrets
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -21,7 +22,7 @@ from torch.optim import optimizer as base
 from fastps import optim
 from fastps._fastps import Sparse
 from fastps._shared.checks import at_least
-from fastps._shared.text import meant, quoted
+from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.checkpoint import new_state
 from fastps.codecs import Codec
@@ -31,6 +32,7 @@ from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
+from fastps.torch._duplicates import check_memory, warn_of_other_names
 from fastps.torch._params import (
     Entry,
     Filled,
@@ -54,14 +56,13 @@ _log = logging.getLogger("fastps")
 _BUCKET = 1 << 20
 #: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
-_SETTINGS = sorted(
-    {
-        field.name
-        for kind in map(vars(optim).__getitem__, optim.__all__)
-        if dataclasses.is_dataclass(kind)
-        for field in dataclasses.fields(kind)
-    }
+_NO_GRADIENT = (
+    "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
+    "(load_state_dict(assign=True), new layers), make a new optimizer of the present ones"
 )
+#: Keys of a parameter group that are no settings: its parameters, its name, and what schedulers keep there.
+_NO_SETTINGS = {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"}
+_NO_SETTINGS |= {"base_momentum", "max_momentum"}
 
 
 class _Schedule(Protocol):
@@ -92,11 +93,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         apply: How new parameters are registered, see `fastps.TensorSpec`.
         push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
-            accumulation, no clipping, no `GradScaler`. Not with `fastps.Local`.
+            accumulation, no clipping, no `GradScaler`. After an exception in backward call `zero_grad`. Not
+            with `fastps.Local`.
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
         rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
-        model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too.
+        model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too,
+            and whose parameters are looked for in each step.
         buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`);
             ``"latest"``: the values that came last; ``"local"``: none. None: ``"average"`` with a model.
         buffers_every: Steps between two pushes of the buffers; the last values follow in `close`.
@@ -108,15 +111,22 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     Each worker trains with its own buffers. With `model`, the servers have them as well, in the group
     ``"default.buffers"``: a worker reads them when it starts, and `fastps.torch.load` when a model is
-    evaluated. Integer buffers (``num_batches_tracked``) stay with each worker.
+    evaluated. Integer buffers (``num_batches_tracked``) stay with each worker; so do, with one
+    `RuntimeWarning`, float64 buffers, those that are not finite at the start (masks), and those whose shape
+    changes.
 
     Values that something else writes into a parameter (``model.load_state_dict``, an average that is swapped
     in) would be replaced by the server's: the next step raises `ForeignWriteError` until `push_model` or
     `pull_model` chooses which to keep. Writes through ``.data`` or a NumPy view go unnoticed and are lost.
 
+    After ``load_state_dict(assign=True)`` and after layers are replaced, the optimizer has parameters that
+    are no longer the model's. With `model` the next step raises; without, the first step in which no
+    parameter has a gradient gives a `RuntimeWarning`.
+
     Raises:
-        ConfigError: A setting is invalid, a parameter has no name, or the server has parameters of these
-            names with other shapes or settings; all of them are listed, and nothing was registered.
+        ConfigError: A setting is invalid or unknown, a parameter has no name, two parameters share memory, or
+            the server has parameters of these names with other shapes or settings; all of them are listed,
+            and nothing was registered.
 
     >>> import torch, fastps.torch
     >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)
@@ -150,9 +160,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         buffers_every: int = 5,
     ) -> None:
         check_ps(ps)
-        if not isinstance(optimizer, optim.Optimizer):
-            kind = type(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-            raise wrong("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", optimizer)
+        given: object = optimizer
+        if not isinstance(given, optim.Optimizer):
+            kind = type(given) if isinstance(given, torch.optim.Optimizer) else given
+            raise wrong("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", given)
         mode = Async() if mode is None else mode
         check_mode(mode)
         if codec is not None:
@@ -171,7 +182,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[Entry] = []
-        self._filled = Filled([])
+        self._model = model
+        self._filled = Filled([], model)
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
         self._worker: Worker | None = None
@@ -186,16 +198,20 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         #: What has left already: the gradient, and the version of its memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
+        #: Whether a warning of a step without gradients was given.
+        self._warned = False
         try:
             super().__init__(params, settings_of(optimizer))
             self._completing: Any = self.register_state_dict_post_hook(_complete)
+            if model is not None and buffers != "local":
+                self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, buffers_every)
             self._register(self._entries)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._filled.show()
             self._track()
-            if model is not None and buffers != "local":
-                self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, buffers_every)
+            if self._buffers is not None:
+                self._buffers.read()
         except BaseException:
             self.close()  # the model's hooks would outlive it
             raise
@@ -211,14 +227,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             ForeignWriteError: Something else has written to a parameter; nothing is added.
         """
         group = dict(param_group)
-        for key in group.keys() - self.defaults.keys():
-            if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
-                expected = f"one of {quoted(sorted(self.defaults))}"
-                raise ConfigError(
-                    f"invalid setting: expected {expected}, got {key!r}{meant(key, self.defaults)}",
-                    expected=expected,
-                    got=repr(key),
-                )
+        for key in sorted(group.keys() - self.defaults.keys() - _NO_SETTINGS):
+            nearest = max(sorted(self.defaults), key=functools.partial(_likeness, key))
+            one_of = f'one of {quoted(sorted(self.defaults))} (nearest "{nearest}")'
+            raise wrong("key of a parameter group", one_of, key)
         self._check_kind(group)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
@@ -226,11 +238,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if name in taken and taken[name] is not param:
                 raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
-            self._filled.watched.check()
+            self._filled.check()
         if self._schedule is not None:
             self._schedule._check_addition()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
+        check_memory({**taken, **named})
         group["params"], group["param_names"] = list(named.values()), list(named)
         super().add_param_group(group)
         # torch's functions for state dicts take a step where there is no state.
@@ -238,7 +251,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
-        self._filled = Filled(self._entries)
+        self._filled = Filled(self._entries, self._model)
         if self._worker is not None:
             try:
                 self._register(entries)
@@ -248,7 +261,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 for param in named.values():
                     del self.state[param]
                 del self._entries[len(self._entries) - len(entries) :]
-                self._filled = Filled(self._entries)
+                self._filled = Filled(self._entries, self._model)
                 raise
             self._filled.show()
         if self._push_in_backward:
@@ -270,9 +283,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            NonFiniteError: A gradient is NaN or infinite; nothing was sent or changed.
-            ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite, or
-                gradients were changed after they had left; this step was not taken.
+            NonFiniteError: A gradient, or a buffer that this step pushes, is NaN or infinite; nothing was
+                sent or changed.
+            ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite,
+                gradients were changed after they had left, or a parameter or its memory was replaced; this
+                step was not taken.
             ForeignWriteError: Something else wrote to a parameter; this step was not taken.
             FastpsError: A push or fetch failed. What was refused goes with the next push.
         """
@@ -297,14 +312,19 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if not worker._stepped:
             worker._first_step(random_state(), "fastps.torch.seed(base, ps)")
             warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
+        intact = False
         try:
-            self._filled.watched.check()
+            self._filled.check()
+            intact = True
             rates = self._rates()
+            if self._buffers is not None:
+                self._buffers.begin_step()
             told = None
             if self._told and loss is not None:
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-            plain = not self._ahead and self._filled.stay()
-            if not (plain and worker._step_at_once(self._raw(), rates, told, torch.get_num_threads())):
+            raw = self._raw()
+            plain = not self._ahead and self._filled.on_cpu
+            if not (plain and worker._step_at_once(raw, rates, told, torch.get_num_threads())):
                 with torch.no_grad():
                     worker.step(self._gradients(), lr=rates, loss=told)
         except BaseException:
@@ -315,13 +335,37 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         finally:
             self._bucket.clear()
             self._ahead.clear()
-            if not self._filled.watched.written:
+            if intact and not self._filled.watched.written:
                 self._filled.show()
         if self._buffers is not None:
             self._buffers.stepped()
+        if not raw and not self._warned:
+            self._warned = True
+            warnings.warn(_NO_GRADIENT, RuntimeWarning, stacklevel=3)
         return result
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. With `push_in_backward` it also ends a step whose backward failed.
+
+        Gradients that had left then are applied, as a step of their parameters; the others are dropped, and
+        the next backward begins a new step.
+
+        Args:
+            set_to_none: As for torch's.
+
+        Raises:
+            FastpsError: A push of that step failed; the step has ended, and what was refused goes with the
+                next push.
+        """
+        self._bucket.clear()
+        try:
+            if self._ahead:
+                self._open().flush()
+        finally:
+            self._ahead.clear()
+            super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """A complete state: settings, the servers' optimizer state, and this worker's own.
@@ -378,10 +422,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         values = own.pop("values", {})
         worker._check_state(own)  # before anything changes on the servers
         self._filled.wait()
+        self._filled.check_memory()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
-            self._filled.watched.check()
+            self._filled.check()
         there = self._take_over(states, values)
         if not _is_of_one_worker(own) or (there and (saver == self._id or self._has_saved(rank))):
             worker.load_state_dict(own)
@@ -414,8 +459,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
         The largest step count of any parameter that is trained (``requires_grad``), predictors of
-        `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that `GradScaler`
-        skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
+        `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that
+        `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
 
@@ -447,8 +492,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def push_model(self) -> None:
         """Assigns the model's current values to the servers' tensors; see `fastps.Worker.push_model`.
 
-        If the servers have its buffers, those are assigned, too. Where nothing has written to a float16 or
-        bfloat16 parameter, its float32 value stays.
+        If the servers have its buffers, those are assigned, too; if one is not finite, nothing is. Where
+        nothing has written to a float16 or bfloat16 parameter, its float32 value stays.
 
         >>> import torch, fastps.torch
         >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
@@ -466,7 +511,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Assigns the model's values, and these in place of what a parameter shows of them."""
         worker = self._open()
         self._check_open()
+        self._filled.check_memory()
         self._filled.wait()
+        buffers = {} if self._buffers is None else self._buffers.values()
         self._filled.take()
         for entry in self._entries:
             if entry.name in values:
@@ -474,7 +521,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker.push_model()
         self._filled.show()
         if self._buffers is not None:
-            self._buffers.assign()
+            self._buffers.assign(buffers)
         self._follow_schedule()
 
     def pull_model(self) -> None:
@@ -483,6 +530,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         The model keeps its buffers.
         """
         self._check_open()
+        self._filled.check_memory()
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
@@ -662,7 +710,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
         arrays = {entry.name: entry.array for entry in entries}
-        for name in absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()}):
+        new = absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()})
+        params = {entry.name: entry.param for entry in self._entries}
+        warn_of_other_names(self._ps, new, params, self._prefix, stacklevel=3)
+        for name in new:
             self._ps.register(name, arrays[name], rules[name], self._apply)
 
     def _raw(self) -> dict[str, torch.Tensor]:
@@ -719,7 +770,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if entry.name in self._ahead:
             raise ConfigError(
                 f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
-                "accumulation",
+                "accumulation; after an exception in backward, zero_grad() ends the step",
                 tensor=entry.name,
                 expected="one backward for each step",
                 got="a second one",
@@ -732,7 +783,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
                 return
             leaving, self._bucket = self._bucket, {}
-            self._filled.watched.check()
+            self._filled.check()
             self._filled.wait()
             self._open().begin(leaving, lr=self._rates())
             for name in leaving:
@@ -745,6 +796,11 @@ def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """The hook that comes before all others of a state dict."""
     assert isinstance(optimizer, ParameterServerOptimizer)
     optimizer._complete(state)
+
+
+def _likeness(key: str, setting: str) -> float:
+    """How much a key of a parameter group looks like a setting, from 0 to 1."""
+    return difflib.SequenceMatcher(None, key.lower(), setting).ratio()
 
 
 def _misfit(expected: str, got: str) -> ConfigError:

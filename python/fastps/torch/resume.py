@@ -87,7 +87,8 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     saved = {}
     for key, tensor in model.state_dict().items():
         value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
-        saved[_plain(key)] = value.detach().cpu()
+        saved[_plain(key)] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    _check_readable({key: value for key, value in saved.items() if _file.is_extra(key)})
     ps, at = optimizer._ps, optimizer._prefix + _NOTE
     parts = {"model": saved, "optimizer": state}
     run = note(ps, at, [_COMPLETE, *_number()])[1:]
@@ -385,7 +386,7 @@ def _of_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> dict
         )
     for key, tensor in wanted.items():
         name = _plain(key)
-        if there[name].shape != tensor.shape:
+        if not _file.is_extra(name) and there[name].shape != tensor.shape:
             expected, got = str(tuple(tensor.shape)), str(tuple(there[name].shape))
             raise ShapeError(
                 f'wrong shape in the checkpoint (tensor "{name}"): expected {expected}, got {got}',

@@ -12,6 +12,7 @@ import torch
 from fastps import optim
 from fastps.checkpoint import new_state
 from fastps.connection import ParameterServer, check_ps
+from fastps.torch._duplicates import warn_of_other_names
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group, wrong
 
 #: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.
@@ -57,6 +58,7 @@ def to_store(
     """
     check_ps(ps)
     those = theirs(model, optimizer, prefix)
+    warn_of_other_names(ps, missing(ps, those), {one.name: one.param for one in those}, prefix, stacklevel=2)
     put(ps, those, {one.name: as_stored(one.rule, optimizer.state.get(one.param, {})) for one in those})
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import meant, nearest, quoted
-from fastps._shared.types import Rates
+from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
@@ -22,6 +23,7 @@ __all__ = [
     "check_float32",
     "check_hogwild",
     "check_mapping",
+    "check_memory",
     "check_mode",
     "check_shapes",
     "like",
@@ -69,6 +71,21 @@ def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
             raise ShapeError(
                 f'wrong shape of a parameter (tensor "{name}"): expected {expected}, got {got}',
                 tensor=name,
+                expected=expected,
+                got=got,
+            )
+
+
+def check_memory(arrays: Mapping[str, Array]) -> None:
+    """Raises `ConfigError` if two C-contiguous arrays share memory."""
+    spans = sorted((a.__array_interface__["data"][0], a.nbytes, n) for n, a in arrays.items() if a.nbytes)
+    for (start, length, first), (after, _, second) in pairwise(spans):
+        if after < start + length:
+            expected, got = "memory of its own for each parameter", f'the memory of "{first}"'
+            raise ConfigError(
+                f'two parameters share memory (tensors "{first}" and "{second}"): expected {expected}, got '
+                f"{got}; the values of one would overwrite the other's",
+                tensor=second,
                 expected=expected,
                 got=got,
             )

@@ -32,6 +32,7 @@ from fastps.worker.arguments import (
     check_float32,
     check_hogwild,
     check_mapping,
+    check_memory,
     check_mode,
     check_shapes,
 )
@@ -88,7 +89,8 @@ class Worker:
         mode: The mode passed to the constructor.
 
     Raises:
-        ConfigError: The mode does not fit these tensors, or the group uses another mode.
+        ConfigError: The mode does not fit these tensors, the group uses another mode, or with ``copy=False``
+            two arrays share memory.
         UnavailableError: All places of `fastps.Sync` are taken.
         UnknownTensorError: A name is not registered.
         ShapeError: A shape differs from the registered one.
@@ -234,7 +236,10 @@ class Worker:
             return None
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
         versions = self._native.pull_list(list(own), own, None)[1]
-        self.params.update({name: whole(array) for name, array in own.items()})
+        arrays = {name: whole(array) for name, array in own.items()}
+        if not copy:
+            check_memory({**self.params, **arrays})
+        self.params.update(arrays)
         if not copy:
             self._watched.add(params.items())
         self._names = list(self.params)

@@ -1,0 +1,119 @@
+"""Finds parameters that are there twice: in one memory, or on servers under another name."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError
+
+__all__ = ["check_memory", "warn_of_other_names"]
+
+#: Attributes by which wrappers of torch hold a model.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def check_memory(params: Mapping[str, torch.Tensor]) -> None:
+    """Raises if two parameters share memory: the values of one would overwrite the other's."""
+    spans = sorted(
+        (str(param.device), param.data_ptr(), name) for name, param in params.items() if param.numel()
+    )
+    open_: list[str] = []
+    for device, start, name in spans:
+        open_ = [n for n in open_ if str(params[n].device) == device and _end(params[n]) > start]
+        for other in open_:
+            if params[other] is not params[name] and _overlap(params[other], params[name]):
+                expected, got = "memory of its own for each parameter", f'the memory of "{other}"'
+                raise ConfigError(
+                    f'two parameters share memory (tensors "{other}" and "{name}"): expected {expected}, got '
+                    f"{got}. Use one Parameter in both places (a tied weight), or clone() the values",
+                    tensor=name,
+                    expected=expected,
+                    got=got,
+                )
+        open_.append(name)
+
+
+def _end(param: torch.Tensor) -> int:
+    """The address after a parameter's last byte."""
+    steps = sum((size - 1) * step for size, step in zip(param.shape, param.stride(), strict=True))
+    return param.data_ptr() + (steps + 1) * param.element_size()
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two parameters, whose ranges of addresses overlap, have a byte in common."""
+    if all(_end(param) - param.data_ptr() == param.numel() * param.element_size() for param in (a, b)):
+        return True
+    return bool(np.intersect1d(_bytes(a), _bytes(b)).size)
+
+
+def _bytes(param: torch.Tensor) -> NDArray[np.int64]:
+    """The addresses of a parameter's bytes."""
+    size, at = param.element_size(), np.array([param.data_ptr()], np.int64)
+    for length, step in zip((*param.shape, size), (*(size * n for n in param.stride()), 1), strict=True):
+        at = (at[:, None] + np.arange(length, dtype=np.int64) * step).reshape(-1)
+    return at
+
+
+def warn_of_other_names(
+    ps: ParameterServer,
+    new: Iterable[str],
+    params: Mapping[str, torch.Tensor],
+    prefix: str,
+    stacklevel: int,
+) -> None:
+    """Gives a `RuntimeWarning` if servers seem to have some of these parameters under other names.
+
+    Args:
+        ps: The store or servers.
+        new: Names that are to be registered.
+        params: All parameters of the model by name.
+        prefix: Of the model's names; those of other models are not looked at.
+        stacklevel: As for `warnings.warn`, seen from the caller.
+    """
+    new = list(new)
+    others = [name for name in ps.names() if name.startswith(prefix) and name not in params] if new else []
+    found = {name: other for name in new for other in _others(ps, name, params[name], others, prefix)}
+    if not found:
+        return
+    name, other = next(iter(found.items()))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    warnings.warn(
+        f'the servers have parameters of this model under other names: "{other}" for "{name}"{more}. They '
+        f"are registered again and trained apart. Give all workers the same names (of the plain model, and "
+        "the same one of a tied weight's names)",
+        RuntimeWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _others(
+    ps: ParameterServer, name: str, param: torch.Tensor, others: Iterable[str], prefix: str
+) -> Iterator[str]:
+    """Those of the servers' names that mean this parameter: of a wrapped model, or of a tied weight."""
+    plain, tied = _plain(name.removeprefix(prefix)), None
+    for other in others:
+        if _plain(other.removeprefix(prefix)) == plain:
+            yield other
+        elif ps.spec(other).shape == tuple(param.shape):
+            tied = _attributes(param) if tied is None else tied
+            if len(tied) > 1 and other.rpartition(".")[2] in tied:
+                yield other
+
+
+def _plain(name: str) -> str:
+    """A name without the parts that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _attributes(param: torch.Tensor) -> list[str]:
+    """The attributes of modules that are this parameter."""
+    holders = [holder for holder in gc.get_referrers(param) if isinstance(holder, dict)]
+    held = [key for holder in holders for key, value in holder.items() if value is param]
+    return [key for key in held if isinstance(key, str) and "." not in key]
