@@ -74,7 +74,8 @@ def minimize(
             be. The bits of the result depend on it. None: 64, or `samples` where these are fewer.
         space: Name of the space of vectors; replicas need the same.
         l2: Factor of |w|^2 / 2, >= 0; the shards add it.
-        tol: Largest magnitude of an element of the gradient at which the run has succeeded.
+        tol: Largest magnitude of an element of the gradient at which the run has succeeded. A run also ends
+            with success where rounding hides whatever is lower.
         max_iterations: Most iterations.
         max_evaluations: Most evaluations of the function and its gradient.
         callback: Called after each iteration with the result so far; stops the run if it returns True.
@@ -88,8 +89,8 @@ def minimize(
             of `objective` that takes longer continues on its own thread.
 
     Returns:
-        `OptimizeResult`. A limit, or a search that finds nothing lower, returns ``success=False``; `message`
-        says what to do.
+        `OptimizeResult`. A limit, or a search that finds nothing lower where the gradient promises it,
+        returns ``success=False``; `message` says what to do.
 
     Raises:
         UnknownTensorError: There is no tensor of a name.
