@@ -269,10 +269,25 @@ def test_events_that_come_too_early_or_too_late():
 
 
 def test_the_run_ends_when_no_workers_are_left():
-    trace, _ = go(
-        workers=2, durations=1.0, events=[simulate.Kill(0, at=2.5), simulate.Kill(1, at=3.5)], updates=50
+    events = [simulate.Kill(0, at=2.5), simulate.Kill(1, at=3.5)]
+    text = (
+        r"not complete: expected 50 updates, got 5; no workers are left .*"
+        r"worker 0 killed in step 3 at 2\.5; worker 1 killed in step 4 at 3\.5"
     )
-    assert (trace.updates, trace.ended) == (5, "no workers are left")
+    with pytest.warns(RuntimeWarning, match=text) as warned:
+        trace, _ = go(workers=2, durations=1.0, events=events, updates=50)
+    assert warned[0].filename == __file__
+    assert (trace.updates, trace.complete, trace.ended) == (5, False, "no workers are left")
+    assert trace.to_dict()["complete"] is False
+    assert go(updates=50)[0].complete
+
+
+def test_the_warning_of_a_run_that_is_not_complete_lists_some_events():
+    events = [simulate.Kill(worker, at=1.5 + worker / 100) for worker in range(20)]
+    with pytest.warns(
+        RuntimeWarning, match=r"got 20; .*; worker 7 killed in step 2 at 1\.57, and 12 more events"
+    ):
+        go(workers=20, durations=1.0, events=events, updates=90)
 
 
 def test_a_standstill_names_who_waits_for_whom():

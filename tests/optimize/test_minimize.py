@@ -215,7 +215,7 @@ def test_a_replica_that_stalls_in_mid_portion_delays_a_batch_by_one_portion(alon
 
         def computed(params, indices):
             time.sleep(0.001)  # so that both have their share
-            if k == 0 and not stalled and objective.computed > 0:
+            if k == 0 and not stalled and objective.computed >= 32:  # not the first portion, computed twice
                 stalled.append(indices[0])
                 assert go_on.wait(30)
             return objective(params, indices)
@@ -534,8 +534,9 @@ def test_samples_that_probably_come_next_are_prefetched():
     objective = Prefetching()
     result, _ = run(objective, max_iterations=3)
     assert result.nit == 3
-    # One replica takes the portions in order, so every guess is right: the last is for a batch to come.
-    assert objective.prefetched[:-1] == objective.asked[1:]
+    # One replica takes the portions in order, so every guess is right: the last is for a batch to come. The
+    # first portion is followed by its two parts.
+    assert objective.prefetched[:-1] == objective.asked[3:]
 
 
 def test_an_objective_that_is_no_function_warns():
@@ -676,7 +677,8 @@ def test_a_tensor_without_influence_has_a_right_gradient_of_zero():
 
 def test_losses_whose_sum_is_too_large_name_the_largest_at_the_first_point():
     def huge(params, indices):
-        return (1.5e308 if indices[0] == 16 else 1e308), {"w": params["w"] * 0, "b": params["b"] * 0}
+        each = (1.5e308 if indices[0] in range(16, 32) else 1e308) / 16
+        return each * len(indices), {"w": params["w"] * 0, "b": params["b"] * 0}
 
     def integer(params, indices):
         return 10**400, {"w": params["w"] * 0, "b": params["b"] * 0}
@@ -830,7 +832,7 @@ def test_an_objective_that_hangs_is_given_up_after_the_timeout():
 
     def objective(params, indices):
         goes_on.wait(20)
-        return float(params["w"] @ params["w"]), {"w": 2 * params["w"]}
+        return float(params["w"] @ params["w"]) * len(indices), {"w": 2 * params["w"] * len(indices)}
 
     with fastps.Store() as store:
         store.register("w", np.ones(2), optimizer=fastps.SGD(lr=1.0))

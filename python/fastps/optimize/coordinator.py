@@ -172,7 +172,7 @@ class Coordinator:
         best = search.best
         visible = self._problem.eps * abs(state.fun)
         if best is None or (search.accepted is None and best.fun >= state.fun - visible):
-            return self._restart() if search.step is None else Status.EVALUATIONS
+            return self._restart(search.is_hidden) if search.step is None else Status.EVALUATIONS
         if best != point.trial:
             if self._is_at_limit():
                 return Status.EVALUATIONS
@@ -184,10 +184,10 @@ class Coordinator:
         at = Iteration(state.iteration + 1, point.trial.fun, point.norm, best.step, self._nfev)
         return self._over(self._commit(at, point.square, state.history))
 
-    def _restart(self) -> Status | None:
+    def _restart(self, is_hidden: bool = False) -> Status | None:
         """Nothing lower was found: goes on with steepest descent, or stops if that was it."""
         if self._directions.is_restarted:
-            return Status.NO_LOWER
+            return Status.ROUNDING if is_hidden else Status.NO_LOWER
         self._directions.restart()
         return None
 
@@ -197,6 +197,8 @@ class Coordinator:
             return Status.CONVERGED
         if stop:
             return Status.CALLBACK
+        if state.has_stalled(self._problem.eps):
+            return Status.ROUNDING
         if state.iteration >= self._limits.max_iterations:
             return Status.ITERATIONS
         return Status.EVALUATIONS if state.nfev >= self._limits.max_evaluations else None
@@ -297,7 +299,7 @@ class Coordinator:
 
     def _result(self, state: State, status: Status) -> OptimizeResult:
         return OptimizeResult(
-            success=status is Status.CONVERGED,
+            success=status in (Status.CONVERGED, Status.ROUNDING),
             status=int(status),
             message=self._message(state, status),
             fun=state.fun,
@@ -313,12 +315,15 @@ class Coordinator:
         )
 
     def _message(self, state: State, status: Status) -> str:
-        limits = self._limits
+        limits, is_narrow = self._limits, self._problem.eps > 1e-10
         norm = f"the largest element of the gradient is {state.norm:.3g}"
         if status is Status.RUNNING:
             return norm
         if status is Status.CONVERGED:
             return f"{norm}, within tol={limits.tol:g}"
+        if status is Status.ROUNDING:
+            more = "; float64 tensors allow more" if is_narrow else ""
+            return f"rounding hides any lower point: {norm}, above tol={limits.tol:g}{more}"
         why = {
             Status.ITERATIONS: f"stopped at max_iterations={limits.max_iterations}",
             Status.EVALUATIONS: f"stopped at max_evaluations={limits.max_evaluations}",
@@ -329,7 +334,7 @@ class Coordinator:
         if status is Status.CALLBACK:
             advice = "minimize again to go on from here"
         elif status is Status.NO_LOWER:
-            exact = "float64 tensors allow more" if self._problem.eps > 1e-10 else "a larger tol is reached"
+            exact = "float64 tensors allow more" if is_narrow else "a larger tol is reached"
             advice = (
                 f"this may be as far as rounding allows ({exact}), or the gradients are wrong "
                 "(check_gradient=True compares them with differences)"

@@ -16,6 +16,8 @@ __all__ = ["Search", "StrongWolfe", "Trial", "is_number"]
 _GROWTH = (1.2, 5.0, 10.0)
 #: An interval that two secant steps leave longer than this share of it is bisected.
 _SHRINK = 0.66
+#: A search ends with so many trials whose decrease rounding hides.
+_HIDDEN = 5
 
 
 class Trial(NamedTuple):
@@ -123,6 +125,8 @@ class Search:
         """The next step to evaluate; None: the search is over."""
         if self.accepted is not None or len(self.trials) >= self.rule.max_trials:
             return None
+        if sum(map(self._is_near, self.trials)) >= _HIDDEN:
+            return None
         steps = self._steps()
         step = next(steps)
         try:
@@ -144,6 +148,18 @@ class Search:
         """The accepted trial, or else the lowest of those below the start; None: there is none."""
         lower = [t for t in self.trials if t.fun < self.start.fun and math.isfinite(t.slope)]
         return self.accepted or min(lower, key=lambda trial: trial.fun, default=None)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the search has ended without an accepted trial because rounding hides all that is lower."""
+        if self.step is not None or self.accepted is not None or not any(map(self._is_near, self.trials)):
+            return False
+        beyond = min((t for t in self.trials if not self._is_near(t)), key=lambda t: t.step, default=None)
+        return beyond is None or beyond.slope >= 0  # else slope and function contradict each other
+
+    def _is_near(self, trial: Trial) -> bool:
+        """Whether the slope at the start promises less up to there than the function's rounding."""
+        return -self.start.slope * trial.step <= self.eps * abs(self.start.fun)
 
     def tell(self, fun: float, slope: float) -> Search:
         """The search with one more trial: the function and its slope at `step`."""

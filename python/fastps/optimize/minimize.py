@@ -25,7 +25,7 @@ __all__ = ["minimize"]
 
 #: Relative error of a function's values, by dtype.
 _EPS = {"float32": 1e-7, "float64": 1e-14}
-_MOST_PORTIONS = 65_536
+_PORTIONS, _MOST_PORTIONS = 64, 65_536
 
 
 def minimize(
@@ -36,7 +36,7 @@ def minimize(
     samples: int,
     method: Method = LBFGS(history=10),  # noqa: B008 a value
     line_search: StrongWolfe = StrongWolfe(c1=1e-4, c2=None),  # noqa: B008 a value
-    portions: int = 64,
+    portions: int | None = None,
     space: str = "minimize",
     l2: float = 0.0,
     tol: float = 1e-5,
@@ -69,12 +69,13 @@ def minimize(
         samples: Number of samples.
         method: `LBFGS`, `CG` or `GradientDescent`.
         line_search: When a step is good enough.
-        portions: Number of portions that the samples are cut into, 1 to 65,536; portion p of P is samples
-            floor(p S / P) to floor((p + 1) S / P). Choose 8 to 16 per replica that there may be. The bits of
-            the result depend on it.
+        portions: Number of portions that the samples are cut into, 1 to 65,536, at most `samples`; portion p
+            of P is samples floor(p S / P) to floor((p + 1) S / P). Choose 8 to 16 per replica that there may
+            be. The bits of the result depend on it. None: 64, or `samples` where these are fewer.
         space: Name of the space of vectors; replicas need the same.
         l2: Factor of |w|^2 / 2, >= 0; the shards add it.
-        tol: Largest magnitude of an element of the gradient at which the run has succeeded.
+        tol: Largest magnitude of an element of the gradient at which the run has succeeded. A run also ends
+            with success where rounding hides whatever is lower.
         max_iterations: Most iterations.
         max_evaluations: Most evaluations of the function and its gradient.
         callback: Called after each iteration with the result so far; stops the run if it returns True.
@@ -88,15 +89,15 @@ def minimize(
             of `objective` that takes longer continues on its own thread.
 
     Returns:
-        `OptimizeResult`. A limit, or a search that finds nothing lower, returns ``success=False``; `message`
-        says what to do.
+        `OptimizeResult`. A limit, or a search that finds nothing lower where the gradient promises it,
+        returns ``success=False``; `message` says what to do.
 
     Raises:
         UnknownTensorError: There is no tensor of a name.
         ConfigError: An argument is invalid; a tensor is ``hogwild``, or dtypes differ; the space has a
             coordinator or other vectors; `resume` finds nothing, or the state of something else; the
-            objective is of other names or samples, or returned something else; or its gradient of a tensor
-            is wrong (`check_gradient`).
+            objective is of other names or samples, or returned something else, such as a mean instead of a
+            sum; or its gradient of a tensor is wrong (`check_gradient`).
         ShapeError, DTypeError: The objective returned a gradient of another shape or dtype.
         NonFiniteError: The loss or a gradient is not finite at the first point, or too large. (Later the
             search steps back.)
@@ -112,7 +113,7 @@ def minimize(
     >>> def objective(params, indices):
     ...     away = params["w"] - targets[indices]
     ...     return (away**2).sum(), {"w": 2 * away.sum(axis=0)}
-    >>> result = fastps.optimize.minimize(store, ["w"], objective, samples=2, portions=2)
+    >>> result = fastps.optimize.minimize(store, ["w"], objective, samples=2)
     >>> result.success, result.fun, store.pull("w")
     (True, 2.0, array([2., 3.]))
     """
@@ -127,7 +128,7 @@ def minimize(
         raise invalid("space", "the name of a space", space)
     samples = integer("samples", samples, 1, 2**62)
     most = min(_MOST_PORTIONS, samples)
-    portions = integer("portions", portions, 1, most)
+    portions = min(_PORTIONS, most) if portions is None else integer("portions", portions, 1, most)
     if not isinstance(method, Method):
         raise invalid("method", "LBFGS(...), CG(...) or GradientDescent()", method)
     if not isinstance(line_search, StrongWolfe):

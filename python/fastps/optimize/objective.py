@@ -17,6 +17,12 @@ from fastps.errors import ConfigError, DTypeError, FastpsError, ShapeError
 
 __all__ = ["Objective", "Portion", "Task", "samples_of", "shapes_of"]
 
+#: How far the loss of some samples may be from the sum of the losses of two parts of them, as a share of the
+#: largest of the three. Rounding is far below it, and a mean is far above.
+_TOLERANCE = 1e-3
+#: A loss that is smaller than this for each sample may be nothing but rounding.
+_NEGLIGIBLE = 1e-7
+
 #: Parameters or gradients by name, of the tensors' dtype.
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: ``objective(params, indices) -> (loss, gradients)``: sums over the samples with these indices.
@@ -79,7 +85,33 @@ class Task:
         Raises:
             ConfigError, ShapeError, DTypeError: The objective returned something else.
         """
-        returned: Any = self.objective(dict(params), samples_of(portion, self.portions, self.samples))
+        return self._computed(params, samples_of(portion, self.portions, self.samples))
+
+    def adds_up(self, params: dict[str, NDArray[Any]], portion: int, loss: float) -> bool:
+        """Compares the loss of a portion, which is finite, with the sum of the losses of two parts of it.
+
+        Returns:
+            Whether the portion has two samples, and so two parts.
+
+        Raises:
+            ConfigError: The two differ, and the loss does not when it is computed again.
+        """
+        indices = samples_of(portion, self.portions, self.samples)
+        if len(indices) < 2:
+            return False
+        # No half: batches within the objective, each with its mean, may be as many in both halves together.
+        cut = 3 * len(indices) // 7 | 1
+        parts = [self._computed(params, part).loss for part in (indices[:cut], indices[cut:])]
+        bound = _TOLERANCE * max(map(abs, (loss, *parts)))
+        if abs(sum(parts) - loss) <= bound or bound <= _TOLERANCE * _NEGLIGIBLE * len(indices):
+            return True
+        if not abs(self._computed(params, indices).loss - loss) > bound:  # else it is no function at all
+            raise _is_no_sum(indices, cut, loss, parts)
+        return True
+
+    def _computed(self, params: dict[str, NDArray[Any]], indices: NDArray[np.int64]) -> Portion:
+        """The checked result of the objective."""
+        returned: Any = self.objective(dict(params), indices)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
             expected = "a tuple (loss, gradients by name)"
             raise _mismatch(ConfigError, "the objective returned no such thing", expected, _kind(returned))
@@ -133,6 +165,19 @@ def shapes_of(ps: ParameterServer, names: Sequence[str]) -> tuple[dict[str, tupl
             expected = f'{specs[0].dtype} as "{specs[0].name}" has'
             raise _mismatch(ConfigError, "the tensors have different dtypes", expected, spec.dtype, spec.name)
     return {spec.name: spec.shape for spec in specs}, np.dtype(specs[0].dtype)
+
+
+def _is_no_sum(indices: NDArray[np.int64], cut: int, loss: float, parts: list[float]) -> ConfigError:
+    first, last = int(indices[0]), int(indices[-1])
+    expected = f"{sum(parts):.6g}, the sum of {parts[0]:.6g} and {parts[1]:.6g}"
+    return _mismatch(
+        ConfigError,
+        f"the objective returns no sum over samples: the loss of samples {first} to {last} is not that of "
+        f"samples {first} to {first + cut - 1} and that of samples {first + cut} to {last}",
+        expected,
+        f'{loss:.6g}; return sums of losses and gradients, no means (in torch reduction="sum"), and leave '
+        "weight decay to l2",
+    )
 
 
 def _number(loss: Any) -> float:

@@ -56,9 +56,10 @@ class Replica:
         objective: ``objective(params, indices) -> (loss, gradients)``: the sum of the losses of the samples
             with these indices (int64), and its gradients by name; without the l2 of `minimize`. `params` are
             arrays of the tensors' dtype, by name, to be read only. The result must be a function of the
-            arguments. If `objective` has attributes ``names`` or ``samples``, they must be those of the
-            coordinator; a method ``prefetch(indices)`` is called with the samples that probably come next,
-            before the present ones are computed.
+            arguments. The first portion is also computed in two parts, whose losses must add up. If
+            `objective` has attributes ``names`` or ``samples``, they must be those of the coordinator; a
+            method ``prefetch(indices)`` is called with the samples that probably come next, before the
+            present ones are computed.
         space: The `space` of `minimize`.
         name: What the coordinator's messages call it; None: host and process.
 
@@ -104,6 +105,8 @@ class Replica:
         self._found: int | None = None
         self._task: tuple[tuple[int, int, int], Task] | None = None
         self._pulled: tuple[tuple[int, int], dict[str, NDArray[Any]]] | None = None
+        #: Whether a portion was compared with two parts of it.
+        self._adds_up = False
 
     def run(self) -> int:
         """Computes portions until the space is closed, as `minimize` does at its end, or until `stop`.
@@ -116,7 +119,7 @@ class Replica:
 
         Raises:
             ConfigError: The coordinator has other names or samples than `objective`; or `objective` returned
-                no loss, or gradients of other tensors.
+                no loss, a mean instead of a sum, or gradients of other tensors.
             ShapeError, DTypeError: `objective` returned a gradient of another shape or dtype.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
@@ -152,6 +155,8 @@ class Replica:
             portion = task.compute(params, given.portion)
             if portion.not_finite is not None:
                 return given.batch, given.portion, 0.0, "not_finite", portion.not_finite
+            if not self._adds_up:
+                self._adds_up = task.adds_up(params, given.portion, portion.loss)
             outcome, tensor = self._native.push_portion(
                 given.space, given.batch, given.portion, portion.gradients, None
             )

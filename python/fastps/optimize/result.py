@@ -18,6 +18,7 @@ class Status(enum.IntEnum):
     EVALUATIONS = 2
     NO_LOWER = 3
     CALLBACK = 4
+    ROUNDING = 5
 
 
 class Iteration(NamedTuple):
@@ -43,9 +44,11 @@ class OptimizeResult:
     """The outcome of `minimize`, under scipy's names. The point itself is in the tensors: pull it.
 
     Attributes:
-        success: Whether the gradient is within `tol`.
-        status: 0: it is; 1: `max_iterations`; 2: `max_evaluations`; 3: no lower point was found; 4: the
-            callback stopped it; -1: in a callback, that the run goes on.
+        success: Whether the gradient is within `tol`, or rounding hides whatever is lower.
+        status: 0: the gradient is within `tol`; 1: `max_iterations`; 2: `max_evaluations`; 3: no lower point
+            was found; 4: the callback stopped it; 5: rounding hides any lower point, so the last searches
+            found none, or the last 20 iterations lowered neither the function nor the gradient; -1: in a
+            callback, that the run goes on.
         message: The same in words, and what to do.
         fun: The function at the point in the tensors.
         grad_norm: The largest magnitude among the elements of its gradient.

@@ -13,6 +13,8 @@ __all__ = ["Limits", "Problem", "State"]
 
 #: Most iterations of the history that are stored for a coordinator that takes over.
 _STORED = 400
+#: Two times so many iterations without visible progress end a run.
+_STALLED = 10
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,18 @@ class State:
     @property
     def iteration(self) -> int:
         return self.history[-1].number
+
+    def has_stalled(self, eps: float) -> bool:
+        """Whether the last iterations moved by rounding only: neither the function fell, nor its gradient.
+
+        Args:
+            eps: Relative error of the function's values.
+        """
+        former, latter = self.history[-2 * _STALLED : -_STALLED], self.history[-_STALLED:]
+        if len(former) < _STALLED:
+            return False
+        fell = former[-1].fun - min(at.fun for at in latter) > eps * abs(former[-1].fun)
+        return not fell and min(at.grad_norm for at in latter) >= min(at.grad_norm for at in former)
 
     def to_json(self) -> str:
         return json.dumps({**vars(self), "history": self.history[-_STORED:]})  # no copy of a long history

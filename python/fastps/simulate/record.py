@@ -97,6 +97,7 @@ class Record:
             evaluations=self._evaluations,
             updates=self.updates,
             seconds=now,
+            complete=self.complete,
             ended="updates" if self.complete else "no workers are left",
             settings=self._plan.settings,
         )

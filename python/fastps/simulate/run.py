@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from fastps.simulate.trace import Trace
 from fastps.store import Store
 
 __all__ = ["run"]
+
+#: Most events that the warning lists.
+_TOLD = 8
 
 
 def run(
@@ -69,7 +73,8 @@ def run(
         seed: Of durations and of the gradient function's `rng`, 0 to 2**64 - 1.
 
     Returns:
-        A `Trace`.
+        A `Trace`. If no workers are left before the updates are made, its `complete` is False, and a
+        `RuntimeWarning` says what has become of them.
 
     Raises:
         ConfigError: An argument is invalid, or the store or the mode needs real workers; nothing happened.
@@ -108,9 +113,22 @@ def run(
     )
     simulation = Simulation(store, params, plan)
     try:
-        return simulation.run()
+        trace = simulation.run()
     finally:
         simulation.leave()
+    if not trace.complete:
+        warnings.warn(_incomplete(trace, plan.updates), RuntimeWarning, stacklevel=2)
+    return trace
+
+
+def _incomplete(trace: Trace, updates: int) -> str:
+    """Why a run ended early."""
+    fates = [f"{effect} at {time:.6g}" for time, _, effect in trace.events if "lost its place" not in effect]
+    more = f", and {len(fates) - _TOLD} more events" if len(fates) > _TOLD else ""
+    return (
+        f"the simulated run is not complete: expected {updates} updates, got {trace.updates}; {trace.ended} "
+        f"({'; '.join(fates[:_TOLD])}{more}); kill fewer workers, or let others join"
+    )
 
 
 def _check_store(store: Any) -> None:

@@ -76,6 +76,7 @@ class Trace:
         evaluations: What `evaluate` returned, and when.
         updates: Updates that the store made.
         seconds: Virtual seconds of the whole run.
+        complete: Whether the store made as many updates as were asked for. If not, `run` has warned.
         ended: Why the run ended.
         settings: The arguments of `run` in words, by name.
     """
@@ -94,6 +95,7 @@ class Trace:
     evaluations: list[Evaluation]
     updates: int
     seconds: float
+    complete: bool
     ended: str
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -110,6 +112,7 @@ class Trace:
             "settings": self.settings,
             "updates": self.updates,
             "seconds": self.seconds,
+            "complete": self.complete,
             "ended": self.ended,
             **{name: _plain(getattr(self, name)) for name in _ARRAYS},
             "events": events,

@@ -28,7 +28,8 @@ class Objective:
         model: A model whose parameters are float32, or all float64; on any device. Frozen parameters stay as
             they are.
         dataset: A data set with ``len()`` and indices, such as a ``TensorDataset``.
-        loss: ``loss(model, *batch)`` returns the sum (not the mean) of the batch's losses, a scalar tensor.
+        loss: ``loss(model, *batch)`` returns the sum (not the mean) of the batch's losses, a scalar tensor:
+            torch's losses with ``reduction="sum"``. `fastps.optimize.minimize` refuses a mean.
         batch_size: Most samples that the model computes at once.
         prefix: Put before every name.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastps.errors import ConfigError, NonFiniteError
-from fastps.torch.parallel.batch import Batch
+from fastps.torch.parallel.batch import Batch, Losses, joined
 from fastps.torch.parallel.errors import NodeError
 from fastps.torch.parallel.graph import Layers, Node
 from fastps.torch.parallel.links.mailbox import Key, Mailbox
@@ -26,12 +26,16 @@ from fastps.torch.parallel.synthetic.values import DecoupledValues
 
 __all__ = ["Engine", "Total"]
 
+#: How far the loss of a batch may be from the mean of those of its micro-batches, as a share, or in roundings
+#: of its dtype; and a loss that may be nothing but rounding.
+_TOLERANCE, _ROUNDINGS, _NEGLIGIBLE = 1e-3, 8, 1e-7
+
 
 class Total(NamedTuple):
     """What is known at the end of a step.
 
     Attributes:
-        loss: The newest mean loss that is known; NaN before the first.
+        loss: The newest loss that is known; NaN before the first.
         squared_norms: Groups of parts that ended the step together, and the squared norm of their gradients,
             without those of predictors.
     """
@@ -84,8 +88,9 @@ class Engine:
         self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
         self._gradients: dict[tuple[int, int], torch.Tensor | None] = {}
         self._left: dict[tuple[int, int], int] = {}
-        #: The loss of each micro-batch.
-        self._losses: list[float] = []
+        self._losses = Losses(plan.loss.reduction)
+        #: Whether the loss was found to be a mean over rows.
+        self._is_mean = False
         self._newest_loss = math.nan
         self._decoupled = DecoupledValues(plan, parts, modules, seeds, number, mailbox, delay, self._returned)
 
@@ -99,6 +104,8 @@ class Engine:
             for micro in range(len(batch.inputs)):
                 for node in nodes:
                     self._forward(node, micro)
+        if not self._is_mean and self._losses.is_assumed:
+            self._is_mean = self._compare_losses()
         self.stats.hold(self._held())
         for nodes in reversed(stages):
             for micro in range(len(batch.inputs)):
@@ -179,8 +186,7 @@ class Engine:
             self.mailbox.settle()
 
     def _forward(self, node: Node, micro: int) -> None:
-        sources = self._schedule.sources[node.index]
-        taken = [self._given(s, micro) if isinstance(s, Given) else self._value(s, micro) for s in sources]
+        taken = self._taken(node, micro)
         begun = time.perf_counter()
         with torch.set_grad_enabled(self._training):
             if node.index in self.modules.copies:
@@ -193,7 +199,7 @@ class Engine:
                 micro,
                 "it changes an input in place: use an operation that does not, or clone the input",
             )
-        self._check_outputs(node, outputs)
+        outputs = self._checked(node, outputs)
         self.stats.computing += time.perf_counter() - begun
         if self._training:
             self._outputs[node.index, micro] = outputs
@@ -223,17 +229,60 @@ class Engine:
             return module(*taken, call=lambda name, layer: call(name, layer, (node.index, name)))
         return call(node.name, lambda: module(*taken), node.index)
 
-    def _check_outputs(self, node: Node, outputs: tuple[torch.Tensor, ...]) -> None:
+    def _checked(self, node: Node, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The outputs, or the loss without its weight."""
         if node is self.plan.loss:
-            value = outputs[0]
-            if len(outputs) != 1 or not isinstance(value, torch.Tensor) or value.numel() != 1:
-                raise _no_tensor(node, "a tensor of one element", outputs)
-            self._losses.append(float(value.detach()))
-        elif len(outputs) != (node.outputs or 1):
+            self._add_loss(node, *outputs[:1], weights=outputs[1:])
+            return outputs[:1]
+        if len(outputs) != (node.outputs or 1):
             expected = f"{node.outputs or 1} outputs (graph.outputs says how many)"
             raise _no_tensor(node, expected, outputs)
-        elif not all(isinstance(value, torch.Tensor) for value in outputs):
+        if not all(isinstance(value, torch.Tensor) for value in outputs):
             raise _no_tensor(node, "a tensor or a tuple of tensors", outputs)
+        return outputs
+
+    def _add_loss(self, node: Node, value: Any = None, *, weights: tuple[Any, ...]) -> None:
+        """Notes the loss of the next micro-batch, and its weight if it has one."""
+        if len(weights) > 1 or not isinstance(value, torch.Tensor) or value.numel() != 1:
+            expected = "a tensor of one element, or a tuple of that and a weight"
+            raise _no_tensor(node, expected, (value, *weights))
+        weight = _as_weight(node, weights[0]) if weights else None
+        if not self._losses.add(float(value.detach()), weight):
+            raise _no_tensor(node, "a weight for each micro-batch, or for none", (value, *weights))
+
+    def _compare_losses(self) -> bool:
+        """Compares the mean of the micro-batches' losses with the loss of the whole batch.
+
+        Returns:
+            Whether they could be compared: the inputs can be joined, and the loss is finite.
+
+        Raises:
+            ConfigError: The loss is a function of the rows, and no mean over them.
+        """
+        node, rows = self.plan.loss, self._batch.rows
+        taken = [self._taken(node, micro) for micro in range(len(rows))]
+        with torch.no_grad():
+            inputs = [joined(list(values), rows) for values in zip(*taken, strict=True)]
+            whole = [value for value in inputs if value is not None]
+            if len(whole) < len(inputs):
+                return False
+            value = self._called(node, 0, whole)
+            loss, mean = float(value), self._losses.total(rows)
+            if not math.isfinite(loss):
+                return False
+            rounding = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+            bound = max(_TOLERANCE, _ROUNDINGS * rounding) * max(abs(mean), abs(loss), _NEGLIGIBLE)
+            if abs(loss - mean) <= bound:
+                return True
+            again = float(self._called(node, 1, whole))  # with other random numbers
+        if not abs(again - loss) > bound:
+            raise _no_mean(loss, mean)
+        return True
+
+    def _taken(self, node: Node, micro: int) -> list[torch.Tensor]:
+        """The inputs of a node."""
+        sources = self._schedule.sources[node.index]
+        return [self._given(s, micro) if isinstance(s, Given) else self._value(s, micro) for s in sources]
 
     def _given(self, source: Given, micro: int) -> torch.Tensor:
         return _piece_of(self._batch.inputs[micro][source.name], source.piece, source.name)
@@ -291,7 +340,7 @@ class Engine:
     def _gradient(self, node: Node, k: int, micro: int, output: torch.Tensor) -> torch.Tensor | None:
         """The sum of what the consumers of an output gave back."""
         if node is self.plan.loss:
-            return torch.full_like(output, self._weight(micro))
+            return torch.full_like(output, self._losses.factor(micro, self._batch.rows))
         if node.decoupling is not None:
             return self._decoupled.gradient(node, micro, self._call, self._steps)
         edges = (edge for edge in self._schedule.leaving[node.index] if edge.output == k)
@@ -338,10 +387,11 @@ class Engine:
         return dict(sorted(own.items()))
 
     def _check_finite(self, totals: dict[int, list[float]]) -> None:
-        for part, (_, _, wrong) in totals.items():
-            if wrong >= 0:
-                node = self.plan.graph._nodes[int(wrong)]
-                where, what = f'part {part}, node "{node.name}"', "a gradient is not finite"
+        for part, (loss, _, wrong) in totals.items():
+            if wrong >= 0 or not math.isfinite(loss):
+                node = self.plan.graph._nodes[int(wrong)] if math.isfinite(loss) else self.plan.loss
+                what = "a gradient is not finite" if math.isfinite(loss) else "the loss is not finite"
+                where = f'part {part}, node "{node.name}"'
                 if node.decoupling is not None:
                     where = f'edge "{self.plan.edge_of(node)}"'
                     what = "a synthetic gradient or its target is not finite"
@@ -384,11 +434,9 @@ class Engine:
                 wrong = wrong if math.isfinite(sum(norms)) else node.index
             if node.decoupling is None:
                 squared += sum(norm * norm for norm in norms)
-        return [self._mean_loss() if self.plan.loss.part == part else 0.0, squared, float(wrong)]
-
-    def _mean_loss(self) -> float:
-        """The mean over all rows; every micro-batch has come, and with it the number of its rows."""
-        return sum(self._weight(micro) * loss for micro, loss in enumerate(self._losses))
+        # Every micro-batch has come, and with it the number of its rows.
+        loss = self._losses.total(self._batch.rows) if self.plan.loss.part == part else 0.0
+        return [loss, squared, float(wrong)]
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -431,16 +479,33 @@ class Engine:
         at = f'part {node.part}, node "{node.name}", step {self._steps}, micro-batch {micro}'
         return NodeError(f"a node failed ({at}): {text}", part=node.part, node=node.name)
 
-    def _weight(self, micro: int) -> float:
-        """The share of a micro-batch in the loss."""
-        rows = self._batch.rows
-        return 1 / len(rows) if min(rows) < 0 else rows[micro] / sum(rows)
-
     def _held(self) -> int:
         """Bytes of values that wait for their backward."""
         values = [*itertools.chain.from_iterable(self._outputs.values()), *self._values.values()]
         storages = {value.untyped_storage().data_ptr(): value.untyped_storage() for value in values}
         return sum(storage.nbytes() for storage in storages.values())
+
+
+def _as_weight(node: Node, weight: Any) -> float:
+    """The weight of a sum of losses."""
+    try:
+        found = float(weight)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise _no_tensor(node, "a weight that is a finite number >= 0", (weight,))
+    return found
+
+
+def _no_mean(whole: float, mean: float) -> ConfigError:
+    return ConfigError(
+        'the loss is no mean over rows, so micro-batches would change it (node "loss"): expected '
+        f"{whole:.6g}, the loss of the whole batch, got {mean:.6g}, the mean of those of its micro-batches; "
+        'graph.loss(..., reduction="sum") takes sums, a function that returns (sum, weight) takes weighted '
+        'means (ignore_index, class weights), and reduction="mean" takes these means',
+        expected=f"{whole:.6g}",
+        got=f"{mean:.6g}",
+    )
 
 
 def _piece_of(value: torch.Tensor, piece: Piece, name: str) -> torch.Tensor:

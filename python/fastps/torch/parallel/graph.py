@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from fastps._shared.checks import integer
+from fastps._shared.checks import integer, invalid
 from fastps._shared.text import numbers, quoted
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
@@ -53,6 +53,8 @@ class Node:
     outputs: int | None = None
     #: It passes its first input on, and its module predicts the gradient from all of them.
     decoupling: Decoupling | None = None
+    #: Of the loss: what its values are over the rows; see `Graph.loss`.
+    reduction: str | None = None
 
     def taken(self, training: bool) -> tuple[Handle, ...]:
         """What it takes: a prediction of outputs needs no conditions of a predictor of gradients."""
@@ -277,17 +279,40 @@ class Graph:
         self._add(node).part = below.part
         return Handle(self, node)
 
-    def loss(self, function: Callable[..., Any], *inputs: Handle) -> None:
-        """Sets the loss: the mean over the rows of its inputs. It lives on the part of its first input.
+    def loss(self, function: Callable[..., Any], *inputs: Handle, reduction: str | None = None) -> None:
+        """Sets the loss. It lives on the part of its first input.
+
+        `Replica.step` takes the loss of the whole batch, however it is cut into micro-batches, if it knows
+        the function's reduction. torch's losses with class weights or ``ignore_index`` are no means over
+        rows: return the sum and its weight.
 
         Args:
-            function: As a node's module; returns a tensor of one element.
+            function: As a node's module. It returns a tensor of one element; or a tuple of the sum of the
+                losses, such a tensor, and of its weight, a number or tensor >= 0: the loss is then the sum
+                over the batch, divided by its weight.
             *inputs: As for `node`; the first one is the value of a node.
+            reduction: ``"mean"``: the tensor is the mean over the rows of the inputs; ``"sum"``: the sum.
+                None: ``"sum"`` if that is the function's attribute ``reduction``, else a mean, for which the
+                first step with several micro-batches also computes the loss of the whole batch and compares.
+
+        Raises:
+            ConfigError: There is a loss already, or an argument is invalid.
+
+        >>> def loss(logits, target):
+        ...     total = torch.nn.functional.cross_entropy(logits, target, ignore_index=0, reduction="sum")
+        ...     return total, (target != 0).sum()
+        >>> graph = fastps.torch.parallel.Graph()
+        >>> out = graph.node("out", torch.nn.Linear(3, 2), graph.input("x"), part=0)
+        >>> graph.loss(loss, out, graph.input("y"))
         """
         if LOSS in self._by_name:
             raise ConfigError('the loss is given twice (node "loss")', got="a second loss")
         if not callable(function):
             raise ConfigError(f"invalid loss: expected a function, got {function!r}", got=repr(function))
+        if reduction not in (None, "mean", "sum"):
+            raise invalid("reduction", "'mean', 'sum' or None", reduction)
+        if reduction is None and getattr(function, "reduction", None) == "sum":
+            reduction = "sum"
         if not inputs or self._own(inputs[0], LOSS).part is None:
             got = repr(inputs[0]) if inputs else "no input"
             raise ConfigError(
@@ -295,7 +320,7 @@ class Graph:
                 expected="the value of a node first",
                 got=got,
             )
-        node = Node(LOSS, 0, None, inputs, function, prefix=f"{LOSS}.")
+        node = Node(LOSS, 0, None, inputs, function, prefix=f"{LOSS}.", reduction=reduction)
         twin = self._twin(function, None)
         if twin is not None:
             raise _wrong(node, "a module of its own", _those_of(twin))
@@ -319,13 +344,15 @@ class Graph:
         cuts: Sequence[int],
         loss: Callable[..., Any] | None = None,
         *,
+        reduction: str | None = None,
         seed: int = 0,
     ) -> Self:
         """A chain of layers, cut before the layers `cuts`: one node for each part.
 
         The graph has the input ``"input"`` and the output ``"output"``; with a loss, ``loss(output, target)``
-        and the input ``"target"``. Parameters have the names of ``model.named_parameters()``. Each layer
-        draws under a generator of its own, so that masks do not depend on the cuts.
+        and the input ``"target"``; `reduction` is that of `loss`. Parameters have the names of
+        ``model.named_parameters()``. Each layer draws under a generator of its own, so that masks do not
+        depend on the cuts.
 
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> graph = fastps.torch.parallel.Graph.sequential(model, [2], torch.nn.functional.cross_entropy)
@@ -351,7 +378,7 @@ class Graph:
             begin = end
         graph.output("output", value)
         if loss is not None:
-            graph.loss(loss, value, graph.input("target"))
+            graph.loss(loss, value, graph.input("target"), reduction=reduction)
         return graph
 
     @property

@@ -247,6 +247,7 @@ class Plan:
                 "inputs": [repr(handle) for handle in node.inputs],
                 "params": node.params,
                 "outputs": node.outputs,
+                "reduction": node.reduction,
                 "decoupling": None if node.decoupling is None else dataclasses.asdict(node.decoupling),
             }
             for node in self.graph._nodes

@@ -175,20 +175,22 @@ class Replica:
 
         Args:
             micro_batches: Pieces of the batch, along the first dimension, that travel one after the other, so
-                that all parts have work. Their losses are weighted by their rows. The same on all parts.
+                that all parts have work. Their losses make that of the batch (`Graph.loss`). The same on all
+                parts.
             **inputs: Tensors by the names of the graph's inputs: at least those that this part's nodes use. A
                 tensor without dimensions goes to every micro-batch as it is.
 
         Returns:
-            The mean loss over the batch, on every part. A part that does not wait for the loss returns the
+            The loss of the batch, on every part. A part that does not wait for the loss returns the
             newest one that it knows, NaN before the first.
 
         Raises:
-            ConfigError: An input is missing or unknown, a piece is out of range, an output is no tensor, or
-                the parts make different calls.
+            ConfigError: An input is missing or unknown, a piece is out of range, an output is no tensor, the
+                loss is no mean over rows and nothing says what it is (`Graph.loss`), or the parts make
+                different calls.
             NodeError: A node raised an exception, on any part.
-            NonFiniteError: A gradient is NaN or infinite, on any part; training may go on with other data,
-                after ``zero_grad()``.
+            NonFiniteError: The loss or a gradient is NaN or infinite, on any part; training may go on with
+                other data, after ``zero_grad()``.
             ConnectionLostError: A part is gone.
             DeadlineError: A part hangs.
         """
