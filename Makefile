@@ -29,7 +29,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live live-check bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live gpu-check acceptance-rl acceptance-synthetic second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live gpu-check acceptance-rl acceptance-synthetic second-order acceptance sklearn-tests training repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -171,6 +171,9 @@ acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synt
 
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)
+
+sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
+	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
 
 training: .venv/.test-release ## Train MNIST with three uneven workers, kills and restarts, beside 5 plain seeds; options: make training ARGS="--data digits"
 	$(BIN)/python tests/long/training.py $(ARGS)
