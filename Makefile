@@ -207,6 +207,9 @@ acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synt
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)
 
+sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
+	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
+
 training: .venv/.test-release ## Train MNIST with three uneven workers, kills and restarts, beside 5 plain seeds; options: make training ARGS="--data digits"
 	$(BIN)/python tests/long/training.py $(ARGS)
 

@@ -150,7 +150,7 @@ def test_a_seed_decides_and_threads_lose_nothing_that_shows():
         assert np.median(losses) == pytest.approx(alone, rel=0.01), losses
 
 
-def test_several_classes_partial_fit_and_warm_start():
+def test_several_classes_and_partial_fit():
     rng = np.random.default_rng(0)
     centres = 3 * rng.standard_normal((4, 10))
     names = np.array(["a", "b", "c", "d"])
@@ -169,11 +169,6 @@ def test_several_classes_partial_fit_and_warm_start():
     assert parts.t_ == 2001
     with pytest.raises(ValueError, match="not the same"):
         parts.partial_fit(X, y, classes=names[:2])
-    again = HogwildClassifier(warm_start=True, max_iter=3, tol=None, shuffle=False)
-    again.fit(X, y).fit(X, y)
-    assert again.t_ == 12001
-    straight = HogwildClassifier(max_iter=6, tol=None, shuffle=False).fit(X, y)
-    np.testing.assert_allclose(again.coef_, straight.coef_, rtol=1e-5, atol=1e-5)
     loaded = pickle.loads(pickle.dumps(whole))
     np.testing.assert_array_equal(loaded.predict(X), whole.predict(X))
 
@@ -262,7 +257,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from fastps.hogwild import HogwildMatrixFactorization
 rng = np.random.default_rng(0)
-pairs, ratings = rng.integers(0, 32, (100_000, 2)), rng.standard_normal(100_000)
+pairs, ratings = np.indices((200, 200)).reshape(2, -1).T, rng.standard_normal(40_000)
 sent = []
 def interrupt(seconds):
     time.sleep(seconds)
@@ -421,8 +416,8 @@ def test_factors_predict_and_recommend():
         model.recommend(5000)
     with pytest.raises(ValueError, match="n is -1"):
         model.recommend(0, -1)
-    for wrong in ([-1], [80], [True, False], np.zeros(80, bool), [1.0]):
-        with pytest.raises(ValueError, match="exclude must contain item numbers from 0 to 79"):
+    for wrong in ([-1], [True, False], np.zeros(80, bool), [1.0]):
+        with pytest.raises(ValueError, match="exclude must contain item numbers, from 0 on"):
             model.recommend(0, exclude=wrong)
     assert len(model.recommend(0, 0)[0]) == 0
     assert len(model.recommend(0, 100, exclude={3, 79})[0]) == 78
@@ -472,7 +467,7 @@ def test_factors_are_a_scikit_learn_estimator():
         parts.partial_fit(pairs, y)
     assert parts.score(pairs, y) > 0.5
     parts.partial_fit(np.array([[500, 3]]), np.array([4.0]))
-    assert len(parts.user_biases_) == 501
+    assert (len(parts.user_biases_), parts.user_ids_[-1]) == (121, 500)
     for wrong in (([[0, -1]], [1.0]), ([[0.5, 1.0]], [1.0]), ([[0, 1]], [np.nan]), ([[0, 1]], [1.0, 2.0])):
         with pytest.raises(ValueError):  # noqa: PT011 messages differ
             parts.fit(np.array(wrong[0]), np.array(wrong[1]))

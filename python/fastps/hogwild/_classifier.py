@@ -6,14 +6,15 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin
+from sklearn.linear_model import SGDClassifier
 from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 
-from fastps.hogwild._linear import Array, LinearEstimator, Problem, checked_weights, scores
-from fastps.hogwild._training import Callback
+from fastps.hogwild._linear import Array, LinearEstimator, Problem, checked_weights, constraints, scores
+from fastps.hogwild._training import Callback, attempt
 
 __all__ = ["HogwildClassifier"]
 
@@ -25,6 +26,9 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     it depends on timing, too. X is a NumPy array or a SciPy matrix: float32 in C order, or in CSR, is read
     where it lies; everything else is converted once (float64 to float32, other sparse formats to CSR).
     With several classes, one problem per class separates it from the others.
+
+    Training begins at `coef_` and `intercept_` as they are, also if somebody assigned them: `partial_fit`
+    always, `fit` with `warm_start`.
 
     Differences: `n_jobs` threads train one problem together, not several at once; the stopping criterion
     takes the penalty at an epoch's end; the order of a shuffled epoch is another for the same seed.
@@ -54,7 +58,9 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     classes_, n_iter_, n_features_in_, t_ : as in `SGDClassifier`
     """
 
-    _losses = ("hinge", "log_loss", "squared_hinge", "squared_error", "huber")
+    _parameter_constraints = constraints(
+        SGDClassifier, ("hinge", "log_loss", "squared_hinge", "squared_error", "huber")
+    )
     _stratified = True
 
     def __init__(
@@ -118,69 +124,64 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         After Ctrl-C (KeyboardInterrupt) the model is as far as it got, and can be used. If training is
         refused or diverges, it is as before the call.
         """
-        with self._attempt():
+        with attempt(self):
             self._check(partial=False)
             given = X
             X, y = check_X_y(X, y, accept_sparse="csr", dtype=np.float32, order="C", estimator=self)
             check_classification_targets(y)
             classes = np.unique(y)
-            goes_on = self.warm_start and hasattr(self, "classes_") and np.array_equal(self.classes_, classes)
-            validate_data(self, given, y, reset=not goes_on, skip_check_array=True)
-            if not goes_on:
-                self._begin(X, classes)
+            goes_on = self.warm_start and self._has_coefficients
+            goes_on = goes_on and np.array_equal(getattr(self, "classes_", classes), classes)
+            reset = not (goes_on and hasattr(self, "n_features_in_"))
+            validate_data(self, given, y, reset=reset, skip_check_array=True)
+            self._begin_classes(X, classes, goes_on=goes_on, partial=False)
             self._begin_with(coef_init, intercept_init)
             return self._fit(X, y, sample_weight, self.max_iter, partial=False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """One epoch over these examples. The first call names all `classes` that will ever come."""
-        with self._attempt():
+        """One epoch over these examples, from `coef_` and `intercept_`, which may have been assigned.
+
+        The first call names all `classes` that will ever come.
+        """
+        with attempt(self):
             self._check(partial=True)
             if isinstance(self.class_weight, str):
                 raise ValueError(
-                    "class_weight 'balanced' cannot be used with partial_fit; pass sample_weight instead"
+                    "class_weight 'balanced' is not supported for partial_fit. In order to use 'balanced' "
+                    "weights, use compute_class_weight('balanced', classes=classes, y=y). In place of y you "
+                    "can use a large enough sample of the full training set target to properly estimate the "
+                    "class frequency distributions. Pass the resulting weights as the class_weight parameter."
                 )
-            first = not hasattr(self, "classes_")
-            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, order="C", reset=first)
+            reset = not hasattr(self, "n_features_in_")
+            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, order="C", reset=reset)
             check_classification_targets(y)
-            if first:
-                if classes is None:
-                    raise ValueError("classes must be passed on the first call to partial_fit.")
-                self._begin(X, unique_labels(classes))
-            elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+            known = getattr(self, "classes_", None)
+            if known is None and classes is None:
+                raise ValueError("classes must be passed on the first call to partial_fit.")
+            if known is None:
+                known = unique_labels(classes)
+            elif classes is not None and not np.array_equal(known, unique_labels(classes)):
                 raise ValueError(
-                    f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
-                    f"{self.classes_!r}"
+                    f"`classes={classes!r}` is not the same as on last call to partial_fit, was: {known!r}"
                 )
-            if not np.isin(y, self.classes_).all():
-                raise ValueError(f"y has labels that are not in classes {self.classes_!r}")
+            if not np.isin(y, known).all():
+                raise ValueError(f"y has labels that are not in classes {known!r}")
+            self._begin_classes(X, known, goes_on=self._has_coefficients, partial=True)
             return self._fit(X, y, sample_weight, 1, partial=True)
 
-    def _begin(self, X: Any, classes: Array) -> None:
+    def _begin_classes(self, X: Any, classes: Array, *, goes_on: bool, partial: bool) -> None:
         if len(classes) < 2:
             raise ValueError(f"The number of classes has to be greater than one; got {len(classes)} class")
-        self.classes_ = classes
+        self.classes_ = np.asarray(classes)
         count = 1 if len(classes) == 2 else len(classes)
-        self._problems = [Problem(X.shape[1]) for _ in range(count)]
-
-    def _begin_with(self, coef: Any, intercept: Any) -> None:
-        shape = (len(self._problems), len(self._problems[0].coef))
-        for name, values, wanted in (("coef_init", coef, shape), ("intercept_init", intercept, shape[:1])):
-            if values is None:
-                continue
-            values = np.asarray(values)
-            if values.size != np.prod(wanted):
-                raise ValueError(f"{name} has shape {values.shape}, not {wanted}")
-            for problem, value in zip(self._problems, values.reshape(wanted), strict=True):
-                if name == "coef_init":
-                    problem.coef = np.array(value, np.float32)
-                else:
-                    problem.intercept = float(value)
+        self._begin(count, X.shape[1], goes_on=goes_on, partial=partial)
 
     def _fit(self, X: Any, y: Array, sample_weight: Any, max_iter: int, partial: bool) -> Self:
         weight = checked_weights(sample_weight, X)
         random = check_random_state(self.random_state)
         of_classes = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         binary = len(self._problems) == 1
+        split = self._split(y, weight, random)
         iterations = 0
         try:
             for k, problem in enumerate(self._problems):
@@ -188,20 +189,20 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 targets = np.where(y == positive, np.float32(1), np.float32(-1))
                 weights = (of_classes[1], of_classes[0]) if binary else (of_classes[k], 1.0)
                 label = None if binary else positive
-                done = self._train(problem, X, targets, weight, weights, random, max_iter, partial, label)
+                done = self._train(
+                    problem, X, targets, weight, weights, split, random, max_iter, partial, label
+                )
                 iterations = max(iterations, done)
         finally:
             self.coef_ = np.array([problem.chosen[0] for problem in self._problems], np.float32)
             self.intercept_ = np.array([problem.chosen[1] for problem in self._problems])
             self.n_iter_ = iterations
-            self.t_ = float(self._problems[0].t)
+            self.t_ = float(max(problem.t for problem in self._problems))
         return self
 
-    def _validate(
-        self, problem: Problem, X: Any, y: Array, sample_weight: Array | None, rows: Array
-    ) -> float:
+    def _validate(self, problem: Problem, X: Any, y: Array, sample_weight: Array | None) -> float:
         right = (scores(problem, X) > 0) == (y > 0)
-        return float(np.average(right, weights=None if sample_weight is None else sample_weight[rows]))
+        return float(np.average(right, weights=sample_weight))
 
     def decision_function(self, X: Any) -> Array:
         """Signed distances, (rows,) for two classes, else (rows, classes)."""
@@ -216,7 +217,9 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
 
     def _has_probabilities(self) -> bool:
         if self.loss != "log_loss":
-            raise AttributeError(f"probability estimates need loss='log_loss', not {self.loss!r}")
+            raise AttributeError(
+                f"probability estimates are not available for loss={self.loss!r}, only for 'log_loss'"
+            )
         return True
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator] # scikit-learn has no types

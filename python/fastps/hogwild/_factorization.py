@@ -3,63 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+import operator
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval
 from sklearn.utils.validation import check_is_fitted
 
 from fastps._fastps import FactorTrainer
+from fastps.hogwild._ratings import Array, pairs, places, ratings, refuse_duplicates
 from fastps.hogwild._training import Callback, DivergedError, Patience, Progress, attempt, seeds, threads
-
-Array = NDArray[Any]
-
-
-def _pairs(X: Any, y: Any) -> tuple[Array, Array, Array, tuple[int, int]]:
-    """Users, items, ratings, and the shape of the whole matrix."""
-    if hasattr(X, "tocoo"):
-        if y is not None:
-            raise ValueError("a sparse matrix already contains the ratings: leave y out")
-        entries = X.tocoo()
-        users, items, values, shape = entries.row, entries.col, entries.data, entries.shape
-    else:
-        if y is None:
-            raise ValueError("expected a sparse matrix of ratings, or pairs (user, item) and y")
-        users, items, shape = _split(X)
-        values = np.asarray(y)
-    values = np.ascontiguousarray(values, np.float32)
-    if values.shape != users.shape:
-        raise ValueError(f"expected one rating per pair, got {users.size} pairs and {values.size} ratings")
-    if values.size == 0:
-        raise ValueError("expected at least 1 rating, got 0")
-    if not np.isfinite(values).all():
-        raise ValueError("a rating is NaN or infinite")
-    if max(shape) > np.iinfo(np.int32).max:
-        raise ValueError("at most 2^31 - 1 users and items are supported")
-    return np.ascontiguousarray(users, np.int32), np.ascontiguousarray(items, np.int32), values, shape
-
-
-def _split(X: Any) -> tuple[Array, Array, tuple[int, int]]:
-    pairs = np.asarray(X)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-        raise ValueError(
-            f"pairs must be integers of shape (n, 2), user and item; got {pairs.dtype} of shape {pairs.shape}"
-        )
-    if pairs.size and (pairs.min() < 0 or pairs.max() > np.iinfo(np.int32).max):
-        raise ValueError("users and items must be numbers from 0 to 2^31 - 1")
-    users, items = pairs[:, 0], pairs[:, 1]
-    return users, items, (int(users.max(initial=-1)) + 1, int(items.max(initial=-1)) + 1)
 
 
 class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     """Ratings as `mean + user bias + item bias + user factors . item factors`, by SGD on lock-free threads.
 
     Ratings come as a SciPy sparse matrix (CSR, COO, ...; users are rows, what is not stored is unknown), or
-    as pairs (user, item) of shape (n, 2) with y: so grid search and cross-validation can split them.
-    Everything is float32. With `n_jobs=1` the result depends on `random_state` alone. `score` is R^2, as for
-    every regressor.
+    as pairs (user, item) of shape (n, 2) with y: so grid search and cross-validation can split them. Users
+    and items are any numbers from 0 to 2^63 - 1: memory is used only for those with a rating. In all formats
+    a pair that is rated twice in one call is refused. Factors and biases are float32. With `n_jobs=1` the
+    result depends on `random_state` alone. `score` is R^2, as for every regressor.
 
     Parameters
     ----------
@@ -72,14 +38,38 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
     init_scale : standard deviation of the first factors
     shuffle, n_jobs, random_state, warm_start, verbose, callback : as in `HogwildClassifier`; the loss told is
         the mean squared error
+    clip : whether predicted ratings are kept within `range_`; recommendations are ordered before that
 
     Attributes
     ----------
-    user_factors_, item_factors_ : (users, rank), (items, rank)
-    user_biases_, item_biases_ : (users,), (items,)
+    user_ids_, item_ids_ : (users,), (items,), int64, ascending: the users and items that have a rating
+    user_factors_, item_factors_ : (users, rank), (items, rank), in the order of the ids
+    user_biases_, item_biases_ : (users,), (items,), in the order of the ids
     mean_ : mean of the ratings of the first fit
+    range_ : lowest and highest rating that was learned
     n_iter_ : epochs of the last fit
     """
+
+    range_: tuple[float, float]
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "rank": [Interval(Integral, 1, None, closed="left")],
+        "biases": ["boolean"],
+        "regularization": [Interval(Real, 0, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "decay": [Interval(Real, 0, None, closed="neither")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left"), None],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "init_scale": [Interval(Real, 0, None, closed="left")],
+        "shuffle": ["boolean"],
+        "n_jobs": [Integral, None],
+        "random_state": ["random_state"],
+        "warm_start": ["boolean"],
+        "verbose": ["verbose"],
+        "callback": [callable, None],
+        "clip": ["boolean"],
+    }
 
     def __init__(
         self,
@@ -87,7 +77,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         *,
         biases: bool = True,
         regularization: float = 0.05,
-        learning_rate: float = 0.01,
+        learning_rate: float = 0.02,
         decay: float = 0.95,
         max_iter: int = 20,
         tol: float | None = None,
@@ -99,6 +89,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         warm_start: bool = False,
         verbose: int = 0,
         callback: Callback | None = None,
+        clip: bool = False,
     ) -> None:
         self.rank = rank
         self.biases = biases
@@ -115,6 +106,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         self.warm_start = warm_start
         self.verbose = verbose
         self.callback = callback
+        self.clip = clip
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -134,18 +126,20 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         return self._learn(X, y, goes_on=True, epochs=1)
 
     def _learn(self, X: Any, y: Any, *, goes_on: bool, epochs: int) -> Self:
-        users, items, values, shape = _pairs(X, y)
+        users, items, values = ratings(X, y)
         random = check_random_state(self.random_state)
         with attempt(self):
-            self._begin(float(values.mean(dtype=np.float64)), goes_on=goes_on)
-            self._grow(shape, random)
-            return self._train(users, items, values, random, epochs)
+            self._begin(values, goes_on=goes_on)
+            rows = self._grow("user", users, random), self._grow("item", items, random)
+            refuse_duplicates(rows, (self.user_ids_, self.item_ids_))
+            return self._train(*rows, values, random, epochs)
 
-    def _begin(self, mean: float, goes_on: bool) -> None:
-        if self.rank < 1 or self.max_iter < 1 or not self.learning_rate > 0 or not self.regularization >= 0:
-            raise ValueError("rank and max_iter must be 1 or more, learning_rate > 0 and regularization >= 0")
-        if not (goes_on and hasattr(self, "user_factors_")):
-            self.mean_ = mean
+    def _begin(self, values: Array, goes_on: bool) -> None:
+        self._validate_params()
+        goes_on = goes_on and hasattr(self, "user_factors_")
+        if not goes_on:
+            self.mean_ = float(values.mean())
+            self.user_ids_ = self.item_ids_ = np.zeros(0, np.int64)
             self.user_factors_ = self.item_factors_ = np.zeros((0, self.rank), np.float32)
             self.user_biases_ = self.item_biases_ = np.zeros(0, np.float32)
             self._began_with: float | None = None
@@ -156,24 +150,36 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
             )
         if self.learning_rate != self._began_with:
             self._step = self._began_with = float(self.learning_rate)
-
-    def _grow(self, shape: tuple[int, int], random: np.random.RandomState) -> None:
-        """Rows for new users and items: small random factors, no bias."""
-        for side, count in zip(("user", "item"), shape, strict=True):
-            factors, biases = getattr(self, f"{side}_factors_"), getattr(self, f"{side}_biases_")
-            new = max(0, count - len(factors))
-            first = (self.init_scale * random.standard_normal((new, factors.shape[1]))).astype(np.float32)
-            setattr(self, f"{side}_factors_", np.concatenate([factors, first]))
-            setattr(self, f"{side}_biases_", np.concatenate([biases, np.zeros(new, np.float32)]))
+        low, high = self.range_ if goes_on else (math.inf, -math.inf)
+        self.range_ = min(low, float(values.min())), max(high, float(values.max()))
         self.n_features_in_ = 2
+
+    def _grow(self, side: str, ids: Array, random: np.random.RandomState) -> Array:
+        """Adds rows for new users or items, with small random factors and no bias; gives everyone's row."""
+        known, factors, biases = (getattr(self, f"{side}_{what}_") for what in ("ids", "factors", "biases"))
+        new = np.setdiff1d(ids, known)
+        first = self.init_scale * random.standard_normal((len(new), self.rank))
+        united = np.concatenate([known, new])
+        order = np.argsort(united)
+        setattr(self, f"{side}_ids_", united[order])
+        factors = np.concatenate([factors, first]).astype(np.float32)[order]
+        setattr(self, f"{side}_factors_", factors)
+        setattr(
+            self, f"{side}_biases_", np.concatenate([biases, np.zeros(len(new))]).astype(np.float32)[order]
+        )
+        return places(united[order], ids)[0].astype(np.int32)
 
     def _train(
         self, users: Array, items: Array, values: Array, random: np.random.RandomState, epochs: int
     ) -> Self:
+        with np.errstate(over="ignore"):
+            centred = (values - self.mean_).astype(np.float32)
+        if not np.isfinite(centred).all():
+            raise ValueError(f"a rating is too far from the mean, {self.mean_:g}, for float32")
         trainer = FactorTrainer(
             users,
             items,
-            values - np.float32(self.mean_),
+            centred,
             self.user_factors_,
             self.user_biases_,
             self.item_factors_,
@@ -209,35 +215,46 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         return self
 
     def predict(self, X: Any) -> Array:
-        """The rating of each pair (user, item), shape (n, 2); of what was never seen, as far as is known."""
-        check_is_fitted(self)
-        users, items, _ = _split(X)
-        known = (users < len(self.user_biases_), items < len(self.item_biases_))
-        users, items = np.where(known[0], users, 0), np.where(known[1], items, 0)
-        ratings = np.where(known[0], self.user_biases_[users], 0) + np.where(
-            known[1], self.item_biases_[items], 0
-        )
-        products = np.einsum("ij,ij->i", self.user_factors_[users], self.item_factors_[items])
-        return np.asarray(self.mean_ + ratings + np.where(known[0] & known[1], products, 0), np.float32)
+        """The rating (float64) of each pair (user, item), shape (n, 2).
 
-    def recommend(self, user: int, n: int = 10, *, exclude: Any = ()) -> tuple[Array, Array]:
-        """The `n` items with the highest predicted ratings, best first, and these ratings.
-
-        `exclude` has the numbers of items to leave out.
+        For a user or an item that no rating was learned of, it is what the other one and the mean say.
         """
         check_is_fitted(self)
-        if not 0 <= user < len(self.user_biases_):
-            raise ValueError(f"user {user} was never seen; users are 0 to {len(self.user_biases_) - 1}")
+        (users, user_known), (items, item_known) = (
+            places(ids, wanted)
+            for ids, wanted in zip((self.user_ids_, self.item_ids_), pairs(X), strict=True)
+        )
+        biases = np.where(user_known, self.user_biases_[users], 0) + np.where(
+            item_known, self.item_biases_[items], 0
+        )
+        products = np.einsum("ij,ij->i", self.user_factors_[users], self.item_factors_[items])
+        return self._told(biases + np.where(user_known & item_known, products, 0))
+
+    def _told(self, centred: Array) -> Array:
+        """Ratings, from those without the mean."""
+        told = centred.astype(np.float64) + self.mean_
+        return np.clip(told, *self.range_) if self.clip else told
+
+    def recommend(self, user: int, n: int = 10, *, exclude: Any = ()) -> tuple[Array, Array]:
+        """The `n` items with the highest predicted ratings, best first, and these ratings (float64).
+
+        Only items that a rating was learned of are recommended. `exclude` has the numbers of items to leave
+        out. Raises ValueError for a user whom no rating was learned of.
+        """
+        check_is_fitted(self)
+        place, known = places(self.user_ids_, np.array([operator.index(user)]))
+        if not known[0]:
+            raise ValueError(f"user {user} was never seen: no rating of theirs was learned")
         if n < 0:
             raise ValueError(f"n is {n}: expected 0 or more")
-        ratings = self.item_factors_ @ self.user_factors_[user] + self.item_biases_
-        ratings += np.float32(self.mean_) + self.user_biases_[user]
+        scores = self.item_factors_ @ self.user_factors_[place[0]] + self.item_biases_
+        scores += self.user_biases_[place[0]]
         left_out = np.asarray([*exclude])
         if left_out.size:
-            if left_out.dtype.kind not in "iu" or left_out.min() < 0 or left_out.max() >= len(ratings):
-                raise ValueError(f"exclude must contain item numbers from 0 to {len(ratings) - 1}")
-            ratings[left_out] = -np.inf
-        n = min(n, int(np.isfinite(ratings).sum()))
-        best = np.argpartition(-ratings, n - 1)[:n] if n else np.zeros(0, np.intp)
-        best = best[np.argsort(-ratings[best], kind="stable")]
-        return best, ratings[best]
+            if left_out.dtype.kind not in "iu" or left_out.min() < 0:
+                raise ValueError(f"exclude must contain item numbers, from 0 on; got {left_out.dtype}")
+            scores[np.isin(self.item_ids_, left_out)] = -np.inf
+        n = min(n, int(np.isfinite(scores).sum()))
+        best = np.argpartition(-scores, n - 1)[:n] if n else np.zeros(0, np.intp)
+        best = best[np.argsort(-scores[best], kind="stable")]
+        return self.item_ids_[best], self._told(scores[best])

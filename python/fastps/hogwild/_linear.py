@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import math
 import warnings
-from collections.abc import Iterator
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model._base import SparseCoefMixin
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from fastps._fastps import LinearTrainer
 from fastps.hogwild._store import Kept
-from fastps.hogwild._training import Callback, DivergedError, Patience, Progress, attempt, seeds, threads
+from fastps.hogwild._training import Callback, DivergedError, Patience, Progress, seeds, threads
 
-__all__ = ["Array", "LinearEstimator", "Problem", "checked_weights", "scores"]
+__all__ = ["Array", "LinearEstimator", "Problem", "checked_weights", "constraints", "fitting", "scores"]
 
 Array = NDArray[Any]
+
+Split = tuple[Array, Array | None]
+"""The rows to learn from, and those to validate by."""
 
 SPARSE_INTERCEPT_DECAY = 0.01
 """scikit-learn's: the intercept is in every example, a sparse feature in few."""
@@ -31,20 +36,49 @@ SPARSE_INTERCEPT_DECAY = 0.01
 class Problem:
     """The coefficients of one binary problem or regression, as training left them."""
 
-    def __init__(self, columns: int) -> None:
-        self.coef = np.zeros(columns, np.float32)
-        self.intercept = 0.0
+    def __init__(self, coef: Array, intercept: float) -> None:
+        self.coef, self.intercept = coef, intercept
         self.average: tuple[Array, float] | None = None
         self.t = 1
+        self.centre = 0.0
+        """What the targets of a training lack: they are float32, and far from zero these are coarse."""
 
     @property
     def chosen(self) -> tuple[Array, float]:
         """What predicts: the average, once it has begun."""
         return self.average or (self.coef, self.intercept)
 
-    @property
-    def is_finite(self) -> bool:
-        return bool(np.isfinite(self.intercept) and np.isfinite(self.coef).all())
+    def at(self, coef: Array, intercept: float) -> Problem:
+        """A copy that predicts with these; its average is another one only if they are others."""
+        if np.array_equal(self.chosen[0], coef) and self.chosen[1] == intercept:
+            return copy.copy(self)
+        return Problem(coef, intercept)
+
+
+def constraints(of: type, losses: tuple[str, ...]) -> dict[str, Any]:
+    """What scikit-learn allows for the arguments of its estimator `of`, and what is different here."""
+    return {
+        **of._parameter_constraints,  # type: ignore[attr-defined]
+        "loss": [StrOptions(set(losses))],
+        "learning_rate": [StrOptions({"optimal", "constant", "invscaling", "adaptive"})],
+        "eta0": [Interval(Real, 0, None, closed="neither")],
+        "callback": [callable, None],
+        "store": "no_validation",
+    }
+
+
+def _dense(values: Any) -> Array:
+    return np.asarray(values.toarray() if hasattr(values, "toarray") else values)
+
+
+def fitting(name: str, values: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Coefficients or intercepts of this shape; its first dimension may be missing if it is 1."""
+    found: Array = np.array(_dense(values), dtype)
+    if found.shape != shape and (shape[0] != 1 or found.shape != shape[1:]):
+        raise ValueError(f"Provided {name} does not match dataset: expected {shape}, got {found.shape}")
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} is NaN or infinite as {np.dtype(dtype).name}")
+    return found.reshape(shape)
 
 
 def _rows(X: Any) -> Any:
@@ -57,10 +91,10 @@ def _rows(X: Any) -> Any:
     return X.data, indices, indptr
 
 
-class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
+class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     """Arguments and training, which classifier and regressor share."""
 
-    _losses: tuple[str, ...]
+    _parameter_constraints: dict[str, Any]
 
     _problems: list[Problem]
 
@@ -118,42 +152,66 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
         tags.input_tags.sparse = True
         return tags
 
-    @contextlib.contextmanager
-    def _attempt(self) -> Iterator[None]:
-        with attempt(self):
-            if hasattr(self, "_problems"):
-                self._problems = [copy.copy(problem) for problem in self._problems]
-            yield
-
     def _check(self, partial: bool) -> None:
         """Refuses arguments that have no meaning."""
-
-        def choose(name: str, allowed: tuple[Any, ...]) -> None:
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
-
-        choose("loss", self._losses)
-        choose("penalty", ("l2", "l1", "elasticnet", None))
-        choose("learning_rate", ("optimal", "constant", "invscaling", "adaptive"))
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be 1 or more, not {self.max_iter!r}")
-        if self.learning_rate != "optimal" and not self.eta0 > 0:
-            raise ValueError(f"eta0 must be more than 0, not {self.eta0!r}")
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}")
+        self._validate_params()
+        if self.penalty == "elasticnet" and self.l1_ratio is None:
+            raise ValueError("l1_ratio must be set when penalty is 'elasticnet'")
         if self.store is not None and self.average:
             raise ValueError("average cannot be used with store, whose coefficients others may change")
         if partial and self.early_stopping:
-            raise ValueError("early_stopping cannot be used with partial_fit, which runs one epoch per call")
+            raise ValueError("early_stopping should be False with partial_fit, which runs one epoch per call")
+        if not partial and self.power_t < 0:
+            warnings.warn(
+                "Negative values for `power_t` are deprecated: scikit-learn refuses them from 1.10 on. "
+                "Use values in the range [0.0, inf) instead.",
+                FutureWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def _has_coefficients(self) -> bool:
+        return getattr(self, "coef_", None) is not None
+
+    def _begin(self, count: int, columns: int, *, goes_on: bool, partial: bool) -> None:
+        """The problems where training begins: at `coef_` and `intercept_`, whoever assigned them, or at zero.
+
+        Part by part, count and average go on as well; `fit` starts both again.
+        """
+        if not goes_on:
+            self._problems = [Problem(np.zeros(columns, np.float32), 0.0) for _ in range(count)]
+            return
+        coefs = fitting("coef_", self.coef_, (count, columns), np.float32)
+        intercepts = fitting("intercept_", getattr(self, "intercept_", np.zeros(count)), (count,), np.float64)
+        at = list(zip(coefs, map(float, intercepts), strict=True))
+        before = getattr(self, "_problems", [])
+        if partial and len(before) == count:
+            self._problems = [problem.at(*place) for problem, place in zip(before, at, strict=True)]
+        else:
+            self._problems = [Problem(*place) for place in at]
+        if partial:
+            for problem in self._problems:
+                problem.t = max(1, int(getattr(self, "t_", 1)))
+
+    def _begin_with(self, coef: Any, intercept: Any) -> None:
+        """Replaces where training begins by the arguments `coef_init` and `intercept_init`."""
+        count, columns = len(self._problems), len(self._problems[0].coef)
+        if coef is not None:
+            values = fitting("coef_init", coef, (count, columns), np.float32)
+            for problem, own in zip(self._problems, values, strict=True):
+                problem.coef = own
+        if intercept is not None:
+            values = fitting("intercept_init", intercept, (count,), np.float64)
+            for problem, value in zip(self._problems, values, strict=True):
+                problem.intercept = float(value)
 
     def _settings(self, sparse: bool, weights: tuple[float, float]) -> dict[str, Any]:
-        ratio = {"l2": 0.0, "l1": 1.0, None: 0.0}
         decay = SPARSE_INTERCEPT_DECAY if sparse else 1.0
         return {
             "loss": self.loss,
             "epsilon": float(self.epsilon),
             "alpha": float(self.alpha),
-            "l1_ratio": float(ratio.get(self.penalty, self.l1_ratio)),
+            "l1_ratio": self._share_of_l1,
             "penalty": self.penalty is not None,
             "learning_rate": self.learning_rate,
             "eta0": float(self.eta0),
@@ -165,14 +223,22 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
             "weight_neg": float(weights[1]),
         }
 
-    def _split(self, y: Array, stratified: bool) -> tuple[Array, Array | None]:
-        """The rows to learn from, and those to validate by."""
+    @property
+    def _share_of_l1(self) -> float:
+        return float({"l2": 0.0, "l1": 1.0, None: 0.0}.get(self.penalty, self.l1_ratio))
+
+    def _split(self, y: Array, sample_weight: Array | None, random: np.random.RandomState) -> Split:
+        """One split for all problems, so that they are validated by the same rows."""
         rows = np.arange(len(y), dtype=np.uint32)
         if not self.early_stopping:
             return rows, None
-        kind = StratifiedShuffleSplit if stratified else ShuffleSplit
-        split = kind(test_size=self.validation_fraction, random_state=self.random_state)
+        kind = StratifiedShuffleSplit if self._stratified else ShuffleSplit
+        split = kind(test_size=self.validation_fraction, random_state=random)
         learn, validate = next(split.split(np.zeros((len(y), 1)), y))
+        if sample_weight is not None and not sample_weight[validate].any():
+            raise ValueError(
+                "The sample weights for validation set are all zero, consider using a different random state."
+            )
         return rows[np.sort(learn)], rows[validate]  # in order, unless each epoch shuffles them
 
     def _train(
@@ -182,30 +248,22 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
         y: Array,
         sample_weight: Array | None,
         weights: tuple[float, float],
+        split: Split,
         random: np.random.RandomState,
         max_iter: int,
         partial: bool,
         label: Any = None,
     ) -> int:
         """Epochs until nothing improves. Whatever ends it, Ctrl-C too, the problem has what was learned."""
-        learn, validate = self._split(y, self._stratified)
-        settings = self._settings(hasattr(X, "indptr"), weights)
-        trainer = LinearTrainer(
-            _rows(X),
-            y,
-            sample_weight,
-            learn,
-            problem.coef,
-            float(problem.intercept),
-            problem.t,
-            problem.average,
-            threads(self.n_jobs),
-            settings,
-        )
+        learn, validate = split
+        trainer = self._trainer(problem, X, y, sample_weight, weights, learn)
         # Only now that no argument was refused: it changes what is in the store.
         kept = self._keep(problem, partial)
         if kept:
-            trainer.assign(problem.coef, problem.intercept)
+            trainer.assign(problem.coef, problem.intercept - problem.centre)
+        if validate is not None:
+            weight = None if sample_weight is None else sample_weight[validate]
+            held = X[validate], y[validate], weight
         seed = seeds(random, self.shuffle)
         progress = Progress(self.verbose, self.callback, max_iter, label)
         patience = Patience(None if partial else self.tol, self.n_iter_no_change)
@@ -219,25 +277,29 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
                     total, examples = trainer.epoch(seed(), eta, want_loss)
                 finally:
                     # Only here, so that Ctrl-C, whenever it comes, has nothing pushed twice.
-                    self._take(problem, trainer)
-                    if kept and problem.is_finite:
+                    norms = trainer.norms()
+                    finite = math.isfinite(norms[0] + trainer.intercept())
+                    if kept and finite:
+                        self._take(problem, trainer)
                         kept.push(problem.coef, problem.intercept)
-                if not problem.is_finite:
+                if not finite:
                     raise DivergedError(
                         f"Floating-point under-/overflow occurred at epoch #{number}. Scaling input data "
                         "with StandardScaler or MinMaxScaler might help."
                     )
                 if kept:
                     problem.coef, problem.intercept = kept.pull()
-                    trainer.assign(problem.coef, problem.intercept)
+                    trainer.assign(problem.coef, problem.intercept - problem.centre)
+                    norms = trainer.norms()
                 loss = score = None
                 if validate is not None:
-                    score = self._validate(problem, X[validate], y[validate], sample_weight, validate)
+                    self._take(problem, trainer)
+                    score = self._validate(problem, *held)
                 elif want_loss:
                     loss = total / max(1, examples)
                 if progress.tell(number, loss, score, examples):
                     break
-                worth = -score if score is not None else self._objective(problem, loss)
+                worth = -score if score is not None else self._objective(norms, loss)
                 if patience.ends(worth):
                     if self.learning_rate != "adaptive" or eta <= 1e-6:
                         break
@@ -252,8 +314,36 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
                         stacklevel=3,
                     )
         finally:
+            self._take(problem, trainer)
             progress.end()
         return number
+
+    def _trainer(
+        self,
+        problem: Problem,
+        X: Any,
+        y: Array,
+        sample_weight: Array | None,
+        weights: tuple[float, float],
+        learn: Array,
+    ) -> LinearTrainer:
+        average = None
+        if self.average:
+            # Until now it is what predicts, if an average begins after it should have.
+            coef, intercept = problem.chosen
+            average = coef, intercept - problem.centre
+        return LinearTrainer(
+            _rows(X),
+            y,
+            sample_weight,
+            learn,
+            problem.coef,
+            problem.intercept - problem.centre,
+            problem.t,
+            average,
+            threads(self.n_jobs),
+            self._settings(hasattr(X, "indptr"), weights),
+        )
 
     def _keep(self, problem: Problem, partial: bool) -> Kept | None:
         """The problem's place in the store, if there is one; the problem then begins with what is there."""
@@ -267,35 +357,36 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has n
         return kept
 
     def _take(self, problem: Problem, trainer: LinearTrainer) -> None:
-        problem.coef, problem.intercept, problem.t = trainer.coef(), trainer.intercept(), trainer.t()
-        problem.average = trainer.average()
+        problem.coef, problem.t = trainer.coef(), trainer.t()
+        problem.intercept = trainer.intercept() + problem.centre
+        average = trainer.average()
+        problem.average = average and (average[0], average[1] + problem.centre)
 
-    def _objective(self, problem: Problem, loss: float | None) -> float:
+    def _objective(self, norms: tuple[float, float], loss: float | None) -> float:
         """What training minimises: the mean loss of the epoch and the penalty at its end."""
         if loss is None or self.penalty is None:
             return loss or 0.0
-        coef = problem.coef.astype(np.float64)
-        l1_ratio = {"l2": 0.0, "l1": 1.0}.get(self.penalty, self.l1_ratio)
-        penalty = (1 - l1_ratio) * 0.5 * (coef @ coef) + l1_ratio * np.abs(coef).sum()
-        return float(loss + self.alpha * penalty)
+        squares, magnitudes = norms
+        share = self._share_of_l1
+        return float(loss + self.alpha * ((1 - share) * 0.5 * squares + share * magnitudes))
 
     _stratified = False
 
-    def _validate(
-        self, problem: Problem, X: Any, y: Array, sample_weight: Array | None, rows: Array
-    ) -> float:
+    def _validate(self, problem: Problem, X: Any, y: Array, sample_weight: Array | None) -> float:
         raise NotImplementedError
 
     def _predict_raw(self, X: Any) -> Array:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
         # In float64: so a row's score does not depend on the rows beside it.
-        coef = self.coef_.astype(np.float64).T
+        coef = _dense(self.coef_).astype(np.float64).T
         return np.asarray(safe_sparse_dot(X, coef, dense_output=True) + self.intercept_)
 
 
 def scores(problem: Problem, X: Any) -> Array:
-    return np.asarray(safe_sparse_dot(X, problem.coef, dense_output=True) + problem.intercept)
+    """Predictions for targets that lack the problem's centre."""
+    products = safe_sparse_dot(X, problem.coef, dense_output=True)
+    return np.asarray(products + (problem.intercept - problem.centre))
 
 
 def checked_weights(sample_weight: Any, X: Any) -> Array | None:

@@ -269,6 +269,12 @@ impl LinearTrainer {
         Ok(PyArray1::from_vec(py, state(py, &self.state)?.model.coefficients()))
     }
 
+    /// The sum of the coefficients' squares and the sum of their magnitudes; not finite if a coefficient is
+    /// not.
+    fn norms(&self, py: Python<'_>) -> PyResult<(f64, f64)> {
+        Ok(state(py, &self.state)?.model.norms())
+    }
+
     /// The current intercept.
     fn intercept(&self, py: Python<'_>) -> PyResult<f64> {
         Ok(state(py, &self.state)?.model.intercept())

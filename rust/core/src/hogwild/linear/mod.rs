@@ -10,6 +10,7 @@ mod clock;
 mod copies;
 mod loss;
 mod rows;
+mod sweep;
 
 pub use crate::hogwild::work_queue::{Stop, shuffle};
 pub use clock::{Schedule, Settings};
@@ -157,6 +158,12 @@ impl Linear {
         out
     }
 
+    /// The sum of the coefficients' squares and the sum of their magnitudes; not finite if a coefficient is
+    /// not.
+    pub fn norms(&self) -> (f64, f64) {
+        sweep::norms(self.isa, &self.weights)
+    }
+
     /// The intercept.
     pub fn intercept(&self) -> f64 {
         f64::from_bits(self.intercept.load(Ordering::Relaxed))
@@ -291,9 +298,7 @@ impl Linear {
             self.missed.set(j, 0.0);
         }
         if clock.scale != 1.0 {
-            for j in 0..self.weights.len() {
-                self.weights.set(j, (clock.scale * f64::from(self.weights.get(j))) as f32);
-            }
+            sweep::scale(self.isa, &self.weights, clock.scale);
         }
     }
 }
