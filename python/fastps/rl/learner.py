@@ -238,8 +238,9 @@ class Learner:
     def policy(self, observation: Array, model: nn.Module | None = None) -> Array:
         """The policy of a model, its own by default, in one state."""
         found: Array = outputs(model or self.model, torch.from_numpy(observation).unsqueeze(0))[0][0].numpy()
-        if not (found < np.inf).all():  # -inf is the logit of an action that is never taken
-            raise self._not_finite("policy", "NaN" if np.isnan(found).any() else "infinity")
+        fault = self.task.actions.fault(found)
+        if fault is not None:
+            raise self._not_finite("policy", fault)
         return found
 
     def play(self, steps: int, gamma: float) -> Rollout:

@@ -53,10 +53,11 @@ def work(
             or a Box of floats.
         model: Takes float32 observations of shape (batch, ...). It returns the policy and, but for
             `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
-            (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
-            standard deviations. It is copied. It must be stateless (not recurrent), and its buffers are not
-            shared. Frozen parameters are not trained, unless all are frozen and the algorithm is
-            `EvolutionStrategies`. Dropout is off in greedy play. None: a small one, see `ActorCritic`.
+            (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action; (batch, 2 d) for a Box of
+            d numbers: means, then log standard deviations. It is copied. It must be stateless (not
+            recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are
+            frozen and the algorithm is `EvolutionStrategies`. Dropout is off in greedy play. None: a small
+            one, see `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
@@ -73,8 +74,8 @@ def work(
         ConfigError: There is no such environment; the algorithm does not support its spaces, or the model
             does not fit them; the servers have a run with other settings, or other tensors under these
             names. Nothing was registered.
-        NonFiniteError: An observation, a reward, the policy (except logits of -inf) or the loss is NaN or
-            infinite; names worker and step.
+        NonFiniteError: An observation, a reward, the policy or the loss is NaN or infinite, but for logits
+            of -inf, which mask actions; or a state has no action left. Names worker and step.
         EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
         FastpsError: The servers could not be reached.
 
@@ -178,7 +179,7 @@ def evaluate(
 
     Raises:
         ConfigError: As for `work`, or the servers have no run.
-        NonFiniteError: An observation or a reward is NaN or infinite.
+        NonFiniteError: As for `work`.
     """
     with _one_thread():
         return Evaluator(ps, algorithm, make_env, model).play(episodes, seed)
@@ -260,6 +261,9 @@ class Evaluator:
                 policy = outputs(self.task.model, batch)[0].numpy()
                 for k, output in zip(list(states), policy, strict=True):
                     self._alive()
+                    fault = self.task.actions.fault(output)
+                    if fault is not None:
+                        raise _not_finite("policy", fault)
                     action = self.task.actions.for_environment(self.task.actions.greedy(output))
                     observation, reward, terminated, truncated, _ = envs[k].step(action)
                     totals[k] += float(_finite("reward", np.asarray(reward, np.float64)))
@@ -280,9 +284,13 @@ def _finite(which: str, values: Any) -> Any:
     """The values of an evaluation; raises `NonFiniteError` if one is NaN or infinite."""
     broken = values[~np.isfinite(values)]
     if broken.size:
-        raise NonFiniteError(
-            f"the {which} is not finite (evaluation): expected a finite {which}, got {broken[0]}",
-            expected=f"a finite {which}",
-            got=str(broken[0]),
-        )
+        raise _not_finite(which, str(broken[0]))
     return values
+
+
+def _not_finite(which: str, got: str) -> NonFiniteError:
+    return NonFiniteError(
+        f"the {which} is not finite (evaluation): expected a finite {which}, got {got}",
+        expected=f"a finite {which}",
+        got=got,
+    )
