@@ -22,8 +22,9 @@ except ImportError as _error:
 from fastps.rl.a3c import A3C
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.naive import Naive
+from fastps.rl.playing.environment import EpisodeError
 from fastps.rl.playing.models import ActorCritic
-from fastps.rl.playing.player import Episode, EpisodeError
+from fastps.rl.playing.player import Episode
 from fastps.rl.training.children import WorkerError
 from fastps.rl.training.run import Point, Run
 from fastps.rl.training.train import train

@@ -26,8 +26,10 @@ from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownO
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of
+from fastps.rl.playing.environment import Discarded, Environment
+from fastps.rl.playing.making import MakeEnv, environment_name, made
 from fastps.rl.playing.models import checked, for_greedy_play, outputs
-from fastps.rl.playing.player import Discarded, Episode, MakeEnv, Player, Transition, environment_name, made
+from fastps.rl.playing.player import Episode, Player, Transition
 from fastps.rl.playing.returns import discounted
 from fastps.rl.totals import Normalizer, Totals, after_losses, is_shared
 from fastps.worker import Worker
@@ -181,6 +183,7 @@ class Learner:
         self.name = name or (f"{os.uname().nodename} pid {os.getpid()}" if rank is None else str(rank))
         self._on_episode = on_episode
         self._rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
+        env = Environment(make_env, f"worker {self.name}")  # raises before anything is registered
         self.run = task.register(ps)
         self.ps = ps
         self.model = task.model
@@ -193,7 +196,7 @@ class Learner:
         self.played = self.episodes = self.dropped = 0
         self._uncounted = 0
         see = self.normalizer or (lambda observation: observation)
-        self.player = Player(make_env, self.name, self._rng, see, self._ended)
+        self.player = Player(env, self._rng, see, self._ended)
         self.worker = self._joined(algorithm, rank)  # last: whatever fails before it takes no place
         self._turns = algorithm._turns(self)
 

@@ -23,7 +23,8 @@ from fastps.connection import ParameterServer, connect
 from fastps.errors import FastpsError, PartialPush
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import FRAMES, Learner
-from fastps.rl.playing.player import Episode, MakeEnv
+from fastps.rl.playing.making import MakeEnv
+from fastps.rl.playing.player import Episode
 from fastps.rl.totals import Totals
 from fastps.rl.training.run import JUDGED
 from fastps.rl.work import Evaluator

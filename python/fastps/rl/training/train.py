@@ -18,7 +18,7 @@ from fastps.connection import ParameterServer, connect
 from fastps.errors import FastpsError
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import Task
-from fastps.rl.playing.player import MakeEnv, by_name
+from fastps.rl.playing.making import MakeEnv, by_name
 from fastps.rl.training import children
 from fastps.rl.training.children import Child, Orders, WorkerError
 from fastps.rl.training.run import Point, Run
