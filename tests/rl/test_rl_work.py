@@ -313,7 +313,7 @@ def test_three_failing_episodes_in_a_row_end_the_worker(store: fastps.Store) -> 
 
 @pytest.mark.parametrize("which", ["reward", "observation"])
 def test_what_is_not_finite_is_named(store: fastps.Store, which: str) -> None:
-    with pytest.raises(fastps.NonFiniteError, match=rf"an? {which} is not finite \(worker bob, .* step 3\)"):
+    with pytest.raises(fastps.NonFiniteError, match=rf"the {which} is not finite \(worker bob, .* step 3\)"):
         work(store, A3C(), lambda: Faulty(range(1, 2), fault=which), seed=0, frames=100, name="bob")
     with pytest.raises(fastps.NonFiniteError, match=rf"{which} is not finite \(evaluation, .* step 3\)"):
         evaluate(store, A3C(), lambda: Faulty(range(99), fault=which), 1)

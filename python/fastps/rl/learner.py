@@ -29,6 +29,7 @@ from fastps.rl.playing.actions import Actions, actions_of
 from fastps.rl.playing.environment import Discarded, Environment
 from fastps.rl.playing.making import MakeEnv, environment_name, made
 from fastps.rl.playing.models import checked, for_greedy_play, outputs
+from fastps.rl.playing.observations import Observations
 from fastps.rl.playing.player import Episode, Player, Transition
 from fastps.rl.playing.returns import discounted
 from fastps.rl.totals import Normalizer, Totals, after_losses, is_shared
@@ -58,13 +59,13 @@ class Task:
         env = made(make_env)
         try:
             self.environment = environment_name(env)
-            space = env.observation_space
+            self.observations = Observations(env.observation_space)
             self.threshold = None if env.spec is None else env.spec.reward_threshold
             self.actions: Actions = actions_of(env.action_space)
         finally:
             env.close()
+        space = self.observations.space
         self.model = checked(model, space, self.actions, algorithm._value, self.seed)
-        self.shape: tuple[int, ...] = space.shape or ()
 
     def tensors(self, model: nn.Module | None = None, *, trained: bool = False) -> dict[str, torch.Tensor]:
         """The parameters of a model, its own by default, by the names of their tensors, in order.
@@ -118,7 +119,8 @@ def observations_of(ps: ParameterServer, task: Task, row: int | None = None) -> 
     """The normalizer of a run that has one."""
     if not task.algorithm.normalize:
         return None
-    return Normalizer(Totals(ps, OBSERVATIONS, 1 + 2 * math.prod(task.shape), row), task.shape)
+    shape = task.observations.shape
+    return Normalizer(Totals(ps, OBSERVATIONS, 1 + 2 * math.prod(shape), row), shape)
 
 
 def updates_of(versions: Versions) -> int:
@@ -183,7 +185,7 @@ class Learner:
         self.name = name or (f"{os.uname().nodename} pid {os.getpid()}" if rank is None else str(rank))
         self._on_episode = on_episode
         self._rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
-        env = Environment(make_env, f"worker {self.name}")  # raises before anything is registered
+        env = Environment(make_env, f"worker {self.name}", task.observations)  # before anything is registered
         self.run = task.register(ps)
         self.ps = ps
         self.model = task.model

@@ -1,4 +1,4 @@
-"""`work`, one worker in this process; `take_turns`, several in one thread; `evaluate`."""
+"""`work`, one worker in this process; `take_turns`, several in one thread; `evaluate` and `fetch`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import torch
 from torch import nn
 
 from fastps._shared.checks import at_least
+from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import Learner, Task, observations_of, updates_of
+from fastps.rl.learner import FRAMES, Learner, Task, observations_of, updates_of
 from fastps.rl.playing.greedy import GreedyPlayer
 from fastps.rl.playing.making import MakeEnv
 from fastps.rl.playing.models import for_greedy_play
 from fastps.rl.playing.player import Episode
+from fastps.rl.policy import Policy
+from fastps.rl.totals import Totals
 
-__all__ = ["evaluate", "take_turns", "work"]
+__all__ = ["evaluate", "fetch", "take_turns", "work"]
 
 
 def work(
@@ -184,6 +187,26 @@ def evaluate(
         return Evaluator(ps, algorithm, make_env, model).play(episodes, seed)
 
 
+def fetch(
+    ps: ParameterServer, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None = None
+) -> Policy:
+    """The present policy of a run: plays without the servers, and can be saved.
+
+    Args:
+        ps: As for `work`.
+        algorithm: As for `work`.
+        make_env: As for `work`.
+        model: As for `work`.
+
+    Raises:
+        ConfigError: As for `work`, or the servers have no run.
+        FastpsError: The servers could not be reached.
+    """
+    evaluator = Evaluator(ps, algorithm, make_env, model)
+    evaluator.pull()
+    return evaluator.policy()
+
+
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """torch computes with one thread: more of them would cost a small model more than they gain."""
@@ -202,6 +225,7 @@ class Evaluator:
 
     Attributes:
         updates: Those of the model that was fetched last.
+        frames: Those of all workers then.
     """
 
     def __init__(
@@ -222,12 +246,14 @@ class Evaluator:
                 got="none",
             )
         self._normalizer = observations_of(ps, self.task)
-        see = self._normalizer.normalized if self._normalizer else (lambda observation: observation)
-        self._player = GreedyPlayer(make_env, self.task.model, self.task.actions, see, alive)
-        self.updates = 0
+        task = self.task
+        self._player = GreedyPlayer(make_env, task.model, task.observations, task.actions, self._see, alive)
+        self._make_env, self._frames = make_env, Totals(ps, FRAMES, 1)
+        self.updates = self.frames = 0
 
     def pull(self) -> None:
         """Fetches the present model."""
+        self.frames = int(self._frames.read()[0])
         self.updates = updates_of(self.task.fetch(self._ps))
         if self._normalizer is not None:
             self._normalizer.read()
@@ -237,3 +263,11 @@ class Evaluator:
         if pull:
             self.pull()
         return self._player.play(episodes, seed)
+
+    def policy(self, **more: Any) -> Policy:
+        """The model that was fetched last; more arguments as for `Policy`."""
+        moments = None if self._normalizer is None else self._normalizer.moments
+        return Policy(self.task, self._make_env, moments, self.frames, **more)
+
+    def _see(self, observation: Array) -> Array:
+        return observation if self._normalizer is None else self._normalizer.moments.normalized(observation)

@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 
 from fastps._shared.types import Array
-from fastps.errors import ConfigError, DTypeError, FastpsError, NonFiniteError, ShapeError
+from fastps.errors import ConfigError, DTypeError, FastpsError
 from fastps.rl.playing.making import MakeEnv, environment_name, made
+from fastps.rl.playing.observations import Observations, described, does_not_fit, not_finite
 
 __all__ = ["Answer", "Discarded", "Environment", "EpisodeError"]
 
@@ -44,6 +45,7 @@ class Environment:
     Args:
         make_env: Makes it.
         who: Who plays it, for errors, such as ``"worker 3"``.
+        observations: Those of the run.
 
     Attributes:
         seed: What the present episode began with.
@@ -51,15 +53,14 @@ class Environment:
         failures: Episodes in a row in which the environment raised.
     """
 
-    def __init__(self, make_env: MakeEnv, who: str) -> None:
-        self._make_env, self._who = make_env, who
+    def __init__(self, make_env: MakeEnv, who: str, observations: Observations) -> None:
+        self._make_env, self._who, self._observations = make_env, who, observations
         self._env: gymnasium.Env[Any, Any] | None = made(make_env, who)
         self._name = environment_name(self._env)
-        self._shape = self._env.observation_space.shape
         self.seed = self.steps = self.failures = 0
 
     def begin(self, seed: int) -> Array:
-        """Starts an episode; returns the first observation, float32.
+        """Starts an episode; returns the first observation, as `Observations.plain` makes it.
 
         Raises:
             Discarded: The environment raised, or could not be made again.
@@ -77,7 +78,7 @@ class Environment:
             raise self._discarded(error) from error
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
             raise self._another_form("reset", "(observation, info)", found)
-        return self._observed(found[0])
+        return self._observations.plain(found[0], self._where())
 
     def step(self, action: Any) -> Answer:
         """Takes a step of the episode.
@@ -100,9 +101,9 @@ class Environment:
             raise self._another_form("step", "(observation, reward, terminated, truncated, info)", found)
         reward = self._number("reward", found[1])
         if not np.isfinite(reward):
-            raise self._not_finite("reward", reward)
+            raise not_finite("reward", self._where(), reward)
         answer = Answer(
-            self._observed(found[0]),
+            self._observations.plain(found[0], self._where()),
             reward,
             self._flag("terminated", found[2]),
             self._flag("truncated", found[3]),
@@ -117,29 +118,12 @@ class Environment:
 
     # -- checks ----------------------------------------------------------------------------------------------
 
-    def _observed(self, observation: Any) -> Array:
-        """A copy as float32: some environments reuse the memory."""
-        try:
-            values = np.asarray(observation)
-        except (TypeError, ValueError) as error:  # lists of several lengths; memory of a device
-            raise self._wrong(DTypeError, "observation", "numbers", _described(observation)) from error
-        if values.dtype.kind not in "biuf":
-            raise self._wrong(DTypeError, "observation", "numbers", _described(observation))
-        if values.shape != self._shape:
-            expected, got = f"shape {self._shape}", f"shape {values.shape}"
-            raise self._wrong(ShapeError, "observation", expected, got)
-        with np.errstate(over="ignore"):
-            plain = np.array(values, np.float32)
-        if not np.isfinite(plain).all():
-            raise self._not_finite("observation", plain[~np.isfinite(plain)][0])
-        return plain
-
     def _number(self, which: str, value: Any) -> float:
         if type(value) is float:
             return value
         found = _scalar(value, "biuf")
         if found is None:
-            raise self._wrong(DTypeError, which, "a number", _described(value))
+            raise does_not_fit(DTypeError, which, self._where(), "a number", described(value))
         return float(found)
 
     def _flag(self, which: str, value: Any) -> bool:
@@ -147,30 +131,18 @@ class Environment:
             return value
         found = _scalar(value, "biu")
         if found is None:
-            raise self._wrong(DTypeError, which, "True or False", _described(value))
+            raise does_not_fit(DTypeError, which, self._where(), "True or False", described(value))
         return bool(found)
 
     # -- errors ----------------------------------------------------------------------------------------------
 
     def _another_form(self, call: str, expected: str, found: Any) -> ConfigError:
-        got = _described(found)
+        got = described(found)
         return ConfigError(
             f"the environment's {call}() returns another form ({self._where()}): expected {expected}, got "
             f"{got}; follow gymnasium.Env of gymnasium 1.0",
             expected=expected,
             got=got,
-        )
-
-    def _wrong(self, kind: type[FastpsError], which: str, expected: str, got: str) -> FastpsError:
-        text = f"the environment's {which} does not fit ({self._where()}): expected {expected}, got {got}"
-        return kind(text, expected=expected, got=got)
-
-    def _not_finite(self, which: str, got: object) -> NonFiniteError:
-        return NonFiniteError(
-            f"{'an' if which[0] == 'o' else 'a'} {which} is not finite ({self._where()}): expected a finite "
-            f"{which}, got {got}",
-            expected=f"a finite {which}",
-            got=str(got),
         )
 
     def _where(self) -> str:
@@ -196,11 +168,3 @@ def _scalar(value: Any, kinds: str) -> Any:
     except (TypeError, ValueError):
         return None
     return found.item() if found.ndim == 0 and found.dtype.kind in kinds else None
-
-
-def _described(value: Any) -> str:
-    """The type of a value, and its shape or length."""
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"

@@ -10,11 +10,11 @@ from torch import nn
 
 from fastps._shared.checks import at_least
 from fastps._shared.types import Array
-from fastps.errors import NonFiniteError
 from fastps.rl.playing.actions import Actions
 from fastps.rl.playing.environment import Discarded, Environment
 from fastps.rl.playing.making import MakeEnv
 from fastps.rl.playing.models import outputs
+from fastps.rl.playing.observations import Observations, not_finite
 
 __all__ = ["GreedyPlayer"]
 
@@ -30,6 +30,7 @@ class GreedyPlayer:
     Args:
         make_env: Makes the environments.
         model: As for `work`.
+        observations: Those of the environments.
         actions: Those of the environments.
         see: Called with each observation as float32; what it returns is what the model sees.
         alive: Called now and then during the play.
@@ -39,12 +40,19 @@ class GreedyPlayer:
         self,
         make_env: MakeEnv,
         model: nn.Module,
+        observations: Observations,
         actions: Actions,
         see: Callable[[Array], Array],
         alive: Callable[[], object] = lambda: None,
     ) -> None:
         self._make_env, self._model, self._actions = make_env, model, actions
-        self._see, self._alive = see, alive
+        self._observations, self._see, self._alive = observations, see, alive
+
+    @torch.no_grad()
+    def action(self, observation: object) -> object:
+        """The most probable action in a state, in the form that the environment takes."""
+        seen = self._see(self._observations.plain(observation, "policy"))
+        return self._action(outputs(self._model, torch.from_numpy(seen).unsqueeze(0))[0][0].numpy())
 
     def play(self, episodes: int, seed: int) -> list[float]:
         """The return of each episode; episode k begins with `seed` + k.
@@ -72,7 +80,7 @@ class GreedyPlayer:
         try:
             for k, seed in enumerate(seeds):
                 self._alive()
-                envs.append(Environment(self._make_env, "evaluation"))
+                envs.append(Environment(self._make_env, "evaluation", self._observations))
                 states[k] = self._begin(envs[k], seed)
             while states:
                 batch = torch.from_numpy(np.stack(list(states.values())))
@@ -105,9 +113,5 @@ class GreedyPlayer:
     def _action(self, output: Array) -> object:
         fault = self._actions.fault(output)
         if fault is not None:
-            raise NonFiniteError(
-                f"the policy is not finite (evaluation): expected a finite policy, got {fault}",
-                expected="a finite policy",
-                got=fault,
-            )
+            raise not_finite("policy", "evaluation", fault)
         return self._actions.for_environment(self._actions.greedy(output))

@@ -96,21 +96,13 @@ def for_greedy_play(model: nn.Module) -> nn.Module:
 
 
 def checked(
-    model: nn.Module | None, space: gymnasium.Space[Any], actions: Actions, value: bool, seed: int
+    model: nn.Module | None, space: gymnasium.spaces.Box, actions: Actions, value: bool, seed: int
 ) -> nn.Module:
     """A copy of a user's model, or a small one whose initial values depend on the seed only.
 
     Raises:
-        ConfigError: The observations are not a Box, or the model's output does not fit.
+        ConfigError: The model's output does not fit.
     """
-    if not isinstance(space, gymnasium.spaces.Box):
-        expected, got = "Box", repr(space)
-        raise ConfigError(
-            f"the observation space is not supported: expected {expected}, got {got}; "
-            "gymnasium.wrappers.FlattenObservation makes a Box of most others",
-            expected=expected,
-            got=got,
-        )
     if model is None:
         with _seeded(seed):
             return ActorCritic(space, actions, value)
