@@ -132,7 +132,9 @@ def test_gaussian_policies_agree_with_torch_s_distribution(store: fastps.Store) 
     taken = np.stack([action for _, action, *_ in record])
     assert (taken >= space.low).all()
     assert (taken <= space.high).all()
-    assert ((drawn.numpy() < space.low) | (drawn.numpy() > space.high)).any(), "nothing was clipped"
+    assert (np.abs(drawn.numpy()) > 1).any(), "nothing was clipped"
+    inside = drawn.numpy().clip(-1, 1)  # in units of the bounds
+    np.testing.assert_allclose(taken, [0, 0.5] + inside * [2, 0.5], rtol=1e-5, atol=1e-6)
 
 
 def test_drawn_actions_have_the_policy_s_frequencies(store: fastps.Store, rng: np.random.Generator) -> None:

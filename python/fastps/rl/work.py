@@ -49,10 +49,11 @@ def work(
         algorithm: `A3C`, `Naive` or `EvolutionStrategies`, with the same settings for all workers.
         make_env: Makes a new gymnasium environment at each call. Its observations are a Box, its actions
             Discrete or a Box of floats.
-        model: Takes float32 observations of shape (batch, ...). It returns the policy and, but for
-            `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
-            (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action; (batch, 2 d) for a Box of
-            d numbers: means, then log standard deviations. It is copied. It must be stateless (not
+        model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
+            to 0 to 1. It returns the policy and, but for `EvolutionStrategies`, values of shape (batch,) or
+            (batch, 1). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
+            action; (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where
+            -1 and 1 are the bounds of a number that has two. It is copied. It must be stateless (not
             recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are
             frozen and the algorithm is `EvolutionStrategies`. Dropout is off in greedy play. None: a small
             one, see `ActorCritic`.

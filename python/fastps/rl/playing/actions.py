@@ -86,12 +86,21 @@ class Categorical:
 
 
 class Gaussian:
-    """An array of numbers; the model's output is their means, then their log standard deviations."""
+    """An array of numbers; the model's output is their means, then their log standard deviations.
+
+    -1 and 1 are the bounds of a number that has two, in the model's output; other numbers are the
+    environment's own. Numbers beyond their bounds are clipped in the environment's form only.
+    """
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         self._space = space
         self._size = math.prod(space.shape)
         self.outputs = 2 * self._size
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite range is none
+            low, high = (bound.ravel().astype(np.float32) for bound in (space.low, space.high))
+            half = (high - low) / 2
+        self._scale = np.where(np.isfinite(half), half, np.float32(1))
+        self._centre = np.where(np.isfinite(half), low + self._scale, np.float32(0))
 
     def sample(self, output: Array, rng: np.random.Generator) -> Array:
         mean, log_std = output[: self._size], output[self._size :].clip(*_LOG_STD)
@@ -102,7 +111,7 @@ class Gaussian:
         return output[: self._size]
 
     def for_environment(self, action: Array) -> Any:
-        shaped = action.reshape(self._space.shape)
+        shaped = (self._centre + self._scale * action).reshape(self._space.shape)
         return shaped.clip(self._space.low, self._space.high).astype(self._space.dtype)
 
     def fault(self, output: Array) -> str | None:
