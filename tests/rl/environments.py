@@ -16,13 +16,16 @@ GOES_ON, TERMINATED, TRUNCATED = range(3)
 class Scripted(gymnasium.Env):
     """Step k ends its episode as the script says; observations are random, rewards 1, 2, 3, ...
 
-    `record` lists every step: observation before and after, reward, and how it ended.
+    `record` lists every step, also of other environments that were given the same list: observation before
+    and after, reward, and how it ended.
     """
 
-    def __init__(self, script: list[int], actions: spaces.Space | None = None) -> None:
+    def __init__(
+        self, script: list[int], actions: spaces.Space | None = None, record: list[tuple] | None = None
+    ) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(2) if actions is None else actions
-        self.script, self.record, self.steps = script, [], 0
+        self.script, self.record, self.steps = script, [] if record is None else record, 0
         self._rng = np.random.default_rng(5)
 
     def _observe(self) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -66,9 +67,14 @@ def gradients(model: Linear, record: list[tuple], weight: float, entropy: float)
     }
 
 
-def learner(store: fastps.Store, algorithm, env: Scripted, outputs: int) -> Learner:
+def learner(
+    store: fastps.Store, algorithm, script: list[int], outputs: int, actions: spaces.Space | None = None
+) -> tuple[Learner, list[tuple]]:
+    """A worker that plays this script, and the record of its steps."""
     torch.manual_seed(3)
-    return Learner(store, algorithm, lambda: env, Linear(outputs), seed=0, patience=0.0)
+    record: list[tuple] = []
+    make_env = functools.partial(Scripted, script, actions, record)
+    return Learner(store, algorithm, make_env, Linear(outputs), seed=0, patience=0.0), record
 
 
 CHECKED = [
@@ -79,11 +85,11 @@ CHECKED = [
 
 @pytest.mark.parametrize(("algorithm", "entropy"), CHECKED)
 def test_gradients_with_ends_in_all_positions(store: fastps.Store, algorithm, entropy: float) -> None:
-    env = Scripted(list(itertools.chain(*ENDS)))
-    with learner(store, algorithm, env, 2) as one:
+    one, steps = learner(store, algorithm, list(itertools.chain(*ENDS)), 2)
+    with one:
         for k, script in enumerate(ENDS):
             rollout = one.play(4, GAMMA)
-            record = env.record[4 * k :]
+            record = steps[4 * k :]
             assert tuple(end for *_, end, _ in record) == script
             expected = returns(record, one.model.value)
             np.testing.assert_allclose(rollout.returns.numpy(), expected, rtol=1e-5)
@@ -93,20 +99,20 @@ def test_gradients_with_ends_in_all_positions(store: fastps.Store, algorithm, en
 
 
 def test_a_rollout_continues_the_episode_of_the_one_before(store: fastps.Store) -> None:
-    env = Scripted([GOES_ON, GOES_ON, TRUNCATED])
-    with learner(store, A3C(gamma=GAMMA), env, 2) as one:
+    one, record = learner(store, A3C(gamma=GAMMA), [GOES_ON, GOES_ON, TRUNCATED], 2)
+    with one:
         first, second = one.play(2, GAMMA), one.play(2, GAMMA)
-    np.testing.assert_allclose(first.returns.numpy(), returns(env.record[:2], one.model.value), rtol=1e-5)
-    np.testing.assert_allclose(second.returns.numpy(), returns(env.record[2:], one.model.value), rtol=1e-5)
+    np.testing.assert_allclose(first.returns.numpy(), returns(record[:2], one.model.value), rtol=1e-5)
+    np.testing.assert_allclose(second.returns.numpy(), returns(record[2:], one.model.value), rtol=1e-5)
 
 
 def test_clipping_scales_the_whole_gradient(store: fastps.Store) -> None:
-    env = Scripted([GOES_ON, TERMINATED])
-    with learner(store, A3C(gamma=GAMMA), env, 2) as one:
+    one, _ = learner(store, A3C(gamma=GAMMA), [GOES_ON, TERMINATED], 2)
+    with one:
         loss = A3C()._loss(one.task.actions, one.play(4, GAMMA))
         free = {name: g.clone() for name, g in one.gradients(loss * 1.0, 1e9).items()}
     norm = np.sqrt(sum(float(g.square().sum()) for g in free.values()))
-    with fastps.Store() as other, learner(other, A3C(gamma=GAMMA), Scripted([GOES_ON, TERMINATED]), 2) as one:
+    with fastps.Store() as other, learner(other, A3C(gamma=GAMMA), [GOES_ON, TERMINATED], 2)[0] as one:
         clipped = one.gradients(A3C()._loss(one.task.actions, one.play(4, GAMMA)), norm / 4)
         for name, g in clipped.items():
             torch.testing.assert_close(g, free[name] / 4, rtol=1e-4, atol=1e-6)
@@ -114,8 +120,8 @@ def test_clipping_scales_the_whole_gradient(store: fastps.Store) -> None:
 
 def test_gaussian_policies_agree_with_torch_s_distribution(store: fastps.Store) -> None:
     space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
-    env = Scripted([GOES_ON, GOES_ON, TERMINATED], space)
-    with learner(store, A3C(gamma=GAMMA), env, 4) as one:
+    one, record = learner(store, A3C(gamma=GAMMA), [GOES_ON, GOES_ON, TERMINATED], 4, space)
+    with one:
         rollout = one.play(20, GAMMA)
         actions = one.task.actions
         normal = torch.distributions.Normal(rollout.policy[:, :2], rollout.policy[:, 2:].exp())
@@ -123,14 +129,16 @@ def test_gaussian_policies_agree_with_torch_s_distribution(store: fastps.Store) 
         expected = normal.log_prob(drawn).sum(1)
         torch.testing.assert_close(actions.log_prob(rollout.policy, rollout.actions), expected)
         torch.testing.assert_close(actions.entropy(rollout.policy), normal.entropy().sum(1))
-    taken = np.stack([action for _, action, *_ in env.record])
+    taken = np.stack([action for _, action, *_ in record])
     assert (taken >= space.low).all()
     assert (taken <= space.high).all()
-    assert ((drawn.numpy() < space.low) | (drawn.numpy() > space.high)).any(), "nothing was clipped"
+    assert (np.abs(drawn.numpy()) > 1).any(), "nothing was clipped"
+    inside = drawn.numpy().clip(-1, 1)  # in units of the bounds
+    np.testing.assert_allclose(taken, [0, 0.5] + inside * [2, 0.5], rtol=1e-5, atol=1e-6)
 
 
 def test_drawn_actions_have_the_policy_s_frequencies(store: fastps.Store, rng: np.random.Generator) -> None:
-    with learner(store, A3C(), Scripted([GOES_ON], spaces.Discrete(3)), 3) as one:
+    with learner(store, A3C(), [GOES_ON], 3, spaces.Discrete(3))[0] as one:
         output = np.array([0.0, 1.0, -1.0], np.float32)
         drawn = np.bincount([one.task.actions.sample(output, rng) for _ in range(20_000)], minlength=3)
     likely = np.exp(output.astype(np.float64))

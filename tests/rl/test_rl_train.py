@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,11 +17,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fastps
 from fastps.commands import cli
 from fastps.commands.kit.servers import ServerProcess, free_ports
-from fastps.rl import A3C, ActorCritic, Naive, WorkerError, train, work
+from fastps.rl import A3C, ActorCritic, Naive, Point, Run, WorkerError, train, work
 from fastps.rl.learner import FRAMES
 from fastps.rl.playing.actions import actions_of
 from fastps.rl.training import train as train_module
@@ -237,6 +239,29 @@ def test_a_run_continues_after_its_server_was_killed(tmp_path: Path) -> None:
     server.close()
 
 
+def test_a_run_is_solved_by_its_training_episodes_and_by_its_evaluations() -> None:
+    run, frames = Run(nn.Identity(), threshold=10.0), itertools.count(100, 100)
+
+    def play(worker: int, count: int, total: float) -> None:
+        returns = [(next(frames), total) for _ in range(count)]
+        run.take(worker, {"stats": {"staleness": {}}, "returns": returns, "frames": 0, "updates": 0})
+
+    play(0, 99, 20.0)
+    assert run.solved_at is None, "99 episodes decide nothing"
+    play(1, 1, -1000.0)
+    play(0, 99, 20.0)
+    assert run.solved_at is None, "the bad episode counts until 100 others have followed"
+    run.curve.append(Point(15_000, 1, 1.0, 11.0, 20))
+    assert run.solved_greedily_at is None, "20 episodes decide nothing"
+    play(1, 1, 10.0)
+    assert run.solved_at == 20_000
+    play(0, 200, 0.0)
+    run.curve.append(Point(16_000, 1, 1.0, 10.0, 100))
+    assert (run.solved_at, run.solved_greedily_at) == (20_000, 16_000)
+    shown = run.as_json()
+    assert (shown["solved_at"], shown["solved_greedily_at"]) == (20_000, 16_000)
+
+
 # -- the command ---------------------------------------------------------------------------------------------
 
 
@@ -258,11 +283,12 @@ def test_the_command_writes_its_files_and_one_json_object(tmp_path: Path) -> Non
     result = json.loads(out)
     assert result["frames"] == 3000
     assert result["best_return"] > 0
-    assert "solved_at" in result
+    assert {"solved_at", "solved_greedily_at"} <= result.keys()
     assert "frames/s" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fastps-rl"]
     files = {path.name for path in (tmp_path / "fastps-rl").iterdir()}
-    assert files == {"curve.png", "run.jsonl", "model.safetensors"}
+    policies = {f"{name}.safetensors" for name in ("model", "best", "training")}
+    assert files == {"curve.png", "run.jsonl"} | policies
     env = cart_pole()
     model = ActorCritic(env.observation_space, actions_of(env.action_space))
     model.load_state_dict(load_file(tmp_path / "fastps-rl/model.safetensors"))

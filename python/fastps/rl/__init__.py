@@ -2,7 +2,8 @@
 
 `A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `work` is one worker in this process, on
 any machine; `train` starts servers, workers and an evaluator on this one; `take_turns` runs logical workers
-in one thread; `evaluate` plays the model. Needs gymnasium and torch: ``pip install gymnasium torch``.
+in one thread; `evaluate` plays the model. `fetch` and `load` return a `Policy`, from a run and from a file.
+Needs gymnasium and torch: ``pip install gymnasium torch``.
 
 >>> import gymnasium, fastps.rl
 >>> make_env = lambda: gymnasium.make("CartPole-v1")
@@ -24,12 +25,14 @@ except ImportError as _error:
 from fastps.rl.a3c import A3C
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.naive import Naive
+from fastps.rl.playing.environment import EpisodeError
 from fastps.rl.playing.models import ActorCritic
-from fastps.rl.playing.player import Episode, EpisodeError
+from fastps.rl.playing.player import Episode
+from fastps.rl.policy import Policy, load
 from fastps.rl.training.children import WorkerError
 from fastps.rl.training.run import Point, Run
 from fastps.rl.training.train import train
-from fastps.rl.work import evaluate, take_turns, work
+from fastps.rl.work import evaluate, fetch, take_turns, work
 
 __all__ = [
     "A3C",
@@ -39,9 +42,12 @@ __all__ = [
     "EvolutionStrategies",
     "Naive",
     "Point",
+    "Policy",
     "Run",
     "WorkerError",
     "evaluate",
+    "fetch",
+    "load",
     "take_turns",
     "train",
     "work",

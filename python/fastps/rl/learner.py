@@ -26,8 +26,11 @@ from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownO
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of
+from fastps.rl.playing.environment import Discarded, Environment
+from fastps.rl.playing.making import MakeEnv, environment_name, made
 from fastps.rl.playing.models import checked, for_greedy_play, outputs
-from fastps.rl.playing.player import Discarded, Episode, MakeEnv, Player, Transition, environment_name, made
+from fastps.rl.playing.observations import Observations
+from fastps.rl.playing.player import Episode, Player, Transition
 from fastps.rl.playing.returns import discounted
 from fastps.rl.totals import Normalizer, Totals, after_losses, is_shared
 from fastps.worker import Worker
@@ -56,13 +59,13 @@ class Task:
         env = made(make_env)
         try:
             self.environment = environment_name(env)
-            space = env.observation_space
+            self.observations = Observations(env.observation_space)
             self.threshold = None if env.spec is None else env.spec.reward_threshold
             self.actions: Actions = actions_of(env.action_space)
         finally:
             env.close()
+        space = self.observations.space
         self.model = checked(model, space, self.actions, algorithm._value, self.seed)
-        self.shape: tuple[int, ...] = space.shape or ()
 
     def tensors(self, model: nn.Module | None = None, *, trained: bool = False) -> dict[str, torch.Tensor]:
         """The parameters of a model, its own by default, by the names of their tensors, in order.
@@ -116,7 +119,8 @@ def observations_of(ps: ParameterServer, task: Task, row: int | None = None) -> 
     """The normalizer of a run that has one."""
     if not task.algorithm.normalize:
         return None
-    return Normalizer(Totals(ps, OBSERVATIONS, 1 + 2 * math.prod(task.shape), row), task.shape)
+    shape = task.observations.shape
+    return Normalizer(Totals(ps, OBSERVATIONS, 1 + 2 * math.prod(shape), row), shape)
 
 
 def updates_of(versions: Versions) -> int:
@@ -181,6 +185,7 @@ class Learner:
         self.name = name or (f"{os.uname().nodename} pid {os.getpid()}" if rank is None else str(rank))
         self._on_episode = on_episode
         self._rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
+        env = Environment(make_env, f"worker {self.name}", task.observations)  # before anything is registered
         self.run = task.register(ps)
         self.ps = ps
         self.model = task.model
@@ -193,7 +198,7 @@ class Learner:
         self.played = self.episodes = self.dropped = 0
         self._uncounted = 0
         see = self.normalizer or (lambda observation: observation)
-        self.player = Player(make_env, self.name, self._rng, see, self._ended)
+        self.player = Player(env, self._rng, see, self._ended)
         self.worker = self._joined(algorithm, rank)  # last: whatever fails before it takes no place
         self._turns = algorithm._turns(self)
 
@@ -238,8 +243,9 @@ class Learner:
     def policy(self, observation: Array, model: nn.Module | None = None) -> Array:
         """The policy of a model, its own by default, in one state."""
         found: Array = outputs(model or self.model, torch.from_numpy(observation).unsqueeze(0))[0][0].numpy()
-        if not (found < np.inf).all():  # -inf is the logit of an action that is never taken
-            raise self._not_finite("policy", "NaN" if np.isnan(found).any() else "infinity")
+        fault = self.task.actions.fault(found)
+        if fault is not None:
+            raise self._not_finite("policy", fault)
         return found
 
     def play(self, steps: int, gamma: float) -> Rollout:

@@ -14,7 +14,7 @@ from fastps.errors import ConfigError
 from fastps.optim import SGD
 from fastps.rl.totals import is_shared
 
-__all__ = ["agree", "present"]
+__all__ = ["agree", "check", "disagreement", "present"]
 
 _OWN = "seed"
 """The setting that is the first worker's, whatever the others have."""
@@ -48,17 +48,18 @@ def check(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[st
                 got="another tensor",
             )
         return False
-    differ = [
-        key for key in [*there, *settings] if key != _OWN and there.get(key, None) != settings.get(key, None)
-    ]
-    if differ:
-        expected, got = (_shown(values, dict.fromkeys(differ)) for values in (there, settings))
-        raise ConfigError(
-            f"all workers of a run must agree on its settings: expected {expected}, got {got}",
-            expected=expected,
-            got=got,
-        )
+    own, run = ({key: value for key, value in of.items() if key != _OWN} for of in (settings, there))
+    if own != run:
+        raise disagreement("all workers of a run must agree on its settings", run, own)
     return True
+
+
+def disagreement(rule: str, there: Mapping[str, Any], own: Mapping[str, Any]) -> ConfigError:
+    """The error for settings that break a rule; names those that differ."""
+    missing = object()
+    differ = [key for key in {**there, **own} if there.get(key, missing) != own.get(key, missing)]
+    expected, got = (_shown(values, differ) for values in (there, own))
+    return ConfigError(f"{rule}: expected {expected}, got {got}", expected=expected, got=got)
 
 
 def _shown(settings: Mapping[str, Any], keys: Iterable[str]) -> str:

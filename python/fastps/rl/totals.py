@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from fastps.errors import VersionsLost
 from fastps.optim import SGD
 from fastps.store import Store
 
-__all__ = ["Normalizer", "Totals", "after_losses", "is_shared"]
+__all__ = ["Moments", "Normalizer", "Totals", "after_losses", "is_shared"]
 
 _log = logging.getLogger("fastps")
 
@@ -91,19 +92,54 @@ class Totals:
         return total
 
 
+class Moments:
+    """Mean and variance of observations, and what they make of one.
+
+    Args:
+        count: Observations that they are of. As long as there are fewer than 2, nothing is normalized.
+        mean: float64, of an observation's shape.
+        variance: float64, of this shape.
+    """
+
+    def __init__(self, count: float, mean: Floats, variance: Floats) -> None:
+        self.count, self.mean, self.variance = count, mean, variance
+        if count < 2:
+            mean, variance = np.zeros_like(mean), np.ones_like(variance)
+        self._mean = mean.astype(np.float32)
+        self._std = np.sqrt(np.maximum(variance, 1e-8)).astype(np.float32)
+
+    @classmethod
+    def of(cls, totals: Floats, shape: tuple[int, ...]) -> Moments:
+        """Those of observations of a shape with this count, these sums, and these sums of squares."""
+        count, size = float(totals[0]), math.prod(shape)
+        sums, squares = totals[1 : 1 + size].reshape(shape), totals[1 + size :].reshape(shape)
+        mean = sums / max(1.0, count)
+        return cls(count, mean, np.maximum(squares / max(1.0, count) - mean * mean, 0.0))
+
+    def totals(self) -> Floats:
+        """Count, sums, and sums of squares of the observations, shape (1 + 2 n,)."""
+        sums, squares = self.mean * self.count, (self.variance + self.mean * self.mean) * self.count
+        return np.concatenate(([self.count], sums.ravel(), squares.ravel()))
+
+    def normalized(self, observation: Array) -> Array:
+        """The observation with mean 0 and variance 1, as far as it is one of those."""
+        return ((observation - self._mean) / self._std).clip(-10.0, 10.0)
+
+
 class Normalizer:
     """Observations with mean 0 and variance 1, by the mean and variance of all that any worker has seen.
 
     Args:
         totals: Count, sums, and sums of squares of the observations.
+
+    Attributes:
+        moments: Mean and variance that are used now.
     """
 
     def __init__(self, totals: Totals, shape: tuple[int, ...]) -> None:
         self._totals, self._shape = totals, shape
-        self._size = int(np.prod(shape))
+        self._size = math.prod(shape)
         self._new = np.zeros(1 + 2 * self._size)
-        self.mean = np.zeros(shape, np.float32)
-        self.std = np.ones(shape, np.float32)
         self.read()
 
     def __call__(self, observation: Array) -> Array:
@@ -112,25 +148,17 @@ class Normalizer:
         self._new[0] += 1
         self._new[1 : 1 + self._size] += flat
         self._new[1 + self._size :] += flat * flat
-        return self.normalized(observation)
-
-    def normalized(self, observation: Array) -> Array:
-        """The normalized observation, which does not count."""
-        return ((observation - self.mean) / self.std).clip(-10.0, 10.0)
+        return self.moments.normalized(observation)
 
     def read(self) -> None:
         """Uses the present totals from now on."""
-        self._use(self._totals.read())
+        self.moments = Moments.of(self._totals.read(), self._shape)
 
     def share(self) -> None:
         """Adds what this worker has seen to the totals, and uses those from now on."""
-        self._use(self._totals.add(self._new))
+        self.moments = Moments.of(self._totals.add(self._new), self._shape)
         self._new[:] = 0.0
 
-    def _use(self, totals: Floats) -> None:
-        count, sums, squares = totals[0], totals[1 : 1 + self._size], totals[1 + self._size :]
-        if count >= 2:
-            mean = sums / count
-            self.mean = mean.reshape(self._shape).astype(np.float32)
-            variance = np.maximum(squares / count - mean * mean, 1e-8)
-            self.std = np.sqrt(variance).reshape(self._shape).astype(np.float32)
+    def restore(self, moments: Moments) -> None:
+        """Adds observations of an earlier run to the totals."""
+        self.moments = Moments.of(self._totals.add(moments.totals()), self._shape)

@@ -1,4 +1,4 @@
-"""`work`, one worker in this process; `take_turns`, several in one thread; `evaluate`."""
+"""`work`, one worker in this process; `take_turns`, several in one thread; `evaluate` and `fetch`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
 from torch import nn
 
 from fastps._shared.checks import at_least
+from fastps._shared.types import Array
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, NonFiniteError
+from fastps.errors import ConfigError
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import Learner, Task, observations_of, updates_of
-from fastps.rl.playing.models import for_greedy_play, outputs
-from fastps.rl.playing.player import Episode, MakeEnv, made
+from fastps.rl.learner import FRAMES, Learner, Task, observations_of, updates_of
+from fastps.rl.playing.greedy import GreedyPlayer
+from fastps.rl.playing.making import MakeEnv
+from fastps.rl.playing.models import for_greedy_play
+from fastps.rl.playing.player import Episode
+from fastps.rl.policy import Policy
+from fastps.rl.totals import Totals
 
-__all__ = ["evaluate", "take_turns", "work"]
-
-_AT_ONCE = 16
-"""Environments that an evaluation plays side by side, so that the model sees a batch of observations."""
-_MOST_STEPS = 10_000
-"""Steps after which an evaluation ends an episode: a greedy policy may play on forever."""
+__all__ = ["evaluate", "fetch", "take_turns", "work"]
 
 
 def work(
@@ -49,14 +47,16 @@ def work(
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
         algorithm: `A3C`, `Naive` or `EvolutionStrategies`, with the same settings for all workers.
-        make_env: Makes a gymnasium environment, whose observations are a Box and whose actions are Discrete
-            or a Box of floats.
-        model: Takes float32 observations of shape (batch, ...). It returns the policy and, but for
-            `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
-            (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
-            standard deviations. It is copied. It must be stateless (not recurrent), and its buffers are not
-            shared. Frozen parameters are not trained, unless all are frozen and the algorithm is
-            `EvolutionStrategies`. Dropout is off in greedy play. None: a small one, see `ActorCritic`.
+        make_env: Makes a new gymnasium environment at each call. Its observations are a Box, its actions
+            Discrete or a Box of floats.
+        model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
+            to 0 to 1. It returns the policy and, but for `EvolutionStrategies`, values of shape (batch,) or
+            (batch, 1). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
+            action; (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where
+            -1 and 1 are the bounds of a number that has two. It is copied. It must be stateless (not
+            recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are
+            frozen and the algorithm is `EvolutionStrategies`. Dropout is off in greedy play. None: a small
+            one, see `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
@@ -70,11 +70,14 @@ def work(
         worker; ``updates_lost``: updates that came too late, or that a restarted server did not know.
 
     Raises:
-        ConfigError: There is no such environment; the algorithm does not support its spaces, or the model
-            does not fit them; the servers have a run with other settings, or other tensors under these
-            names. Nothing was registered.
-        NonFiniteError: An observation, a reward, the policy (except logits of -inf) or the loss is NaN or
-            infinite; names worker and step.
+        ConfigError: There is no such environment, it is no `gymnasium.Env`, or `make_env` returned one object
+            twice; the algorithm does not support its spaces, or the model does not fit them; the servers have
+            a run with other settings, or other tensors under these names. Nothing was registered. Or the
+            environment's ``reset`` or ``step`` returns another form than gymnasium's.
+        NonFiniteError: An observation, a reward, the policy or the loss is NaN or infinite, but for logits
+            of -inf, which mask actions; or a state has no action left. Names worker and step.
+        ShapeError, DTypeError: The environment's observation has another shape than its space, or an
+            observation, a reward or a flag is of another type; names worker, environment, seed and step.
         EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
         FastpsError: The servers could not be reached.
 
@@ -171,17 +174,38 @@ def evaluate(
         make_env: As for `work`.
         episodes: Number of episodes, >= 1. One that is longer than 10,000 steps is cut there.
         model: As for `work`.
-        seed: Episode k is reset with `seed` + k.
+        seed: Episode k is reset with `seed` + k; if the environment raises in it, it is played again from
+            another seed.
 
     Returns:
         The undiscounted return of each episode.
 
     Raises:
         ConfigError: As for `work`, or the servers have no run.
-        NonFiniteError: An observation or a reward is NaN or infinite.
+        FastpsError: As for `work`.
     """
     with _one_thread():
         return Evaluator(ps, algorithm, make_env, model).play(episodes, seed)
+
+
+def fetch(
+    ps: ParameterServer, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None = None
+) -> Policy:
+    """The present policy of a run: plays without the servers, and can be saved.
+
+    Args:
+        ps: As for `work`.
+        algorithm: As for `work`.
+        make_env: As for `work`.
+        model: As for `work`.
+
+    Raises:
+        ConfigError: As for `work`, or the servers have no run.
+        FastpsError: The servers could not be reached.
+    """
+    evaluator = Evaluator(ps, algorithm, make_env, model)
+    evaluator.pull()
+    return evaluator.policy()
 
 
 @contextlib.contextmanager
@@ -196,12 +220,13 @@ def _one_thread() -> Iterator[None]:
 
 
 class Evaluator:
-    """Plays a run's model greedily, several episodes at a time.
+    """Plays a run's model greedily.
 
     Arguments as for `evaluate`; `alive` is called now and then while it plays.
 
     Attributes:
         updates: Those of the model that was fetched last.
+        frames: Those of all workers then.
     """
 
     def __init__(
@@ -214,7 +239,7 @@ class Evaluator:
     ) -> None:
         self.task = Task(algorithm, make_env, model, seed=0)
         for_greedy_play(self.task.model)
-        self._ps, self._make_env, self._alive = ps, make_env, alive
+        self._ps = ps
         if not settings.check(ps, self.task.settings(), ()):
             raise ConfigError(
                 "there is no run to evaluate: expected the tensors of fastps.rl.work, got none",
@@ -222,10 +247,14 @@ class Evaluator:
                 got="none",
             )
         self._normalizer = observations_of(ps, self.task)
-        self.updates = 0
+        task = self.task
+        self._player = GreedyPlayer(make_env, task.model, task.observations, task.actions, self._see, alive)
+        self._make_env, self._frames = make_env, Totals(ps, FRAMES, 1)
+        self.updates = self.frames = 0
 
     def pull(self) -> None:
         """Fetches the present model."""
+        self.frames = int(self._frames.read()[0])
         self.updates = updates_of(self.task.fetch(self._ps))
         if self._normalizer is not None:
             self._normalizer.read()
@@ -234,55 +263,12 @@ class Evaluator:
         """The return of each episode, by the model that is on the servers now, or the one before."""
         if pull:
             self.pull()
-        left = at_least(1, "episodes", episodes)
-        found: list[float] = []
-        while left:
-            count = min(left, _AT_ONCE)
-            found += self._side_by_side(range(seed + len(found), seed + len(found) + count))
-            left -= count
-        return found
+        return self._player.play(episodes, seed)
 
-    @torch.no_grad()
-    def _side_by_side(self, seeds: range) -> list[float]:
-        """The returns of episodes with these seeds."""
-        envs: list[gymnasium.Env[Any, Any]] = []
-        states: dict[int, Any] = {}
-        totals = dict.fromkeys(range(len(seeds)), 0.0)
-        try:
-            for k, seed in enumerate(seeds):
-                self._alive()
-                envs.append(made(self._make_env))
-                states[k] = self._seen(envs[k].reset(seed=seed)[0])
-            for _ in range(_MOST_STEPS):
-                if not states:
-                    break
-                batch = torch.from_numpy(np.stack(list(states.values())))
-                policy = outputs(self.task.model, batch)[0].numpy()
-                for k, output in zip(list(states), policy, strict=True):
-                    self._alive()
-                    action = self.task.actions.for_environment(self.task.actions.greedy(output))
-                    observation, reward, terminated, truncated, _ = envs[k].step(action)
-                    totals[k] += float(_finite("reward", np.asarray(reward, np.float64)))
-                    states[k] = self._seen(observation)
-                    if terminated or truncated:
-                        del states[k]
-        finally:
-            for env in envs:
-                env.close()
-        return list(totals.values())
+    def policy(self, **more: Any) -> Policy:
+        """The model that was fetched last; more arguments as for `Policy`."""
+        moments = None if self._normalizer is None else self._normalizer.moments
+        return Policy(self.task, self._make_env, moments, self.frames, **more)
 
-    def _seen(self, observation: Any) -> Any:
-        plain = _finite("observation", np.asarray(observation, np.float32))
-        return plain if self._normalizer is None else self._normalizer.normalized(plain)
-
-
-def _finite(which: str, values: Any) -> Any:
-    """The values of an evaluation; raises `NonFiniteError` if one is NaN or infinite."""
-    broken = values[~np.isfinite(values)]
-    if broken.size:
-        raise NonFiniteError(
-            f"the {which} is not finite (evaluation): expected a finite {which}, got {broken[0]}",
-            expected=f"a finite {which}",
-            got=str(broken[0]),
-        )
-    return values
+    def _see(self, observation: Array) -> Array:
+        return observation if self._normalizer is None else self._normalizer.moments.normalized(observation)

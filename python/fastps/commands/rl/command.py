@@ -14,6 +14,7 @@ from fastps._shared import tensor_file
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps._shared.stats import percentile
 from fastps.commands.kit.parser import Parser
+from fastps.commands.rl import play
 from fastps.errors import ConfigError
 from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
@@ -31,12 +32,15 @@ _PLAIN_EVERY = 5.0
 _EPILOG = """\
 exit codes: 0 the frames were played; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C
 (128 + signal number). Every process that the command starts ends with it. The --out folder gets curve.png,
-run.jsonl (evaluations, events, and the result as the last line), model.safetensors (torch's
-state_dict) and the workers' logs."""
+run.jsonl (evaluations, events, and the result as the last line), model.safetensors (the last policy),
+best.safetensors (the one with the best evaluation), training.safetensors (for --resume) and the workers'
+logs. fastps rl play FILE plays episodes of a saved policy."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """``fastps rl``: the exit code."""
+    if arguments[:1] == ["play"]:
+        return play.main(arguments[1:])
     args = _parser().parse_args(arguments)
     try:
         algorithm = _algorithm(args)
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fastps rl",
-        description="Train a policy with several worker processes that share one model.",
+        description="Train a policy with several worker processes that share one model; or play a saved one.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -98,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         "--out", default="fastps-rl", metavar="DIR", help="folder for all files (./fastps-rl)"
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the training of the --out folder, up to --frames in all",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help="print one JSON object as the last line, and everything else to stderr",
@@ -135,17 +144,13 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
     out = Path(args.out)
     training = Training(
         algorithm, args.env, args.workers, args.frames, args.seed, args.shards, True,
-        servers=args.servers, logs=out,
+        servers=args.servers, folder=out if _can_save(stream) else None, resume=args.resume, logs=out,
     )  # fmt: skip
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for old in (
-            *out.glob("worker-*.log"),
-            out / "run.jsonl",
-            out / "curve.png",
-            out / "model.safetensors",
-        ):
-            old.unlink(missing_ok=True)
+        if not args.resume:
+            for old in (*out.glob("worker-*.log"), out / "run.jsonl", out / "curve.png"):
+                old.unlink(missing_ok=True)
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
     view = _View(stream, out / "run.jsonl")
@@ -165,20 +170,27 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
             print("the model is not saved: the servers did not answer", file=stream)
         elif run.frames:
             title = f"fastps rl {args.algorithm}: {args.env}, {args.workers} workers, seed {args.seed}"
-            _write(run, title, out, stream)
+            _draw(run, title, out, stream)
+    if training.unsaved is not None:
+        raise CommandError(f"the model is not saved in {out}: {training.unsaved}")
     print(_closing(run), file=stream, flush=True)
     if args.json:
         print(json.dumps(run.as_json()), flush=True)
     return EXIT_OK
 
 
-def _write(run: Run, title: str, out: Path, stream: TextIO) -> None:
-    """Writes the model and the picture, if the packages for them are there."""
+def _can_save(stream: TextIO) -> bool:
+    """Whether the package for models in files is there."""
     try:
-        state = run.model.state_dict()
-        tensor_file.write(out / "model.safetensors", {name: state[name].numpy() for name in state}, {})
+        tensor_file.library()
     except ImportError:
         print("for the model as a file: pip install safetensors", file=stream)
+        return False
+    return True
+
+
+def _draw(run: Run, title: str, out: Path, stream: TextIO) -> None:
+    """Draws the picture, if the package for it is there."""
     try:
         from fastps.commands.rl.plot import draw
 
@@ -207,10 +219,12 @@ def _closing(run: Run) -> str:
     best = "-" if run.best_return is None else f"{run.best_return:.1f}"
     if run.threshold is None:
         solved = "the environment defines no return at which it is solved"
-    elif run.solved_at is None:
-        solved = f"not solved (a mean of {run.threshold:g} over 100 episodes)"
     else:
-        solved = f"solved (a mean of {run.threshold:g} over 100 episodes) after {run.solved_at:,} frames"
+        training, greedily = (
+            "never" if frames is None else f"after {frames:,} frames"
+            for frames in (run.solved_at, run.solved_greedily_at)
+        )
+        solved = f"mean of {run.threshold:g} over 100 episodes: {training} in training, {greedily} greedily"
     return f"{run.frames:,} frames in {run.seconds:.1f} s; best mean return {best}; {solved}"
 
 
@@ -223,7 +237,7 @@ class _View:
     """
 
     def __init__(self, stream: TextIO, path: Path) -> None:
-        self._stream, self._file = stream, path.open("w")
+        self._stream, self._file = stream, path.open("a")
         self._live = stream.isatty()
         self._points = self._messages = 0
         self._due = 0.0

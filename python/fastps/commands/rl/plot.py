@@ -25,11 +25,12 @@ def _draw(run: Run, drawn: Any, title: str) -> None:
     drawn.suptitle(title)
     _curve(by_frames, run, [float(point.frames) for point in run.curve], "frames of all workers")
     _curve(by_seconds, run, [point.seconds for point in run.curve], "seconds")
-    if run.solved_at is not None:
-        late = run.solved_at > run.curve[-1].frames / 2  # the text goes where there is space
-        by_frames.axvline(run.solved_at, color=_GOAL, ls="--", lw=1)
+    solved = run.solved_greedily_at
+    if solved is not None:
+        late = solved > run.curve[-1].frames / 2  # the text goes where there is space
+        by_frames.axvline(solved, color=_GOAL, ls="--", lw=1)
         by_frames.annotate(
-            f" solved after {run.solved_at:,} frames ", (run.solved_at, 0.04),
+            f" solved after {solved:,} frames ", (solved, 0.04),
             xycoords=("data", "axes fraction"), ha="right" if late else "left", fontsize=8, color=_GOAL,
         )  # fmt: skip
     _histogram(histogram, run)

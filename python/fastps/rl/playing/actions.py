@@ -36,6 +36,9 @@ class Actions(Protocol):
     def for_environment(self, action: Any) -> Any:
         """An action in the form that the environment takes."""
 
+    def fault(self, output: Array) -> str | None:
+        """The reason why a model's output describes no distribution, such as NaN; None if it does."""
+
     def log_prob(self, outputs: torch.Tensor, actions: list[Any]) -> torch.Tensor:
         """Log probability (density) of one action per row."""
 
@@ -44,7 +47,10 @@ class Actions(Protocol):
 
 
 class Categorical:
-    """One of n actions; the model's output is their logits."""
+    """One of n actions; the model's output is their logits, of which -inf masks an action.
+
+    An action of probability 0 adds nothing to log probabilities, entropies and their gradients.
+    """
 
     def __init__(self, space: gymnasium.spaces.Discrete) -> None:
         self.outputs = int(space.n)
@@ -60,22 +66,41 @@ class Categorical:
     def for_environment(self, action: int) -> int:
         return action + self._start
 
+    def fault(self, output: Array) -> str | None:
+        if not (output < np.inf).all():
+            return "NaN" if np.isnan(output).any() else "infinity"
+        return None if (output > -np.inf).any() else "-inf for every action"
+
     def log_prob(self, outputs: torch.Tensor, actions: list[int]) -> torch.Tensor:
         chosen = torch.tensor(actions).unsqueeze(1)
-        return outputs.log_softmax(1).gather(1, chosen).squeeze(1)
+        return self._logs(outputs).gather(1, chosen).squeeze(1)
 
     def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        return -(outputs.softmax(1) * self._logs(outputs)).sum(1)
+
+    @staticmethod
+    def _logs(outputs: torch.Tensor) -> torch.Tensor:
+        """Log probabilities, with 0 for an action of probability 0: 0 times its logarithm would be NaN."""
         logs = outputs.log_softmax(1)
-        return -(logs.exp() * logs).sum(1)
+        return logs.masked_fill(logs == -math.inf, 0.0)
 
 
 class Gaussian:
-    """An array of numbers; the model's output is their means, then their log standard deviations."""
+    """An array of numbers; the model's output is their means, then their log standard deviations.
+
+    -1 and 1 are the bounds of a number that has two, in the model's output; other numbers are the
+    environment's own. Numbers beyond their bounds are clipped in the environment's form only.
+    """
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         self._space = space
         self._size = math.prod(space.shape)
         self.outputs = 2 * self._size
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite range is none
+            low, high = (bound.ravel().astype(np.float32) for bound in (space.low, space.high))
+            half = (high - low) / 2
+        self._scale = np.where(np.isfinite(half), half, np.float32(1))
+        self._centre = np.where(np.isfinite(half), low + self._scale, np.float32(0))
 
     def sample(self, output: Array, rng: np.random.Generator) -> Array:
         mean, log_std = output[: self._size], output[self._size :].clip(*_LOG_STD)
@@ -86,8 +111,13 @@ class Gaussian:
         return output[: self._size]
 
     def for_environment(self, action: Array) -> Any:
-        shaped = action.reshape(self._space.shape)
+        shaped = (self._centre + self._scale * action).reshape(self._space.shape)
         return shaped.clip(self._space.low, self._space.high).astype(self._space.dtype)
+
+    def fault(self, output: Array) -> str | None:
+        if np.isfinite(output).all():
+            return None
+        return "NaN" if np.isnan(output).any() else "infinity"
 
     def log_prob(self, outputs: torch.Tensor, actions: list[Array]) -> torch.Tensor:
         mean, log_std = outputs[:, : self._size], outputs[:, self._size :].clamp(*_LOG_STD)

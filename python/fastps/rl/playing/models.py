@@ -26,9 +26,9 @@ class ActorCritic(nn.Module):
     """A small policy and value network.
 
     For observations of one dimension (or none) both are networks of their own with one hidden layer of 64
-    units. For images of shape (height, width, channels) they share a 3x3 convolution and a fully connected
-    layer, as in MinAtar (Young and Tian, arXiv:1903.03176). Gaussian policies have standard deviations that
-    do not depend on the observation.
+    units. For images they share a 3x3 convolution and a fully connected layer, as in MinAtar (Young and Tian,
+    arXiv:1903.03176). Images have shape (height, width, channels), or (channels, height, width) if the first
+    axis is the shortest. Gaussian policies have standard deviations that do not depend on the observation.
 
     Args:
         space: The observations.
@@ -36,6 +36,9 @@ class ActorCritic(nn.Module):
         value: Whether the model estimates values, too.
 
     Its output is a policy of shape (batch, actions.outputs) and values of shape (batch,), or the policy only.
+
+    Raises:
+        ConfigError: The channels of the images cannot be told from their shape, or they are too small.
     """
 
     def __init__(self, space: gymnasium.spaces.Box, actions: Actions, value: bool = True) -> None:
@@ -49,7 +52,8 @@ class ActorCritic(nn.Module):
         self.policy: nn.Module
         self.value: nn.Module | None = None
         if self._image:
-            height, width, channels = space.shape
+            self._first = _channels_first(space.shape)
+            channels, height, width = space.shape if self._first else (space.shape[2], *space.shape[:2])
             filtered = 16 * (height - 2) * (width - 2)
             self.trunk: nn.Module = nn.Sequential(
                 nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(filtered, 128), nn.ReLU()
@@ -68,11 +72,30 @@ class ActorCritic(nn.Module):
 
     def forward(self, observations: torch.Tensor) -> Any:
         """Policy and values of a batch of observations."""
-        features = self.trunk(observations.permute(0, 3, 1, 2) if self._image else observations)
+        if self._image and not self._first:
+            observations = observations.permute(0, 3, 1, 2)
+        features = self.trunk(observations)
         policy = self.policy(features)
         if self.log_std is not None:
             policy = torch.cat((policy, self.log_std.expand_as(policy)), 1)
         return policy if self.value is None else (policy, self.value(features).squeeze(1))
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether the first axis of images has the channels, not the last one."""
+    first, _, last = shape
+    if last <= min(shape) and min(shape[:2]) >= 3:
+        return False
+    if first < min(shape[1:]) and min(shape[1:]) >= 3:
+        return True
+    expected = "(height, width, channels) or (channels, height, width), at least 3 x 3 and fewer channels"
+    got = f"shape {shape}"
+    raise ConfigError(
+        f"the channels of the images cannot be found (observation space): expected {expected}, got {got}; "
+        "give a model of your own",
+        expected=expected,
+        got=got,
+    )
 
 
 def outputs(model: nn.Module, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -96,21 +119,13 @@ def for_greedy_play(model: nn.Module) -> nn.Module:
 
 
 def checked(
-    model: nn.Module | None, space: gymnasium.Space[Any], actions: Actions, value: bool, seed: int
+    model: nn.Module | None, space: gymnasium.spaces.Box, actions: Actions, value: bool, seed: int
 ) -> nn.Module:
     """A copy of a user's model, or a small one whose initial values depend on the seed only.
 
     Raises:
-        ConfigError: The observations are not a Box, or the model's output does not fit.
+        ConfigError: The model's output does not fit.
     """
-    if not isinstance(space, gymnasium.spaces.Box):
-        expected, got = "Box", repr(space)
-        raise ConfigError(
-            f"the observation space is not supported: expected {expected}, got {got}; "
-            "gymnasium.wrappers.FlattenObservation makes a Box of most others",
-            expected=expected,
-            got=got,
-        )
     if model is None:
         with _seeded(seed):
             return ActorCritic(space, actions, value)

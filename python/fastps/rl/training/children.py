@@ -22,14 +22,16 @@ from fastps._shared.process import hold_on_to
 from fastps.connection import ParameterServer, connect
 from fastps.errors import FastpsError, PartialPush
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import FRAMES, Learner
-from fastps.rl.playing.player import Episode, MakeEnv
-from fastps.rl.totals import Totals
+from fastps.rl.learner import Learner
+from fastps.rl.playing.making import MakeEnv
+from fastps.rl.playing.player import Episode
 from fastps.rl.training.run import JUDGED
 from fastps.rl.work import Evaluator
 from fastps.store import Store
 
 __all__ = ["Child", "Orders", "WorkerError", "evaluate", "learn", "reach"]
+
+_log = logging.getLogger("fastps")
 
 REPORT_EVERY = 0.2
 """Seconds between two reports of a worker."""
@@ -47,7 +49,10 @@ class WorkerError(FastpsError, RuntimeError):
 
 @dataclass(frozen=True)
 class Orders:
-    """What a child process is to do; it is pickled for it."""
+    """What a child process is to do; it is pickled for it.
+
+    The evaluator saves the policy with the best evaluation as `best`, if it is better than `best_so_far`.
+    """
 
     where: str
     shared: bool
@@ -60,6 +65,9 @@ class Orders:
     parent: int
     threshold: float | None = None
     log: Path | None = None
+    env: str | None = None
+    best: Path | None = None
+    best_so_far: tuple[float, int] = (float("-inf"), 0)
 
 
 class Child:
@@ -128,10 +136,10 @@ def _begin(orders: Orders) -> None:
 def learn(orders: Orders, pipe: Connection) -> None:
     """A worker's process."""
     _begin(orders)
-    returns: list[float] = []
+    returns: list[tuple[int, float]] = []
 
     def ended(episode: Episode) -> None:
-        returns.append(episode.total)
+        returns.append((episode.frames, episode.total))
 
     try:
         with (
@@ -176,24 +184,26 @@ def evaluate(orders: Orders, pipe: Connection) -> None:
     try:
         with reach(orders.where, orders.shared) as ps:
             evaluator = Evaluator(ps, orders.algorithm, orders.make_env, orders.model, alive)
-            totals = Totals(ps, FRAMES, 1)
-            seed, last = 1 << 20, False
+            seed, last, best = 1 << 20, False, orders.best_so_far
             while True:
                 start = time.monotonic()
-                frames = int(totals.read()[0])
                 found = evaluator.play(JUDGED if last else _EPISODES, orders.seed + seed)
                 if not last and orders.threshold is not None and np.mean(found) >= orders.threshold:
                     # By the same model, so that the threshold is judged by enough episodes.
                     found += evaluator.play(JUDGED - _EPISODES, orders.seed + seed + _EPISODES, pull=False)
                 seed += JUDGED
+                result = float(np.mean(found)), len(found)
+                if result > best:
+                    best = result
+                    _save(evaluator, orders, *result)
                 pipe.send(
                     {
                         "event": "point",
-                        "frames": frames,
+                        "frames": evaluator.frames,
                         "updates": evaluator.updates,
                         "age": time.monotonic() - start,
-                        "mean_return": float(np.mean(found)),
-                        "episodes": len(found),
+                        "mean_return": result[0],
+                        "episodes": result[1],
                         "last": last,
                     }
                 )
@@ -202,6 +212,17 @@ def evaluate(orders: Orders, pipe: Connection) -> None:
                 last = pipe.poll(max(0.3, _REST * (time.monotonic() - start)))
     except Exception as error:
         _tell_of(error, pipe)
+
+
+def _save(evaluator: Evaluator, orders: Orders, mean_return: float, episodes: int) -> None:
+    """Saves the best policy so far; one that cannot be saved costs no evaluation."""
+    if orders.best is None:
+        return
+    try:
+        policy = evaluator.policy(env=orders.env, mean_return=mean_return, episodes=episodes)
+        policy.save(orders.best)
+    except OSError as error:
+        _log.warning("the best policy is not saved as %s: %s", orders.best, error)
 
 
 def _tell_of(error: Exception, pipe: Connection) -> None:

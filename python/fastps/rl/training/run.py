@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fastps._shared.stats import percentile
+from fastps.rl.policy import Policy
 
 __all__ = ["JUDGED", "Point", "Run"]
 
@@ -39,27 +40,32 @@ class Run:
     """A run of `train`.
 
     Attributes:
-        model: The trained model; during the run, the initial one.
+        model: The trained model; during the run, an earlier one.
+        policy: The trained model with what normalizes its observations; None before the end of the run.
         threshold: The mean return at which the environment counts as solved; None if it defines none.
         curve: The evaluations, in order.
         messages: What happened to processes: errors, deaths and restarts. Discarded episodes are logged.
+        solved_at: Frames when the mean return of the last 100 training episodes, of all workers and with
+            drawn actions, first reached the threshold; None: never.
     """
 
     model: nn.Module
     threshold: float | None = None
+    policy: Policy | None = None
     curve: list[Point] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     frames: int = 0
     updates: int = 0
     seconds: float = 0.0
     restarts: int = 0
+    solved_at: int | None = None
     #: Counters of each worker process, by its number.
     _workers: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     _returns: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED), repr=False)
     _rates: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=25), repr=False)
 
     @property
-    def solved_at(self) -> int | None:
+    def solved_greedily_at(self) -> int | None:
         """Frames at the first evaluation whose mean over 100 episodes reached the threshold; None: none."""
         if self.threshold is None:
             return None
@@ -117,9 +123,18 @@ class Run:
     def take(self, worker: int, report: dict[str, Any]) -> None:
         """Takes in a worker's report."""
         self._workers[worker] = report["stats"]
-        self._returns.extend(report["returns"])
+        for frames, total in report["returns"]:
+            self._returns.append(total)
+            if self.solved_at is None and self._solved():
+                self.solved_at = frames
         self.frames = max(self.frames, report["frames"])
         self.updates = max(self.updates, report["updates"])
+
+    def _solved(self) -> bool:
+        mean = self.training_return
+        if self.threshold is None or mean is None or len(self._returns) < JUDGED:
+            return False
+        return mean >= self.threshold
 
     def tick(self, seconds: float) -> None:
         """Notes the time."""
@@ -131,6 +146,7 @@ class Run:
         return {
             "best_return": self.best_return,
             "solved_at": self.solved_at,
+            "solved_greedily_at": self.solved_greedily_at,
             **self.stats,
             "curve": [point._asdict() for point in self.curve],
             "messages": self.messages,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import time
@@ -11,16 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from torch import nn
 
-from fastps._shared.checks import at_least, flag
+from fastps._shared.checks import at_least, flag, invalid
+from fastps._shared.types import File
 from fastps.connection import ParameterServer, connect
-from fastps.errors import FastpsError
+from fastps.errors import ConfigError, FastpsError
+from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import Task
-from fastps.rl.playing.player import MakeEnv, by_name
+from fastps.rl.learner import FRAMES, Task, observations_of
+from fastps.rl.playing.making import MakeEnv, by_name
+from fastps.rl.policy import Policy
+from fastps.rl.totals import Totals
 from fastps.rl.training import children
 from fastps.rl.training.children import Child, Orders, WorkerError
+from fastps.rl.training.folder import Folder
 from fastps.rl.training.run import Point, Run
 from fastps.server import serve
 from fastps.store import Store
@@ -35,6 +42,8 @@ _GRACE = 2.5
 """Seconds that workers get to end by themselves when a run is stopped, and in which its model is fetched."""
 _LAST = 10.0
 """Seconds that workers get to end by themselves after the last frame: one that is suspended never does."""
+_SAVE_EVERY = 30.0
+"""Seconds between two times at which the model is saved."""
 _SILENCE = 120.0
 """Seconds without a report after which the last evaluation is abandoned; enough for a slow start."""
 
@@ -51,6 +60,8 @@ def train(
     model: nn.Module | None = None,
     servers: str | None = None,
     evaluated: bool = True,
+    folder: File | None = None,
+    resume: bool = False,
     on_progress: Callable[[Run], object] | None = None,
 ) -> Run:
     """Trains with processes of this machine: servers, workers, and an evaluator that plays greedily.
@@ -73,13 +84,23 @@ def train(
         model: As for `work`.
         servers: Addresses of running servers, which are used instead; workers elsewhere may take part.
         evaluated: Run the evaluator; False leaves all cores to the workers, and `Run.curve` empty.
+        folder: Gets ``model.safetensors``, the last policy, and ``best.safetensors``, the one with the best
+            evaluation, both for `load`; and ``training.safetensors``, the optimizer's state for `resume`.
+            They are saved every 30 seconds and at the end. Those of an earlier run are deleted, unless it is
+            resumed. None: nothing is saved.
+        resume: Continue the training of `folder`, up to `frames` in all, as a new run on the servers.
+            Environment, model, algorithm and `normalize` must be the same; other settings may differ.
         on_progress: Called with the `Run` some times per second.
 
     Returns:
         A `Run`.
 
     Raises:
-        ConfigError: As for `work`; nothing was started.
+        ConfigError: As for `work`; or there is nothing to resume, or it is of another kind. Nothing was
+            started.
+        DamagedFileError: A file of the training to resume is damaged. Nothing was started.
+        ImportError: The package ``safetensors`` is missing, which `folder` needs.
+        OSError: The folder cannot be written.
         FastpsError: Every worker ended before the last frame, with errors of which this is the first.
 
     >>> import fastps.rl
@@ -89,7 +110,7 @@ def train(
     """
     with Training(
         algorithm, env, workers, frames, seed, shards, restart,
-        model=model, servers=servers, evaluated=evaluated,
+        model=model, servers=servers, evaluated=evaluated, folder=folder, resume=resume,
     ) as training:  # fmt: skip
         while training.goes_on():
             if on_progress is not None:
@@ -105,7 +126,8 @@ class Training:
 
     Attributes:
         run: What is known so far.
-        fetched: The run's model is no longer the initial one.
+        fetched: The run's model is the last one.
+        unsaved: Why the last policy is not in the folder; None: it is, or there is no folder.
     """
 
     def __init__(
@@ -121,21 +143,34 @@ class Training:
         model: nn.Module | None = None,
         servers: str | None = None,
         evaluated: bool = True,
+        folder: File | None = None,
+        resume: bool = False,
         logs: Path | None = None,
     ) -> None:
         self._count = at_least(1, "workers", workers)
         at_least(0, "shards", shards)
         flag("restart", restart)
+        flag("resume", resume)
+        if resume and folder is None:
+            raise invalid("folder", "the folder of the training to resume", folder)
         frames = at_least(1, "frames", frames)
         make_env: MakeEnv = functools.partial(by_name, env) if isinstance(env, str) else env
+        self._env, self._make_env = env if isinstance(env, str) else None, make_env
         self._task = Task(algorithm, make_env, model, seed)
         self._task.algorithm = algorithm = algorithm._for(self._count)
+        self._folder = None if folder is None else Folder(folder, resume)
+        self._saved = None if self._folder is None else self._folder.saved
+        if self._folder is not None and self._saved is not None:
+            self._folder.check(self._task)
+            # Other episodes and noise than those of the run that it continues.
+            other = np.random.SeedSequence((seed, self._saved.frames)).generate_state(1)
+            seed = self._task.seed = int(other[0])
         self.run = Run(self._task.model, self._task.threshold)
         self._shards, self._servers, self._restart = shards, servers, restart
         self._evaluated, self._logs = evaluated, logs
         self._orders = functools.partial(
             Orders, algorithm=algorithm, make_env=make_env, model=model, seed=seed, frames=frames,
-            parent=os.getpid(), threshold=self._task.threshold,
+            parent=os.getpid(), threshold=self._task.threshold, env=self._env,
         )  # fmt: skip
         self._stack = contextlib.ExitStack()
         self._workers: dict[int, Child] = {}
@@ -144,18 +179,29 @@ class Training:
         self._complete: float | None = None  # when a worker had seen the last frame
         self._heard = 0.0  # when the evaluator gave the last sign of life
         self.fetched = False
+        self.unsaved: str | None = None
         self._started = 0
         self._began = 0.0
 
     def __enter__(self) -> Self:
         try:
             self._ps = self._reach()
+            if self._saved is not None and settings.present(self._ps) is not None:
+                raise ConfigError(
+                    "the servers have a run already: expected servers without a run, got a run; it continues "
+                    "without resume",
+                    expected="servers without a run",
+                    got="a run",
+                )
             self._task.register(self._ps)
+            if self._folder is not None:
+                self._folder.begin(self._ps, self._task)
             self._began = time.monotonic()
+            self._due = self._began + _SAVE_EVERY
             for rank in range(self._count):
                 self._start(rank)
             if self._evaluated:
-                self._evaluator = Child(children.evaluate, self._order(rank=0))
+                self._evaluator = Child(children.evaluate, self._evaluation())
         except BaseException:
             self._end()
             raise
@@ -182,6 +228,13 @@ class Training:
 
     def _order(self, rank: int) -> Orders:
         return self._orders(where=self._where, shared=self._shared, rank=rank, log=self._log(rank))
+
+    def _evaluation(self) -> Orders:
+        if self._folder is None:
+            return self._order(rank=0)
+        return dataclasses.replace(
+            self._order(rank=0), best=self._folder.best, best_so_far=self._folder.best_so_far()
+        )
 
     def _log(self, rank: int) -> Path | None:
         return None if self._logs is None else self._logs / f"worker-{rank}.log"
@@ -211,6 +264,11 @@ class Training:
         self._end_the_late()
         self._look()
         self.run.tick(time.monotonic() - self._began)
+        if self._folder is not None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _SAVE_EVERY
+            with contextlib.suppress(FastpsError):  # the next one may succeed, and the last one must
+                self._fetch(_GRACE)
+                self._save()
         if not self._workers and self._complete is None and self._error is not None:
             raise self._error
         return bool(self._workers)
@@ -292,12 +350,34 @@ class Training:
                     self.run.messages.append(f"{how}: the final model was not evaluated")
                     break
                 time.sleep(_TICK)
-        self._fetch()
+        self._end_with()
+
+    def _end_with(self, timeout: float | None = None) -> None:
+        """Fetches and saves the last model."""
+        self._fetch(timeout)
+        self.fetched = True
+        self._save()
 
     def _fetch(self, timeout: float | None = None) -> None:
-        """Fetches the present model into the run's."""
+        """Fetches the present model, and what belongs to it, into the run's."""
         self._task.fetch(self._ps, timeout)
-        self.fetched = True
+        normalizer = observations_of(self._ps, self._task)
+        self.run.policy = Policy(
+            self._task, self._make_env, None if normalizer is None else normalizer.moments,
+            int(Totals(self._ps, FRAMES, 1).read()[0]), env=self._env,
+        )  # fmt: skip
+
+    def _save(self) -> None:
+        """Saves the model that was fetched last."""
+        if self._folder is None or self.run.policy is None:
+            return
+        try:
+            self._folder.save(self._ps, self._task, self.run.policy)
+            self.unsaved = None
+        except OSError as error:
+            if self.unsaved is None:
+                self.run.messages.append(f"the model is not saved: {error}")
+            self.unsaved = str(error)
 
     def stop(self) -> None:
         """Ends the workers before their time, and fetches the model if the servers still answer."""
@@ -309,7 +389,7 @@ class Training:
         while self._workers and time.monotonic() < deadline:
             self.goes_on()
         with contextlib.suppress(FastpsError):
-            self._fetch(timeout=max(1.0, deadline - time.monotonic()))
+            self._end_with(timeout=max(1.0, deadline - time.monotonic()))
 
     def _end(self) -> None:
         everyone = [*self._workers.values(), *([] if self._evaluator is None else [self._evaluator])]
@@ -318,6 +398,8 @@ class Training:
         for child in everyone:
             child.end(1.0)
         self._workers, self._evaluator = {}, None
+        if self._folder is not None:
+            self._folder.clean()
         self._stack.close()
 
 
