@@ -14,6 +14,8 @@ from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict, row
 __all__ = ["CLAIMS"]
 
 THREADS = (1, 2, 4)
+#: How many times as fast two threads are at least.
+FASTER = 1.2
 SPARSE = ("MovieLens", "w8a")
 FEATURES = {"w8a": 300, "a9a": 123}
 EPOCHS = 5
@@ -103,19 +105,20 @@ def changes(arms: dict[str, Any]) -> list[float]:
 
 
 def speeds(arms: dict[str, Any]) -> list[float]:
-    """How often one thread's time is that of several, in the median of the seeds."""
-    one, *others = (np.array(arm["seconds"]) for arm in arms.values())
-    return [float(np.median(one / several)) for several in others]
+    """One thread's least time over that of several: other work on the machine only adds to a time."""
+    one, *others = (min(arm["seconds"]) for arm in arms.values())
+    return [one / several for several in others]
 
 
 def judge(figures: Figures) -> Verdict:
     sets = figures["sets"]
-    holds = all(change <= 1 for name in SPARSE for change in changes(sets[name]))
+    near = all(change <= 1 for name in SPARSE for change in changes(sets[name]))
+    faster = all(speeds(sets[name])[0] >= FASTER for name in SPARSE)
     told = []
     for name, arms in sets.items():
         points = ", ".join(f"{change:+.2f}" for change in changes(arms))
         told.append(f"{name} {points} %, {row(speeds(arms), 2)} x as fast")
-    return Verdict(holds, f"test error with 2 and 4 threads against 1: {'; '.join(told)}")
+    return Verdict(near and faster, f"test error with 2 and 4 threads against 1: {'; '.join(told)}")
 
 
 def draw(figures: Figures, figure: Any) -> None:
@@ -127,7 +130,7 @@ def draw(figures: Figures, figure: Any) -> None:
         right.plot(threads, [1.0, *speeds(arms)], "o-", label=name)
     left.axhline(1.01, color="black", lw=0.8, ls=":")
     left.set_ylabel("mean test error, of one thread's")
-    right.set_ylabel("speed, of one thread's; median")
+    right.set_ylabel("speed, of one thread's; least times")
     for axes in (left, right):
         axes.set_xlabel("threads")
         axes.set_xticks(THREADS)
@@ -137,11 +140,11 @@ def draw(figures: Figures, figure: Any) -> None:
 CLAIMS = [
     Claim(
         name="hogwild",
-        says="Threads without locks lose no accuracy on sparse data.",
+        says="Threads without locks train faster on sparse data, and lose no accuracy.",
         source="Niu, Recht, Re, Wright, NIPS 2011",
         paper="near-linear speed-up if gradients are sparse and not too cheap; 3 x with 10 threads on RCV1",
         threshold="mean test error with 2 and 4 threads at most 1 % above that with 1, on MovieLens (10 "
-        "seeds) and w8a (60); a9a, which is dense, and speeds are reported",
+        f"seeds) and w8a (60), and with 2 threads at least {FASTER} x as fast; a9a is dense and not judged",
         measure=measure,
         judge=judge,
         draw=draw,
@@ -150,6 +153,7 @@ CLAIMS = [
         packages=("scikit-learn",),
         clock="wall",
         repeats=False,
-        note="Speeds depend on the machine and on what else it does: see `benchmarks/README.md`.",
+        note="The times are of the whole `fit`, the least of all seeds, and need two idle cores. "
+        "`benchmarks/README.md` compares the speed with that of others.",
     ),
 ]
