@@ -84,7 +84,7 @@ def draw_collapse(figures: Figures, figure: Any) -> None:
     right.set_xscale("log", base=2)
     right.set_yscale("log")
     right.set_xlabel("workers")
-    right.set_ylabel(f"test error after {figures['updates']} updates (%), one dot a seed")
+    right.set_ylabel(f"test error after {figures['updates']} updates (%)\none dot a seed")
 
 
 def draw_rates(axes: Any, figures: Figures, workers: int) -> None:
@@ -127,7 +127,7 @@ def draw_tuned(figures: Figures, figure: Any) -> None:
         right.plot([k] * len(errors), errors, "o", color=COLORS[name])
     right.set_xticks(range(2), list(figures["errors"]))
     right.set_xlim(-0.5, 1.5)
-    right.set_ylabel(f"test error after {figures['updates']} updates (%), one dot a seed")
+    right.set_ylabel(f"test error after {figures['updates']} updates (%)\none dot a seed")
 
 
 # -- n_push = n_fetch = n ------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def draw_backup(figures: Figures, figure: Any) -> None:
             axes.plot([k] * len(found[name]), found[name], "o", color="#b2182b", ms=4)
         axes.set_xticks(range(3), [f"{WORKERS - int(b)} + {b}" for b in figures["backups"]])
         axes.set_xlabel("workers of a version + backup workers")
-        axes.set_ylabel(f"{label}, one dot a seed")
+        axes.set_ylabel(f"{label}\none dot a seed")
 
 
 # -- bounded staleness ---------------------------------------------------------------------------------------
