@@ -3,8 +3,8 @@
     python benchmarks/second_order.py [--quick] [--output benchmarks/README.md]
 
 Counts and distances, no times: they do not depend on the machine's load. They depend on how a BLAS adds, so
-it has one thread, and a9a and w8a have the objective of the claims of `fastps repro`. Data is read from
-FASTPS_DATA_DIR. `tests/optimize/test_second_order.py` runs the quick form.
+it has one thread, and a9a has the objective of the claims of `fastps repro`, which are about w8a. Data is
+read from FASTPS_DATA_DIR. `tests/optimize/test_second_order.py` runs parts on w8a.
 """
 
 from __future__ import annotations
@@ -179,25 +179,25 @@ METHODS = (LBFGS(history=3), LBFGS(history=10), LBFGS(history=20), CG("PR+"), CG
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="w8a only, without gradient descent")
+    parser.add_argument(
+        "--quick", action="store_true", help="w8a instead of a9a and the network, without gradient descent"
+    )
     parser.add_argument("--output", type=Path, help="write the tables between the markers of this file")
     args = parser.parse_args()
     folder = os.environ.get("FASTPS_DATA_DIR")
     if folder is None:
         sys.exit("FASTPS_DATA_DIR names no folder with a9a/, w8a/ and mnist/")
-    logistics = {name: logistic(name, Path(folder)) for name in ("w8a", "a9a")[: 1 if args.quick else 2]}
-    compared = dict(logistics) if args.quick else {**logistics, "mlp": mlp(Path(folder))}
-    near = [(name, *one) for name, problem in compared.items() for one in distances(problem)]
-    columns = {name: counts(problem, not args.quick) for name, problem in logistics.items()}
-    gaps = {name: gap_of_float32(problem) for name, problem in logistics.items()}
-    kept = [Goal(f"{name}: distance at 25", ours, 1e-10) for name, at, ours, _ in near if at == 25]
-    kept += [Goal(f"{name}: ratio of distances at {at}", ours / own, 10.0) for name, at, ours, own in near]
-    kept += [goal for name, column in columns.items() for goal in goals(name, column, gaps[name])]
-    rows = [[method, *(f"{column[method]:,}" for column in columns.values())] for method in columns["w8a"]]
-    rows.append(["float32, 300 iterations: gap", *(f"{gap:.1e}" for gap in gaps.values())])
-    apart = [
-        [name, str(at), f"{ours:.1e}", f"{own:.1e}", f"{ours / own:.2f}"] for name, at, ours, own in near
-    ]
+    name = "w8a" if args.quick else "a9a"
+    problem = logistic(name, Path(folder))
+    compared = {name: problem} | ({} if args.quick else {"mlp": mlp(Path(folder))})
+    near = [(key, *one) for key, each in compared.items() for one in distances(each)]
+    column, gap = counts(problem, not args.quick), gap_of_float32(problem)
+    kept = [Goal(f"{key}: distance at 25", ours, 1e-10) for key, at, ours, _ in near if at == 25]
+    kept += [Goal(f"{key}: ratio of distances at {at}", ours / own, 10.0) for key, at, ours, own in near]
+    kept += goals(name, column, gap)
+    rows = [[method, f"{count:,}"] for method, count in column.items()]
+    rows.append(["float32, 300 iterations: gap", f"{gap:.1e}"])
+    apart = [[key, str(at), f"{ours:.1e}", f"{own:.1e}", f"{ours / own:.2f}"] for key, at, ours, own in near]
     lines = [
         "Distance of L-BFGS to a two-loop form on arrays, relative to the point's length, and the largest",
         "one of that form to itself with the 64 portions summed in five other orders (float64):",
@@ -207,7 +207,7 @@ def main() -> int:
         "Evaluations of loss and gradient to a relative gap of 1e-6, l2 = 1 / samples, in float64 unless",
         "float32 is named:",
         "",
-        *table(["method", *logistics], rows),
+        *table(["method", name], rows),
         "",
         *table(["goal", "found", "asked", "reached"], [goal.row() for goal in kept]),
     ]

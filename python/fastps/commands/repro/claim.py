@@ -49,7 +49,7 @@ class Setting:
 
 
 class Verdict(NamedTuple):
-    """Whether a claim holds, and the measured figures in words; None: it is reported, not claimed."""
+    """Whether a claim holds, and the measured figures in words; None: it could not be measured."""
 
     holds: bool | None
     measured: str
@@ -64,7 +64,7 @@ class Claim:
         says: The claim in a sentence.
         source: Who claims it.
         paper: The source's figure.
-        threshold: When it passes, in words.
+        threshold: When it holds, in words.
         measure: Runs it.
         judge: Decides by the figures that `measure` returned.
         draw: Draws the figures; None: there is no picture.
@@ -74,6 +74,8 @@ class Claim:
         packages: What the full form needs besides NumPy, by the names that pip knows.
         clock: ``"virtual"``; ``"wall"`` if times are real ones; None if there are no times.
         repeats: Whether two runs on one machine print the same digits; real threads and processes do not.
+        reproduces: Whether it is known to hold. If not, a run in which it does not hold reports it as not
+            reproduced, with its figures, and does not fail.
         note: What the reader should know besides.
     """
 
@@ -90,6 +92,7 @@ class Claim:
     packages: tuple[str, ...] = ()
     clock: Literal["virtual", "wall"] | None = "virtual"
     repeats: bool = True
+    reproduces: bool = True
     note: str = ""
 
 

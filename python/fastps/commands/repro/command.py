@@ -26,8 +26,9 @@ __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
 examples: fastps repro list; fastps repro onebit --quick; fastps repro all --data-dir DIR --jobs 2
-exit codes: 0 every claim that was made holds; 1 one does not or could not be measured, or the last line says
-what failed; 2 wrong usage; 130 stopped by Ctrl-C, with the claims that were finished in the --out folder.
+exit codes: 0 every claim holds or is known not to reproduce; 1 another one does not hold or could not be
+measured, or the last line says what failed; 2 wrong usage; 130 stopped by Ctrl-C, with the claims that were
+finished in the --out folder.
 
 The full form needs these folders in --data-dir:
 """
@@ -126,7 +127,7 @@ def execute(args: argparse.Namespace) -> int:
     order = [claim.name for claim in claims]
     results.sort(key=lambda result: order.index(result["name"]))
     counts = {
-        status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "reported")
+        status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "not reproduced")
     }
     picture = "" if has_matplotlib() else "; for pictures: pip install matplotlib"
     told = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
@@ -161,6 +162,7 @@ def _list(as_json: bool) -> int:
                 "says": c.says,
                 "source": c.source,
                 "threshold": c.threshold,
+                "reproduces": c.reproduces,
                 "forms": c.forms,
                 "needs": c.needs,
                 "packages": c.packages,
@@ -176,7 +178,7 @@ def _list(as_json: bool) -> int:
                 f"{claim.says} {claim.source}.", 100, initial_indent="    ", subsequent_indent="    "
             )
         )
-        print(f"    passes if: {claim.threshold}")
+        print(f"    holds if: {claim.threshold}")
         needs = [f"{folder}/ in --data-dir" for folder in claim.needs] + list(claim.packages)
         if needs:
             print(f"    full form needs: {', '.join(needs)}")

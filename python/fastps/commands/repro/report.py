@@ -68,8 +68,7 @@ def _section(result: Result, picture: bool) -> list[str]:
         f"{result['says']} Source: {result['source']}. **{result['status'].capitalize()}:** ",
     ]
     lines[-1] += f"{result['measured']}."
-    if result["threshold"] != "reported":
-        lines[-1] += f" Passes if: {result['threshold']}."
+    lines[-1] += f" Holds if: {result['threshold']}."
     if result["note"]:
         lines[-1] += f" {result['note']}"
     if not result["repeats"]:

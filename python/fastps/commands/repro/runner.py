@@ -64,7 +64,7 @@ def _run_again(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> I
             try:
                 yield flight.result()
             except BrokenProcessPool:
-                verdict = Verdict(False, "not measured: its process died, and once more when it ran again")
+                verdict = Verdict(None, "not measured: its process died, and once more when it ran again")
                 yield {**_write(claim, setting, out, verdict, {}), "seconds": 0.0}
 
 
@@ -108,7 +108,7 @@ def measure(name: str, setting: Setting, out: Path) -> Result:
     except Exception as error:
         if os.environ.get("FASTPS_TRACEBACK") == "1":
             traceback.print_exc()
-        verdict = Verdict(False, f"not measured: {type(error).__name__}: {' '.join(str(error).split())}")
+        verdict = Verdict(None, f"not measured: {type(error).__name__}: {' '.join(str(error).split())}")
     result = _write(claim, setting, out, verdict, figures)
     return {**result, "seconds": time.perf_counter() - begin}
 
@@ -117,7 +117,7 @@ def _write(claim: Claim, setting: Setting, out: Path, verdict: Verdict, figures:
     """Writes a claim's result, completely or not at all, and returns it."""
     result: Result = {
         "name": claim.name,
-        "status": {None: "reported", True: "holds", False: "fails"}[verdict.holds],
+        "status": _status(claim, verdict),
         "measured": verdict.measured,
         "threshold": claim.threshold,
         "paper": claim.paper,
@@ -133,6 +133,12 @@ def _write(claim: Claim, setting: Setting, out: Path, verdict: Verdict, figures:
     part.write_text(json.dumps(result, indent=1) + "\n")
     part.replace(out / f"{claim.name}.json")
     return result
+
+
+def _status(claim: Claim, verdict: Verdict) -> str:
+    if verdict.holds:
+        return "holds"
+    return "not reproduced" if verdict.holds is False and not claim.reproduces else "fails"
 
 
 @contextlib.contextmanager

@@ -59,6 +59,17 @@ class Task:
         """The name of the data set."""
         return self.data.name
 
+    def held_out(self) -> Task:
+        """The task with every tenth training image as its test: chooses rates without the test images."""
+        data, tenth = self.data, np.arange(len(self.data.train_y)) % 10 == 0
+        parts = {
+            "train_x": data.train_x[~tenth],
+            "train_y": data.train_y[~tenth],
+            "test_x": data.train_x[tenth],
+            "test_y": data.train_y[tenth],
+        }
+        return Task(dataclasses.replace(data, **parts), self.hidden)
+
     def start(self, seed: int) -> Params:
         """Initial parameters."""
         return init_params(self.data.inputs, self.hidden, 10, np.random.default_rng([seed, 0]))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fastps._shared.checks import at_least
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
+from fastps.commands.kit.parser import Parser
 from fastps.errors import ConfigError
 from fastps.rl.playing.making import by_name
 from fastps.rl.policy import load
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fastps rl play",
         description="Play episodes by the most probable actions of a saved policy, and print their returns.",
     )

@@ -21,6 +21,8 @@ __all__ = ["CLAIMS"]
 
 UPDATES = 1600
 POINTS = 12
+#: The largest test error of a net that has learned, in percent; 90: it guesses.
+WORST = 60
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -68,7 +70,9 @@ def train(way: str, folder: Path, seed: int) -> list[tuple[float, int, float]]:
 def judge(figures: Figures) -> Verdict:
     last = {way: curve[-1] for way, curve in figures["ways"].items()}
     text = ", ".join(f"{way} {error:.1f} % in {seconds:.0f} s" for way, (seconds, _, error) in last.items())
-    return Verdict(None, f"test error after {figures['updates']:,} updates: {text}")
+    learns = all(error <= WORST for _, _, error in last.values())
+    quicker = all(last[way][0] < last["serial"][0] for way in ("Downpour", "Sync"))
+    return Verdict(learns and quicker, f"test error after {figures['updates']:,} updates: {text}")
 
 
 def draw(figures: Figures, figure: Any) -> None:
@@ -85,10 +89,10 @@ def draw(figures: Figures, figure: Any) -> None:
 CLAIMS = [
     Claim(
         name="cifar10",
-        says="A convolutional net learns CIFAR-10 serially, by Downpour with Adagrad, and by Sync.",
+        says="A convolutional net learns CIFAR-10 serially, and in less time by Downpour and by Sync.",
         source="An Overview of Distributed Deep Learning",
         paper="-",
-        threshold="reported",
+        threshold=f"test error at most {WORST} % each way; Downpour and Sync in less time than serially",
         measure=measure,
         judge=judge,
         draw=draw,

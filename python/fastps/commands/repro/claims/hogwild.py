@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict, row
 __all__ = ["CLAIMS"]
 
 THREADS = (1, 2, 4)
+#: What two threads gain at least, of what two threads gain that share nothing; and what these must gain, or
+#: the machine is too busy to judge by.
+SHARE, FREE = 0.6, 1.5
 SPARSE = ("MovieLens", "w8a")
 FEATURES = {"w8a": 300, "a9a": 123}
 EPOCHS = 5
@@ -80,18 +84,36 @@ def classify(data: Split, threads: int, seed: int) -> tuple[float, float]:
     return float(-np.log(np.maximum(chances, 1e-7)).mean()), seconds
 
 
+def apart(threads: int) -> float:
+    """Seconds of work that threads divide equally and that has nothing in common: what the machine gives."""
+    values = np.linspace(0, 1, 20_000)
+
+    def some(rank: int) -> None:
+        mine = values + rank
+        for _ in range(120 // threads):
+            np.sin(values, out=mine)
+
+    with ThreadPoolExecutor(threads) as pool:
+        begin = time.perf_counter()
+        list(pool.map(some, range(threads)))
+        return time.perf_counter() - begin
+
+
 def measure(setting: Setting) -> Figures:
     folder = Path(setting.data_dir or ".")
     sets = {"MovieLens": (ratings(folder), rate, 10)}
     sets |= {name: (labelled(folder, name), classify, 60) for name in ("w8a", "a9a")}
     found: dict[str, Any] = {}
     for name, (data, train, runs) in sets.items():
-        arms: dict[str, Any] = {str(threads): {"errors": [], "seconds": []} for threads in THREADS}
+        arms: dict[str, Any] = {
+            str(threads): {"errors": [], "seconds": [], "apart": []} for threads in THREADS
+        }
         for seed in setting.seeds(runs):
             for threads in THREADS:  # in turns, so that other work on the machine slows all of them
                 error, seconds = train(data, threads, seed)
                 arms[str(threads)]["errors"].append(error)
                 arms[str(threads)]["seconds"].append(seconds)
+                arms[str(threads)]["apart"].append(apart(threads))
         found[name] = arms
     return {"task": "MovieLens, w8a, a9a", "sets": found}
 
@@ -102,20 +124,27 @@ def changes(arms: dict[str, Any]) -> list[float]:
     return [100 * (mean / means[0] - 1) for mean in means[1:]]
 
 
-def speeds(arms: dict[str, Any]) -> list[float]:
-    """How often one thread's time is that of several, in the median of the seeds."""
-    one, *others = (np.array(arm["seconds"]) for arm in arms.values())
-    return [float(np.median(one / several)) for several in others]
+def speeds(arms: dict[str, Any], of: str = "seconds") -> list[float]:
+    """One thread's median time over that of several."""
+    one, *others = (float(np.median(arm[of])) for arm in arms.values())
+    return [one / several for several in others]
 
 
 def judge(figures: Figures) -> Verdict:
     sets = figures["sets"]
-    holds = all(change <= 1 for name in SPARSE for change in changes(sets[name]))
+    near = all(change <= 1 for name in SPARSE for change in changes(sets[name]))
+    gains = {name: (speeds(arms)[0], speeds(arms, "apart")[0]) for name, arms in sets.items()}
+    faster = all(gain >= SHARE * free for gain, free in (gains[name] for name in SPARSE))
+    busy = any(gains[name][1] < FREE for name in SPARSE)
     told = []
     for name, arms in sets.items():
         points = ", ".join(f"{change:+.2f}" for change in changes(arms))
         told.append(f"{name} {points} %, {row(speeds(arms), 2)} x as fast")
-    return Verdict(holds, f"test error with 2 and 4 threads against 1: {'; '.join(told)}")
+    text = f"test error with 2 and 4 threads against 1: {'; '.join(told)}; 2 threads that share nothing "
+    text += f"{row((free for _, free in gains.values()), 2)} x"
+    if near and busy:
+        return Verdict(None, f"{text}: the machine is too busy to judge the speed; run it on two idle cores")
+    return Verdict(near and faster, text)
 
 
 def draw(figures: Figures, figure: Any) -> None:
@@ -127,7 +156,7 @@ def draw(figures: Figures, figure: Any) -> None:
         right.plot(threads, [1.0, *speeds(arms)], "o-", label=name)
     left.axhline(1.01, color="black", lw=0.8, ls=":")
     left.set_ylabel("mean test error, of one thread's")
-    right.set_ylabel("speed, of one thread's; median")
+    right.set_ylabel("speed, of one thread's; medians")
     for axes in (left, right):
         axes.set_xlabel("threads")
         axes.set_xticks(THREADS)
@@ -137,11 +166,12 @@ def draw(figures: Figures, figure: Any) -> None:
 CLAIMS = [
     Claim(
         name="hogwild",
-        says="Threads without locks lose no accuracy on sparse data.",
+        says="Threads without locks train faster on sparse data, and lose no accuracy.",
         source="Niu, Recht, Re, Wright, NIPS 2011",
         paper="near-linear speed-up if gradients are sparse and not too cheap; 3 x with 10 threads on RCV1",
         threshold="mean test error with 2 and 4 threads at most 1 % above that with 1, on MovieLens (10 "
-        "seeds) and w8a (60); a9a, which is dense, and speeds are reported",
+        f"seeds) and w8a (60), and 2 threads gain at least {SHARE} x what 2 threads gain that share nothing; "
+        "a9a is dense and not judged",
         measure=measure,
         judge=judge,
         draw=draw,
@@ -150,6 +180,6 @@ CLAIMS = [
         packages=("scikit-learn",),
         clock="wall",
         repeats=False,
-        note="Speeds depend on the machine and on what else it does: see `benchmarks/README.md`.",
+        note="The times are medians of the whole `fit`. `benchmarks/README.md` compares with others.",
     ),
 ]

@@ -16,6 +16,9 @@ __all__ = ["CLAIMS"]
 
 SOURCE = "Mitliagkas, Zhang, Hadjis, Re, Allerton 2016"
 RATE = 0.2
+#: Runs of the quick form by the number of workers, and of the full form.
+QUICK_RUNS = {2: 4_000, 4: 1_500, 8: 1_500, 16: 1_500}
+RUNS = 20_000
 
 
 # -- the momentum of a quadratic -----------------------------------------------------------------------------
@@ -49,8 +52,8 @@ def fit(mean: NDArray[np.float64]) -> tuple[float, float]:
 
 def measure_implicit(setting: Setting) -> Figures:
     fits = {}
-    for workers in (2, 4, 8, 16):
-        runs = 20_000 if not setting.quick else 4_000 if workers == 2 else 1_500
+    for workers, few in QUICK_RUNS.items():
+        runs = few if setting.quick else RUNS
         first = setting.seed * 1_000_000
         mean = np.mean([path(workers, 4 * workers, first + k) for k in range(runs)], axis=0)
         momentum, rate = fit(mean)
@@ -113,8 +116,8 @@ def best_momenta(figures: Figures) -> list[float]:
 def judge_best(figures: Figures) -> Verdict:
     best = best_momenta(figures)
     falls = all(after <= before for before, after in itertools.pairwise(best))
-    # MNIST at its small rate falls less; the digits carry the number.
-    enough = best[0] - best[-1] >= 0.2 - 1e-9 or figures["task"] == "mnist"
+    least = 0.1 if figures["task"] == "mnist" else 0.2  # MNIST's rate is far from its largest
+    enough = best[0] - best[-1] >= least - 1e-9
     return Verdict(falls and enough, f"best momentum {row(best)} for M = {', '.join(figures['losses'])}")
 
 
@@ -171,9 +174,8 @@ def measure_small(setting: Setting) -> Figures:
 
 
 def judge_small(figures: Figures) -> Verdict:
-    return Verdict(
-        None, f"loss {row([1 / r for r in ratios(figures)])} x higher with matching, M = 16, rate .1"
-    )
+    higher = [1 / ratio for ratio in ratios(figures)]
+    return Verdict(min(higher) >= 2, f"loss {row(higher)} x higher with matching, M = 16, rate .1")
 
 
 def draw_matching(figures: Figures, figure: Any) -> None:
@@ -207,7 +209,7 @@ CLAIMS = [
         says="The best explicit momentum falls with the number of asynchronous workers.",
         source=SOURCE,
         paper="falls with M, below 0 at last",
-        threshold="never rises; on the digits it falls by at least .2 in all",
+        threshold="never rises, and falls by at least .1 in all, on the digits by .2",
         measure=measure_best,
         judge=judge_best,
         draw=draw_best,
@@ -227,7 +229,7 @@ CLAIMS = [
         says="At small rates a fixed momentum of .9 stays better than a matched one.",
         source="ours",
         paper="-",
-        threshold="reported",
+        threshold="mean loss of 3 seeds at least 2 x higher with matching",
         measure=measure_small,
         judge=judge_small,
         draw=draw_matching,

@@ -1,108 +1,15 @@
-"""The optimizers' rules, against float64 and against what the overview of the field got wrong."""
+"""The optimizers' rules, against what the overview of the field got wrong."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import fastps
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict
-from fastps.optim import Optimizer
 
 __all__ = ["CLAIMS"]
-
-Vector = NDArray[np.float64]
-Rule = Callable[[Vector, int, list[Vector]], Vector]
-STEPS, SIZE = 1000, 100
-
-
-# -- the rules in float64, as their papers have them ---------------------------------------------------------
-
-
-def momentum(g: Vector, _t: int, state: list[Vector]) -> Vector:
-    """Polyak 1964, with the learning rate outside the velocity."""
-    state[0] = 0.9 * state[0] + g
-    return 0.05 * state[0]
-
-
-def nesterov(g: Vector, _t: int, state: list[Vector]) -> Vector:
-    """Nesterov 1983, as a step from the look-ahead point."""
-    state[0] = 0.9 * state[0] + g
-    return 0.05 * (g + 0.9 * state[0])
-
-
-def adagrad(g: Vector, _t: int, state: list[Vector]) -> Vector:
-    """Duchi, Hazan, Singer 2011."""
-    state[0] = state[0] + g * g
-    return 0.1 * g / (np.sqrt(state[0]) + 1e-10)
-
-
-def rmsprop(g: Vector, _t: int, state: list[Vector]) -> Vector:
-    """Tieleman & Hinton 2012."""
-    state[0] = 0.99 * state[0] + 0.01 * g * g
-    return 0.01 * g / (np.sqrt(state[0]) + 1e-8)
-
-
-def adadelta(g: Vector, _t: int, state: list[Vector]) -> Vector:
-    """Zeiler 2012, with the old mean of squared updates."""
-    state[0] = 0.9 * state[0] + 0.1 * g * g
-    step = g * np.sqrt(state[1] + 1e-6) / np.sqrt(state[0] + 1e-6)
-    state[1] = 0.9 * state[1] + 0.1 * step * step
-    return step
-
-
-def adam(g: Vector, t: int, state: list[Vector]) -> Vector:
-    """Kingma & Ba 2015; t counts update steps."""
-    state[0] = 0.9 * state[0] + 0.1 * g
-    state[1] = 0.999 * state[1] + 0.001 * g * g
-    mean, square = state[0] / (1 - 0.9**t), state[1] / (1 - 0.999**t)
-    return 0.01 * mean / (np.sqrt(square) + 1e-8)
-
-
-RULES: dict[str, tuple[Optimizer, Rule]] = {
-    "SGD": (fastps.SGD(lr=0.05), lambda g, _t, _state: 0.05 * g),
-    "momentum": (fastps.SGD(lr=0.05, momentum=0.9), momentum),
-    "Nesterov": (fastps.SGD(lr=0.05, momentum=0.9, nesterov=True), nesterov),
-    "Adagrad": (fastps.Adagrad(lr=0.1), adagrad),
-    "RMSprop": (fastps.RMSprop(lr=0.01), rmsprop),
-    "Adadelta": (fastps.Adadelta(lr=1.0), adadelta),
-    "Adam": (fastps.Adam(lr=0.01), adam),
-}
-
-
-def measure_float64(setting: Setting) -> Figures:
-    rng = np.random.default_rng(setting.seed)
-    start = rng.standard_normal(SIZE).astype(np.float32)
-    slopes = rng.standard_normal((STEPS, SIZE)).astype(np.float32)
-    off = {}
-    for name, (optimizer, rule) in RULES.items():
-        w, state = start.astype(np.float64), [np.zeros(SIZE), np.zeros(SIZE)]
-        with fastps.Store() as store:
-            store.register("w", start, optimizer)
-            for t, slope in enumerate(slopes, 1):
-                store.push("w", slope)
-                w -= rule(slope.astype(np.float64), t, state)
-            off[name] = float(np.linalg.norm(store.pull("w") - w) / np.linalg.norm(w))
-    return {"steps": STEPS, "off": off}
-
-
-def judge_float64(figures: Figures) -> Verdict:
-    off = figures["off"]
-    holds = all(value <= 1e-6 for value in off.values())
-    return Verdict(holds, ", ".join(f"{name} {value:.1e}" for name, value in off.items()))
-
-
-def draw_float64(figures: Figures, figure: Any) -> None:
-    axes = figure.subplots()
-    axes.bar(list(figures["off"]), list(figures["off"].values()), color="#2166ac")
-    axes.axhline(1e-6, color="#b2182b", ls="--", label="threshold")
-    axes.set_yscale("log")
-    axes.set_ylabel(f"relative difference after {figures['steps']} steps")
-    axes.legend()
 
 
 # -- Nesterov is Sutskever's look-ahead ----------------------------------------------------------------------
@@ -170,18 +77,6 @@ def judge_adam(figures: Figures) -> Verdict:
 
 
 CLAIMS = [
-    Claim(
-        name="optimizers-float64",
-        says="Each optimizer follows its paper's rule.",
-        source="the optimizers' papers",
-        paper="-",
-        threshold="relative difference to float64 after 1,000 steps <= 1e-6",
-        measure=measure_float64,
-        judge=judge_float64,
-        draw=draw_float64,
-        needs=(),
-        clock=None,
-    ),
     Claim(
         name="nesterov",
         says="Nesterov's momentum is Sutskever's look-ahead iterate.",

@@ -25,7 +25,7 @@ HO = "Ho et al., NIPS 2013"
 
 
 def measure_backup(setting: Setting) -> Figures:
-    task, times = setting.digits, {}
+    task, found = setting.digits, {}
     durations: Durations = [Exponential(1.0)] * (WORKERS - 1) + [Exponential(10.0)]
     for backup in (0, 1, 2):
         runs = [
@@ -39,25 +39,39 @@ def measure_backup(setting: Setting) -> Figures:
             )
             for seed in setting.seeds(3)
         ]
-        times[str(backup)] = [one.trace.seconds / 150 for one in runs if one.trace]
-    return {"times": times}
+        found[str(backup)] = {
+            "times": [one.trace.seconds / 150 for one in runs if one.trace],
+            "dropped": [float((one.trace.version == 0).mean()) for one in runs if one.trace],
+            "losses": [one.loss for one in runs],
+        }
+    return {"backups": found}
 
 
 def judge_backup(figures: Figures) -> Verdict:
-    means = {backup: float(np.mean(times)) for backup, times in figures["times"].items()}
-    text = ", ".join(f"{WORKERS - int(b)} + {b}: {mean:.2f} s" for b, mean in means.items())
-    ratio = means["0"] / means["1"]
-    return Verdict(ratio >= 2, f"virtual time per version {text}; {ratio:.1f} x less with one")
+    """A version that drops gradients must not be worth less: the loss after as many versions is compared."""
+    means = {
+        backup: {name: float(np.mean(values)) for name, values in found.items()}
+        for backup, found in figures["backups"].items()
+    }
+    text = ", ".join(f"{WORKERS - int(b)} + {b}: {found['times']:.2f} s" for b, found in means.items())
+    none, one = means["0"], means["1"]
+    faster, loss = none["times"] / one["times"], one["losses"] / none["losses"]
+    return Verdict(
+        faster >= 2 and loss <= 1.1,
+        f"virtual time per version {text}; {faster:.1f} x less with one, which drops "
+        f"{100 * one['dropped']:.1f} % of the gradients; loss after as many versions {loss:.2f} x",
+    )
 
 
 def draw_backup(figures: Figures, figure: Any) -> None:
-    axes = figure.subplots()
-    for k, times in enumerate(figures["times"].values()):
-        axes.bar(k, np.mean(times), color="#2166ac", width=0.6)
-        axes.plot([k] * len(times), times, "o", color="#b2182b", ms=4)
-    axes.set_xticks(range(3), [f"{WORKERS - int(b)} + {b}" for b in figures["times"]])
-    axes.set_xlabel("workers of a version + backup workers; one of 8 is 10 x slower")
-    axes.set_ylabel("virtual time per version (s), one dot a seed")
+    panels = (("times", "virtual time per version (s)"), ("losses", "training loss after 150 versions"))
+    for axes, (name, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for k, found in enumerate(figures["backups"].values()):
+            axes.bar(k, np.mean(found[name]), color="#2166ac", width=0.6)
+            axes.plot([k] * len(found[name]), found[name], "o", color="#b2182b", ms=4)
+        axes.set_xticks(range(3), [f"{WORKERS - int(b)} + {b}" for b in figures["backups"]])
+        axes.set_xlabel("workers of a version + backup workers")
+        axes.set_ylabel(f"{label}\none dot a seed")
 
 
 # -- bounded staleness ---------------------------------------------------------------------------------------
@@ -101,7 +115,9 @@ def shares(figures: Figures) -> list[float]:
 def judge_waiting(figures: Figures) -> Verdict:
     waits = shares(figures)
     falls = all(after < before for before, after in itertools.pairwise(waits))
-    return Verdict(falls, f"waiting {row(waits)} % for s = {', '.join(figures['bounds'])}")
+    return Verdict(
+        falls and waits[-1] <= waits[0] / 2, f"waiting {row(waits)} % for s = {', '.join(figures['bounds'])}"
+    )
 
 
 def draw_waiting(figures: Figures, figure: Any) -> None:
@@ -138,7 +154,7 @@ def judge_u(figures: Figures) -> Verdict:
     inside = 0 < int(np.argmin(times)) < len(times) - 1
     shape = "a U" if inside else "no U"
     return Verdict(
-        None,
+        inside,
         f"virtual time to a loss of {LOSS}: {row(times)} s for s = {', '.join(figures['bounds'])}: {shape}",
     )
 
@@ -195,13 +211,17 @@ def measure_adaptive(setting: Setting) -> Figures:
                     mode=fastps.Async(delay_adaptive=adaptive),
                     durations=durations,
                 ).loss
-                for seed in setting.seeds(3)
+                for seed in setting.seeds(5)
             ]
     return {"task": "digits", "updates": 600, "losses": losses}
 
 
-def judge_pairs(figures: Figures) -> Verdict:
-    return Verdict(None, "; ".join(f"{arm}: loss {row(losses)}" for arm, losses in figures["losses"].items()))
+def judge_adaptive(figures: Figures) -> Verdict:
+    losses = figures["losses"]
+    pairs = list(zip(losses["rate 4.0, factor off"], losses["rate 4.0, factor on"], strict=True))
+    lower = sum(on < off for off, on in pairs)
+    told = "; ".join(f"{arm}: loss {row(found)}" for arm, found in losses.items())
+    return Verdict(lower == len(pairs), f"{told}; lower in {lower} of {len(pairs)} seeds at rate 4")
 
 
 CLAIMS = [
@@ -210,18 +230,20 @@ CLAIMS = [
         says="A backup worker takes the straggler out of synchronous training.",
         source=CHEN,
         paper="96 + 4 of 100 workers was the best split",
-        threshold="one of 8 workers 10 x slower: virtual time per version >= 2 x less with 7 + 1 than 8 + 0",
+        threshold="one of 8 workers 10 x slower: with 7 + 1 virtual time per version >= 2 x less than with "
+        "8 + 0, and loss after as many versions <= 1.1 x (means of 3 seeds)",
         measure=measure_backup,
         judge=judge_backup,
         draw=draw_backup,
         needs=(),
+        note="All workers draw from the same images. If each had its own, the straggler's would be missing.",
     ),
     Claim(
         name="bounded-waiting",
         says="Workers wait less, the larger the bound on their staleness is.",
         source=HO,
         paper="most of the time at s = 0, little at moderate s",
-        threshold="the share of waiting falls strictly for s = 0, 1, 4, 16",
+        threshold="the share of waiting falls strictly for s = 0, 1, 4, 16, and to half of the first or less",
         measure=measure_waiting,
         judge=judge_waiting,
         draw=draw_waiting,
@@ -231,11 +253,12 @@ CLAIMS = [
         says="Time to a loss against the bound on the staleness is a U.",
         source="Li et al., OSDI 2014; " + HO,
         paper="best trade-off at tau = 8",
-        threshold="reported",
+        threshold=f"mean virtual time to a loss of {LOSS} is least neither at s = 0 nor without a bound",
         measure=measure_u,
         judge=judge_u,
         draw=draw_waiting,
         forms="full",
+        reproduces=False,
         note="Where the rate has room, stale gradients cost nothing here, so less waiting is always quicker. "
         "Softmax regression on the digits, a convex problem, has no U either, at rates from .5 to 10.",
     ),
@@ -254,11 +277,12 @@ CLAIMS = [
         says="The delay-adaptive factor helps at the edge when one of 8 workers is 20 x slower.",
         source="Koloskova et al. 2022; Mishchenko et al. 2022",
         paper="the rate depends on the mean delay, not on the largest",
-        threshold="reported",
+        threshold="at rate 4 a lower loss in all 5 seeds",
         measure=measure_adaptive,
-        judge=judge_pairs,
+        judge=judge_adaptive,
         draw=draw_arms,
         needs=(),
+        reproduces=False,
         note="On a convex problem (softmax regression on the digits) it ends a tenth to a third higher.",
     ),
 ]

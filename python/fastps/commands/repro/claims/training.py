@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +17,8 @@ from fastps.optim import Optimizer
 __all__ = ["CLAIMS"]
 
 POINTS = 0.5
+#: How many times more updates Downpour takes, in less time; its error is that after as many as the others.
+LONGER = 3
 
 
 def ways(rates: dict[str, float]) -> dict[str, tuple[Optimizer, int, Mode]]:
@@ -38,32 +41,58 @@ def ways(rates: dict[str, float]) -> dict[str, tuple[Optimizer, int, Mode]]:
 
 def measure(setting: Setting) -> Figures:
     task = setting.task
-    rates = {"sgd": 0.1, "adagrad": 0.03, "adam": 0.001}
-    updates, every = 2500, 250
+    rates, updates = {"sgd": 0.1, "adagrad": 0.03, "adam": 0.001}, 2500
     if setting.quick:
-        rates, updates, every = {"sgd": 0.4, "adagrad": 0.1, "adam": 0.005}, 700, 100
+        rates, updates = {"sgd": 0.4, "adagrad": 0.1, "adam": 0.005}, 700
     runs: dict[str, Any] = {}
     for name, (optimizer, workers, mode) in ways(rates).items():
         done = [
-            task.train(optimizer, updates=updates, seed=seed, workers=workers, mode=mode, every=every)
+            task.train(
+                optimizer,
+                updates=updates * (LONGER if name == "Downpour" else 1),
+                seed=seed,
+                workers=workers,
+                mode=mode,
+                every=updates // 25,
+            )
             for seed in setting.seeds(3)
         ]
-        runs[name] = {"errors": [one.error for one in done], "curve": done[0].curve, "workers": workers}
+        errors = [next((error for at, _, _, error in one.curve if at == updates), one.error) for one in done]
+        runs[name] = {"errors": errors, "curves": [one.curve for one in done], "workers": workers}
     return {"task": task.name, "updates": updates, "runs": runs}
 
 
+def time_to(curve: list[Any], loss: float) -> float:
+    """Virtual seconds until the training loss is reached; infinity if it never is."""
+    return next((time for _, time, reached, _ in curve if reached <= loss), math.inf)
+
+
+def quicker(runs: dict[str, Any]) -> float:
+    """How many times sooner Downpour has serial SGD's last loss than the better of SGD and Adagrad alone."""
+    alone, together = 0.0, 0.0
+    for serial, adagrad, downpour in zip(
+        *(runs[name]["curves"] for name in ("serial", "Adagrad", "Downpour")), strict=True
+    ):
+        loss = serial[-1][2] if serial else -math.inf  # a run that diverges has no curve
+        alone += min(time_to(serial, loss), time_to(adagrad, loss))
+        together += time_to(downpour, loss)
+    return alone / together if together else 0.0
+
+
 def judge(figures: Figures) -> Verdict:
-    means = {name: float(np.mean(run["errors"])) for name, run in figures["runs"].items()}
-    worse = {name: mean - means["serial"] for name, mean in means.items()}
+    runs = figures["runs"]
+    means = {name: float(np.mean(run["errors"])) for name, run in runs.items()}
+    near = all(mean - means["serial"] <= POINTS for name, mean in means.items() if name != "Downpour")
     text = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    holds = all(points <= POINTS for name, points in worse.items() if name != "Downpour")
-    return Verdict(holds, f"error {text} %; Downpour {worse['Downpour']:+.2f} points")
+    ratio = quicker(runs)
+    text += f" %; Downpour has serial SGD's loss {ratio:.1f} x sooner than one worker"
+    return Verdict(near and ratio >= 2, f"error {text}")
 
 
 def draw(figures: Figures, figure: Any) -> None:
     left, right = figure.subplots(1, 2)
     for name, run in figures["runs"].items():
-        curve = run["curve"]
+        curve = run["curves"][0]
         style = "-" if run["workers"] > 1 or name == "serial" else ":"
         left.plot([c[0] for c in curve], [c[2] for c in curve], style, label=name)
         right.plot([c[1] for c in curve], [c[2] for c in curve], style)
@@ -133,12 +162,13 @@ CLAIMS = [
         says="Sync and each optimizer come near serial SGD at equal updates; Downpour is quicker.",
         source="An Overview of Distributed Deep Learning",
         paper="-",
-        threshold=f"mean error of 3 seeds at most {POINTS} points above serial SGD's; Downpour's is reported",
+        threshold=f"mean error of 3 seeds at most {POINTS} points above serial SGD's, but for Downpour's; 8 "
+        "workers with Downpour have serial SGD's loss at least 2 x sooner than one with SGD or Adagrad",
         measure=measure,
         judge=judge,
         draw=draw,
-        note="On MNIST Downpour was to be within .5 points, too, and is not: its gradients are as old as the "
-        "pushes of 7 others, and Adagrad at the same rate takes more updates then, in an eighth of the time.",
+        note="On MNIST, Downpour's error at equal updates was to be within .5 points, too, and is not: its "
+        "gradients are as old as the pushes of 7 others, so it takes more updates, in less time.",
     ),
     Claim(
         name="every-way-hogwild",
