@@ -402,8 +402,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
         The largest step count of any parameter that is trained (``requires_grad``), predictors of
-        `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that `GradScaler`
-        skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
+        `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that
+        `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
 
