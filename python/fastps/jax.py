@@ -148,7 +148,8 @@ class Worker:
         Raises:
             ConfigError: A list or tuple has another length than that of `params`; nothing was changed.
         """
-        if jax.tree_util.tree_structure(grads) != jax.tree_util.tree_structure(self.params):
+        structure: Any = jax.tree_util.tree_structure(self.params)
+        if jax.tree_util.tree_structure(grads) != structure:
             _check_lengths(grads, self.params, self._prefix)
         try:
             self._worker.step(flatten(grads, self._prefix), lr=lr, loss=None if loss is None else float(loss))
@@ -210,7 +211,8 @@ def _array(values: Array, leaf: Any) -> jax.Array:
     """A copy with the type of a leaf, on its devices unless JAX chose those."""
     own = values.astype(leaf.dtype)
     if isinstance(leaf, jax.Array) and getattr(leaf, "committed", True):
-        return jax.device_put(own, leaf.sharding)
+        there: jax.Array = jax.device_put(own, leaf.sharding)
+        return there
     return jnp.asarray(own)
 
 
