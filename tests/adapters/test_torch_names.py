@@ -120,6 +120,8 @@ def test_other_models_and_other_layers_are_not_warned_of(store):
         model = nn.Linear(3, 3)
         wrap(model.named_parameters(), store)
         wrap(nn.Linear(3, 3).named_parameters(), store, prefix="module.")
+        wrap(nn.ModuleDict({"layer": nn.Linear(3, 3)}).named_parameters(), store, prefix="one.")
+        wrap(nn.Linear(3, 3).named_parameters(), store, prefix="one.")
         for head in "ab":
             named = nn.ModuleDict({"body": nn.Linear(3, 3), head: nn.Linear(3, 3)}).named_parameters()
             optimizer = wrap(named, store, prefix="heads.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -79,7 +79,18 @@ def warn_of_other_names(
     """
     new = list(new)
     others = [name for name in ps.names() if name.startswith(prefix) and name not in params] if new else []
-    found = {name: other for name in new for other in _others(ps, name, params[name], others, prefix)}
+    if not others:
+        return
+    plain = {_plain(other.removeprefix(prefix)): other for other in others}
+    tied = _tied({id(params[name]) for name in new})
+    found = {}
+    for name in new:
+        param, attributes = params[name], tied.get(id(params[name]), [])
+        same = (one for one in others if one.rpartition(".")[2] in attributes)
+        other = plain.get(_plain(name.removeprefix(prefix)))
+        other = other or next((one for one in same if ps.spec(one).shape == param.shape), None)
+        if other is not None:
+            found[name] = other
     if not found:
         return
     name, other = next(iter(found.items()))
@@ -93,27 +104,18 @@ def warn_of_other_names(
     )
 
 
-def _others(
-    ps: ParameterServer, name: str, param: torch.Tensor, others: Iterable[str], prefix: str
-) -> Iterator[str]:
-    """Those of the servers' names that mean this parameter: of a wrapped model, or of a tied weight."""
-    plain, tied = _plain(name.removeprefix(prefix)), None
-    for other in others:
-        if _plain(other.removeprefix(prefix)) == plain:
-            yield other
-        elif ps.spec(other).shape == tuple(param.shape):
-            tied = _attributes(param) if tied is None else tied
-            if len(tied) > 1 and other.rpartition(".")[2] in tied:
-                yield other
-
-
 def _plain(name: str) -> str:
     """A name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _attributes(param: torch.Tensor) -> list[str]:
-    """The attributes of modules that are this parameter."""
-    holders = [holder for holder in gc.get_referrers(param) if isinstance(holder, dict)]
-    held = [key for holder in holders for key, value in holder.items() if value is param]
-    return [key for key in held if isinstance(key, str) and "." not in key]
+def _tied(params: set[int]) -> dict[int, list[str]]:
+    """Those parameters that modules have in several places, and their attributes there."""
+    found: dict[int, list[str]] = {}
+    for module in gc.get_objects():
+        # Its type is asked for alone: other objects may do work when they are asked for their class.
+        if issubclass(type(module), torch.nn.Module):
+            for attribute, param in module.__dict__.get("_parameters", {}).items():
+                if id(param) in params:
+                    found.setdefault(id(param), []).append(attribute)
+    return {param: attributes for param, attributes in found.items() if len(attributes) > 1}
