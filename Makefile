@@ -29,7 +29,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live live-check bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live gpu-check acceptance-rl acceptance-synthetic second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl bench-live gpu-check acceptance-rl acceptance-synthetic second-order scipy-tests acceptance training repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,9 @@ bench-shared: .venv/.test-release ## Measure processes that train in one shared 
 second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, write benchmarks/README.md, and run all sizes and kills for the same bits
 	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
 	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest optimize faults/test_minimize_killed.py
+
+scipy-tests: .venv/.test-release ## Run scipy's own tests of CG and L-BFGS-B with fastps.optimize; options: make scipy-tests ARGS="-k callback"
+	$(BIN)/python tests/long/scipy_tests.py $(ARGS)
 
 bench-rl: .venv/.test-release ## Measure reinforcement learning with one and two processes and write benchmarks/README.md
 	$(BIN)/python benchmarks/rl.py --output benchmarks/README.md $(ARGS)
