@@ -177,6 +177,9 @@ second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, 
 	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
 	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest optimize faults/test_minimize_killed.py
 
+scipy-tests: .venv/.test-release ## Run scipy's own tests of CG and L-BFGS-B with fastps.optimize; options: make scipy-tests ARGS="-k callback"
+	$(BIN)/python tests/long/scipy_tests.py $(ARGS)
+
 bench-rl: .venv/.test-release ## Measure reinforcement learning with one and two processes and write benchmarks/README.md
 	$(BIN)/python benchmarks/rl.py --output benchmarks/README.md $(ARGS)
 

@@ -64,6 +64,13 @@ def test_a_quadratic_takes_two_trials():
         assert found.accepted.step == pytest.approx(3)
 
 
+def test_a_cubic_takes_two_trials():
+    for first in (0.2, 2.0, 5.0):
+        found = search(StrongWolfe(c2=1e-3), lambda x: x**3 / 3 - x, lambda x: x * x - 1, first)
+        assert len(found.trials) == 2, found
+        assert found.accepted.step == pytest.approx(1)
+
+
 def test_a_search_is_a_value_that_can_be_stored_between_any_two_trials():
     f, slope = functions(np.random.default_rng(3))["waves"]
     whole = search(StrongWolfe(c2=1e-3), f, slope, 0.01)

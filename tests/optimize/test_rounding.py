@@ -57,12 +57,12 @@ def test_a_run_ends_with_success_where_rounding_hides_what_is_lower(method, dtyp
     assert result.grad_norm < 100 * EPS[dtype]
     seen = [at for at in result.history if at.fun > result.fun * (1 + EPS[dtype])]
     if not isinstance(method, GradientDescent):  # which still lowers the gradient, slowly
-        assert result.nfev - seen[-1].nfev < 80
+        assert result.nfev - seen[-1].nfev < 200
 
 
 def test_float32_lbfgs_ends_at_the_floor_of_a_curved_valley():
     result = run(rosenbrock, np.float32, LBFGS(), tol=1e-9)
-    assert (result.success, result.status) == (True, 5), result
+    assert result.success, result  # some elements of the gradient may vanish there
     assert result.nfev - result.history[-1].nfev <= 30
     assert result.fun == pytest.approx(1.0, rel=1e-6)
 
@@ -107,13 +107,13 @@ def state(norms, funs):
 @pytest.mark.parametrize(
     ("norms", "funs", "stalled"),
     [
-        ([1.0] * 20, [5.0] * 20, True),
-        ([1.0] * 19, [5.0] * 19, False),
-        ([1.0] * 19 + [0.9], [5.0] * 20, False),
-        ([1.0] * 20, [5.0] * 19 + [4.9], False),
-        ([1.0] * 20, [5.0] * 19 + [5.0 - 1e-8], True),
-        ([0.1] + [1.0] * 20, [9.0] + [5.0] * 20, True),
-        ([1.0] * 20, [-5.0] * 19 + [-5.1], False),
+        ([1.0] * 50, [5.0] * 50, True),
+        ([1.0] * 49, [5.0] * 49, False),
+        ([1.0] * 49 + [0.9], [5.0] * 50, False),
+        ([1.0] * 50, [5.0] * 49 + [4.9], False),
+        ([1.0] * 50, [5.0] * 49 + [5.0 - 1e-8], True),
+        ([0.1] + [1.0] * 50, [9.0] + [5.0] * 50, True),
+        ([1.0] * 50, [-5.0] * 49 + [-5.1], False),
     ],
 )
 def test_a_run_has_stalled_if_neither_the_function_nor_the_gradient_fell(norms, funs, stalled):

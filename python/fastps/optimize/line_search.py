@@ -14,8 +14,11 @@ __all__ = ["Search", "StrongWolfe", "Trial", "is_number"]
 #: How many times longer the next trial is while the function falls: at least, where the slope says nothing,
 #: and at most.
 _GROWTH = (1.2, 5.0, 10.0)
-#: An interval that two secant steps leave longer than this share of it is bisected.
+#: An interval that two steps leave longer than this share of it is bisected.
 _SHRINK = 0.66
+#: Where the cubic's minimum is nearer than this share of the interval to the secant step, the slope is nearly
+#: straight, and the secant step suffers less from rounding.
+_STRAIGHT = 1e-4
 #: A search ends with so many trials whose decrease rounding hides.
 _HIDDEN = 5
 
@@ -47,8 +50,9 @@ class StrongWolfe:
     A step `a` is accepted if ``f(a) <= f(0) + c1 a f'(0)`` and ``|f'(a)| <= c2 |f'(0)|``. Near a minimum,
     rounding hides the first condition: differences of f are smaller than its last digits. There, where
     ``|f(a) - f(0)| <= eps |f(0)|``, derivatives decide: ``f'(a) <= (2 c1 - 1) f'(0)`` takes its place
-    (approximate Wolfe). Steps are bracketed and then found by secant steps on the derivative
-    (Hager and Zhang 2005, SIAM J. Optim. 16(1)).
+    (approximate Wolfe). Steps are bracketed and then found as in Hager and Zhang 2005
+    (SIAM J. Optim. 16(1)), with the minimum of the cubic through two trials where it differs from their
+    secant step on the derivative.
 
     Args:
         c1: Share of the decrease that the first derivative promises; 0 < c1 < 0.5.
@@ -190,7 +194,7 @@ class Search:
             trial = yield step
             if not self._is_low(trial):
                 return (low, trial) if trial.slope >= 0 else (yield from self._bisect(low, trial))
-            low, step = trial, _farther(low, trial)
+            low, step = trial, self._farther(low, trial)
 
     def _bisect(self, low: Trial, high: Trial) -> _Steps[_Interval]:
         """Shortens an interval whose right end is too high, but does not rise, until its right end rises."""
@@ -214,23 +218,40 @@ class Search:
         return (low, trial) if trial.slope >= 0 else (yield from self._bisect(low, trial))
 
     def _secant_twice(self, low: Trial, high: Trial) -> _Steps[_Interval]:
-        """A secant step, and one from the same side as the end that it replaced."""
-        step = _secant(low, high)
+        """The step to the minimum, and one from the same side as the end that it replaced."""
+        step = self._minimum(low, high)
         new_low, new_high = yield from self._update(low, high, step)
         if step == new_high.step:
-            step = _secant(high, new_high)
+            step = self._minimum(high, new_high)
         elif step == new_low.step:
-            step = _secant(low, new_low)
+            step = self._minimum(low, new_low)
         else:
             return new_low, new_high
         return (yield from self._update(new_low, new_high, step))
 
+    def _farther(self, before: Trial, trial: Trial) -> float:
+        """A longer step, since the function still falls: where its minimum probably is."""
+        least, usual, most = (times * trial.step for times in _GROWTH)
+        step = self._minimum(before, trial)
+        return min(max(step, least), most) if step > trial.step else usual
 
-def _farther(before: Trial, trial: Trial) -> float:
-    """A longer step, since the function still falls: where the slope will probably be zero."""
-    least, usual, most = (times * trial.step for times in _GROWTH)
-    step = _secant(before, trial)
-    return min(max(step, least), most) if step > trial.step else usual
+    def _minimum(self, a: Trial, b: Trial) -> float:
+        """Where the cubic through both trials is lowest; a secant step where that is as good, or where the
+        cubic or rounding hides the place.
+        """
+        secant, length = _secant(a, b), b.step - a.step
+        rounding = self.eps * abs(self.start.fun)
+        if not 10 * rounding <= abs(length) * max(abs(a.slope), abs(b.slope)):
+            return secant
+        middle = a.slope + b.slope - 3 * (b.fun - a.fun) / length
+        scale = max(abs(middle), abs(a.slope), abs(b.slope))
+        square = (middle / scale) ** 2 - (a.slope / scale) * (b.slope / scale) if scale else -1.0
+        if not 0 <= square < math.inf:
+            return secant
+        root = math.copysign(scale * math.sqrt(square), length)
+        below = b.slope - a.slope + 2 * root
+        cubic = b.step - length * (b.slope + root - middle) / below if below else math.nan
+        return secant if abs(cubic - secant) <= _STRAIGHT * abs(length) else cubic
 
 
 def _secant(a: Trial, b: Trial) -> float:

@@ -47,7 +47,7 @@ class OptimizeResult:
         success: Whether the gradient is within `tol`, or rounding hides whatever is lower.
         status: 0: the gradient is within `tol`; 1: `max_iterations`; 2: `max_evaluations`; 3: no lower point
             was found; 4: the callback stopped it; 5: rounding hides any lower point, so the last searches
-            found none, or the last 20 iterations lowered neither the function nor the gradient; -1: in a
+            found none, or the last 50 iterations lowered neither the function nor the gradient; -1: in a
             callback, that the run goes on.
         message: The same in words, and what to do.
         fun: The function at the point in the tensors.

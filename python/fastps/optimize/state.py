@@ -14,7 +14,7 @@ __all__ = ["Limits", "Problem", "State"]
 #: Most iterations of the history that are stored for a coordinator that takes over.
 _STORED = 400
 #: Two times so many iterations without visible progress end a run.
-_STALLED = 10
+_STALLED = 25
 
 
 @dataclass(frozen=True)
