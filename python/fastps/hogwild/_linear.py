@@ -174,7 +174,7 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
         return getattr(self, "coef_", None) is not None
 
     def _begin(self, count: int, columns: int, *, goes_on: bool, partial: bool) -> None:
-        """The problems where training begins: at `coef_` and `intercept_`, whoever assigned them, or at zero.
+        """The problems where training begins: at `coef_` and `intercept_`, also assigned ones, or at zero.
 
         Part by part, count and average go on as well; `fit` starts both again.
         """
