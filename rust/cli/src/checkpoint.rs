@@ -14,6 +14,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Help of addresses: clippy would take the variable for an item of the code.
+const ADDRESSES: &str = "Addresses of some or all shards: host:port, or unix:// and a path [default: those in FASTPS_ADDRESSES, else 127.0.0.1:7070]";
+
 /// Save, inspect, convert and copy snapshots. DIR is the --data-dir of the servers.
 #[derive(Debug, Parser)]
 #[command(name = "fastps checkpoint")]
@@ -26,9 +29,8 @@ pub(crate) struct CheckpointArgs {
 enum Command {
     /// Make every shard of a running cluster write a snapshot now, and wait until all are durable.
     Save {
-        /// Addresses of some or all shards: host:port, or unix:// and a path [default: those in
-        /// FASTPS_ADDRESSES, else 127.0.0.1:7070].
-        #[arg(value_delimiter = ',')]
+        /// Addresses of the shards.
+        #[arg(value_delimiter = ',', help = ADDRESSES)]
         addresses: Vec<String>,
         /// Save the tensors of this group as of one moment on all shards. Pushes wait for some milliseconds
         /// when the cut begins. Until it is written, it takes memory for up to one more copy of the group's
