@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,15 +14,16 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
+from fastps._shared.addresses import default_addresses
 from fastps._shared.checks import integer, invalid, number
 from fastps._shared.countdown import Countdown
 from fastps._shared.files import warn_if_shared
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
-from fastps._shared.text import counted, quoted
+from fastps._shared.text import counted, quoted, some
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
-from fastps.errors import ConfigError, ForkError, Lost
+from fastps.errors import ConfigError, FastpsError, ForkError, Lost, UnknownTensorError
 from fastps.optim import SGD, Optimizer
 from fastps.server import Server
 
@@ -29,6 +31,8 @@ __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps", "connect"
 
 Arrays = Mapping[str, Any]
 
+#: Seconds between two questions of `ParameterServer.wait_for`.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 #: The settings of a push that gives none.
 _PLAIN = _fastps.PushSettings()
 _Kind = TypeVar("_Kind", bound="ParameterServer")
@@ -149,6 +153,34 @@ class ParameterServer:
     def names(self, *, timeout: float | None = None) -> list[str]:
         """The names of all tensors, sorted."""
         return self._native.names(timeout)
+
+    def wait_for(self, names: str | Iterable[str], *, timeout: float | None = None) -> None:
+        """Waits until other workers have registered these tensors.
+
+        Args:
+            names: A name, or several.
+
+        Raises:
+            UnknownTensorError: Some are still missing after `timeout` seconds; it lists them.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> store.wait_for(["w"], timeout=5.0)
+        """
+        wanted = {names} if isinstance(names, str) else set(names)
+        seconds = self._native.timeout if timeout is None else number("timeout", timeout)
+        end, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while missing := sorted(wanted.difference(self._native.names(max(0.0, end - time.monotonic())))):
+            if time.monotonic() + 2 * pause > end:
+                raise UnknownTensorError(
+                    f"no other worker has registered {some(missing)} within {seconds:g} s",
+                    tensor=missing[0],
+                    expected="names that another worker registers",
+                    got=quoted(missing),
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def spec(self, name: str, *, timeout: float | None = None) -> TensorSpec:
         """The description of a tensor. Raises `UnknownTensorError` if it is not registered."""
@@ -733,7 +765,7 @@ def _address(one: Any) -> str:
 
 
 def connect(
-    addresses: str | int | Server | Iterable[str | int],
+    addresses: str | int | Server | Iterable[str | int] | None = None,
     timeout: float = 30.0,
     check_finite: bool = True,
     transport: Literal["tcp", "unix", "shm"] | None = None,
@@ -745,6 +777,8 @@ def connect(
     spin_us: int = 200,
     ack: Literal["applied", "logged"] = "applied",
     run: str | None = None,
+    wait: float | None = None,
+    name: str | None = None,
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
@@ -757,7 +791,8 @@ def connect(
             as long as this client exists, or a port of this machine, such as 7070.
             ``"unix:///path"`` is a server on this machine that listens on this path (``--listen-unix``); it
             is used only through that socket, without TLS. Shards that are not listed are reached over TCP, so
-            list the sockets of all.
+            list the sockets of all. None: the value of the environment variable ``FASTPS_ADDRESSES``, which
+            ``fastps run`` sets; without it, ``127.0.0.1:7070``.
         timeout: Seconds after which a call fails; each method can override it.
         check_finite: Scan gradients for NaN and infinity before anything is sent. False skips that scan:
             servers still refuse slices with such values, but other slices of the same push may be applied by
@@ -775,6 +810,9 @@ def connect(
             tensors, groups and portions, so that several runs can use one server. None: names belong to no
             run, and those of run ``a`` begin with ``run:a/``. ``fastps ls`` and ``fastps rm`` list and free
             runs.
+        wait: Seconds to wait for servers that do not answer yet, such as ones that start later; None: as long
+            as `timeout`.
+        name: The client's name in logs and statistics of the servers, at most 256 bytes; None: ``"pid N"``.
         tls_ca: Use TLS, and trust servers whose certificate is signed by a CA in this PEM file.
         tls_cert: This client's certificate (PEM), followed by its issuers, for servers that require one.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
@@ -792,7 +830,7 @@ def connect(
         ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
             ``ack="logged"``.
     """
-    text = _addresses(addresses)
+    text, source = default_addresses() if addresses is None else (_addresses(addresses), None)
     warn_if_shared(tls_key, stacklevel=2)
     options: dict[str, Any] = {
         "timeout": number("timeout", timeout),
@@ -807,5 +845,14 @@ def connect(
     }
     if run is not None:
         options["run"] = run
-    server = addresses if isinstance(addresses, Server) else None
-    return ParameterServer(_fastps.connect(text, **options), (text, options), server)
+    if wait is not None:
+        options["wait"] = number("wait", wait)
+    if name is not None:
+        options["name"] = name
+    try:
+        native = _fastps.connect(text, **options)
+    except FastpsError as error:
+        if source is not None:
+            error.args = (f"{error} ({text} is {source})",)
+        raise
+    return ParameterServer(native, (text, options), addresses if isinstance(addresses, Server) else None)

@@ -166,12 +166,10 @@ def test_the_torch_example_differs_in_at_most_10_lines() -> None:
 
 @pytest.mark.timeout(240)
 def test_the_torch_example_trains() -> None:
-    """As it says: a server, and two workers by torchrun."""
+    """As it says: a server, and two workers by ``fastps run``."""
     with fastps.serve() as server:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        output = run(
-            [*command, str(ROOT / "examples/torch_server.py"), server.addresses], ROOT / "tests", 200
-        )
+        command = [sys.executable, "-m", "fastps", "run", "-n", "2", "--servers", server.addresses]
+        output = run([*command, str(ROOT / "examples/torch_server.py")], ROOT / "tests", 200)
         assert all(float(a) > 0.9 for a in re.findall(r"epoch 2 .* accuracy (\S+)", output)), output
         with fastps.connect(server.addresses) as ps:
             assert ps.versions("0.weight")["0.weight"] == 1 + 2 * 3 * 128

@@ -1,5 +1,5 @@
-"""The command line: ``fastps demo | sandblaster | rl | serve | status | ls | rm | checkpoint | doctor |
-torture | repro | live``, and ``fastps-server``.
+"""The command line: ``fastps run | serve | status | ls | rm | checkpoint | doctor | demo | live |
+sandblaster | rl | repro | torture``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -27,6 +27,7 @@ from fastps._shared.process import (
 
 _COMMANDS = {
     "run and operate": {
+        "run": "start servers and the workers of a script on this machine",
         "serve": "run shard servers",
         "status": "show counters and open spaces of a running cluster",
         "ls": "list the tensors of a running cluster, by run",
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     from fastps.commands.kit.parser import Parser
     from fastps.commands.live import command as live
     from fastps.commands.repro import command as repro
+    from fastps.commands.run import command as run
     from fastps.commands.sandblaster import command as sandblaster
     from fastps.commands.torture import command as torture
 
@@ -118,6 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     sandblaster.add_arguments(blaster)
     blaster.set_defaults(execute=sandblaster.execute)
+    launcher = commands.add_parser(
+        "run",
+        description="Start servers and the workers of a script on this machine, and start dead ones again.\n"
+        "A worker that dies does not end the others.",
+    )
+    run.add_arguments(launcher)
+    launcher.set_defaults(execute=run.execute)
     commands.add_parser("serve", add_help=False)
     commands.add_parser(
         "checkpoint",
@@ -132,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show the counters of all shards of a running cluster, and its open spaces.\n"
         "The exit code is 1 if a shard does not answer.",
     )
-    status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
+    runs.add_addresses(status)
     status.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
     )

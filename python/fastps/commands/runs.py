@@ -12,7 +12,7 @@ from fastps._shared.process import EXIT_OK, CommandError
 from fastps._shared.text import ago
 from fastps.connection import ParameterServer, TensorSpec, connect
 
-__all__ = ["Listed", "add_arguments", "listed", "ls", "rm"]
+__all__ = ["Listed", "add_addresses", "add_arguments", "listed", "ls", "rm"]
 
 #: What the names of a run's tensors begin with on the servers.
 _MARK = "run:"
@@ -54,9 +54,19 @@ def listed(ps: ParameterServer) -> list[Listed]:
     return sorted(found, key=lambda one: (one.run or "", one.spec.name))
 
 
+def add_addresses(parser: argparse.ArgumentParser) -> None:
+    """The argument for the addresses of running servers."""
+    parser.add_argument(
+        "addresses",
+        nargs="?",
+        metavar="ADDRESSES",
+        help="host:port of each shard, separated by commas (default: FASTPS_ADDRESSES, else 127.0.0.1:7070)",
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that both commands have."""
-    parser.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
+    add_addresses(parser)
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for an answer (30)"
     )
@@ -94,7 +104,7 @@ def rm(args: argparse.Namespace) -> int:
     with _connect(args) as ps:
         found = [one for one in listed(ps) if one.run == args.run]
         if not found:
-            raise CommandError(f"there is no run {args.run!r}; fastps ls {args.addresses} lists them")
+            raise CommandError(f"there is no run {args.run!r}; fastps ls {','.join(ps.transport)} lists them")
         for one in found:
             ps.unregister(f"{_MARK}{args.run}/{one.spec.name}")
     tensors = f"{len(found)} tensor{'s' * (len(found) != 1)}"

@@ -11,7 +11,11 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// Help of addresses: clippy would take the variable for an item of the code.
+const ADDRESSES: &str = "Addresses of some or all shards: host:port, or unix:// and a path [default: those in FASTPS_ADDRESSES, else 127.0.0.1:7070]";
 
 /// Save, inspect, convert and copy snapshots. DIR is the --data-dir of the servers.
 #[derive(Debug, Parser)]
@@ -25,8 +29,8 @@ pub(crate) struct CheckpointArgs {
 enum Command {
     /// Make every shard of a running cluster write a snapshot now, and wait until all are durable.
     Save {
-        /// Addresses of some or all shards: host:port, or unix:// and a path.
-        #[arg(required = true, value_delimiter = ',')]
+        /// Addresses of the shards.
+        #[arg(value_delimiter = ',', help = ADDRESSES)]
         addresses: Vec<String>,
         /// Save the tensors of this group as of one moment on all shards. Pushes wait for some milliseconds
         /// when the cut begins. Until it is written, it takes memory for up to one more copy of the group's
@@ -151,13 +155,30 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
+/// Connects to these addresses, or to those of the environment, or to the default one.
+fn connect(given: Vec<String>, options: ConnectOptions) -> Result<Arc<Client>> {
+    if !given.is_empty() {
+        return Client::connect(&given, options);
+    }
+    let set = std::env::var("FASTPS_ADDRESSES").unwrap_or_default();
+    let (text, source) = match set.trim() {
+        "" => ("127.0.0.1:7070", "the default address, since none is given and FASTPS_ADDRESSES is not set"),
+        set => (set, "the value of FASTPS_ADDRESSES, since no address is given"),
+    };
+    let addresses: Vec<_> = text.split(',').map(|one| one.trim().to_owned()).collect();
+    Client::connect(&addresses, options).map_err(|mut error| {
+        error.message = format!("{} ({text} is {source})", error.message);
+        error
+    })
+}
+
 /// Returns false if a check found damage.
 fn execute(command: Command) -> Result<bool> {
     match command {
         Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
             let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
-            let client =
-                Client::connect(&addresses, ConnectOptions { timeout, tls, ..ConnectOptions::default() })?;
+            let options = ConnectOptions { timeout, tls, ..ConnectOptions::default() };
+            let client = connect(addresses, options)?;
             let snapshots = match cut {
                 None => client.checkpoint(timeout)?,
                 Some(group) => client.checkpoint_of_cut(&group, timeout)?,

@@ -230,6 +230,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
         for (index, path) in server.sockets() {
             writeln!(out, "fastps: shard {index} listening on unix://{}", path.display()).map_err(io)?;
         }
+        writeln!(out, "fastps: {}", server.summary()).map_err(io)?;
         out.flush().map_err(io)?;
         stop.await;
         tracing::info!("stopping");

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
 #[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200, tls_ca=None, tls_cert=None,
-                    tls_key=None, tls_server_name=None, ack="applied", run=None))]
+                    tls_key=None, tls_server_name=None, ack="applied", run=None, wait=None, name=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -29,6 +29,8 @@ pub(crate) fn connect(
     tls_server_name: Option<String>,
     ack: &str,
     run: Option<String>,
+    wait: Option<Seconds>,
+    name: Option<String>,
 ) -> PyResult<Client> {
     let ack = match ack {
         "applied" => Ack::Applied,
@@ -49,15 +51,17 @@ pub(crate) fn connect(
         addresses.split(',').map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
     let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
     let spin = spin(py, spin_us)?;
+    let defaults = ConnectOptions::default();
     let options = ConnectOptions {
-        timeout,
+        timeout: wait.map_or(Ok(timeout), |seconds| call::duration(py, seconds))?,
+        name: name.unwrap_or(defaults.name),
         transport,
         spin,
         tls,
         tls_server_name,
         ack,
         run,
-        ..ConnectOptions::default()
+        checksums: defaults.checksums,
     };
     let title = addresses.join(", ");
     let connected = call::run(py, true, move || fastps_client::Client::connect(&addresses, options))?;

@@ -245,20 +245,32 @@ impl ServerConfig {
         (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }
 
-    /// Memory limit of each of `shards` shards in bytes; logs its source, unless it was configured.
-    pub(crate) fn memory_per_shard(&self, shards: usize) -> u64 {
-        let limit = self.memory_limit.unwrap_or_else(|| {
-            let MachineMemory { bytes, source } = MachineMemory::read(Path::new("/"));
-            let limit = bytes / 100 * DEFAULT_PERCENT_OF_MEMORY;
-            let (taken, all) = (human::size(limit), human::size(bytes));
-            let source = source.display();
-            tracing::info!(
-                "the memory limit is {taken}: {DEFAULT_PERCENT_OF_MEMORY} % of {all}, according to {source}; \
-                 --memory-limit sets another"
-            );
-            limit
-        });
-        limit / shards.max(1) as u64
+    /// Memory limit of this process in bytes, and its source.
+    pub(crate) fn memory(&self) -> (u64, String) {
+        if let Some(limit) = self.memory_limit {
+            return (limit, "as configured".to_owned());
+        }
+        let MachineMemory { bytes, source } = MachineMemory::read(Path::new("/"));
+        let (all, source) = (human::size(bytes), source.display());
+        let source = format!("{DEFAULT_PERCENT_OF_MEMORY} % of {all}, according to {source}");
+        (bytes / 100 * DEFAULT_PERCENT_OF_MEMORY, source)
+    }
+
+    /// What the server at these addresses keeps, encrypts and may use, in one line.
+    pub(crate) fn summary(&self, addresses: &[String], memory: (u64, &str)) -> String {
+        let version = env!("CARGO_PKG_VERSION");
+        let kept = match &self.data_dir {
+            Some(folder) => format!("data in {}", folder.display()),
+            None => "in memory: a restart loses everything".to_owned(),
+        };
+        let tls = match (self.tls.are_none(), &self.tls.ca) {
+            (true, _) => "no TLS",
+            (false, None) => "TLS",
+            (false, Some(_)) => "TLS with client certificates",
+        };
+        let (limit, source) = (human::size(memory.0), memory.1);
+        let addresses = addresses.join(", ");
+        format!("version {version}; {kept}; {tls}; memory limit {limit} ({source}); at {addresses}")
     }
 }
 
@@ -336,6 +348,6 @@ mod tests {
         refusal(&ServerConfig { spin: Duration::from_secs(2), ..on("127.0.0.1:0") });
         refusal(&on("nonsense"));
         refusal(&ServerConfig { listen: Vec::new(), ..ServerConfig::default() });
-        assert!(on("x").memory_per_shard(2) > 0);
+        assert!(on("x").memory().0 > 0);
     }
 }

@@ -52,6 +52,7 @@ const THREAD_EXIT_TIME: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Server {
     addresses: Vec<String>,
+    summary: String,
     sockets: Vec<(u32, PathBuf)>,
     nodes: Vec<Arc<Node>>,
     phase: watch::Sender<Phase>,
@@ -72,9 +73,11 @@ impl Server {
         let bucket = Copies::check(config)?;
         let (bound, cluster) = config.bind()?;
         let isa = Isa::get()?;
-        let memory_limit = config.memory_per_shard(bound.len());
+        let (memory, source) = config.memory();
+        let memory_limit = memory / bound.len().max(1) as u64;
         let (phase, watching) = watch::channel(Phase::Serving);
-        let addresses = bound.iter().map(|b| b.address.clone()).collect();
+        let addresses: Vec<_> = bound.iter().map(|b| b.address.clone()).collect();
+        let summary = config.summary(&addresses, (memory, &source));
         let socket = |b: &Bound| b.socket.as_ref().map(|socket| (b.index, socket.path().to_owned()));
         let sockets = bound.iter().filter_map(socket).collect();
         let cluster: Arc<[String]> = cluster.into();
@@ -155,12 +158,18 @@ impl Server {
         let copies = Mutex::new(copies);
         let when = When { every: config.snapshot_every, after: config.snapshot_after };
         let snapshots = Mutex::new(Some(Snapshots::start(&nodes, when)?));
-        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })
+        let threads = Mutex::new(threads);
+        Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies })
     }
 
     /// The addresses of this process's shards, with their actual ports.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    /// Version, data directory, encryption, memory limit and addresses, in one line for people.
+    pub fn summary(&self) -> &str {
+        &self.summary
     }
 
     /// Index in the cluster and address of each shard of this process.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ONE_THREAD", "Child", "end", "python_module"]
+__all__ = ["ONE_THREAD", "Child", "end", "inherited", "python_module"]
 
 #: The environment of a child that computes on one core.
 ONE_THREAD = dict.fromkeys(
@@ -36,7 +36,7 @@ def python_module(*arguments: str) -> list[str]:
     return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
 
 
-def _inherited() -> dict[str, str]:
+def inherited() -> dict[str, str]:
     """The part of the user's environment that children see."""
     names = (name for name in os.environ if not name.startswith("FASTPS_") or name in _INHERITED)
     return {name: os.environ[name] for name in names}
@@ -53,7 +53,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**_inherited(), "PYTHONUNBUFFERED": "1", **env},
+                env={**inherited(), "PYTHONUNBUFFERED": "1", **env},
                 start_new_session=True,
             )
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()

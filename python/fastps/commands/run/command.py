@@ -1,0 +1,151 @@
+"""Options of ``fastps run``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from fastps._shared.addresses import VARIABLE
+from fastps._shared.process import EXIT_USAGE, CommandError, signals_raise
+from fastps.commands.run.launch import Launch, Plan
+from fastps.commands.run.output import Output
+
+__all__ = ["add_arguments", "execute"]
+
+USAGE = """\
+fastps run -n WORKERS [options] SCRIPT.py [ARGUMENTS]
+       fastps run -n WORKERS [options] -- COMMAND [ARGUMENTS]
+       fastps run --servers-only [options] -- COMMAND [ARGUMENTS]"""
+
+EPILOG = """\
+Each worker gets FASTPS_ADDRESSES, which fastps.connect() reads, FASTPS_RANK, FASTPS_WORKERS and RANK. The
+exit code is 0 if every worker has ended with 0; else that of the first worker that has used up its restarts
+(128 + n after signal n); 1 if a server without --data-dir has ended; 130 after Ctrl-C. However the launcher
+ends, its servers and workers end, too."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastps run``."""
+    parser.usage, parser.epilog = USAGE, EPILOG
+    parser.add_argument("-n", "--workers", type=_positive, metavar="WORKERS", help="number of workers (1)")
+    parser.add_argument("--shards", type=_positive, metavar="N", help="number of servers to start (1)")
+    parser.add_argument(
+        "--servers",
+        metavar="ADDRESSES",
+        help="use these servers, host:port,host:port, instead of starting some (default: those in "
+        "FASTPS_ADDRESSES, if it is set and neither --shards nor --data-dir is given)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="the servers keep their state here, start from it, and are started again if they end",
+    )
+    parser.add_argument(
+        "--restart",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="start each dead worker again, up to N times (0)",
+    )
+    parser.add_argument(
+        "--stagger", type=_seconds, default=0.0, metavar="S", help="seconds between the starts of workers (0)"
+    )
+    parser.add_argument(
+        "--torch-env",
+        action="store_true",
+        help="also set WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: with these, accelerate and the "
+        "trainers of Hugging Face start an all-reduce group",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="log starts and ends, a JSON object per line"
+    )
+    parser.add_argument(
+        "--servers-only",
+        action="store_true",
+        help="start servers and run COMMAND once, such as another launcher, with FASTPS_ADDRESSES",
+    )
+    parser.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="script and its arguments"
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs servers and workers; returns the exit code."""
+    plan = _plan(args)
+    with signals_raise():
+        return Launch(plan, Output(args.json)).run()
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    own = {"--shards": args.shards, "--data-dir": args.data_dir}
+    given = [option for option, value in own.items() if value is not None]
+    addresses = args.servers
+    if addresses is not None and (given or args.servers_only):
+        other = given[0] if given else "--servers-only"
+        raise UsageError(
+            f"--servers uses running servers, and {other} is for servers to start: give one of them"
+        )
+    for option, value in {
+        "-n": args.workers,
+        "--restart": args.restart,
+        "--torch-env": args.torch_env,
+    }.items():
+        if args.servers_only and value:
+            raise UsageError(f"{option} is for workers, and --servers-only starts none: give one of them")
+    if addresses is None and not given and not args.servers_only:
+        addresses = os.environ.get(VARIABLE, "").strip() or None
+    return Plan(
+        command=_command(args.script),
+        workers=None if args.servers_only else args.workers or 1,
+        addresses=addresses,
+        shards=args.shards or 1,
+        data_dir=args.data_dir,
+        restarts=args.restart,
+        stagger=args.stagger,
+        torch_env=args.torch_env,
+    )
+
+
+def _command(given: list[str]) -> list[str]:
+    """The command of a worker: scripts and modules of Python run in this interpreter."""
+    command = given[1:] if given[:1] == ["--"] else given
+    if not command:
+        raise UsageError("nothing to run: expected a script or, after --, a command")
+    if command[0] == "-m":
+        return [sys.executable, *command]
+    if command[0].endswith(".py"):
+        if not Path(command[0]).is_file():
+            raise CommandError(f"there is no script {command[0]} in {Path.cwd()}")
+        return [sys.executable, *command]
+    if shutil.which(command[0]) is None:
+        raise CommandError(f"cannot run {command[0]}: expected a script NAME.py or a program on the PATH")
+    return command
+
+
+class UsageError(CommandError):
+    """Options contradict each other."""
+
+    exit_code = EXIT_USAGE
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {text}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text}")
+    return value

@@ -1,0 +1,232 @@
+"""The course of ``fastps run``: starts servers and workers, starts dead ones again, and ends all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastps._shared.addresses import VARIABLE
+from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError, Interrupted
+from fastps._shared.text import counted
+from fastps.commands.kit.servers import free_ports
+from fastps.commands.run.output import Output
+from fastps.commands.run.process import Server, Worker
+
+__all__ = ["Launch", "Plan"]
+
+#: Seconds between two looks at the processes.
+_PERIOD = 0.05
+#: Seconds before a process starts again, twice as many after each further death.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+#: Seconds that workers, then servers, have to end when the run is interrupted: less than 5 together.
+_WORKERS_END, _SERVERS_END = 1.5, 2.5
+#: Seconds for the last lines of an interrupted process.
+_INTERRUPTED_LINES = 0.2
+#: Seconds that servers have to save their state at the end of a run.
+_SERVERS_SAVE = 60.0
+#: Smallest exit code of a process that a signal has ended.
+_KILLED = 128
+#: Variables that a launcher of an all-reduce group sets.
+_GROUP = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        command: Command of each worker.
+        workers: Number of workers; None: the command runs once, without a rank, and its output is unchanged.
+        addresses: Addresses of running servers, separated by commas; None: servers are started.
+        shards: Number of servers to start.
+        data_dir: Data directory of these servers; None: they keep nothing.
+        restarts: How often each worker may start again.
+        stagger: Seconds between the starts of two workers.
+        torch_env: Whether workers get the variables of an all-reduce group.
+    """
+
+    command: list[str]
+    workers: int | None
+    addresses: str | None
+    shards: int
+    data_dir: Path | None
+    restarts: int
+    stagger: float
+    torch_env: bool
+
+
+@dataclass
+class Rank:
+    """A worker's place.
+
+    Attributes:
+        number: The rank.
+        due: When its worker starts, by the monotonic clock.
+        worker: Its running worker.
+        restarts: How often its worker has started again.
+        code: Its exit code, once it has ended for good.
+    """
+
+    number: int
+    due: float
+    worker: Worker | None = None
+    restarts: int = 0
+    code: int | None = None
+
+
+class Launch:
+    """One run of the launcher.
+
+    Args:
+        plan: What to run.
+        output: Where lines and events are written.
+    """
+
+    def __init__(self, plan: Plan, output: Output) -> None:
+        self._plan, self._output = plan, output
+        self._servers: list[Server] = []
+        self._deaths: dict[int, int] = {}
+        self._ranks: list[Rank] = []
+        self._failed = EXIT_OK
+
+    def run(self) -> int:
+        """Runs until every rank has ended; returns the exit code.
+
+        Raises:
+            CommandError: A server has ended without a data directory, or cannot start.
+            Interrupted: A signal has arrived. All processes have ended.
+        """
+        code, ending = EXIT_FAILED, int(signal.SIGTERM)
+        try:
+            self._watch(self._plan.addresses or self._start_servers())
+            code = self._failed
+        except Interrupted as stop:
+            code, ending = stop.exit_code, stop.exit_code - 128
+            raise
+        finally:
+            self._end(ending)
+            self._output.event("end", code=code)
+        return code
+
+    # -- servers ---------------------------------------------------------------------------------------------
+
+    def _start_servers(self) -> str:
+        """Starts the servers, waits until all listen, and returns their addresses."""
+        cluster = [f"127.0.0.1:{port}" for port in free_ports(self._plan.shards)]
+        for shard in range(self._plan.shards):
+            self._servers.append(self._server(shard, cluster))
+        while not all(server.listens.is_set() for server in self._servers):
+            self._check_servers()
+            time.sleep(_PERIOD)
+        return ",".join(cluster)
+
+    def _server(self, shard: int, cluster: Sequence[str]) -> Server:
+        folder = self._plan.data_dir
+        options = [] if folder is None else ["--data-dir", str(folder)]
+        server = Server(shard, cluster, options, self._output)
+        self._output.event("server_start", shard=shard, address=server.address, pid=server.process.pid)
+        return server
+
+    def _check_servers(self) -> None:
+        """Starts servers that have ended again, if they have kept their state."""
+        for shard, server in enumerate(self._servers):
+            if (code := server.exit_code()) is None:
+                continue
+            server.close()
+            self._output.event("server_end", shard=shard, code=code)
+            ended = f"server {shard} ({server.address}) ended with exit code {code}"
+            if not server.listens.is_set() and code < _KILLED:
+                raise CommandError(f"{ended} before it listened: see its lines above")
+            if self._plan.data_dir is None:
+                raise CommandError(
+                    f"{ended}, and what it held in memory is lost; with --data-dir DIR, servers keep it "
+                    "and are started again"
+                )
+            self._deaths[shard] = self._deaths.get(shard, 0) + 1
+            self._output.say(f"{ended}; it starts again from {self._plan.data_dir}")
+            time.sleep(_pause(self._deaths[shard]))
+            self._servers[shard] = self._server(shard, [other.address for other in self._servers])
+
+    # -- workers ---------------------------------------------------------------------------------------------
+
+    def _watch(self, addresses: str) -> None:
+        """Starts the workers and waits until every rank has ended."""
+        plan, now = self._plan, time.monotonic()
+        self._ranks = [Rank(k, now + k * plan.stagger) for k in range(plan.workers or 1)]
+        what = "COMMAND" if plan.workers is None else counted(plan.workers, "worker")
+        self._output.say(f"{counted(addresses.count(',') + 1, 'server')} at {addresses}, {what}")
+        port = free_ports(1)[0] if plan.torch_env else None
+        while True:
+            for rank in self._ranks:
+                if rank.worker is not None:
+                    self._check_worker(rank, rank.worker)
+                elif rank.code is None and time.monotonic() >= rank.due:
+                    self._start_worker(rank, addresses, port)
+            if all(rank.code is not None for rank in self._ranks):
+                return
+            self._check_servers()
+            if self._output.broken:
+                raise BrokenPipeError
+            time.sleep(_PERIOD)
+
+    def _start_worker(self, rank: Rank, addresses: str, port: int | None) -> None:
+        plan, name = self._plan, None
+        env = {**os.environ, VARIABLE: addresses}
+        if plan.workers is not None:
+            name = f"rank {rank.number}"
+            env = {key: value for key, value in env.items() if key not in _GROUP}
+            env.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
+            env["FASTPS_RANK"] = env["RANK"] = str(rank.number)
+            env["FASTPS_WORKERS"] = str(plan.workers)
+            if port is not None:
+                group = (str(plan.workers), str(rank.number), "127.0.0.1", str(port))
+                env |= dict(zip(_GROUP, group, strict=True))
+        rank.worker = Worker(name, rank.number, plan.command, env, self._output)
+        self._output.event("start", rank=rank.number, pid=rank.worker.process.pid, restart=rank.restarts)
+
+    def _check_worker(self, rank: Rank, worker: Worker) -> None:
+        """Notes the end of a worker, and when it starts again."""
+        if (code := worker.exit_code()) is None:
+            return
+        worker.close()
+        rank.worker = None
+        self._output.event("exit", rank=rank.number, code=code)
+        if code == EXIT_OK or rank.restarts == self._plan.restarts:
+            rank.code, self._failed = code, self._failed or code
+            if code != EXIT_OK and self._plan.workers is not None:
+                after = f" after {counted(rank.restarts, 'restart')}" * (rank.restarts > 0)
+                self._output.say(f"rank {rank.number} ended with exit code {code}{after}")
+            return
+        rank.restarts += 1
+        rank.due = time.monotonic() + _pause(rank.restarts)
+        left = self._plan.restarts - rank.restarts
+        self._output.say(f"rank {rank.number} ended with exit code {code}; it starts again ({left} left)")
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _end(self, number: int) -> None:
+        """Ends workers with this signal, then servers; kills what remains."""
+        workers = [rank.worker for rank in self._ranks if rank.worker is not None]
+        done = bool(self._ranks) and not workers
+        for worker in workers:
+            worker.signal(number)
+        deadline = time.monotonic() + _WORKERS_END
+        for worker in workers:
+            worker.wait(deadline - time.monotonic())
+        for server in self._servers:
+            server.signal(signal.SIGTERM)
+        for worker in workers:
+            worker.close(_INTERRUPTED_LINES)
+        deadline = time.monotonic() + (_SERVERS_SAVE if done else _SERVERS_END)
+        for server in self._servers:
+            server.wait(deadline - time.monotonic())
+            server.close(_INTERRUPTED_LINES)
+
+
+def _pause(deaths: int) -> float:
+    """Seconds before a process starts again after that many deaths."""
+    return min(_FIRST_PAUSE * 2.0 ** min(deaths - 1, 10), _LONGEST_PAUSE)
