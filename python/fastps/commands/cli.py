@@ -1,5 +1,5 @@
 """The command line: ``fastps demo | sandblaster | rl | serve | status | ls | rm | checkpoint | doctor |
-torture | repro | live``, and ``fastps-server``.
+torture | repro | live | examples``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -35,6 +35,7 @@ _COMMANDS = {
         "doctor": "check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
     },
     "learn and check": {
+        "examples": "list the examples, with the extras that they need, and copy them into a folder",
         "demo": "train a classifier with Downpour SGD on this machine; one worker is killed half-way",
         "live": "watch servers and workers train, on a page in the browser",
         "sandblaster": "minimize a loss with L-BFGS and conjugate gradients, with replica processes",
@@ -88,7 +89,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fastps.commands import doctor, runs
+    from fastps.commands import doctor, examples, runs
     from fastps.commands.demo import command
     from fastps.commands.kit.parser import Parser
     from fastps.commands.live import command as live
@@ -188,6 +189,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     live.add_arguments(viewer)
     viewer.set_defaults(execute=live.execute)
+    samples = commands.add_parser(
+        "examples",
+        description="List the examples of the package, each with the extras that it needs; or copy them.",
+    )
+    examples.add_arguments(samples)
+    samples.set_defaults(execute=examples.execute)
     return parser
 
 
