@@ -79,9 +79,7 @@ def _copy(found: list[Example], folder: Path) -> None:
     for example in found:
         target = folder / example.name
         if target.exists() and target.read_bytes() != (_FOLDER / example.name).read_bytes():
-            raise CommandError(
-                f"{target} exists and differs from the example: remove it, or choose another --to"
-            )
+            raise CommandError(f"{target} differs from the example: remove it, or choose another folder")
     for example in found:
         target = folder / example.name
         target.parent.mkdir(parents=True, exist_ok=True)
