@@ -15,7 +15,7 @@ PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
-           $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
+           $(shell find rust python protos examples -type f -not -path '*/__pycache__/*' -not -name '*.so')
 # This includes the wheel's own crate, which has no Rust tests, so that dependencies have the same features as in the wheel
 # and are built once. loom would change their features (see rust/transport/loom/Cargo.toml).
 RUST_TESTED := --workspace --exclude fastps-transport-loom

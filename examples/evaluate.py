@@ -1,5 +1,7 @@
 """Evaluates the model of mnist_torch.py while workers train it, and keeps the best one in best.safetensors.
 
+Needs the extras torch and checkpoint.
+
     fastps serve                                       # terminal 1: a server at port 7070
     python examples/mnist_torch.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
     python examples/evaluate.py 127.0.0.1:7070         # one more: the evaluator

@@ -1,5 +1,7 @@
 """JAX and optax: each worker takes ten local steps, pushes the difference, and pulls the shared values.
 
+Needs the extra jax.
+
 fastps serve                                            # terminal 1: a server at port 7070
 python examples/jax_local_steps.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
 """

@@ -1,5 +1,7 @@
 """MNIST with JAX: any number of workers train one model, and together use each image once per epoch.
 
+Needs the extra jax.
+
     fastps serve                                     # terminal 1: a server at port 7070
     python examples/mnist_jax.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
 

@@ -1,5 +1,7 @@
 """MNIST with NumPy: any number of workers train one model, and together use each image once per epoch.
 
+Needs no extra.
+
     fastps serve                                       # terminal 1: a server at port 7070
     python examples/mnist_numpy.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
 

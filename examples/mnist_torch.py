@@ -1,5 +1,7 @@
 """MNIST with PyTorch: any number of workers train one model, and together use each image once per epoch.
 
+Needs the extra torch.
+
     fastps serve                                       # terminal 1: a server at port 7070
     python examples/mnist_torch.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
 

@@ -1,5 +1,7 @@
 """A convolutional net in parts: each part is a process, and any number of such replicas train one model.
 
+Needs the extra torch.
+
     fastps serve                                                           # terminal 1: a server at port 7070
     torchrun --nproc-per-node 2 examples/model_parallel.py 127.0.0.1:7070  # terminal 2: a replica of 2 parts
 

@@ -1,5 +1,7 @@
 """Two replicas of two parts train one model on two shards; a part is killed half-way.
 
+Needs the extras torch and demo.
+
     python examples/model_parallel_demo.py [--partition layers|rows] [--epochs N] [--output FILE]
 
 Each replica is `torchrun --max-restarts 100 examples/model_parallel.py`: the one with the killed part starts

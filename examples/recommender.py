@@ -1,6 +1,7 @@
 """A recommender: two lock-free threads train factors on a sparse matrix of ratings.
 
-    pip install '.[sklearn]'      # in the checkout
+Needs the extra sklearn.
+
     python examples/recommender.py
 
 The ratings are synthetic: 1,000 people rate 40 of 400 films each, according to hidden tastes.

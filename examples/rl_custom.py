@@ -1,5 +1,7 @@
 """Reinforcement learning with your own environment and model, and any number of workers.
 
+Needs the extra rl.
+
 fastps serve                                        # terminal 1: a server at port 7070
 python examples/rl_custom.py 127.0.0.1:7070 0       # terminal 2, 3, ...: a worker each, with its own seed
 """

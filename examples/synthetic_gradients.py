@@ -1,5 +1,7 @@
 """Parts that do not wait for each other: a net in parts, each a process, with synthetic gradients.
 
+Needs the extras torch and demo.
+
     python examples/synthetic_gradients.py [--how backprop|dni|cdni|frozen] [--layers 5] [--parts 3]
     python examples/synthetic_gradients.py --all [--slow PART MS] [--output FILE]
 

@@ -1,6 +1,7 @@
 """Text classification: two lock-free threads train a scikit-learn pipeline.
 
-    pip install '.[sklearn]'      # in the checkout
+Needs the extra sklearn.
+
     python examples/text_classification.py
 
 The texts are synthetic: words of two topics among neutral words.

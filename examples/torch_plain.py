@@ -1,4 +1,7 @@
-"""An ordinary PyTorch training script: one process, torch's own optimizer."""
+"""An ordinary PyTorch training script: one process, torch's own optimizer.
+
+Needs the extra torch.
+"""
 
 import torch
 from torch import nn

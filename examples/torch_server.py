@@ -1,5 +1,7 @@
 """The script of torch_plain.py on a parameter server, with any number of processes on any machines.
 
+Needs the extra torch.
+
 fastps serve                                    # terminal 1: a server at port 7070
 python examples/torch_server.py 127.0.0.1:7070  # terminal 2, 3, ...: a worker each
 fastps run -n 2 examples/torch_server.py        # or a server and several workers at once

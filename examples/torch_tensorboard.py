@@ -1,6 +1,7 @@
 """torch_server.py with TensorBoard: five lines log the loss, staleness and bytes of every worker.
 
-pip install tensorboard
+Needs the extras torch and tensorboard.
+
 fastps serve                                              # terminal 1: a server at port 7070
 python examples/torch_tensorboard.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
 tensorboard --logdir runs                                 # a page with the curves

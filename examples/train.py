@@ -1,5 +1,7 @@
 """One worker of a linear regression. Start any number, on any machine, and stop them at any time.
 
+Needs no extra.
+
     fastps serve --shards 2                                       # terminal 1: servers at ports 7070 and 7071
     python examples/train.py 127.0.0.1:7070,127.0.0.1:7071        # terminal 2, 3, ...: a worker each
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
+from fastps._shared.variables import warn_of_unknown as _warn_of_unknown
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
 from fastps.connection import ParameterServer, TensorSpec, connect
 from fastps.errors import (
@@ -152,3 +153,5 @@ def __dir__() -> list[str]:
 # A forked child raises an error instead of waiting for threads that it does not have.
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_forked)
+
+_warn_of_unknown()

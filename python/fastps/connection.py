@@ -20,7 +20,7 @@ from fastps._shared.countdown import Countdown
 from fastps._shared.files import warn_if_shared
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
-from fastps._shared.text import counted, quoted, some
+from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, FastpsError, ForkError, Lost, UnknownTensorError
@@ -658,18 +658,30 @@ class ParameterServer:
 
     def __repr__(self) -> str:
         """What is known here; asks no server."""
-        parts = ["in process" if self._reattach is None else self._reattach[0]]
+        parts = []
+        for name, value in self._known().items():
+            number = name in ("shards", "tensors")
+            parts.append(counted(value, name[:-1]) if number else f"run {value}" if name == "run" else value)
+        return f"<fastps.{type(self).__name__} {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        return table(f"fastps.{type(self).__name__}", self._known())
+
+    def _known(self) -> dict[str, Any]:
+        """What is known here, by name, in the order in which it is shown."""
+        known: dict[str, Any] = {"servers": "in process" if self._reattach is None else self._reattach[0]}
         try:
             native: _fastps.Client = object.__getattribute__(self, "_native")
             servers = len(native.transport)
-            parts += [counted(servers, "shard")] if servers else []
-            parts += [counted(native.known_tensors, "tensor")]
-            parts += [f"run {self.run}"] * (self.run is not None) + ["closed"] * native.closed
+            known |= {"shards": servers} if servers else {}
+            known["tensors"] = native.known_tensors
+            known |= {"run": self.run} if self.run is not None else {}
+            known |= {"state": "closed"} if native.closed else {}
         except AttributeError:
-            parts.append("not used yet")
+            known["state"] = "not used yet"
         except ForkError:
-            parts.append("made before a fork")
-        return f"<fastps.{type(self).__name__} {', '.join(parts)}>"
+            known["state"] = "made before a fork"
+        return known
 
 
 #: Held while an unpickled client connects, once for all threads; reentrant, for signal handlers.

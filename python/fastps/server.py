@@ -11,7 +11,7 @@ from typing import Self
 from fastps import _fastps
 from fastps._shared.checks import integer, integer_or_none, number
 from fastps._shared.files import warn_if_shared
-from fastps._shared.text import counted
+from fastps._shared.text import counted, table
 from fastps._shared.types import File
 from fastps.errors import ConfigError
 
@@ -60,6 +60,12 @@ class Server:
     def __repr__(self) -> str:
         stopped = ", stopped" * self._stopped
         return f"<fastps.Server {self.addresses}, {counted(len(self.address_list), 'shard')}{stopped}>"
+
+    def _repr_html_(self) -> str:
+        state = {"state": "stopped"} if self._stopped else {}
+        return table(
+            "fastps.Server", {"addresses": self.addresses, "shards": len(self.address_list), **state}
+        )
 
 
 #: The servers of this process that something refers to.

@@ -31,6 +31,7 @@ def test_size_and_content() -> None:
         "fastps/py.typed",
         "fastps/_fastps.pyi",
         "fastps/data/files/ATTRIBUTION.md",
+        "fastps/examples/quickstart.py",
         "fastps/commands/live/page/index.html",
         "fastps/commands/live/page/fastps.wasm",
         "fastps/commands/live/page/vendor/uPlot-LICENSE.txt",
@@ -80,3 +81,10 @@ def test_an_empty_environment_with_numpy_alone(tmp_path: Path) -> None:
     assert json.loads(demo.stdout.splitlines()[-1])["updates"] > 0
     assert "pip install rich matplotlib" in demo.stderr
     assert [path.name for path in folder.iterdir()] == ["fastps-demo"]
+
+    copying = [environment / "bin/fastps", "examples", "--to", "examples"]
+    subprocess.run(copying, cwd=folder, env=clean, check=True)
+    ran = subprocess.run(
+        [python, "examples/quickstart.py"], cwd=folder, env=clean, capture_output=True, text=True
+    )
+    assert re.findall(r"\d(?=\.)", ran.stdout) == list("0123456789"), ran.stderr

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["ago", "counted", "meant", "nearest", "numbers", "quoted", "some"]
+__all__ = ["ago", "counted", "meant", "nearest", "numbers", "quoted", "some", "table"]
 
 
 def ago(seconds: float | None) -> str:
@@ -53,3 +53,13 @@ def some(names: Iterable[str], most: int = 3) -> str:
     listed = list(names)
     more = len(listed) - most
     return quoted(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def table(title: str, rows: Mapping[str, object]) -> str:
+    """An HTML table for notebooks, escaped."""
+    from html import escape  # needed only in notebooks
+
+    cells = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items()
+    )
+    return f"<table><caption>{escape(title)}</caption>{cells}</table>"

@@ -1,5 +1,5 @@
 """The command line: ``fastps run | serve | status | ls | rm | checkpoint | doctor | demo | live |
-sandblaster | rl | repro | torture``, and ``fastps-server``.
+sandblaster | rl | repro | torture | examples | completion``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastps._shared.process import (
     EXIT_FAILED,
@@ -25,6 +25,9 @@ from fastps._shared.process import (
     attach_server,
 )
 
+if TYPE_CHECKING:
+    from fastps.commands.completion.tree import Command
+
 _COMMANDS = {
     "run and operate": {
         "run": "start servers and the workers of a script on this machine",
@@ -33,9 +36,11 @@ _COMMANDS = {
         "ls": "list the tensors of a running cluster, by run",
         "rm": "free the tensors of a run",
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
+        "completion": "print a script that completes commands and options in a shell",
         "doctor": "check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
     },
     "learn and check": {
+        "examples": "list the examples, with the extras that they need, and copy them into a folder",
         "demo": "train a classifier with Downpour SGD on this machine; one worker is killed half-way",
         "live": "watch servers and workers train, on a page in the browser",
         "sandblaster": "minimize a loss with L-BFGS and conjugate gradients, with replica processes",
@@ -88,8 +93,16 @@ def _run(arguments: list[str]) -> int:
     return execute(args)
 
 
+def all_commands() -> list[Command]:
+    """Every command with its options, those of ``serve`` and ``checkpoint`` in Rust included."""
+    from fastps.commands.completion.tree import tree
+
+    return tree(_parser(), {name: text for group in _COMMANDS.values() for name, text in group.items()})
+
+
 def _parser() -> argparse.ArgumentParser:
-    from fastps.commands import doctor, runs
+    from fastps.commands import doctor, examples, runs
+    from fastps.commands.completion import command as completion
     from fastps.commands.demo import command
     from fastps.commands.kit.parser import Parser
     from fastps.commands.live import command as live
@@ -197,6 +210,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     live.add_arguments(viewer)
     viewer.set_defaults(execute=live.execute)
+    completer = commands.add_parser(
+        "completion",
+        description="Print a script that completes commands, options and choices in this shell.\n"
+        "In bash: source <(fastps completion bash), in zsh after compinit the same with zsh,\n"
+        "in fish: fastps completion fish | source.",
+    )
+    completion.add_arguments(completer, all_commands)
+    samples = commands.add_parser(
+        "examples",
+        description="List the examples of the package, each with the extras that it needs; or copy them.",
+    )
+    examples.add_arguments(samples)
+    samples.set_defaults(execute=examples.execute)
     return parser
 
 

@@ -13,7 +13,7 @@ from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
 from fastps._shared.handles import Receipts
 from fastps._shared.lost import warn_of
-from fastps._shared.text import counted, quoted, some
+from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.connection import ParameterServer, check_ps
@@ -650,6 +650,15 @@ class Worker:
             f'<fastps.Worker "{self._groups.name}" {self.mode!r}, {counted(self._steps, "step")}, '
             f"tensors {some(self.params)}{closed}>"
         )
+
+    def _repr_html_(self) -> str:
+        known = {
+            "name": self._groups.name,
+            "mode": self.mode,
+            "steps": self._steps,
+            "tensors": some(self.params),
+        }
+        return table("fastps.Worker", known | ({"state": "closed"} if self._ps.closed else {}))
 
     def __enter__(self) -> Self:
         return self

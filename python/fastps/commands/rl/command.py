@@ -23,7 +23,7 @@ from fastps.rl.naive import Naive
 from fastps.rl.training.run import Run
 from fastps.rl.training.train import Training
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _LINE_EVERY = 0.5
 """Seconds between two states of the live line in a terminal; elsewhere lines come less often."""
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """``fastps rl``: the exit code."""
     if arguments[:1] == ["play"]:
         return play.main(arguments[1:])
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     try:
         algorithm = _algorithm(args)
         with signals_raise():
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         raise CommandError(str(error)) from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fastps rl",
         description="Train a policy with several worker processes that share one model; or play a saved one.",

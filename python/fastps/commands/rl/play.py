@@ -15,12 +15,12 @@ from fastps.errors import ConfigError
 from fastps.rl.playing.making import by_name
 from fastps.rl.policy import load
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str]) -> int:
     """``fastps rl play``: the exit code."""
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     stream = sys.stderr if args.json else sys.stdout
     try:
         with signals_raise():
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fastps rl play",
         description="Play episodes by the most probable actions of a saved policy, and print their returns.",

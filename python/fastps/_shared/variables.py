@@ -1,0 +1,112 @@
+"""The environment variables of fastps: each with what it sets, in one table.
+
+docs/reference/environment.md shows it. Importing fastps warns of variables that the table lacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fastps._shared.text import meant
+
+__all__ = ["VARIABLES", "Variable", "warn_of_unknown"]
+
+_PREFIX = "FASTPS_"
+
+
+class Variable(NamedTuple):
+    """Its name without the prefix, and what it sets, in Markdown."""
+
+    name: str
+    meaning: str
+
+    def __str__(self) -> str:
+        return _PREFIX + self.name
+
+
+def _option(name: str, option: str, meaning: str) -> Variable:
+    return Variable(name, f"`--{option}`: {meaning}")
+
+
+VARIABLES: dict[str, tuple[Variable, ...]] = {
+    "Every process": (
+        Variable("ISA", "`scalar`, `avx2`, `avx512` or `neon` instead of the best that the CPU has"),
+    ),
+    "Workers": (
+        Variable(
+            "ADDRESSES", "addresses of the servers; `fastps run` sets it for the workers that it starts"
+        ),
+        Variable("RANK", "number of this worker, from 0; set by `fastps run`"),
+        Variable("WORKERS", "number of workers; set by `fastps run`"),
+    ),
+    "Servers": (
+        Variable("LOG", "log level: `off`, `error`, `warn`, `info` (default), `debug` or `trace`"),
+        _option("SHARDS", "shards", "number of shards in this process (1)"),
+        _option("LISTEN", "listen", "addresses to listen on (`127.0.0.1:7070`)"),
+        _option("LISTEN_UNIX", "listen-unix", "paths of Unix sockets to listen on, too"),
+        _option("CLUSTER", "cluster", "addresses of all shards of the cluster, in order"),
+        _option("ADVERTISE", "advertise", "address at which others reach this process"),
+        _option("MEMORY_LIMIT", "memory-limit", "memory for tensors, readers and connections"),
+        _option("LEASE_MS", "lease-ms", "milliseconds that a client may be silent (10000)"),
+        _option("SPIN_US", "spin-us", "microseconds that a thread polls before it sleeps (200)"),
+        _option("TLS_CERT", "tls-cert", "file of the server's certificate"),
+        _option("TLS_KEY", "tls-key", "file of its private key"),
+        _option("TLS_CA", "tls-ca", "file of the CAs that must have signed the clients' certificates"),
+        _option("SERVER_DATA_DIR", "data-dir", "folder for the log and the snapshots"),
+        _option("SNAPSHOT_EVERY", "snapshot-every", "seconds between snapshots (300)"),
+        _option(
+            "SNAPSHOT_AFTER", "snapshot-after", "size of the log, in sizes of the state, for a snapshot (4)"
+        ),
+        _option("KEEP", "keep", "number of snapshots to keep (2)"),
+        _option("KEEP_FOR", "keep-for", "seconds during which every snapshot is kept (0)"),
+        _option("COPY_TO", "copy-to", "URL to which each snapshot is copied"),
+    ),
+    "Commands and examples": (
+        Variable("TRACEBACK", "`1`: commands show tracebacks instead of one line"),
+        Variable(
+            "DATA_DIR",
+            "folder with data sets (`mnist/`, `cifar10/`) for examples and tests; no server uses it",
+        ),
+    ),
+    "Internal": (
+        Variable("LIFELINE", "`stdin`: a server stops when its standard input ends; set by commands"),
+        Variable("DEMO_SERVER", "program that `fastps demo` starts as its server, in tests"),
+        Variable("FAILPOINT", "place where a build for tests kills the process or fails"),
+        Variable("MUTANT", "seeded fault of a build of `make mutants`"),
+    ),
+    "Tests and benchmarks": (
+        Variable("CLIENTS", "number of idle clients"),
+        Variable("CUTS", "number of connections to cut"),
+        Variable("KILLS", "number of kills"),
+        Variable("SEED", "seed of the moments of the kills"),
+        Variable("SOAK", "number of steps through connections that stutter"),
+        Variable("KILLED_CLIENT", "what a client that will be killed does; set by its test"),
+        Variable("SECOND_ORDER", "`1`: all sizes and kills of batch optimizers"),
+        Variable("GRPCURL", "`1`: builds `grpcurl` and reads refusals with it"),
+        Variable("REQUIRE_ISA", "instruction sets whose absence fails tests instead of skipping them"),
+        Variable("REQUIRE_MIRI", "`1`: `make miri` fails where Miri is missing"),
+        Variable("REQUIRE_WASM", "`1`: `make live` fails where the compiler for WebAssembly is missing"),
+        Variable("WHEEL", "the wheel under test"),
+        Variable("LIVE_MODULE", "the WebAssembly module under test"),
+        Variable("REGENERATE", "`1`: tests of generated files write them"),
+        Variable("WRITE_VECTORS", "`1`: the test of the live page writes its vectors"),
+        Variable("REHEARSE_GPU", "`1`: tests for a GPU run without one"),
+        Variable("GPU_VERDICTS", "file for the verdicts of tests on a GPU"),
+    ),
+}
+
+
+def warn_of_unknown(environment: Mapping[str, str] = os.environ) -> None:
+    """Warns, by the logger ``"fastps"``, of each variable that looks like one of these and is not."""
+    known = {str(variable) for group in VARIABLES.values() for variable in group}
+    unknown = sorted(name for name in environment if name.startswith(_PREFIX) and name not in known)
+    if not unknown:
+        return
+    import logging  # slow to import, and rarely needed
+
+    names = [name.removeprefix(_PREFIX) for name in known]
+    for name in unknown:
+        hint = meant(name.removeprefix(_PREFIX), names, _PREFIX + "{}")
+        logging.getLogger("fastps").warning("the environment variable %s is unknown%s", name, hint)
