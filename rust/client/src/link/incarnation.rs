@@ -3,7 +3,6 @@
 
 use crate::link::call::Outcome;
 use crate::link::queue::{Known, Pending, Queue, Waiter};
-use crate::link::send::refuse;
 use crate::link::state::Link;
 use crate::link::unary;
 use crate::state::doubt::Doubt;
@@ -109,7 +108,7 @@ impl Link {
         self.forget_sent(queue);
         for Pending { header, waiter, .. } in fenced {
             if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.fences(&header)) {
-                refuse(&call, parts, &error);
+                self.refuse(&call, parts, &error);
             }
         }
         Ok(client)
@@ -160,7 +159,7 @@ impl Link {
         for waiter in unsent {
             match waiter {
                 Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
-                Waiter::Parts(call, parts) => refuse(&call, parts, &error),
+                Waiter::Parts(call, parts) => self.refuse(&call, parts, &error),
             }
         }
     }
