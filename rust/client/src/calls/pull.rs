@@ -42,9 +42,8 @@ impl Client {
             for (k, elements) in entry.spec.slices().enumerate() {
                 let header = header::read(entry.target(k, epoch), what);
                 let answer_bytes = runs.map(|runs| entry.spec.dtype.size() * runs * elements.len());
-                let part = CallPart::new(tensor, entry, k, elements, 0, answer_bytes);
                 let payload = Payload::Owned(Bytes::new());
-                drafts.push(Draft { part, more: Vec::new(), header, payload });
+                drafts.push(Draft::new(tensor, entry, k, header, answer_bytes, payload));
             }
         }
         let _in_order = self.lock_sequence();
