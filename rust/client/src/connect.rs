@@ -14,6 +14,7 @@ use crate::options::{Ack, ConnectOptions};
 use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;
+use crate::state::places::Places;
 use crate::state::run::RunNames;
 use crate::state::runtime::{Driver, Process, random};
 use crate::state::shared::Shared;
@@ -89,8 +90,7 @@ impl Client {
             map_is_stale: AtomicBool::new(false),
             fence: Fence::default(),
             lost: Losses::default(),
-            places: Mutex::default(),
-            some_place_is_lost: AtomicBool::new(false),
+            places: Places::default(),
             doubts: Mutex::default(),
         });
         let link = |met: Met| {

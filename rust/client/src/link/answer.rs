@@ -156,7 +156,7 @@ impl Link {
         if retry(error.kind) == Retry::Session && pending.header.reservation == 0 {
             queue.lease_lost = true;
             // The others have continued without this worker: its gradient is of values that are gone.
-            let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
+            let fenced = pending.header.kind() == pb::Kind::Gradient && !self.shared.places.is_empty();
             return match (certain, fenced) {
                 (true, true) => Verdict::Refused(error),
                 (true, false) => Verdict::SendAgain,
@@ -267,7 +267,7 @@ impl Link {
         if queue.to_ask.is_empty() && !queue.lost.is_empty() {
             let lost = std::mem::take(&mut queue.lost);
             drop(queue);
-            self.shared.note_lost(lost);
+            self.shared.lost.note(lost, &self.shared.map, &self.shared.counters);
         }
     }
 

@@ -83,7 +83,7 @@ impl Link {
             drop(queue);
             // Reports the losses of the former server separately from those of this one.
             if !lost.is_empty() {
-                self.shared.note_lost(lost);
+                self.shared.lost.note(lost, &self.shared.map, &self.shared.counters);
             }
             self.shared.map_is_stale.store(true, Ordering::Release);
             // Acknowledged changes may be gone, so nothing is known about the interval.
@@ -99,15 +99,15 @@ impl Link {
         queue.lease_lost = false;
         queue.slices.values_mut().for_each(Known::renew);
         self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
-        self.shared.lose_places();
+        self.shared.places.lose();
         let fenced: Vec<_> = queue
             .frames
-            .extract_if(.., |_, p| p.attempts == 0 && self.shared.fences(&p.header).is_some())
+            .extract_if(.., |_, p| p.attempts == 0 && self.shared.places.fences(&p.header).is_some())
             .map(|(_, pending)| pending)
             .collect();
         self.forget_sent(queue);
         for Pending { header, waiter, .. } in fenced {
-            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.fences(&header)) {
+            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.places.fences(&header)) {
                 self.refuse(&call, parts, &error);
             }
         }
