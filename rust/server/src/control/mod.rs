@@ -10,8 +10,8 @@ mod spaces;
 
 use crate::auth::peer::Peer;
 use crate::auth::secret;
-use crate::backup::checkpoint::{self, Checkpoints};
 use crate::cluster::node::{EPOCH, Node};
+use crate::persistence::checkpoint::Checkpoints;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
 use fastps_core::tensor::MAX_NAME;
@@ -389,7 +389,7 @@ impl Control for ControlService {
         let asked = asked.await?;
         let pb::CheckpointRequest { group, cut: id } = asked.into_inner();
         let cut = (!group.is_empty()).then_some(Cut { id, group });
-        let taken = checkpoint::take(&self.node, &self.checkpoints, cut).await;
+        let taken = self.checkpoints.take(cut).await;
         let answer = taken.map(|summary| pb::CheckpointResponse {
             snapshot: summary.generation,
             path: summary.path.display().to_string(),
