@@ -4,7 +4,8 @@
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
 use crate::link::session::goodbye;
-use crate::link::state::{Link, closed};
+use crate::link::state::closed;
+use crate::link::wait::Links;
 use crate::options::ConnectOptions;
 use crate::state::map::{Entry, Map};
 use crate::state::runtime::{Driver, lock};
@@ -31,7 +32,7 @@ pub struct Client {
     pub(crate) options: ConnectOptions,
     pub(crate) driver: Arc<Driver>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) links: Vec<Arc<Link>>,
+    pub(crate) links: Links,
     pub(crate) map: Arc<Map>,
     pub(crate) deadlines: Arc<Deadlines>,
     /// The last sequence number; held while a push is queued, so that all links see pushes in one order.

@@ -9,10 +9,12 @@ use crate::link::session::drive;
 use crate::link::state::Link;
 use crate::link::unary;
 use crate::link::unary::Who;
+use crate::link::wait::Links;
 use crate::options::{Ack, ConnectOptions};
 use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;
+use crate::state::places::Places;
 use crate::state::run::RunNames;
 use crate::state::runtime::{Driver, Process, random};
 use crate::state::shared::Shared;
@@ -88,8 +90,7 @@ impl Client {
             map_is_stale: AtomicBool::new(false),
             fence: Fence::default(),
             lost: Losses::default(),
-            places: Mutex::default(),
-            some_place_is_lost: AtomicBool::new(false),
+            places: Places::default(),
             doubts: Mutex::default(),
         });
         let link = |met: Met| {
@@ -99,14 +100,14 @@ impl Client {
             let route = ServerRoute::new(options.transport, direct, tls, options.spin);
             Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, route)
         };
-        let links: Vec<_> = met.into_iter().map(link).collect();
+        let links: Links = met.into_iter().map(link).collect();
         let client = Self {
             addresses: addresses.to_vec(),
             options,
             driver: driver.clone(),
             map: shared.map.clone(),
             shared,
-            links,
+            links: links.clone(),
             deadlines: Arc::default(),
             sequence: Mutex::new(0),
             registering: Arc::default(),
@@ -114,10 +115,10 @@ impl Client {
             has_portions: AtomicBool::new(false),
             closed: watch::Sender::new(false),
         };
-        for link in &client.links {
+        for link in links.iter() {
             driver.spawn(drive(link.clone()));
         }
-        driver.spawn(Deadlines::run(client.deadlines.clone(), client.closed.subscribe()));
+        driver.spawn(Deadlines::run(client.deadlines.clone(), links, client.closed.subscribe()));
         let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());
         client.block(refresh(&map, &link, shards, Vec::new(), deadline))?;
         client.block(async { try_join_all(client.links.iter().map(|link| link.begun(deadline))).await })?;
@@ -129,7 +130,7 @@ impl Client {
         self.alive()?;
         let options = ConnectOptions { timeout, ..self.options.clone() };
         let other = Self::connect(&self.addresses, options)?;
-        for (own, link) in self.links.iter().zip(&other.links) {
+        for (own, link) in self.links.iter().zip(other.links.iter()) {
             let (known, reported) = (own.addressee().cluster_id, link.addressee().cluster_id);
             if known != reported && known != 0 && reported != 0 {
                 return Err(own.fenced(another_cluster(&own.address, known, reported)));

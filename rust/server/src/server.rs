@@ -2,7 +2,6 @@
 
 use crate::auth::peer::Peer;
 use crate::backup::copies::Copies;
-use crate::backup::snapshots::{self, Snapshots, When};
 use crate::cluster::first::First;
 use crate::cluster::loss;
 use crate::cluster::map::Map;
@@ -20,6 +19,8 @@ use crate::control::ControlService;
 use crate::control::deadline::Timely;
 use crate::data::DataService;
 use crate::persistence::Files;
+use crate::persistence::checkpoint::Checkpoints;
+use crate::persistence::snapshots::{self, Snapshots, When};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
@@ -106,7 +107,7 @@ impl Server {
             let reservations =
                 Reservations::new(config.reservation_lease, config.room_for_workers, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
-            let server = files.incarnation().map_or_else(random, Ok)?;
+            let server = files.journal().map_or_else(random, |journal| Ok(journal.incarnation()))?;
             let membership = membership(shard.index, server, catalog.cluster_id, config.accept_loss);
             let map = if shard.index == 0 {
                 let map = Map::new(cluster.len(), core.meter().clone(), config.reservation_lease);
@@ -118,7 +119,7 @@ impl Server {
             let is_live = |client| sessions.is_live(client);
             let space_table = SpaceTable::restore(random()?, core.meter().clone(), catalog.spaces, is_live)?;
             let node = Arc::new(Node {
-                shard: core,
+                shard: Arc::new(core),
                 server,
                 cluster: cluster.clone(),
                 first: First::new(&nodes, &cluster, tls.as_ref().map(|tls| tls.others.clone())),
@@ -156,8 +157,9 @@ impl Server {
         }
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
+        let shards = nodes.iter().map(|node| (node.shard.clone(), node.files.clone()));
         let when = When { every: config.snapshot_every, after: config.snapshot_after };
-        let snapshots = Mutex::new(Some(Snapshots::start(&nodes, when)?));
+        let snapshots = Mutex::new(Some(Snapshots::start(shards, when)?));
         let threads = Mutex::new(threads);
         Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies })
     }
@@ -230,7 +232,7 @@ impl Server {
         for node in &self.nodes {
             node.shard.end_waiting();
             let Some(journal) = node.files.journal() else { continue };
-            let taken = snapshots::take(node, Files::snapshot_now);
+            let taken = snapshots::take(&node.shard, &node.files);
             journal.close();
             if let (false, Err(error)) = (taken, journal.check()) {
                 let lost = format!("this server's state is not on its disk: {}", error.message);
@@ -332,7 +334,8 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     // Many tools know only the older name.
     let (reflection, reflection_v1alpha) =
         (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
-    let control = ControlServer::new(ControlService { node: node.clone(), checkpoints: Arc::default() })
+    let checkpoints = Checkpoints::of(node.shard.clone(), node.files.clone(), node.gate.clone());
+    let control = ControlServer::new(ControlService { node: node.clone(), checkpoints })
         .max_decoding_message_size(MAX_MESSAGE_BYTES);
     let data =
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);

@@ -88,7 +88,7 @@ impl Client {
     async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
         // A shard that refuses for longer would hold up the writes of the others without need.
         let by = deadline.min(after(MAX_WRITE_HOLD / 2));
-        for link in &self.links {
+        for link in self.links.iter() {
             // Every client uses this order, so that two never wait for each other.
             hold(link, cut, MAX_WRITE_HOLD, by).await?;
         }
@@ -97,7 +97,7 @@ impl Client {
 
     /// Releases writes before their hold expires.
     async fn release(&self, cut: &Cut) {
-        for link in &self.links {
+        for link in self.links.iter() {
             let _ = hold(link, cut, Duration::ZERO, after(CUT_RETRY)).await;
         }
     }

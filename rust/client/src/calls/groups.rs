@@ -6,7 +6,6 @@ use crate::link::places::{REJOIN_TIMEOUT, ask_for, change};
 use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
 use crate::state::places::{Place, is_warm};
-use crate::state::runtime::lock;
 use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined, PlaceRequest};
@@ -34,12 +33,10 @@ impl Client {
             loop {
                 let incarnations = shared.incarnations.load(Ordering::Acquire);
                 let joined = join_all(&links, &place, deadline).await?;
-                let mut places = lock(&shared.places);
+                let place = Place { clock: joined.clock, told: joined.clock, ..place.clone() };
                 // A lost lease has ended a place that was just taken.
-                if shared.incarnations.load(Ordering::Acquire) == incarnations {
-                    places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
-                    places.push(Place { clock: joined.clock, told: joined.clock, ..place });
-                    shared.note_lost_places(&places);
+                let is_lost = || shared.incarnations.load(Ordering::Acquire) != incarnations;
+                if shared.places.take(place, is_lost) {
                     return Ok(joined);
                 }
             }
@@ -49,10 +46,7 @@ impl Client {
     pub(crate) fn leave_group(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
         let group = self.group(group, deadline)?;
-        let mut places = lock(&self.shared.places);
-        let left: Vec<_> = places.extract_if(.., |place| place.is(group, warm)).collect();
-        self.shared.note_lost_places(&places);
-        drop(places);
+        let left = self.shared.places.leave(group, warm);
         let links = self.links.clone();
         self.block(async move {
             // All at once: one that does not answer takes no time from the others.
@@ -73,20 +67,13 @@ impl Client {
         // A caller without time to wait still learns whether it must.
         let deadline = after(timeout.max(ANSWER_MARGIN));
         let group = self.group(group, deadline)?;
-        let (link, places) = (self.links[0].clone(), self.shared.clone());
-        let place = move |steps: u64| {
-            let mut places = lock(&places.places);
-            let place = places.iter_mut().find(|place| place.is(group, warm))?;
-            // A server may have reported any number.
-            place.clock = place.clock.saturating_add(steps);
-            Some(place.clone())
-        };
+        let (link, shared) = (self.links[0].clone(), self.shared.clone());
         self.block(async move {
             let mut behind = Vec::new();
             // These are taken, even if the next may not be yet.
             let mut taken = steps;
             loop {
-                let Some(place) = place(std::mem::take(&mut taken)) else {
+                let Some(place) = shared.places.advance(group, warm, std::mem::take(&mut taken)) else {
                     return Err(Error::new(
                         Kind::Config,
                         "the worker has no place in the group: join it first",
@@ -125,9 +112,7 @@ impl Client {
     /// The number of a group, from the map.
     pub(crate) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
         self.alive()?;
-        let taken =
-            || lock(&self.shared.places).iter().find(|place| *place.name == *name).map(|place| place.group);
-        if let Some(group) = self.map.group(name).or_else(taken) {
+        if let Some(group) = self.map.group(name).or_else(|| self.shared.places.group(name)) {
             return Ok(group);
         }
         self.refresh(Vec::new(), deadline)?;

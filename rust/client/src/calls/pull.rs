@@ -2,8 +2,9 @@
 
 use crate::calls::submit::Draft;
 use crate::client::Client;
+use crate::link::call::payload::Payload;
 use crate::link::call::{Call, CallPart, Outcome};
-use crate::link::payload::Payload;
+use crate::link::wait::CallHandle;
 use crate::state::map::Entry;
 use crate::state::runtime::lock;
 use crate::state::shared::Shared;
@@ -13,9 +14,9 @@ use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::{Caller, OptimizerState, Pulled, SliceVersion, Ticket, Versions};
-use fastps_transport::convert::header::{self, Target};
+use fastps_transport::convert::header;
 use fastps_transport::convert::{Read, Retry, retry};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ impl Client {
         epoch: u64,
         what: Read,
         deadline: Instant,
-    ) -> Arc<Call> {
+    ) -> CallHandle {
         if what != Read::Version {
             stats::count(&self.shared.counters.pulls, 1);
         }
@@ -38,21 +39,11 @@ impl Client {
                 Read::State => Some(entry.spec.optimizer.slots().len()),
                 Read::Version => None,
             };
-            for (elements, (slice, shard)) in entry.spec.slices().zip(&entry.slices) {
-                let header = header::read(Target { slice: *slice, group: entry.group, epoch }, what);
-                let part = CallPart {
-                    tensor,
-                    name: entry.spec.name.clone(),
-                    link: self.links[*shard].clone(),
-                    slice: slice.0,
-                    answer_bytes: runs.map(|runs| entry.spec.dtype.size() * runs * elements.len()),
-                    elements,
-                    sent_bytes: 0,
-                    residue: Mutex::new(None),
-                    tag: AtomicU64::new(0),
-                };
+            for (k, elements) in entry.spec.slices().enumerate() {
+                let header = header::read(entry.target(k, epoch), what);
+                let answer_bytes = runs.map(|runs| entry.spec.dtype.size() * runs * elements.len());
                 let payload = Payload::Owned(Bytes::new());
-                drafts.push(Draft { part, more: Vec::new(), header, payload });
+                drafts.push(Draft::new(tensor, entry, k, header, answer_bytes, payload));
             }
         }
         let _in_order = self.lock_sequence();
@@ -60,7 +51,7 @@ impl Client {
     }
 
     /// Waits for a pull and hands out its values.
-    pub(crate) fn finish_pull(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
+    pub(crate) fn finish_pull(&self, call: &CallHandle, caller: &mut dyn Caller) -> Result<()> {
         self.finish(call, caller)?;
         first_error(&self.shared, call)
     }
@@ -133,7 +124,7 @@ pub(crate) fn versions(call: &Call, client: u64) -> Versions {
 #[derive(Debug)]
 pub(crate) struct PullTicket {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) call: Arc<Call>,
+    pub(crate) call: CallHandle,
     pub(crate) client: u64,
     /// The tensors pulled.
     pub(crate) entries: Vec<Arc<Entry>>,

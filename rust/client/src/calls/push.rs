@@ -2,9 +2,10 @@
 
 use crate::calls::submit::{Draft, next};
 use crate::client::Client;
-use crate::link::call::{Call, CallPart, Outcome};
-use crate::link::payload::{Memory, Payload};
+use crate::link::call::payload::{Memory, Payload};
+use crate::link::call::{CallPart, Outcome};
 use crate::link::queue::Frame;
+use crate::link::wait::CallHandle;
 use crate::state::doubt::Residue;
 use crate::state::map::Entry;
 use crate::state::runtime::lock;
@@ -87,7 +88,7 @@ impl Client {
         gradients: &[Gradient],
         options: &PushOptions,
         wants_values: Option<&mut dyn Caller>,
-    ) -> Result<Arc<Call>> {
+    ) -> Result<CallHandle> {
         let deadline = after(options.timeout);
         let checked = self.check_push(gradients, options, deadline)?;
         if wants_values.is_some() {
@@ -158,7 +159,7 @@ impl Client {
                     Some(memory) => Payload::Lent(memory.clone(), range),
                     None => Payload::Later(settings.codec.body_len(range.len())),
                 };
-                drafts.push(self.draft(tensor, entry, k, header, answer_bytes, payload));
+                drafts.push(Draft::new(tensor, entry, k, header, answer_bytes, payload));
             }
         }
         (drafts, memories)
@@ -168,7 +169,7 @@ impl Client {
     /// encoded.
     fn encode_and_enqueue(
         &self,
-        call: &Arc<Call>,
+        call: &CallHandle,
         frames: Vec<Frame>,
         encoder: &Encoder<'_>,
         mut wants_values: Option<&mut dyn Caller>,

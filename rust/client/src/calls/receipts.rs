@@ -1,6 +1,7 @@
 //! Sorts the answers of a push, from which the core makes receipts or an error.
 
 use crate::link::call::{Call, Outcome};
+use crate::link::wait::CallHandle;
 use crate::state::shared::Shared;
 use fastps_core::error::{Error, Kind};
 use fastps_core::outcome::Outcomes;
@@ -47,7 +48,7 @@ pub(crate) fn names(gradients: &[Gradient]) -> Vec<Arc<str>> {
 #[derive(Debug)]
 pub(crate) struct PushTicket {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) call: Arc<Call>,
+    pub(crate) call: CallHandle,
     pub(crate) names: Vec<Arc<str>>,
 }
 

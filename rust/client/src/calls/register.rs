@@ -1,9 +1,9 @@
 //! Registering a tensor: a place from shard 0, memory and values on the shards, then the entry in the map.
 
 use crate::calls::receipts::{plain, pushed};
-use crate::calls::submit::next;
+use crate::calls::submit::{Draft, next};
 use crate::client::Client;
-use crate::link::payload::Payload;
+use crate::link::call::payload::Payload;
 use crate::link::unary::{call, request};
 use crate::state::map::Entry;
 use crate::state::time::after;
@@ -190,7 +190,7 @@ impl Client {
                 let body = Bytes::copy_from_slice(values.get(range.clone()).bytes());
                 let (dtype, count) = (entry.spec.dtype, range.len() as u64);
                 let header = header::assignment(entry.target(*k, epoch), dtype, count, None, reservation);
-                self.draft(0, entry, *k, header, None, Payload::Owned(body))
+                Draft::new(0, entry, *k, header, None, Payload::Owned(body))
             };
             let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, Some(sequence));
             call.wait(Duration::MAX, None)?;

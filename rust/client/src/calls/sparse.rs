@@ -3,8 +3,9 @@
 use crate::calls::push::settings;
 use crate::calls::submit::Draft;
 use crate::client::Client;
-use crate::link::call::{Call, CallPart};
-use crate::link::payload::Payload;
+use crate::link::call::CallPart;
+use crate::link::call::payload::Payload;
+use crate::link::wait::CallHandle;
 use crate::state::map::Entry;
 use crate::state::stats;
 use bytes::Bytes;
@@ -16,9 +17,7 @@ use fastps_core::verbs::{Caller, PushOptions, Rows, Versions};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::MAX_PARTS;
 use fastps_transport::convert::header::{self, Target};
-use std::ops::Range;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Limit on a message and on its answer: each is one HTTP/2 frame.
@@ -88,7 +87,8 @@ impl Client {
                 payload.extend_from_slice(plan.indices(part).bytes());
                 append(isa, codec, &values[part.elements.clone()], position, &mut payload);
                 on_wire.push(on_the_wire(entry, plan, part, part.elements.len()));
-                parts.push(self.row_part(tensor, entry, part, elements, payload.len() - before, None));
+                let bytes = payload.len() - before;
+                parts.push(CallPart::new(tensor, entry, part.slice, elements, bytes, None));
             }
             drafted(parts, header(&message.parts, on_wire), payload)
         };
@@ -102,7 +102,7 @@ impl Client {
         plans: &[Plan],
         epoch: u64,
         deadline: Instant,
-    ) -> Arc<Call> {
+    ) -> CallHandle {
         stats::count(&self.shared.counters.pulls, 1);
         let mut drafts = Vec::new();
         for (tensor, (entry, plan)) in entries.iter().zip(plans).enumerate() {
@@ -115,7 +115,7 @@ impl Client {
                     payload.extend_from_slice(plan.indices(part).bytes());
                     on_wire.push(on_the_wire(entry, plan, part, 0));
                     let answer = Some(size * part.elements.len());
-                    parts.push(self.row_part(tensor, entry, part, part.elements.clone(), 0, answer));
+                    parts.push(CallPart::new(tensor, entry, part.slice, part.elements.clone(), 0, answer));
                 }
                 drafted(parts, header::pull_parts(target, on_wire), payload)
             };
@@ -123,29 +123,6 @@ impl Client {
         }
         let _in_order = self.lock_sequence();
         self.submit(drafts, Vec::new(), deadline, None)
-    }
-
-    fn row_part(
-        &self,
-        tensor: usize,
-        entry: &Entry,
-        part: &RowPart,
-        elements: Range<usize>,
-        sent_bytes: usize,
-        answer_bytes: Option<usize>,
-    ) -> CallPart {
-        let (slice, shard) = entry.slices[part.slice];
-        CallPart {
-            tensor,
-            name: entry.spec.name.clone(),
-            link: self.links[shard].clone(),
-            slice: slice.0,
-            elements,
-            sent_bytes,
-            answer_bytes,
-            residue: Mutex::new(None),
-            tag: AtomicU64::new(0),
-        }
     }
 }
 

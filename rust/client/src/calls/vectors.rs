@@ -4,8 +4,9 @@
 use crate::calls::pull::first_error;
 use crate::calls::submit::Draft;
 use crate::client::Client;
-use crate::link::call::{Call, Outcome};
-use crate::link::payload::{Memory, Payload};
+use crate::link::call::payload::{Memory, Payload};
+use crate::link::call::{Call, CallPart, Outcome};
+use crate::link::wait::CallHandle;
 use crate::state::map::Entry;
 use crate::state::time::after;
 use bytes::Bytes;
@@ -16,7 +17,6 @@ use fastps_core::program::{Command, Program};
 use fastps_core::spaces::{BatchReport, ReplicaAnswer, ReplicaRequest, Seat, SeatRequest};
 use fastps_core::tensor::{SliceId, SpaceId};
 use fastps_core::verbs::{Caller, Gradient, OpenedSpace, Patient, SpaceInfo, VectorPull, VectorSpaces};
-use fastps_proto::v1 as pb;
 use fastps_transport::convert::header::Target;
 use fastps_transport::convert::{self, MAX_PARTS, MAX_SCALAR_BYTES, PortionOf, VectorRead};
 use std::collections::BTreeMap;
@@ -73,8 +73,8 @@ impl Client {
                 let target = Target { slice: SliceId(0), group: *group, epoch };
                 let header = convert::run_header(target, command, &ids);
                 let part = |(tensor, k): &(usize, usize)| {
-                    let (header, payload) = (pb::Header::default(), Payload::Owned(Bytes::new()));
-                    self.draft(*tensor, &entries[*tensor], *k, header, Some(bytes), payload).part
+                    let entry = &entries[*tensor];
+                    CallPart::new(*tensor, entry, *k, entry.spec.slice_range(*k), 0, Some(bytes))
                 };
                 let mut parts = slices.iter().map(part);
                 let Some(part) = parts.next() else { continue };
@@ -92,7 +92,7 @@ impl Client {
         memories: Vec<Arc<Memory>>,
         deadline: Instant,
         caller: &mut dyn Caller,
-    ) -> Result<Arc<Call>> {
+    ) -> Result<CallHandle> {
         let in_order = self.lock_sequence();
         let call = self.submit(drafts, memories, deadline, None);
         drop(in_order);
@@ -179,7 +179,7 @@ impl VectorSpaces for Client {
             for (k, elements) in entry.spec.slices().enumerate() {
                 let header = convert::vector_read_header(entry.target(k, epoch), read);
                 let answer = Some(entry.spec.dtype.size() * elements.len());
-                drafts.push(self.draft(tensor, entry, k, header, answer, Payload::Owned(Bytes::new())));
+                drafts.push(Draft::new(tensor, entry, k, header, answer, Payload::Owned(Bytes::new())));
             }
         }
         let call = self.complete(drafts, Vec::new(), deadline, caller)?;
@@ -206,7 +206,7 @@ impl VectorSpaces for Client {
                 let count = elements.len() as u64;
                 let header = convert::portion_header(entry.target(k, epoch), of, entry.spec.dtype, count);
                 let payload = Payload::Lent(memory.clone(), elements);
-                drafts.push(self.draft(tensor, entry, k, header, None, payload));
+                drafts.push(Draft::new(tensor, entry, k, header, None, payload));
             }
             memories.push(memory);
         }

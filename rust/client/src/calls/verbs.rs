@@ -5,10 +5,10 @@ use crate::calls::receipts::{PushTicket, names, pushed};
 use crate::calls::sparse::{Scatter, in_order};
 use crate::calls::submit::next;
 use crate::client::Client;
-use crate::link::call::Call;
-use crate::link::payload::{Memory, Payload};
+use crate::link::call::payload::{Memory, Payload};
 use crate::link::state::Link;
 use crate::link::unary::{call, request};
+use crate::link::wait::CallHandle;
 use crate::state::map::Entry;
 use crate::state::time::after;
 use fastps_core::dtype::View;
@@ -51,7 +51,7 @@ impl Client {
     }
 
     /// Waits for a call. If its caller leaves, the call continues in the background.
-    pub(crate) fn finish(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
+    pub(crate) fn finish(&self, call: &CallHandle, caller: &mut dyn Caller) -> Result<()> {
         if call.wait(Duration::MAX, Some(caller))? {
             return Ok(());
         }
@@ -60,8 +60,8 @@ impl Client {
     }
 
     /// Leaves a call to the background.
-    fn leave_alone(&self, call: &Arc<Call>) {
-        self.deadlines.watch(call);
+    fn leave_alone(&self, call: &CallHandle) {
+        self.deadlines.watch(&call.call);
         self.driver.nudge();
     }
 
@@ -99,7 +99,7 @@ impl TensorRegistry for Client {
         let mut last = vec![None; names.len()];
         for (names, last) in names.chunks(NAMES_ASKED).zip(last.chunks_mut(NAMES_ASKED)) {
             let there: Vec<_> = names.iter().map(|name| self.map.run().there(name)).collect();
-            for link in &self.links {
+            for link in self.links.iter() {
                 let told = self.ask_stats(link, there.clone(), deadline)?.changed_ms_ago;
                 for (name, last) in there.iter().zip(last.iter_mut()) {
                     let ago = told.get(name).map(|ms| Duration::from_millis(*ms));
@@ -259,7 +259,7 @@ impl ParameterServer for Client {
         self.alive()?;
         let deadline = after(timeout);
         let mut shards = Vec::with_capacity(self.links.len());
-        for link in &self.links {
+        for link in self.links.iter() {
             let answer = self.ask_stats(link, Vec::new(), deadline)?;
             let mut counters: Vec<_> = answer.counters.into_iter().collect();
             counters.sort();

@@ -120,7 +120,7 @@ impl Link {
                 return self.wait_and_send_again(queue, answered, error);
             }
             convert::Answer::Refused(error) => {
-                let error = call.parts[parts.start].refused(error);
+                let error = self.refusal(&call.parts[parts.start], error);
                 self.judge_refusal(&mut queue, pending, call.identified, error)
             }
             answer => judge(pending, &call.parts[parts.start], call.identified, answer),
@@ -156,7 +156,7 @@ impl Link {
         if retry(error.kind) == Retry::Session && pending.header.reservation == 0 {
             queue.lease_lost = true;
             // The others have continued without this worker: its gradient is of values that are gone.
-            let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
+            let fenced = pending.header.kind() == pb::Kind::Gradient && !self.shared.places.is_empty();
             return match (certain, fenced) {
                 (true, true) => Verdict::Refused(error),
                 (true, false) => Verdict::SendAgain,
@@ -267,7 +267,7 @@ impl Link {
         if queue.to_ask.is_empty() && !queue.lost.is_empty() {
             let lost = std::mem::take(&mut queue.lost);
             drop(queue);
-            self.shared.note_lost(lost);
+            self.shared.lost.note(lost, &self.shared.map, &self.shared.counters);
         }
     }
 
@@ -305,10 +305,10 @@ impl Link {
                 Ok(_) => part.frame_error("the server's answer does not fit its question"),
                 // The refusal of a repeat may not cover earlier attempts.
                 Err(error) if pending.attempts == 1 || is_conclusive(error.kind) || !call.identified => {
-                    told.push((index, Outcome::Failed(part.refused(error))));
+                    told.push((index, Outcome::Failed(self.refusal(part, error))));
                     continue;
                 }
-                Err(error) => part.refused(error),
+                Err(error) => self.refusal(part, error),
             };
             tracing::debug!(%error, "a push is in doubt");
             told.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));

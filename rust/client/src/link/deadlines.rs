@@ -1,6 +1,7 @@
 //! Ends asynchronous calls when their deadline passes.
 
 use crate::link::call::Call;
+use crate::link::wait::{Links, expire};
 use crate::state::runtime::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -40,7 +41,7 @@ impl Deadlines {
     }
 
     /// Runs until the client is closed.
-    pub(crate) async fn run(self: Arc<Self>, mut closed: watch::Receiver<bool>) {
+    pub(crate) async fn run(self: Arc<Self>, links: Links, mut closed: watch::Receiver<bool>) {
         loop {
             let first = lock(&self.calls).by_time.first_key_value().map(|((time, _), _)| *time);
             let due = async {
@@ -57,7 +58,7 @@ impl Deadlines {
             let now = Instant::now();
             while let Some(call) = self.take_due(now) {
                 if let Some(call) = call.upgrade() {
-                    call.expire();
+                    expire(&call, &links);
                 }
             }
         }

@@ -3,7 +3,6 @@
 
 use crate::link::call::Outcome;
 use crate::link::queue::{Known, Pending, Queue, Waiter};
-use crate::link::send::refuse;
 use crate::link::state::Link;
 use crate::link::unary;
 use crate::state::doubt::Doubt;
@@ -84,7 +83,7 @@ impl Link {
             drop(queue);
             // Reports the losses of the former server separately from those of this one.
             if !lost.is_empty() {
-                self.shared.note_lost(lost);
+                self.shared.lost.note(lost, &self.shared.map, &self.shared.counters);
             }
             self.shared.map_is_stale.store(true, Ordering::Release);
             // Acknowledged changes may be gone, so nothing is known about the interval.
@@ -100,16 +99,16 @@ impl Link {
         queue.lease_lost = false;
         queue.slices.values_mut().for_each(Known::renew);
         self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
-        self.shared.lose_places();
+        self.shared.places.lose();
         let fenced: Vec<_> = queue
             .frames
-            .extract_if(.., |_, p| p.attempts == 0 && self.shared.fences(&p.header).is_some())
+            .extract_if(.., |_, p| p.attempts == 0 && self.shared.places.fences(&p.header).is_some())
             .map(|(_, pending)| pending)
             .collect();
         self.forget_sent(queue);
         for Pending { header, waiter, .. } in fenced {
-            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.fences(&header)) {
-                refuse(&call, parts, &error);
+            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.places.fences(&header)) {
+                self.refuse(&call, parts, &error);
             }
         }
         Ok(client)
@@ -160,7 +159,7 @@ impl Link {
         for waiter in unsent {
             match waiter {
                 Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
-                Waiter::Parts(call, parts) => refuse(&call, parts, &error),
+                Waiter::Parts(call, parts) => self.refuse(&call, parts, &error),
             }
         }
     }

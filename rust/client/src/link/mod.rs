@@ -1,13 +1,13 @@
 //! The link to one shard: its queue of frames, and the successive connections that carry them.
 //!
 //! `session` drives a link: it opens a `stream` on a `route`, sends the frames of the `queue`, and hands the
-//! answers to `answer`. `unary` makes control calls.
+//! answers to `answer`, which delivers them to the `call` that a thread `wait`s for. `unary` makes control
+//! calls.
 
 mod answer;
 pub(crate) mod call;
 pub(crate) mod deadlines;
 mod incarnation;
-pub(crate) mod payload;
 pub(crate) mod places;
 pub(crate) mod queue;
 pub(crate) mod refresh;
@@ -17,3 +17,4 @@ pub(crate) mod session;
 pub(crate) mod state;
 mod stream;
 pub(crate) mod unary;
+pub(crate) mod wait;

@@ -3,7 +3,6 @@
 use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
 use crate::state::places::{Place, is_warm};
-use crate::state::runtime::lock;
 use crate::state::time::after;
 use fastps_core::error::Result;
 use fastps_core::mode::{Joined, PlaceRequest};
@@ -33,10 +32,8 @@ pub(crate) async fn ask_for(
 /// Takes the client's places again, in case the server has forgotten them. After a refusal, pushes fail. Lost
 /// places are left to the worker, which rejoins when it continues: until then no worker waits for it.
 pub(crate) async fn rejoin(link: &Link) {
-    let here = |place: &&Place| place.concerns(link.shard()) && !place.lost;
-    let places: Vec<_> = lock(&link.shared.places).iter().filter(here).cloned().collect();
     let deadline = after(REJOIN_TIMEOUT);
-    for place in places {
+    for place in link.shared.places.held_at(link.shard()) {
         match ask_for(link, place.group, &place.seat, deadline).await {
             Ok(joined) => change(link, &place, |known| known.rejoined(joined.clock)),
             Err(error) => tracing::warn!(shard = link.shard(), %error, "the worker's place is taken"),
@@ -46,9 +43,7 @@ pub(crate) async fn rejoin(link: &Link) {
 
 /// Changes a place whose clock shard 0 keeps.
 pub(crate) fn change(link: &Link, place: &Place, change: impl FnMut(&mut Place)) {
-    if link.shard() != 0 {
-        return;
+    if link.shard() == 0 {
+        link.shared.places.change(place.group, is_warm(place.seat.mode), change);
     }
-    let mut places = lock(&link.shared.places);
-    places.iter_mut().filter(|known| known.is(place.group, is_warm(place.seat.mode))).for_each(change);
 }

@@ -1,7 +1,7 @@
 //! A link's frames to be sent, and those that wait for an answer.
 
 use crate::link::call::Call;
-use crate::link::payload::Payload;
+use crate::link::call::payload::Payload;
 use crate::state::doubt::Doubt;
 use crate::state::lost::LostSlice;
 use bytes::Bytes;

@@ -1,8 +1,8 @@
 //! Sends a link's frames: queues them, passes them to a connection in order, and withdraws them when their
 //! call ends.
 
+use crate::link::call::payload::Payload;
 use crate::link::call::{Call, CallPart, Outcome};
-use crate::link::payload::Payload;
 use crate::link::queue::{Frame, MAX_UNANSWERED_PUSHES, Pending, Queue, Sender, Waiter};
 use crate::link::state::Link;
 use crate::state::doubt::Doubt;
@@ -36,7 +36,7 @@ impl Link {
         if queue.closed {
             drop(queue);
             for Frame { parts, .. } in frames {
-                refuse(call, parts, &self.closed());
+                self.refuse(call, parts, &self.closed());
             }
             return;
         }
@@ -44,7 +44,7 @@ impl Link {
         let mut fenced = Vec::new();
         for Frame { parts, header, payload } in frames {
             // Under the lock of lease renewal, so that no gradient slips through to the new incarnation.
-            if let Some(error) = self.shared.fences(&header) {
+            if let Some(error) = self.shared.places.fences(&header) {
                 fenced.push((parts, error));
                 continue;
             }
@@ -54,7 +54,7 @@ impl Link {
         queue.wake();
         drop(queue);
         for (parts, error) in fenced {
-            refuse(call, parts, &error);
+            self.refuse(call, parts, &error);
         }
     }
 
@@ -135,7 +135,7 @@ impl Link {
             }
             Abandoned::Sent(doubts)
         } else {
-            Abandoned::NotSent(call.parts[first].refused(self.why_not(&queue, pending.refused)))
+            Abandoned::NotSent(self.refusal(&call.parts[first], self.why_not(&queue, pending.refused)))
         };
         self.check_drained(&queue);
         (range, abandoned)
@@ -173,10 +173,19 @@ impl Link {
             None => Error::new(kind, format!("{what} before {address} answered")),
         }
     }
-}
 
-pub(crate) fn refuse(call: &Call, parts: Range<usize>, error: &Error) {
-    for part in parts {
-        call.deliver(part, Outcome::Failed(call.parts[part].refused(error.clone())), None);
+    /// The error of a part that was not applied.
+    pub(crate) fn refusal(&self, part: &CallPart, mut error: Error) -> Error {
+        // A slice's number means nothing to a user. A tensor still being registered keeps its retry time.
+        if error.kind == Kind::UnknownTensor && error.retry_after_ms.is_none() {
+            error.message = self.gone(&part.name);
+        }
+        part.refused(error)
+    }
+
+    pub(crate) fn refuse(&self, call: &Call, parts: Range<usize>, error: &Error) {
+        for part in parts {
+            call.deliver(part, Outcome::Failed(self.refusal(&call.parts[part], error.clone())), None);
+        }
     }
 }

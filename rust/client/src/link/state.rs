@@ -107,11 +107,6 @@ impl Link {
         lock(&self.queue).client
     }
 
-    /// Returns whether the client is one of a group's workers.
-    pub(crate) fn has_places(&self) -> bool {
-        !lock(&self.shared.places).is_empty()
-    }
-
     pub(crate) fn channel(&self) -> Result<Channel> {
         lock(&self.channel).clone().ok_or_else(|| self.closed())
     }

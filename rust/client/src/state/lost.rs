@@ -4,9 +4,9 @@
 //! it asks for the version of each of these slices and sends nothing else until it knows. So frames that it
 //! sends again do not count, and the numbers are exact.
 
+use crate::state::map::Map;
 use crate::state::runtime::lock;
-use crate::state::shared::Shared;
-use crate::state::stats;
+use crate::state::stats::{self, Counters};
 use fastps_core::error::{Error, Kind, Lost, Result};
 use fastps_core::fault::fault;
 use std::collections::BTreeMap;
@@ -35,39 +35,21 @@ pub(crate) struct Losses {
     asked_for: AtomicBool,
 }
 
-impl Shared {
+impl Losses {
     /// Records the losses of one restart, for the next call to report. Losses of later restarts are recorded
     /// beside them, so that they add up.
-    pub(crate) fn note_lost(&self, lost: Vec<LostSlice>) {
-        let lost = self.by_tensor(lost);
+    pub(crate) fn note(&self, lost: Vec<LostSlice>, map: &Map, counters: &Counters) {
+        let lost = by_tensor(lost, map);
         for one in &lost {
-            stats::count(&self.counters.pushes_lost, one.own.unwrap_or(0));
+            stats::count(&counters.pushes_lost, one.own.unwrap_or(0));
         }
         if fault("loss_swallowed") {
             return;
         }
-        lock(&self.lost.found).extend(lost);
-        self.lost.any.store(true, Ordering::Release);
+        lock(&self.found).extend(lost);
+        self.any.store(true, Ordering::Release);
     }
 
-    /// The slice of each tensor that lost most.
-    fn by_tensor(&self, slices: Vec<LostSlice>) -> Vec<Lost> {
-        let names = self.map.names_of_slices();
-        let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
-        for LostSlice { shard, slice, own, seen, now } in slices {
-            let tensor = names.get(&slice).cloned().unwrap_or_else(|| format!("slice {slice}").into());
-            let one = Lost { tensor: tensor.clone(), shard, own, seen, now };
-            let of = |lost: &Lost| (lost.own, lost.seen.saturating_sub(lost.now));
-            let most = lost.entry((tensor, shard)).or_insert_with(|| one.clone());
-            if of(&one) > of(most) {
-                *most = one;
-            }
-        }
-        lost.into_values().collect()
-    }
-}
-
-impl Losses {
     /// Fails once if anything was lost. The failing call has done nothing yet.
     pub(crate) fn raise(&self) -> Result<()> {
         if !self.any.load(Ordering::Acquire) || self.asked_for.load(Ordering::Relaxed) {
@@ -88,6 +70,22 @@ impl Losses {
         self.any.store(false, Ordering::Release);
         std::mem::take(&mut *found)
     }
+}
+
+/// The slice of each tensor that lost most.
+fn by_tensor(slices: Vec<LostSlice>, map: &Map) -> Vec<Lost> {
+    let names = map.names_of_slices();
+    let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
+    for LostSlice { shard, slice, own, seen, now } in slices {
+        let tensor = names.get(&slice).cloned().unwrap_or_else(|| format!("slice {slice}").into());
+        let one = Lost { tensor: tensor.clone(), shard, own, seen, now };
+        let of = |lost: &Lost| (lost.own, lost.seen.saturating_sub(lost.now));
+        let most = lost.entry((tensor, shard)).or_insert_with(|| one.clone());
+        if of(&one) > of(most) {
+            *most = one;
+        }
+    }
+    lost.into_values().collect()
 }
 
 fn error(lost: Vec<Lost>) -> Error {

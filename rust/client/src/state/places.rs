@@ -1,12 +1,11 @@
-//! A client's places in groups of workers, as its links and calls share them.
+//! A client's places in groups of workers.
 
 use crate::state::runtime::lock;
-use crate::state::shared::Shared;
 use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Mode, PlaceRequest};
 use fastps_proto::v1 as pb;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A place in a group.
 #[derive(Clone, Debug)]
@@ -40,25 +39,80 @@ impl Place {
     }
 }
 
-impl Shared {
-    /// Marks places in waiting modes as lost everywhere once one shard has forgotten the client.
-    pub(crate) fn lose_places(&self) {
-        let mut places = lock(&self.places);
-        let waits = |mode| matches!(mode, Mode::Sync(_) | Mode::Bounded { .. });
-        places.iter_mut().for_each(|place| place.lost |= waits(place.seat.mode));
-        self.note_lost_places(&places);
+/// The client's places, at most one per group and phase.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    all: Mutex<Vec<Place>>,
+    some_is_lost: AtomicBool,
+}
+
+impl Places {
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.all).is_empty()
     }
 
-    pub(crate) fn note_lost_places(&self, places: &[Place]) {
-        self.some_place_is_lost.store(places.iter().any(|place| place.lost), Ordering::Release);
+    /// Keeps a place instead of an earlier one, unless it was lost already.
+    pub(crate) fn take(&self, place: Place, is_lost: impl FnOnce() -> bool) -> bool {
+        let mut places = lock(&self.all);
+        // Checked under the lock of `lose`, so that no loss is missed.
+        if is_lost() {
+            return false;
+        }
+        places.retain(|known| !known.is(place.group, is_warm(place.seat.mode)));
+        places.push(place);
+        self.note_lost(&places);
+        true
+    }
+
+    pub(crate) fn leave(&self, group: u32, warm: bool) -> Vec<Place> {
+        let mut places = lock(&self.all);
+        let left = places.extract_if(.., |place| place.is(group, warm)).collect();
+        self.note_lost(&places);
+        left
+    }
+
+    /// Takes steps. `None` without a place.
+    pub(crate) fn advance(&self, group: u32, warm: bool, steps: u64) -> Option<Place> {
+        let mut places = lock(&self.all);
+        let place = places.iter_mut().find(|place| place.is(group, warm))?;
+        // A server may have reported any number.
+        place.clock = place.clock.saturating_add(steps);
+        Some(place.clone())
+    }
+
+    pub(crate) fn change(&self, group: u32, warm: bool, change: impl FnMut(&mut Place)) {
+        lock(&self.all).iter_mut().filter(|known| known.is(group, warm)).for_each(change);
+    }
+
+    /// Number of the group of this name, if the client has a place in it.
+    pub(crate) fn group(&self, name: &str) -> Option<u32> {
+        lock(&self.all).iter().find(|place| *place.name == *name).map(|place| place.group)
+    }
+
+    /// Places at a shard that are not lost.
+    pub(crate) fn held_at(&self, shard: u32) -> Vec<Place> {
+        let held = |place: &&Place| place.concerns(shard) && !place.lost;
+        lock(&self.all).iter().filter(held).cloned().collect()
+    }
+
+    /// Marks places in waiting modes as lost everywhere once one shard has forgotten the client.
+    pub(crate) fn lose(&self) {
+        let mut places = lock(&self.all);
+        let waits = |mode| matches!(mode, Mode::Sync(_) | Mode::Bounded { .. });
+        places.iter_mut().for_each(|place| place.lost |= waits(place.seat.mode));
+        self.note_lost(&places);
+    }
+
+    fn note_lost(&self, places: &[Place]) {
+        self.some_is_lost.store(places.iter().any(|place| place.lost), Ordering::Release);
     }
 
     /// Error if the frame is a gradient of a worker whose place is lost.
     pub(crate) fn fences(&self, header: &pb::Header) -> Option<Error> {
-        if !self.some_place_is_lost.load(Ordering::Acquire) || header.kind() != pb::Kind::Gradient {
+        if !self.some_is_lost.load(Ordering::Acquire) || header.kind() != pb::Kind::Gradient {
             return None;
         }
-        let lost = lock(&self.places).iter().any(|place| place.lost && place.group == header.group);
+        let lost = lock(&self.all).iter().any(|place| place.lost && place.group == header.group);
         let why =
             "the worker's lease ran out, and the others continued without it: it must join its group again";
         lost.then(|| Error::new(Kind::Lease, why))

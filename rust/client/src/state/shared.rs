@@ -5,7 +5,7 @@ use crate::state::doubt::Doubt;
 use crate::state::fence::Fence;
 use crate::state::lost::Losses;
 use crate::state::map::Map;
-use crate::state::places::Place;
+use crate::state::places::Places;
 use crate::state::runtime::{Process, lock};
 use crate::state::stats::{self, Counters};
 use fastps_core::codec::ErrorFeedback;
@@ -37,8 +37,7 @@ pub(crate) struct Shared {
     /// Changes that restarted servers lack.
     pub(crate) lost: Losses,
     /// The client's places in groups of workers.
-    pub(crate) places: Mutex<Vec<Place>>,
-    pub(crate) some_place_is_lost: AtomicBool,
+    pub(crate) places: Places,
     /// Doubts whose content may return to a residual.
     pub(crate) doubts: Mutex<Vec<Arc<Doubt>>>,
 }

@@ -1,14 +1,11 @@
-//! Automatic snapshots, and their copies in a bucket.
+//! Copies of snapshots in a bucket.
 
 pub(crate) mod bucket;
-pub(crate) mod checkpoint;
 pub(crate) mod copies;
 mod fetch;
-pub(crate) mod snapshots;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
-mod trouble;
 mod upload;
 
 pub use bucket::{Bucket, is_url};

@@ -4,7 +4,6 @@
 
 mod ended;
 pub(crate) mod first;
-pub(crate) mod gate;
 pub(crate) mod loss;
 pub(crate) mod map;
 pub(crate) mod membership;

@@ -2,7 +2,6 @@
 
 use crate::answers::Pins;
 use crate::cluster::first::First;
-use crate::cluster::gate::Gate;
 use crate::cluster::map::Map;
 use crate::cluster::membership::Membership;
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
@@ -11,6 +10,7 @@ use crate::cluster::session::{SessionOver, Sessions};
 use crate::cluster::spaces::SpaceTable;
 use crate::human;
 use crate::persistence::Files;
+use crate::persistence::gate::Gate;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::Portions;
 use fastps_core::shard::Shard;
@@ -44,7 +44,7 @@ pub(crate) enum Phase {
 /// One shard with its surroundings.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) shard: Shard,
+    pub(crate) shard: Arc<Shard>,
     /// Random identity of this start.
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,

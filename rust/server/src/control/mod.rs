@@ -1,22 +1,20 @@
-//! The control service: sessions, the map, and the steps of a registration.
+//! The control service: checks every call, and passes it to the file of its subject.
 
 mod batches;
 pub(crate) mod deadline;
 mod hello;
 mod places;
 mod portions;
+mod register;
 mod spaces;
 
 use crate::auth::peer::Peer;
 use crate::auth::secret;
-use crate::backup::checkpoint::{self, Checkpoints};
-use crate::cluster::map::Registered;
 use crate::cluster::node::{EPOCH, Node};
-use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
-use crate::cluster::reservation::Reserve;
+use crate::persistence::checkpoint::Checkpoints;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
-use fastps_core::tensor::{MAX_NAME, SliceId};
+use fastps_core::tensor::MAX_NAME;
 use fastps_durable::{Cut, Event};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
@@ -188,25 +186,8 @@ impl Control for ControlService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
-        let registered = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
-            let mut map = node.map()?;
-            let spec = convert::spec_from_wire(m.spec.as_ref())?;
-            let now = Instant::now();
-            node.sessions.touch(m.client, now)?;
-            let empty = pb::RegisterResponse::default();
-            let registered = match map.register(&spec, m.client, now)? {
-                Registered::Exists(placement) => {
-                    pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
-                }
-                Registered::UnderWay { retry_after_ms } => {
-                    pb::RegisterResponse { under_way: true, retry_after_ms, ..empty }
-                }
-                Registered::Reserved { reservation, placement } => {
-                    pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
-                }
-            };
-            Ok((registered, map.noted()))
-        });
+        let registered =
+            self.call(request, pb::Role::Worker, Access::Change, |node, _, m| register::register(node, &m));
         self.told(registered.await?).await
     }
 
@@ -214,61 +195,21 @@ impl Control for ControlService {
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
-        let m = request.get_ref();
-        let is_new = !self.node.reservations.knows(m.reservation);
-        let describe = is_new.then(|| pb::SettleRequest { describe: m.reservation, ..Default::default() });
-        let told = self.ask_first(&request, describe).await;
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
-            if m.slices.len() != m.indices.len() {
-                return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
-                    .tensor(spec.name.clone())
-                    .expected(m.slices.len(), m.indices.len()));
-            }
-            let now = Instant::now();
-            node.sessions.touch(m.client, now)?;
-            let pairs = m.slices.iter().zip(&m.indices);
-            let wish = Reserve {
-                reservation: m.reservation,
-                client: m.client,
-                spec,
-                group: m.group,
-                slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
-            };
-            if !node.reservations.knows(m.reservation) {
-                let registration = told?.and_then(|told| told.registration);
-                wish.check_registered(registration, node.index())?;
-            }
-            let open = node.reservations.reserve(&node.shard, &wish, now)?;
-            let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
-            Ok(pb::ReserveResponse { lease_ms })
-        })
-        .await
+        let question = register::to_reserve(&self.node, request.get_ref());
+        let told = self.ask_first(&request, question).await;
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::reserve(node, &m, told))
+            .await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            node.reservations.seal(m.reservation, Instant::now())?;
-            Ok(pb::SealResponse {})
-        })
-        .await
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::seal(node, &m)).await
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            let mut map = node.map()?;
-            node.sessions.touch(m.client, Instant::now())?;
-            let own = map.pending_on(m.reservation, node.index());
-            if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
-                return Err(Error::new(Kind::Precondition, "the reservation is not sealed"));
-            }
-            map.commit(m.reservation, m.client)?;
-            Ok(pb::CommitResponse {})
-        })
-        .await
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::commit(node, &m)).await
     }
 
     async fn settle(
@@ -282,34 +223,15 @@ impl Control for ControlService {
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            node.check_no_space(&m.name)?;
-            let placement = node.map()?.unregister(&m.name, Instant::now())?;
-            Ok(pb::UnregisterResponse { placement: Some(placement) })
-        })
-        .await
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::unregister(node, &m)).await
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
-        let sealed = self.node.reservations.sealed_of(&request.get_ref().slices);
-        let question =
-            (!sealed.is_empty() && sealed.len() <= MAX_ASKED_RESERVATIONS).then(|| pb::SettleRequest {
-                reservations: sealed.iter().copied().collect(),
-                abandon: true,
-                ..Default::default()
-            });
+        let question = register::to_drop(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
-            node.check_dropped(&m.slices, told)?;
-            if let Ok(mut map) = node.map() {
-                map.abandon(&m.slices);
-            }
-            let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
-            node.reservations.drop_slices(&node.shard, &slices);
-            Ok(pb::DropResponse {})
-        })
-        .await
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| register::drop(node, m, told))
+            .await
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
@@ -467,7 +389,7 @@ impl Control for ControlService {
         let asked = asked.await?;
         let pb::CheckpointRequest { group, cut: id } = asked.into_inner();
         let cut = (!group.is_empty()).then_some(Cut { id, group });
-        let taken = checkpoint::take(&self.node, &self.checkpoints, cut).await;
+        let taken = self.checkpoints.take(cut).await;
         let answer = taken.map(|summary| pb::CheckpointResponse {
             snapshot: summary.generation,
             path: summary.path.display().to_string(),

@@ -1,5 +1,11 @@
 //! State that a shard keeps on disk (`fastps_durable`): records changes, and delays answers until the changes
-//! that they report are durable.
+//! that they report are durable. `snapshots` and `checkpoint` write the shard's state without being asked and
+//! on request; `gate` holds writes while a cut begins.
+
+pub(crate) mod checkpoint;
+pub(crate) mod gate;
+pub(crate) mod snapshots;
+mod trouble;
 
 use crate::config::ServerConfig;
 use crate::human::{now, size};
@@ -106,11 +112,6 @@ impl Files {
         self.0.as_ref().map(|kept| &kept.journal)
     }
 
-    /// Identity of this start of the server, in its files and to its clients; `None` without files.
-    pub(crate) fn incarnation(&self) -> Option<u64> {
-        self.journal().map(|journal| journal.incarnation())
-    }
-
     /// The counters; empty without a data directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let Some(Kept { journal, snapshots, copies, .. }) = self.0.as_deref() else { return Vec::new() };
@@ -170,11 +171,6 @@ impl Files {
             None => journal.snapshot(shard),
             Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
         })
-    }
-
-    /// Writes a snapshot now.
-    pub(crate) fn snapshot_now(&self, shard: &Shard) -> Result<Summary> {
-        self.snapshot(shard, None)
     }
 
     /// Writes a snapshot to replace a long log.

@@ -1,14 +1,13 @@
 //! The payload of a frame. A caller's memory is lent to the connection until it is written there, and a call
 //! does not end before all of its memory is returned.
 
-use crate::link::call::Call;
 use crate::state::runtime::lock;
 use bytes::Bytes;
 use fastps_core::dtype::DType;
 use fastps_core::verbs::Values;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 /// The payload of a frame to be sent.
 #[derive(Clone, Debug)]
@@ -49,8 +48,8 @@ pub(crate) struct Memory {
 struct MemoryState {
     values: Option<Arc<dyn Values>>,
     readers: usize,
-    /// The call to notify when reading has ended.
-    call: Weak<Call>,
+    /// Called when reading has ended.
+    when_idle: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Memory {
@@ -58,13 +57,13 @@ impl Memory {
         let dtype = values.view().dtype();
         Arc::new(Self {
             dtype,
-            state: Mutex::new(MemoryState { values: Some(values), readers: 0, call: Weak::new() }),
+            state: Mutex::new(MemoryState { values: Some(values), readers: 0, when_idle: None }),
         })
     }
 
-    /// Sets the call that it belongs to.
-    pub(crate) fn belongs_to(&self, call: Weak<Call>) {
-        lock(&self.state).call = call;
+    /// Sets the callback for the end of the last reader after withdrawal.
+    pub(crate) fn when_idle(&self, callback: Box<dyn FnOnce() + Send>) {
+        lock(&self.state).when_idle = Some(callback);
     }
 
     /// Bytes that read the caller's memory directly.
@@ -76,7 +75,7 @@ impl Memory {
         Some(Bytes::from_owner(LentValues { memory: memory.clone(), values: Some(values), range }))
     }
 
-    /// Ends reading: no new reader begins. The call is notified when the present ones are done.
+    /// Ends reading: no new reader begins. The callback is called when the present ones are done.
     pub(crate) fn withdraw(&self) {
         let values = lock(&self.state).values.take();
         drop(values);
@@ -109,15 +108,15 @@ impl AsRef<[u8]> for LentValues {
 
 impl Drop for LentValues {
     fn drop(&mut self) {
-        // Dropped first: a notified call may rely on it.
+        // Dropped first: the callback may rely on it.
         self.values = None;
         let mut state = lock(&self.memory.state);
         state.readers -= 1;
         let ended = state.values.is_none() && state.readers == 0;
-        let call = state.call.clone();
+        let callback = if ended { state.when_idle.take() } else { None };
         drop(state);
-        if ended && let Some(call) = call.upgrade() {
-            call.finish();
+        if let Some(callback) = callback {
+            callback();
         }
     }
 }

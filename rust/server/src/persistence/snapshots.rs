@@ -1,9 +1,8 @@
 //! Takes snapshots without being asked, on a thread per shard: from time to time, when the log is too long,
 //! and when it could not be written.
 
-use crate::backup::trouble::Trouble;
-use crate::cluster::node::Node;
 use crate::persistence::Files;
+use crate::persistence::trouble::Trouble;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_durable::{Journal, Summary};
@@ -36,17 +35,18 @@ enum Signal {
 }
 
 impl Snapshots {
-    /// Starts the threads, if the server keeps files.
-    pub(crate) fn start(nodes: &[Arc<Node>], when: When) -> Result<Self> {
+    /// Starts a thread for each shard that keeps files.
+    pub(crate) fn start(shards: impl IntoIterator<Item = (Arc<Shard>, Files)>, when: When) -> Result<Self> {
         let mut threads = Vec::new();
-        for node in nodes {
-            let Some(journal) = node.files.journal().cloned() else { continue };
+        for (shard, files) in shards {
+            let Some(journal) = files.journal().cloned() else { continue };
             let (signal, signals) = channel();
             let alarm = signal.clone();
             journal.watch(when.after, move || drop(alarm.send(Signal::LongLog)));
-            let turn = Turn::new(node.clone(), journal, when.every);
+            let name = format!("fastps-snapshots-{}", shard.index());
+            let turn = Turn::new(shard, files, journal, when.every);
             let thread = std::thread::Builder::new()
-                .name(format!("fastps-snapshots-{}", node.index()))
+                .name(name)
                 .spawn(move || turn.run(&signals))
                 .map_err(|error| Error::new(Kind::Internal, format!("cannot start a thread: {error}")))?;
             threads.push((signal, thread));
@@ -67,7 +67,8 @@ impl Snapshots {
 
 /// Schedule of a shard's next snapshots.
 struct Turn {
-    node: Arc<Node>,
+    shard: Arc<Shard>,
+    files: Files,
     journal: Arc<Journal>,
     every: Duration,
     due: Instant,
@@ -78,10 +79,10 @@ struct Turn {
 }
 
 impl Turn {
-    fn new(node: Arc<Node>, journal: Arc<Journal>, every: Duration) -> Self {
+    fn new(shard: Arc<Shard>, files: Files, journal: Arc<Journal>, every: Duration) -> Self {
         let now = Instant::now();
         let (broken, failed) = (Trouble::default(), Trouble::default());
-        Self { node, journal, every, due: now + every, retry: now, broken, failed }
+        Self { shard, files, journal, every, due: now + every, retry: now, broken, failed }
     }
 
     fn run(mut self, signals: &Receiver<Signal>) {
@@ -105,7 +106,7 @@ impl Turn {
             return CHECK_INTERVAL;
         }
         if broken.is_err() || now >= self.due {
-            if self.take(Files::snapshot_now) {
+            if self.take(|files, shard| files.snapshot(shard, None)) {
                 self.due = Instant::now() + self.every;
             }
         } else if self.journal.is_overgrown() {
@@ -118,7 +119,7 @@ impl Turn {
 
     /// Takes a snapshot. Returns whether it succeeded.
     fn take(&mut self, how: impl FnOnce(&Files, &Shard) -> Result<Summary>) -> bool {
-        let (taken, shard) = (how(&self.node.files, &self.node.shard), self.node.index());
+        let (taken, shard) = (how(&self.files, &self.shard), self.shard.index());
         let now = Instant::now();
         match taken {
             Ok(_) => {
@@ -140,7 +141,7 @@ impl Turn {
 
     /// Logs when the log breaks, and when it is repaired.
     fn tell_broken(&mut self, broken: &Result<()>) {
-        let (shard, now) = (self.node.index(), Instant::now());
+        let (shard, now) = (self.shard.index(), Instant::now());
         match broken {
             Err(error) => {
                 if let Some(again) = self.broken.met(now) {
@@ -157,10 +158,10 @@ impl Turn {
 }
 
 /// Takes a snapshot. Returns whether it succeeded.
-pub(crate) fn take(node: &Node, how: impl FnOnce(&Files, &Shard) -> Result<Summary>) -> bool {
-    let taken = how(&node.files, &node.shard);
+pub(crate) fn take(shard: &Shard, files: &Files) -> bool {
+    let taken = files.snapshot(shard, None);
     if let Err(error) = &taken {
-        tracing::error!(shard = node.index(), %error, "no snapshot");
+        tracing::error!(shard = shard.index(), %error, "no snapshot");
     }
     taken.is_ok()
 }

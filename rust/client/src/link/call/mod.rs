@@ -1,33 +1,30 @@
-//! One call of a user: its parts (one per slice), the outcome of each, and how a thread waits for them.
+//! One call of a user as data: its parts (one per slice), and the outcome and values of each.
 
-use crate::link::payload::Memory;
-use crate::link::send::Abandoned;
-use crate::link::state::Link;
+pub(crate) mod payload;
+
+use crate::link::call::payload::Memory;
 use crate::state::doubt::{Doubt, Residue};
+use crate::state::map::Entry;
 use crate::state::runtime::{Process, lock};
-use crate::state::waiting;
 use bytes::Bytes;
-use fastps_core::error::{Error, Kind, Result};
+use fastps_core::error::{Error, Kind};
 use fastps_core::frame::Applied;
 use fastps_core::verbs::Caller;
-use fastps_transport::wire::{Pace, Spin};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::Notify;
-
-/// Interval at which a caller is asked whether it still waits.
-const CALLER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+use tokio::sync::futures::Notified;
 
 /// One slice of a call.
 pub(crate) struct CallPart {
     /// Index of the tensor in the call.
     pub(crate) tensor: usize,
     pub(crate) name: Arc<str>,
-    pub(crate) link: Arc<Link>,
+    pub(crate) shard: usize,
     pub(crate) slice: u64,
     pub(crate) elements: Range<usize>,
     /// Bytes of the payload, as sent and as expected back.
@@ -56,17 +53,18 @@ pub(crate) enum Outcome {
     InDoubt(Arc<Doubt>),
 }
 
+/// Makes the connections that carry these parts return the caller's memory.
+type Recall = Box<dyn Fn(&[CallPart]) + Send + Sync>;
+
 /// A call under way.
 pub(crate) struct Call {
-    process: Process,
-    begun: Instant,
-    /// Set once its wait was reported.
-    told: AtomicBool,
+    pub(crate) process: Process,
     pub(crate) deadline: Instant,
     /// Set for a push or assignment: unanswered after being sent, it is in doubt.
     pub(crate) identified: bool,
     pub(crate) parts: Vec<CallPart>,
     memories: Vec<Arc<Memory>>,
+    recall: Recall,
     state: Mutex<CallState>,
     changed: Notify,
 }
@@ -109,6 +107,7 @@ impl Call {
         identified: bool,
         parts: Vec<CallPart>,
         memories: Vec<Arc<Memory>>,
+        recall: Recall,
     ) -> Arc<Self> {
         let state = CallState {
             outcomes: parts.iter().map(|_| Outcome::Open).collect(),
@@ -121,16 +120,22 @@ impl Call {
         let state = Mutex::new(state);
         let call = Arc::new(Self {
             process,
-            begun: Instant::now(),
-            told: AtomicBool::new(false),
             deadline,
             identified,
             parts,
             memories,
+            recall,
             state,
             changed: Notify::new(),
         });
-        call.memories.iter().for_each(|memory| memory.belongs_to(Arc::downgrade(&call)));
+        for memory in &call.memories {
+            let call = Arc::downgrade(&call);
+            memory.when_idle(Box::new(move || {
+                if let Some(call) = call.upgrade() {
+                    call.finish();
+                }
+            }));
+        }
         call
     }
 
@@ -182,7 +187,7 @@ impl Call {
         self.memories.iter().for_each(|memory| memory.withdraw());
         if !self.finish() {
             // The rest of it waits to be written to a peer that does not read.
-            self.parts.iter().for_each(|part| part.link.recall());
+            (self.recall)(&self.parts);
         }
     }
 
@@ -218,108 +223,29 @@ impl Call {
         callback();
     }
 
-    /// Ends the call: unsent parts are withdrawn, unanswered parts are in doubt.
-    pub(crate) fn expire(&self) {
-        for first in 0..self.parts.len() {
-            // Another part of the same frame may have ended it.
-            if !matches!(lock(&self.state).outcomes[first], Outcome::Open) {
-                continue;
-            }
-            let (parts, abandoned) = self.parts[first].link.abandon(self, first);
-            match abandoned {
-                Abandoned::NotSent(error) => {
-                    parts.for_each(|k| self.deliver(k, Outcome::Failed(error.clone()), None));
-                }
-                Abandoned::Sent(doubts) => {
-                    parts.zip(doubts).for_each(|(k, doubt)| self.deliver(k, Outcome::InDoubt(doubt), None));
-                }
-                // Its answer is being delivered right now.
-                Abandoned::Answered => {}
-            }
-        }
+    /// Signals outcomes, values and the end of the call.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
-    /// Waits until all is done or the timeout or the deadline passes (that ends the call). Hands out values
-    /// as they arrive, or keeps them without a caller. Returns whether all is done. The waiting thread drives
-    /// the client's connections itself.
-    pub(crate) fn wait(&self, timeout: Duration, caller: Option<&mut dyn Caller>) -> Result<bool> {
-        self.process.check()?;
-        let until = crate::state::time::after(timeout).min(self.deadline);
-        // A call without parts is done already.
-        let Some(driver) = self.parts.first().and_then(|part| part.link.driver.upgrade()) else {
-            return Ok(lock(&self.state).done);
-        };
-        let takes = caller.is_some();
-        lock(&self.state).taken = takes;
-        let done = driver.drive(async |spin| self.waiting(until, caller, spin).await);
-        if takes {
-            let mut state = lock(&self.state);
-            state.taken = false;
+    /// Returns whether a part has no outcome yet.
+    pub(crate) fn is_open(&self, part: usize) -> bool {
+        lock(&self.state).is_open(part)
+    }
+
+    /// Returns whether it is complete and, for a caller that takes values, all of them were handed out.
+    pub(crate) fn is_over(&self, takes: bool) -> bool {
+        let state = lock(&self.state);
+        state.done && (!takes || state.arrived.is_empty())
+    }
+
+    /// Sets whether a caller takes values as they arrive: otherwise they are kept.
+    pub(crate) fn set_taken(&self, taken: bool) {
+        let mut state = lock(&self.state);
+        state.taken = taken;
+        if !taken {
             let left = std::mem::take(&mut state.arrived);
             state.arrived.extend(left.into_iter().map(|(part, values)| (part, values.kept())));
-        }
-        if self.parts.iter().any(|part| part.link.has_frames()) {
-            driver.nudge();
-        }
-        Ok(done)
-    }
-
-    async fn waiting(&self, until: Instant, mut caller: Option<&mut dyn Caller>, spin: &mut Spin) -> bool {
-        let (mut expired, mut asked, pace) = (false, Instant::now(), Pace::new());
-        loop {
-            let changed = self.changed.notified();
-            if let Some(caller) = &mut caller {
-                self.hand_out(*caller);
-            }
-            {
-                let state = lock(&self.state);
-                if state.done && (caller.is_none() || state.arrived.is_empty()) {
-                    return true;
-                }
-            }
-            let now = Instant::now();
-            let tell_at =
-                (!self.told.load(Ordering::Relaxed)).then(|| self.begun + waiting::REPORT_WAIT_AFTER);
-            if tell_at.is_some_and(|at| now >= at) {
-                self.say_for_what_it_waits();
-            }
-            if let Some(caller) = &mut caller
-                && now >= asked + CALLER_CHECK_INTERVAL
-            {
-                asked = now;
-                if let Some(at_end) = caller.leaves() {
-                    self.on_done(at_end);
-                    return false;
-                }
-            }
-            let next = if expired {
-                now + Duration::from_secs(1)
-            } else if now >= self.deadline {
-                expired = true;
-                self.expire();
-                continue;
-            } else if now >= until {
-                return false;
-            } else if caller.is_some() {
-                until.min(asked + CALLER_CHECK_INTERVAL)
-            } else {
-                until
-            };
-            let next = tell_at.filter(|at| *at > now).map_or(next, |at| next.min(at));
-            // The timeout is handled above.
-            let _ = tokio::time::timeout_at(next.into(), spin.wait(changed, &pace)).await;
-        }
-    }
-
-    /// Reports once per call what its first unanswered part waits for.
-    fn say_for_what_it_waits(&self) {
-        if self.told.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let open = (0..self.parts.len()).find(|part| lock(&self.state).is_open(*part));
-        if let Some(part) = open {
-            let (what, text) = self.parts[part].link.waits_for();
-            waiting::say(what, &text);
         }
     }
 
@@ -343,16 +269,36 @@ impl Call {
 }
 
 impl CallPart {
+    /// A part in the tensor's k-th slice.
+    pub(crate) fn new(
+        tensor: usize,
+        entry: &Entry,
+        k: usize,
+        elements: Range<usize>,
+        sent_bytes: usize,
+        answer_bytes: Option<usize>,
+    ) -> Self {
+        let (slice, shard) = entry.slices[k];
+        Self {
+            tensor,
+            name: entry.spec.name.clone(),
+            shard,
+            slice: slice.0,
+            elements,
+            sent_bytes,
+            answer_bytes,
+            residue: Mutex::new(None),
+            tag: AtomicU64::new(0),
+        }
+    }
+
     pub(crate) fn tag(&self) -> u64 {
         self.tag.load(Ordering::Acquire)
     }
 
-    pub(crate) fn refused(&self, mut error: Error) -> Error {
-        // A slice's number means nothing to a user. A tensor still being registered keeps its retry time.
-        if error.kind == Kind::UnknownTensor && error.retry_after_ms.is_none() {
-            error.message = self.link.gone(&self.name);
-        }
-        error.tensor(self.name.clone()).shard(self.link.shard())
+    /// The error with the part's tensor and shard.
+    pub(crate) fn refused(&self, error: Error) -> Error {
+        error.tensor(self.name.clone()).shard(self.shard as u32)
     }
 
     pub(crate) fn frame_error(&self, message: &str) -> Error {

@@ -1,0 +1,121 @@
+//! The steps of a registration and of its end. Shard 0 reserves a place, each shard reserves and seals memory
+//! for its slices, and shard 0 commits; a shard that does not know a reservation asks shard 0 first.
+
+use crate::cluster::map::Registered;
+use crate::cluster::node::Node;
+use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
+use crate::cluster::reservation::Reserve;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::SliceId;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Reserves a place in the map. Returns the position of the log up to which it must be durable.
+pub(super) fn register(node: &Node, m: &pb::RegisterRequest) -> Result<(pb::RegisterResponse, u64)> {
+    let mut map = node.map()?;
+    let spec = convert::spec_from_wire(m.spec.as_ref())?;
+    let now = Instant::now();
+    node.sessions.touch(m.client, now)?;
+    let empty = pb::RegisterResponse::default();
+    let registered = match map.register(&spec, m.client, now)? {
+        Registered::Exists(placement) => {
+            pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
+        }
+        Registered::UnderWay { retry_after_ms } => {
+            pb::RegisterResponse { under_way: true, retry_after_ms, ..empty }
+        }
+        Registered::Reserved { reservation, placement } => {
+            pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
+        }
+    };
+    Ok((registered, map.noted()))
+}
+
+/// Question to shard 0 about an unknown reservation.
+pub(super) fn to_reserve(node: &Node, m: &pb::ReserveRequest) -> Option<pb::SettleRequest> {
+    let is_new = !node.reservations.knows(m.reservation);
+    is_new.then(|| pb::SettleRequest { describe: m.reservation, ..Default::default() })
+}
+
+/// Reserves memory for slices of this shard. `told` is shard 0's answer, if it was asked.
+pub(super) fn reserve(
+    node: &Node,
+    m: &pb::ReserveRequest,
+    told: Result<Option<pb::SettleResponse>>,
+) -> Result<pb::ReserveResponse> {
+    let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
+    if m.slices.len() != m.indices.len() {
+        return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
+            .tensor(spec.name.clone())
+            .expected(m.slices.len(), m.indices.len()));
+    }
+    let now = Instant::now();
+    node.sessions.touch(m.client, now)?;
+    let pairs = m.slices.iter().zip(&m.indices);
+    let wish = Reserve {
+        reservation: m.reservation,
+        client: m.client,
+        spec,
+        group: m.group,
+        slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
+    };
+    if !node.reservations.knows(m.reservation) {
+        let registration = told?.and_then(|told| told.registration);
+        wish.check_registered(registration, node.index())?;
+    }
+    let open = node.reservations.reserve(&node.shard, &wish, now)?;
+    let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
+    Ok(pb::ReserveResponse { lease_ms })
+}
+
+/// Closes a reservation once all its values have arrived.
+pub(super) fn seal(node: &Node, m: &pb::SealRequest) -> Result<pb::SealResponse> {
+    node.reservations.seal(m.reservation, Instant::now())?;
+    Ok(pb::SealResponse {})
+}
+
+/// Enters the tensor of a sealed reservation in the map.
+pub(super) fn commit(node: &Node, m: &pb::CommitRequest) -> Result<pb::CommitResponse> {
+    let mut map = node.map()?;
+    node.sessions.touch(m.client, Instant::now())?;
+    let own = map.pending_on(m.reservation, node.index());
+    if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
+        return Err(Error::new(Kind::Precondition, "the reservation is not sealed"));
+    }
+    map.commit(m.reservation, m.client)?;
+    Ok(pb::CommitResponse {})
+}
+
+/// Removes a tensor from the map; its slices are dropped by `drop`.
+pub(super) fn unregister(node: &Node, m: &pb::UnregisterRequest) -> Result<pb::UnregisterResponse> {
+    node.check_no_space(&m.name)?;
+    let placement = node.map()?.unregister(&m.name, Instant::now())?;
+    Ok(pb::UnregisterResponse { placement: Some(placement) })
+}
+
+/// Question to shard 0 about the sealed reservations of slices to be dropped.
+pub(super) fn to_drop(node: &Node, m: &pb::DropRequest) -> Option<pb::SettleRequest> {
+    let sealed = node.reservations.sealed_of(&m.slices);
+    (!sealed.is_empty() && sealed.len() <= MAX_ASKED_RESERVATIONS).then(|| pb::SettleRequest {
+        reservations: sealed.iter().copied().collect(),
+        abandon: true,
+        ..Default::default()
+    })
+}
+
+/// Drops slices. `told` is shard 0's answer, if it was asked.
+pub(super) fn drop(
+    node: &Node,
+    m: pb::DropRequest,
+    told: Result<Option<pb::SettleResponse>>,
+) -> Result<pb::DropResponse> {
+    node.check_dropped(&m.slices, told)?;
+    if let Ok(mut map) = node.map() {
+        map.abandon(&m.slices);
+    }
+    let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
+    node.reservations.drop_slices(&node.shard, &slices);
+    Ok(pb::DropResponse {})
+}
