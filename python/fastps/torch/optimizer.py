@@ -28,7 +28,7 @@ from fastps.checkpoint import new_state
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
-from fastps.modes import Async, Local, Mode, WarmStart
+from fastps.modes import Async, Mode
 from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
@@ -168,7 +168,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         check_mode(mode)
         if codec is not None:
             check_codec(codec)
-        local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
+        local = mode.after_warm_up.local_lr is not None
         if push_in_backward and local:
             raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
         if buffers not in (None, "average", "latest", "local"):

@@ -24,7 +24,7 @@ from fastps.errors import (
     NonFiniteError,
     PartialPush,
 )
-from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
+from fastps.modes import Async, Mode
 from fastps.store import Store
 from fastps.worker.arguments import (
     as_rates,
@@ -127,8 +127,8 @@ class Worker:
         flag("wait", wait)
         if rank is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
-        then = mode.then if isinstance(mode, WarmStart) else mode
-        if accumulate > 1 and then._local_lr is not None:
+        then = mode.after_warm_up
+        if accumulate > 1 and then.local_lr is not None:
             raise ConfigError(
                 "fastps.Local uses push_every instead of accumulate: "
                 f"expected accumulate=1, got accumulate={accumulate}",
@@ -137,11 +137,11 @@ class Worker:
             )
         check_mapping("params", "arrays", params)
         check_float32(ps, params)
-        if isinstance(then, Hogwild):
+        if then.lock_free:
             check_hogwild(ps, params)
         self.mode = mode
         #: The parameters are views of a shared store's values.
-        self._views = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
+        self._views = copy and then.lock_free and isinstance(ps, Store) and ps.address is not None
         self._accumulate = accumulate
         self._on_step = on_step
         self.params: dict[str, Array] = {}
@@ -167,7 +167,7 @@ class Worker:
         self._seeds: Seeds | None = None
         try:
             self._groups.add(params)
-            if isinstance(mode, WarmStart) and params:
+            if mode.warm_up_steps and params:
                 leads = self._own.join(lambda: self._groups.warm_up(mode, wait))
                 self._alone, self._warming = bool(leads), leads is None
             else:
@@ -188,10 +188,10 @@ class Worker:
         self._pushes.follow(mode)
         self._pull_every = self._accumulate
         self._local: LocalStepper | None = None
-        if mode._local_lr is not None:
+        if mode.local_lr is not None:
             self._pull_every = mode.pull_every
             looks = self._native.check_finite
-            self._local = LocalStepper(self.params, self._pushes, mode._local_lr, looks)
+            self._local = LocalStepper(self.params, self._pushes, mode.local_lr, looks)
         #: Set if a step pushes and fetches in one call.
         self._exchanged: _fastps.Exchange | None = None
 
@@ -245,7 +245,7 @@ class Worker:
         self._names = list(self.params)
         if self._local is not None:
             self._local.refresh()
-        if self._pushes.direct and isinstance(self.mode, Async):
+        if self._pushes.direct and self.mode.exchanges:
             self._exchanged = self._native.exchange_of(self.params)
         return versions
 
@@ -327,7 +327,7 @@ class Worker:
                 self._exchange(k, k % self._pull_every == 0)
         if self._alone and not self._groups.stepped_alone():
             self._alone = False
-            self._follow(self.mode.then if isinstance(self.mode, WarmStart) else self.mode)
+            self._follow(self.mode.after_warm_up)
         if self._on_step is not None:
             self._on_step(self._report(loss, lr))
 
@@ -393,9 +393,9 @@ class Worker:
         self._check_open()
         if self._warming:
             return self._end_warm_start()
-        if not self._mode._together:
+        if not self._mode.waits_for_others:
             return True
-        if isinstance(self._mode, Sync):
+        if self._mode.shares_versions:
             return self._pushes.under_way_done or self._is_made()
         if not self._pushes.has_begun:
             return True
@@ -406,12 +406,11 @@ class Worker:
 
     def _end_warm_start(self) -> bool:
         """Continues after a warm start if it is over, or if this worker is to train in it."""
-        assert isinstance(self.mode, WarmStart)
         leads = self._groups.warm_up_ended(self.mode)
         if leads is None:
             return False
         self._alone, self._warming = leads, False
-        self._follow(Async() if leads else self.mode.then)
+        self._follow(Async() if leads else self.mode.after_warm_up)
         self._fetches.now()
         return True
 
@@ -706,7 +705,7 @@ class Worker:
         if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        base, correction = self._fetches.installed, self._mode._correction()
+        base, correction = self._fetches.installed, self._mode.correction
         settings = _fastps.PushSettings(None, one, None, base, None, correction)
         done = self._native.exchange(self._exchanged, grads, rates, settings, threads)
         if done is None:
@@ -731,7 +730,7 @@ class Worker:
         return Step(self._steps, loss, *self._tally.told, self.global_step, rate)
 
     def _exchange(self, k: int, fetch: bool) -> None:
-        if self._mode._together:
+        if self._mode.waits_for_others:
             if fetch:
                 self._keep_together()
             return
@@ -757,11 +756,11 @@ class Worker:
                     "the worker missed its lease and the others continued without it; its gradients were "
                     "dropped. It has joined again and has the current values"
                 ) from error
-            if isinstance(self._mode, Sync) and isinstance(error, PartialPush) and error.in_doubt:
+            if self._mode.shares_versions and isinstance(error, PartialPush) and error.in_doubt:
                 raise self._groups.late(self._mode) from error
             raise
         else:
-            if not isinstance(self._mode, Sync):
+            if not self._mode.shares_versions:
                 self._groups.wait(0 if self._reported else 1)
         finally:
             self._reported = False
