@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -149,7 +149,7 @@ class Worker:
         self._lr: Rates = None
         self._steps = 0
         self._ps = ps.another()
-        self._native = self._ps._native
+        self._native = self._ps.native
         self._tally = Tally()
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
@@ -163,7 +163,7 @@ class Worker:
         self._alone = False  # whether it is the one that trains in a warm start
         self._warming = False  # whether it waits for the end of a warm start
         self._reported = False  # whether `ready` has reported the step that has begun
-        self._stepped = False
+        self.has_stepped = False
         self._seeds: Seeds | None = None
         try:
             self._groups.add(params)
@@ -289,11 +289,11 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        if not self._stepped and isinstance(grads, Mapping):
-            self._first_step({}, "fastps.worker_seed(base, ps)")
+        if not self.has_stepped and isinstance(grads, Mapping):
+            self.first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
         self._watched.check()
-        if self._step_at_once(grads, lr, loss):
+        if self.step_at_once(grads, lr, loss):
             return
         self._check_may_push(grads)
         if not self._reported:
@@ -557,7 +557,7 @@ class Worker:
                 does not have; nothing is changed.
         """
         self._watched.check()
-        self._check_state(state)
+        self.check_state(state)
         self._pushes.rest()
         self._fetches.under_way.clear()
         if self._local is None:
@@ -567,10 +567,6 @@ class Worker:
             self.params[name][...] = values
         self._pushes.load_state_dict(state)
         self._steps = int(state["step"])
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        local, residuals = self._local is not None, self._pushes.keeps_residuals
-        check_state(state, self.params, local=local, residuals=residuals)
 
     def save(self, path: File) -> None:
         """Writes `state_dict` to a file, completely or not at all. See `load`.
@@ -661,42 +657,48 @@ class Worker:
         else:
             self._give_up(error)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- for the adapters: internal --------------------------------------------------------------------------
 
-    def _first_step(self, states: Mapping[str, str], cure: str) -> None:
-        """At the first step, gives a warning if another process draws the same batches.
+    @property
+    def closed(self) -> bool:
+        """Internal: `close` was called, or an error has closed it."""
+        return self._ps.closed
+
+    @property
+    def began_alone(self) -> bool:
+        """Internal: no other worker was there when it joined, or it trains alone in a warm start."""
+        return self._alone or self._groups.present == 1
+
+    def is_first(self) -> bool:
+        """Internal: it joined before all others that are present, or trains alone in a warm start."""
+        return self._alone or self._groups.is_first()
+
+    def count_steps_of(self, names: Callable[[], Iterable[str]]) -> None:
+        """Internal: makes `global_step` the steps of these tensors, which may change."""
+        self._progress.of(names)
+
+    def fetched(self) -> dict[str, Array]:
+        """Internal: a copy of the values that the servers have now."""
+        return self._fetches.copy()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Internal: raises unless a state of `state_dict` fits."""
+        local, residuals = self._local is not None, self._pushes.keeps_residuals
+        check_state(state, self.params, local=local, residuals=residuals)
+
+    def first_step(self, states: Mapping[str, str], cure: str) -> None:
+        """Internal: at the first step, gives a warning if another process draws the same batches.
 
         Args:
             states: Digests of generators' states by name, beside those that every process has.
             cure: The call that gives a worker a seed of its own.
         """
-        self._stepped = True
+        self.has_stepped = True
         if self._seeds is not None:
             self._seeds.compare(states, cure, stacklevel=4)
 
-    def _give_up(self, error: BaseException) -> None:
-        """Leaves the groups after an error without waiting, so that no other worker waits for this one."""
-        try:
-            try:
-                if not self._ps.closed:
-                    self._groups.leave(timeout=1.0)
-            finally:
-                self._own.closed()
-                self._exchanged = None
-                self._ps.close()
-        except Exception as late:
-            error.add_note(f"closing the worker also failed: {late}")
-
-    def _note_lost(self) -> None:
-        """Counts the pushes that restarted servers lost; training continues as if they had not been made."""
-        lost = [Lost._make(fields) for fields in self._native.lost()]
-        self._tally.lose(lost)
-        warn_of(lost, "worker", stacklevel=3)
-
-    def _step_at_once(
-        self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0
-    ) -> bool:
-        """Pushes and fetches in one call; False if that is not possible, and then nothing was done.
+    def step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0) -> bool:
+        """Internal: pushes and fetches in one call; False if that is not possible, and then nothing was done.
 
         Args:
             grads, lr, loss: As for `step`.
@@ -723,6 +725,27 @@ class Worker:
         if self._on_step is not None:
             self._on_step(self._report(loss, lr))
         return True
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _give_up(self, error: BaseException) -> None:
+        """Leaves the groups after an error without waiting, so that no other worker waits for this one."""
+        try:
+            try:
+                if not self._ps.closed:
+                    self._groups.leave(timeout=1.0)
+            finally:
+                self._own.closed()
+                self._exchanged = None
+                self._ps.close()
+        except Exception as late:
+            error.add_note(f"closing the worker also failed: {late}")
+
+    def _note_lost(self) -> None:
+        """Counts the pushes that restarted servers lost; training continues as if they had not been made."""
+        lost = [Lost._make(fields) for fields in self._native.lost()]
+        self._tally.lose(lost)
+        warn_of(lost, "worker", stacklevel=3)
 
     def _report(self, loss: float | None, lr: Rates) -> Step:
         """What the last step did."""
