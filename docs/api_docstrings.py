@@ -60,6 +60,8 @@ def _prepare(text: str) -> str:
 
 
 def _walk(obj: griffe.Object) -> None:
+    if obj.docstring and obj.docstring.value.startswith("Internal:"):
+        obj.docstring = None  # used inside the package, and not part of the reference
     if obj.docstring:
         obj.docstring.value = _prepare(obj.docstring.value)
     for member in obj.members.values():

@@ -2,15 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self, TypeAlias, final, overload
+from typing import Any, Literal, Self, final, overload
 
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import FastpsError
+from fastps.modes import Mode
+from fastps.modes._mode import Correction
 from fastps.optim import Optimizer
-
-# delay_adaptive, max_staleness, reject, momentum_matching
-_Correction: TypeAlias = tuple[bool, int | None, bool, bool]
 
 __all__ = [
     "BoundList",
@@ -136,7 +135,7 @@ class PushSettings:
         scale: float | None = None,
         based_on: Versions | None = None,
         timeout: float | None = None,
-        correction: _Correction | None = None,
+        correction: Correction | None = None,
     ) -> PushSettings: ...
 
 @final
@@ -242,7 +241,7 @@ class Client:
     def join(
         self,
         group: str,
-        mode: tuple[str, list[int], list[bool]],
+        mode: Mode,
         rank: int | None,
         name: str,
         timeout: float | None,

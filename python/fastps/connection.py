@@ -88,13 +88,13 @@ class ParameterServer:
     `close`.
     """
 
-    __slots__ = ("__weakref__", "_assigned", "_native", "_portioned", "_reattach", "_server")
+    __slots__ = ("__weakref__", "_native", "_reattach", "_server", "assigned", "portioned")
 
     #: How often values or state of a tensor were replaced here: changes of its version that are no steps.
-    _assigned: dict[str, int]
+    assigned: dict[str, int]
     _native: _fastps.Client
     #: Set if `fastps.data.Portions` shares out samples by it.
-    _portioned: bool
+    portioned: bool
     #: Address and options by which an unpickled client connects; None if it cannot be pickled.
     _reattach: tuple[str, dict[str, Any]] | None
     #: The result of `fastps.serve` that it is connected to, which stops when nothing refers to it any more.
@@ -106,10 +106,15 @@ class ParameterServer:
         reattach: tuple[str, dict[str, Any]] | None = None,
         server: Server | None = None,
     ) -> None:
-        self._assigned = {}
+        self.assigned = {}
         self._native = native
         self._reattach = reattach
         self._server = server
+
+    @property
+    def native(self) -> _fastps.Client:
+        """Internal: the client of the extension module."""
+        return self._native
 
     # -- tensors ---------------------------------------------------------------------------------------------
 
@@ -557,7 +562,7 @@ class ParameterServer:
             self._note_assignment(name)
 
     def _note_assignment(self, name: str) -> None:
-        self._assigned[name] = self._assigned.get(name, 0) + 1
+        self.assigned[name] = self.assigned.get(name, 0) + 1
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Counters since the start of this client and of each shard.
@@ -587,7 +592,7 @@ class ParameterServer:
         """
         other = object.__new__(type(self))
         ParameterServer.__init__(other, self._native.another(timeout), self._reattach, self._server)
-        other._assigned = self._assigned
+        other.assigned = self.assigned
         return other
 
     def close(self) -> None:
@@ -690,7 +695,7 @@ _reaching = threading.RLock()
 
 def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
     client = object.__new__(kind)
-    client._assigned, client._reattach, client._server = {}, reattach, None
+    client.assigned, client._reattach, client._server = {}, reattach, None
     return client
 
 

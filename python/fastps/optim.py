@@ -54,13 +54,13 @@ class Optimizer:
         kinds = {each._kind: each for each in Optimizer.__subclasses__()}
         return choice("optimizer", name, kinds)(**settings)
 
-    def _is_but_for_lr(self, other: Optimizer) -> bool:
-        """Whether a tensor may be registered with either: pushes bring a rate of their own."""
+    def is_but_for_lr(self, other: Optimizer) -> bool:
+        """Internal: whether a tensor may be registered with either: pushes bring a rate of their own."""
         lr: dict[str, Any] = {"lr": vars(other)["lr"]}
         return type(self) is type(other) and replace(self, **lr) == other
 
-    def _apart(self, other: Optimizer) -> tuple[str, str]:
-        """Both with what sets them apart but for ``lr``; of other kinds, with what is not as by default."""
+    def apart(self, other: Optimizer) -> tuple[str, str]:
+        """Internal: both with what sets them apart but for ``lr``; of other kinds, with non-defaults."""
 
         def text(one: Optimizer, than: Optimizer) -> str:
             of = {name: value for name, value in vars(one).items() if vars(than)[name] != value}

@@ -85,7 +85,7 @@ class Store(ParameterServer):
         """
         options = _options(threads, check_finite, memory_limit)
         store = attach(cls, (address, options))
-        store._native = store._reach(address, options)
+        _ = store.native  # opens it now
         return store
 
     @property
@@ -127,6 +127,12 @@ class Store(ParameterServer):
         _shared.add(self)
         return native
 
+    def forked(self) -> None:
+        """Internal: in a forked child, reopens the memory when the store is next used."""
+        if self._reattach is not None:
+            self._reattach = (self._native.address or "", self._reattach[1])
+            del self._native
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reattach is None:
             raise TypeError(
@@ -153,7 +159,5 @@ def _forked() -> None:
     """Called in a forked child, where shared stores reopen their memory when they are next used."""
     forked()
     for store in list(_shared):
-        if store._reattach is not None:
-            store._reattach = (store._native.address or "", store._reattach[1])
-            del store._native
+        store.forked()
     _shared.clear()

@@ -68,7 +68,7 @@ def replicas(addresses, count):
         clients = [stack.enter_context(fastps.connect(addresses)) for _ in range(count)]
         made = [Replica(ps, Logistic(), name=f"r{k}") for k, ps in enumerate(clients)]
         for replica in made:
-            replica._wait = 0.02
+            replica.wait = 0.02
         threads = [threading.Thread(target=replica.run, daemon=True) for replica in made]
         for thread in threads:
             thread.start()
@@ -212,7 +212,7 @@ def test_a_coordinator_dropped_at_any_message_is_resumed_with_the_same_bits(meth
                 assert outcome(ps, result) == alone, moment
                 return result, 0
 
-        vectors = ["g", "p", "t", "h", *method._vectors]
+        vectors = ["g", "p", "t", "h", *method.vectors]
         _, moments = run(math.inf, "none")
         assert moments > 40
         for moment in range(moments):

@@ -416,7 +416,7 @@ def test_schedules_follow_the_model_and_not_a_predictor(threads):
             return value * self.scale
 
     graph = chain(Scale())
-    graph._by_name["out"].module = nn.Linear(4, 1, bias=False)
+    graph.nodes_by_name["out"].module = nn.Linear(4, 1, bias=False)
     with fastps.Store() as store, Replica.local(graph, threads, delay=3) as replica:
         told = []
         optimizer = replica.optimizer(store, RULES["sgd"], on_step=lambda step: told.append(step.global_step))

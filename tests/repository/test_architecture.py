@@ -263,6 +263,52 @@ def test_the_base_package_needs_numpy_alone() -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)} at its top level"
 
 
+MODES = ROOT / "python/fastps/modes"
+
+
+def test_a_mode_is_read_by_its_properties_and_not_by_its_type() -> None:
+    """`arguments.py` alone asks whether a value is a mode at all."""
+    source = "".join(path.read_text() for path in MODES.glob("*.py"))
+    kinds = set(re.findall(r"^class (\w+)", source, re.MULTILINE))
+    assert {"Mode", "Sync", "WarmStart"} <= kinds
+    for path in python_files():
+        if path.parent == MODES or path == ROOT / "python/fastps/worker/arguments.py":
+            continue
+        for call in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("isinstance", "issubclass"):
+                names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(call.args[1])}
+                assert not names & kinds, f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"
+
+
+# Names that other libraries publish with an underscore.
+PUBLISHED = {
+    *("_asdict", "_exit", "_fields", "_make", "_replace"),  # Python's
+    *("_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"),  # torch's from here on
+    *("_C", "_cdata", "_foreach_mul_", "_foreach_norm", "_profiler_enabled", "_storage_Use_Count"),
+    *("_indices", "_values", "_version"),
+    *("_initial_step", "_last_lr", "_opt_called", "_schedulers"),
+    *("_BatchNorm", "_DropoutNd"),
+    "_parameter_constraints",  # scikit-learn's
+}
+# How often the source reads or writes a private name of another object: a number that may only fall.
+FOREIGN_PRIVATE_NAMES = 19
+
+
+def test_private_names_are_used_by_their_owners() -> None:
+    found: list[str] = []
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr):
+                continue
+            owner = node.value
+            own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+            own |= isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == "super"
+            if not own and node.attr not in PUBLISHED:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert len(found) <= FOREIGN_PRIVATE_NAMES, "\n".join(found)
+    assert len(found) == FOREIGN_PRIVATE_NAMES, f"lower FOREIGN_PRIVATE_NAMES to {len(found)}"
+
+
 COMMANDS = ROOT / "python/fastps/commands"
 
 

@@ -445,7 +445,7 @@ def test_a_partial_push_has_a_receipt_for_a_gradient_without_rows(ps):
     with fastps.Worker(ps, {"late": ones}, mode=fastps.Async()) as other:
         other.step({"late": ones})
     reject = fastps.Async(max_staleness=0, on_stale="reject")
-    settings = fastps._fastps.PushSettings(None, None, None, base, None, reject._correction())
+    settings = fastps._fastps.PushSettings(None, None, None, base, None, reject.correction)
     none = fastps.Sparse(np.zeros(0, np.int64), np.zeros((0, 2), np.float32))
     with pytest.raises(fastps.PartialPush) as caught:
         ps._native.push({"rows": none, "w": ones, "late": ones}, None, settings)

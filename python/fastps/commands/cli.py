@@ -250,7 +250,7 @@ def _status(args: argparse.Namespace) -> int:
     with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
         fields = ("name", "number", "tensors", "vectors", "coordinator")
         spaces = [
-            dict(zip(fields, space, strict=True)) for space in _fastps.VectorSpaces(ps._native).list(None)
+            dict(zip(fields, space, strict=True)) for space in _fastps.VectorSpaces(ps.native).list(None)
         ]
         # Not the client's counters, which are of this command.
         stats = {"shards": ps.stats()["shards"], "spaces": spaces}

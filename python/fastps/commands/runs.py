@@ -43,7 +43,7 @@ def listed(ps: ParameterServer) -> list[Listed]:
     names = ps.names()
     versions = ps.versions(names)
     found = []
-    for name, changed in zip(names, ps._native.last_changes(names, None), strict=True):
+    for name, changed in zip(names, ps.native.last_changes(names, None), strict=True):
         spec = ps.spec(name)
         run, own = None, name
         if name.startswith(_MARK) and "/" in name:

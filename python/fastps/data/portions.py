@@ -93,8 +93,8 @@ class Portions:
         if timeout is not None and not timeout >= 0:
             raise invalid("timeout", "seconds >= 0, or None", timeout)
         self._ps = ps
-        ps._portioned = True
-        self._n = integer("n", n, 1, 2**62)
+        ps.portioned = True
+        self.n = integer("n", n, 1, 2**62)
         self._size = integer("size", size, 1, 2**62)
         self._seed = integer("seed", seed, 0, 2**64 - 1)
         self._name = name
@@ -113,7 +113,7 @@ class Portions:
 
     def __len__(self) -> int:
         """Number of portions of an epoch, over all workers."""
-        return -(-self._n // self._size)
+        return -(-self.n // self._size)
 
     def __iter__(self) -> Iterator[Indices]:
         """One epoch, or what is left of it."""
@@ -167,7 +167,7 @@ class Portions:
 
     def __repr__(self) -> str:
         return (
-            f"Portions(n={self._n}, size={self._size}, seed={self._seed}, name={self._name!r}, "
+            f"Portions(n={self.n}, size={self._size}, seed={self._seed}, name={self._name!r}, "
             f"epoch={self._epoch})"
         )
 
@@ -187,9 +187,9 @@ class Portions:
                 )
 
     def _ask(self, then: Literal["take", "rest", "leave"], wait: float) -> tuple[int | None, bool, int]:
-        samples = (self._name, self._n, self._size, self._seed)
+        samples = (self._name, self.n, self._size, self._seed)
         at = (self._run, self._epoch, self._finished)
-        answer = self._ps._native.portion(samples, self._worker, at, then, wait, None)
+        answer = self._ps.native.portion(samples, self._worker, at, then, wait, None)
         run, epoch, unfinished, portion, over = answer
         forgotten = self._begun and run != self._run and not over
         self._run, self._finished = run, None
@@ -206,7 +206,7 @@ class Portions:
     def _indices(self, portion: int) -> Indices:
         if self._order is None or self._order[0] != self._epoch:
             self._order = None  # frees its memory before the next one is made
-            self._order = (self._epoch, _order(self._n, self._seed, self._epoch))
+            self._order = (self._epoch, _order(self.n, self._seed, self._epoch))
         return self._order[1][portion * self._size : (portion + 1) * self._size].copy()
 
 
@@ -224,7 +224,7 @@ class Sampler:
 
     def __len__(self) -> int:
         """Number of samples of an epoch, over all workers."""
-        return self._portions._n
+        return self._portions.n
 
     def __iter__(self) -> Iterator[int]:
         """One epoch, or what is left of it."""

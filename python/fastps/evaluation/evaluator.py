@@ -175,7 +175,7 @@ class Evaluator:
         return self._groups[name]
 
     def _pull(self) -> tuple[dict[str, Array], Versions]:
-        names, end = self._chosen(), time.monotonic() + self._ps._native.timeout
+        names, end = self._chosen(), time.monotonic() + self._ps.native.timeout
         while True:
             values, versions = self._ps.pull(names, versions=True)
             # Equal versions before and after a read: it was of one moment (Afek et al., JACM 1993).
@@ -183,7 +183,7 @@ class Evaluator:
                 return values, versions
             if time.monotonic() > end:
                 raise DeadlineError(
-                    f"the parameters changed during every pull for {self._ps._native.timeout:g} s, so none "
+                    f"the parameters changed during every pull for {self._ps.native.timeout:g} s, so none "
                     "was of one moment; let workers push less often, or evaluate what "
                     "fastps checkpoint export --cut writes"
                 )

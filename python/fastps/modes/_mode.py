@@ -1,37 +1,75 @@
-"""The base of the modes: what `Worker` needs to know of each."""
+"""The base of the modes: the interface that `Worker` and the simulator read."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["Binding", "Mode"]
+__all__ = ["Correction", "Mode"]
 
-#: The mode of a group, as the extension module takes it: kind, numbers, flags.
-Binding = tuple[str, list[int], list[bool]]
+#: Handling of stale gradients; see `fastps.Async`: delay_adaptive, max_staleness, whether to reject them,
+#: momentum_matching.
+Correction = tuple[bool, int | None, bool, bool]
 
 
 class Mode:
     """How a worker stays in step with the other workers; a value.
 
+    `Worker` reads these properties and knows none of the modes. A mode overrides those in which it differs
+    from the defaults: push and fetch at every step, and wait for nobody.
+
     Attributes:
         push_every: Steps between pushes.
         pull_every: Steps between fetches.
         overlap: Fetched values are installed `pull_every` steps later, while the worker computes.
+        waits_for_others: Workers or their pushes wait for each other; a fetch follows that wait.
+        shares_versions: A version is one step by the gradients of several workers. A refused gradient is
+            dropped: the next one is of another version.
+        lock_free: Needs tensors that were registered with ``apply="hogwild"``.
+        exchanges: A step may push and fetch in one call.
     """
 
     push_every: int = 1
     pull_every: int = 1
     overlap: bool = False
+    waits_for_others: ClassVar[bool] = False
+    shares_versions: ClassVar[bool] = False
+    lock_free: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = False
 
-    #: Learning rate of local steps; None if steps are not local.
-    _local_lr: float | None = None
-    #: Workers or their pushes wait for each other; a fetch follows that wait.
-    _together: ClassVar[bool] = False
+    #: What binds the workers of a group, as the extension module calls it; it reads the settings by name.
+    _kind: ClassVar[str] = "free"
 
-    def _correction(self) -> tuple[bool, int | None, bool, bool] | None:
-        """What a server does with stale gradients: see `Async`."""
+    @property
+    def after_warm_up(self) -> Mode:
+        """The mode after a warm start; without one, the mode itself."""
+        return self
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps that one worker takes before the others start; 0 without a warm start."""
+        return 0
+
+    @property
+    def warm_up_timeout(self) -> float:
+        """Maximum seconds that another worker waits for the end of a warm start."""
+        return 0.0
+
+    @property
+    def local_lr(self) -> float | None:
+        """Learning rate of local steps; None if steps are not local."""
         return None
 
-    def _binding(self) -> Binding:
-        """The mode that all workers of its groups must use."""
-        return "free", [], []
+    @property
+    def least_workers(self) -> int:
+        """Workers that a step waits for."""
+        return 1
+
+    @property
+    def most_workers(self) -> int | None:
+        """Workers that a group has at most; None: no limit."""
+        return None
+
+    @property
+    def correction(self) -> Correction | None:
+        """How servers handle stale gradients; None: as any other."""
+        return None

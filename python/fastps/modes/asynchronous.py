@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fastps._shared.checks import at_least, flag, given, invalid
-from fastps.modes._mode import Mode
+from fastps.modes._mode import Correction, Mode
 
 __all__ = ["Async"]
 
@@ -47,6 +47,8 @@ class Async(Mode):
     momentum_matching: bool = False
     overlap: bool = field(default=False, kw_only=True)
 
+    exchanges: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         least = 0 if self.on_stale == "reject" else 1  # a factor of 0 would silently drop the gradient
         if self.max_staleness is not None:
@@ -59,6 +61,7 @@ class Async(Mode):
         for name in ("delay_adaptive", "momentum_matching", "overlap"):
             flag(name, getattr(self, name))
 
-    def _correction(self) -> tuple[bool, int | None, bool, bool] | None:
+    @property
+    def correction(self) -> Correction | None:
         asked = self.delay_adaptive, self.max_staleness, self.on_stale == "reject", self.momentum_matching
         return asked if self.delay_adaptive or self.momentum_matching or asked[1] is not None else None

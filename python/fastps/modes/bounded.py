@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fastps._shared.checks import at_least, given
-from fastps.modes._mode import Binding, Mode
+from fastps.modes._mode import Mode
 
 __all__ = ["Bounded"]
 
@@ -35,10 +35,8 @@ class Bounded(Mode):
 
     staleness: int
 
-    _together: ClassVar[bool] = True
+    waits_for_others: ClassVar[bool] = True
+    _kind: ClassVar[str] = "bounded"
 
     def __post_init__(self) -> None:
         given(self, "staleness", at_least(0, "staleness", self.staleness))
-
-    def _binding(self) -> Binding:
-        return "bounded", [self.staleness], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fastps.modes._mode import Mode
 
@@ -22,3 +23,5 @@ class Hogwild(Mode):
     >>> fastps.Hogwild()
     Hogwild()
     """
+
+    lock_free: ClassVar[bool] = True

@@ -45,5 +45,5 @@ class Local(Mode):
         given(self, "lr", as_rate("lr", self.lr))
 
     @property
-    def _local_lr(self) -> float:  # type: ignore[override]
+    def local_lr(self) -> float:
         return self.lr

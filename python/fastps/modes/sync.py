@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastps._shared.checks import at_least, flag, given, invalid
-from fastps.modes._mode import Binding, Mode
+from fastps.modes._mode import Mode
 
 __all__ = ["Sync"]
 
@@ -50,7 +50,9 @@ class Sync(Mode):
     deterministic: bool = False
     reduce: Literal["mean", "sum"] = "mean"
 
-    _together: ClassVar[bool] = True
+    waits_for_others: ClassVar[bool] = True
+    shares_versions: ClassVar[bool] = True
+    _kind: ClassVar[str] = "sync"
 
     def __post_init__(self) -> None:
         given(self, "workers", at_least(1, "workers", self.workers, 65_536))
@@ -59,5 +61,10 @@ class Sync(Mode):
         if self.reduce not in ("mean", "sum"):
             raise invalid("reduce", "'mean' or 'sum'", self.reduce)
 
-    def _binding(self) -> Binding:
-        return "sync", [self.workers, self.backup], [self.deterministic, self.reduce == "sum"]
+    @property
+    def least_workers(self) -> int:
+        return self.workers
+
+    @property
+    def most_workers(self) -> int:
+        return self.workers + self.backup

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fastps._shared.checks import as_seconds, at_least, given, invalid
-from fastps.modes._mode import Binding, Mode
+from fastps.modes._mode import Mode
 
 __all__ = ["WarmStart"]
 
@@ -35,11 +36,22 @@ class WarmStart(Mode):
     then: Mode
     timeout: float = 86400.0
 
+    _kind: ClassVar[str] = "warm_start"
+
     def __post_init__(self) -> None:
         given(self, "steps", at_least(1, "steps", self.steps))
-        if not isinstance(self.then, Mode) or isinstance(self.then, WarmStart):
+        if not isinstance(self.then, Mode) or self.then.warm_up_steps:
             raise invalid("then", "a mode other than WarmStart", self.then)
         given(self, "timeout", as_seconds("timeout", self.timeout))
 
-    def _binding(self) -> Binding:
-        return "warm_start", [self.steps], []
+    @property
+    def after_warm_up(self) -> Mode:
+        return self.then
+
+    @property
+    def warm_up_steps(self) -> int:
+        return self.steps
+
+    @property
+    def warm_up_timeout(self) -> float:
+        return self.timeout

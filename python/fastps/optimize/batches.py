@@ -29,7 +29,7 @@ class LocalReplica:
 
     def __init__(self, ps: ParameterServer, objective: Objective, space: str) -> None:
         self._replica = Replica(ps, objective, space=space)
-        self._replica._wait = _WAIT_LOCAL
+        self._replica.wait = _WAIT_LOCAL
         self._thread = threading.Thread(target=self._run, name="fastps-replica", daemon=True)
         self._error: BaseException | None = None
 

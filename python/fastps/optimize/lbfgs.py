@@ -48,10 +48,10 @@ class LBFGS(Method):
         given(self, "history", integer("history", self.history, 1, most))
 
     @property
-    def _vectors(self) -> tuple[str, ...]:
+    def vectors(self) -> tuple[str, ...]:
         return tuple(f"{kind}{k}" for k in range(self.history) for kind in ("s", "y"))
 
-    def _begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Pairs:  # noqa: ARG002
+    def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Pairs:  # noqa: ARG002
         return _Pairs(self.history, memory)
 
 

@@ -80,15 +80,15 @@ class Method:
     """How `minimize` chooses directions; a value. See `LBFGS`, `CG` and `GradientDescent`."""
 
     #: Default of `StrongWolfe`'s c2.
-    _c2: ClassVar[float] = 0.9
+    c2: ClassVar[float] = 0.9
 
     @property
-    def _vectors(self) -> tuple[str, ...]:
-        """The vectors that the method needs besides those of `COMMON`."""
+    def vectors(self) -> tuple[str, ...]:
+        """Internal: the vectors that the method needs besides those of `COMMON`."""
         raise NotImplementedError
 
-    def _begin(self, memory: dict[str, Any] | None = None, *, size: int) -> Directions:
-        """Begins a run, or goes on with a stored one.
+    def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> Directions:
+        """Internal: begins a run, or goes on with a stored one.
 
         Args:
             memory: What `Directions.memory` was; None: begin.

@@ -134,7 +134,7 @@ def minimize(
     if not isinstance(line_search, StrongWolfe):
         raise invalid("line_search", "StrongWolfe(...)", line_search)
     # Here, since nothing is open yet: the method's c2 may not suit the c1 that was given.
-    rule = line_search if line_search.c2 is not None else dataclasses.replace(line_search, c2=method._c2)
+    rule = line_search if line_search.c2 is not None else dataclasses.replace(line_search, c2=method.c2)
     for name, value in (("l2", l2), ("tol", tol)):
         if not is_number(value) or not 0 <= value < math.inf:
             raise invalid(name, "a finite number >= 0", value)
@@ -154,7 +154,7 @@ def minimize(
     problem = Problem(samples, portions, float(l2), _EPS[dtype.name], size)
     # The names are those of the space.
     settings = f"samples={samples}, portions={portions}, l2={problem.l2}, {method}, {line_search}"
-    v = Vectors(ps, names, [*COMMON, *method._vectors], space=space)
+    v = Vectors(ps, names, [*COMMON, *method.vectors], space=space)
     local = None if objective is None else LocalReplica(ps, objective, space)
     batches = Batches(v, samples, portions, min_replicas, timeout, local)
     coordinator = Coordinator(v, batches, problem, method, rule, limits, settings, callback)

@@ -93,8 +93,8 @@ class Replica:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
             raise invalid("name", "1 to 256 bytes of UTF-8, or None", name)
         self._ps, self._objective, self._space, self._name = ps, objective, space, name
-        self._wait = _WAIT
-        self._native = _fastps.VectorSpaces(ps._native)
+        self.wait = _WAIT
+        self._native = _fastps.VectorSpaces(ps.native)
         self._id = secrets.randbits(63) + 1
         self._stopped = threading.Event()
         self._forget()
@@ -209,7 +209,7 @@ class Replica:
 
     def _ask(self, report: _Report | None, then: str) -> _Given | None:
         try:
-            given = self._native.portion(self._space, self._id, self._name, report, then, self._wait, None)
+            given = self._native.portion(self._space, self._id, self._name, report, then, self.wait, None)
         except StalePush:
             if report is None:
                 raise

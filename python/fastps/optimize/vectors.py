@@ -51,8 +51,8 @@ class Operation(NamedTuple):
     batch: int = 0
 
     @property
-    def _results(self) -> int:
-        """Number of scalars that each slice answers."""
+    def results(self) -> int:
+        """Internal: number of scalars that each slice answers."""
         if self.code == _BLOCK:
             return self.to * (len(self.sources) - self.to)
         return int(self.code in (_DOT, _MAX_ABS))
@@ -166,7 +166,7 @@ class Vectors:
         self._closed = False
         self.space, self.names, self.vectors = space, list(names), list(vectors)
         try:
-            self._native = _fastps.VectorSpaces(self._ps._native)
+            self._native = _fastps.VectorSpaces(self._ps.native)
             opened = self._native.open(space, self.names, self.vectors, keep_for, countdown.left())
             self._id, new, known, last = opened
             try:
@@ -379,15 +379,19 @@ class Vectors:
         return BatchReport(number, over, replicas, finished, issued, won, failures)
 
     @property
-    def _next_batch(self) -> int:
-        """A number for the batch that the next program begins. It grows within the space, and no batch of the
-        last spaces had it: a late report of a replica names its batch, but not the space.
+    def next_batch(self) -> int:
+        """Internal: a number for the batch that the next program begins.
+
+        It grows within the space, and no batch of the last spaces had it: a late report of a replica names
+        its batch, but not the space.
         """
         return ((self._id % _SPACES) << _BITS) + self.next_number
 
-    def _add_portion(self, batch: int, portion: int, gradients: dict[str, Any]) -> str:
-        """Adds a portion to the sum of a batch, as replicas do: ``"added"``, ``"duplicate"``, ``"stale"``, or
-        why it cannot be, as in `PortionFailure.kind`.
+    def add_portion(self, batch: int, portion: int, gradients: dict[str, Any]) -> str:
+        """Internal: adds a portion to the sum of a batch, as replicas do.
+
+        Returns:
+            ``"added"``, ``"duplicate"``, ``"stale"``, or why it cannot be, as in `PortionFailure.kind`.
         """
         return self._native.push_portion(self._id, batch, portion, gradients, self._timeout)[0]
 
@@ -450,7 +454,7 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
     (True, False)
     """
     check_ps(ps)
-    native, countdown = _fastps.VectorSpaces(ps._native), Countdown(timeout)
+    native, countdown = _fastps.VectorSpaces(ps.native), Countdown(timeout)
     found = [number for name, number, *_ in native.list(countdown.left()) if name == space]
     for number in found:
         native.close(number, countdown.left())
@@ -470,7 +474,7 @@ def _joined(operations: Sequence[Operation], slices: Sequence[Sequence[float]]) 
     """Joins the slices' results of each operation that has one."""
     at = 0
     for operation in operations:
-        count = operation._results
+        count = operation.results
         columns = [[results[k] for results in slices] for k in range(at, at + count)]
         at += count
         if operation.code == _MAX_ABS:

@@ -54,7 +54,7 @@ class A3C(Algorithm):
     0.99
     """
 
-    _name = "a3c"
+    name = "a3c"
 
     steps: int = 5
     lr: float = field(default=4e-3, kw_only=True)
@@ -73,13 +73,13 @@ class A3C(Algorithm):
         given(self, "clip", in_range("clip", self.clip, 0, float("inf"), above=True))
         flag("normalize", self.normalize)
 
-    def _optimizer(self) -> Optimizer:
+    def optimizer(self) -> Optimizer:
         return RMSprop(lr=self.lr, alpha=0.99, eps=1e-5, eps_mode="inside")
 
-    def _mode(self, ps: ParameterServer) -> Mode:
+    def mode(self, ps: ParameterServer) -> Mode:
         return Hogwild() if is_shared(ps) else Async()
 
-    def _turns(self, learner: Learner) -> Iterator[None]:
+    def turns(self, learner: Learner) -> Iterator[None]:
         while True:
             rollout = learner.play(self.steps, self.gamma)
             grads = learner.gradients(self._loss(learner.task.actions, rollout), self.clip)

@@ -19,37 +19,38 @@ class Algorithm:
     """The base of the algorithms: settings, which are equal for all workers of a run."""
 
     #: Name in the command line and in the settings of a run.
-    _name: ClassVar[str] = ""
+    name: ClassVar[str] = ""
     #: Whether the model estimates values beside the policy.
-    _value: ClassVar[bool] = True
+    estimates_values: ClassVar[bool] = True
     #: Most numbers of a tensor: larger parameters are kept in several. None: no limit.
-    _largest: ClassVar[int | None] = None
+    largest_tensor: ClassVar[int | None] = None
 
     #: Whether observations are normalized.
     normalize = False
 
-    def _optimizer(self) -> Optimizer:
-        """The optimizer of the model's tensors."""
+    def optimizer(self) -> Optimizer:
+        """Internal: the optimizer of the model's tensors."""
         raise NotImplementedError
 
-    def _mode(self, ps: ParameterServer) -> Mode:
-        """How a worker keeps together with the others; raises `ConfigError` if it cannot with this `ps`."""
+    def mode(self, ps: ParameterServer) -> Mode:
+        """Internal: the mode of the workers; raises `ConfigError` if they cannot train with this `ps`."""
         raise NotImplementedError
 
-    def _register(self, ps: ParameterServer) -> None:
-        """Registers what the algorithm keeps beside the model."""
+    def register(self, ps: ParameterServer) -> None:
+        """Internal: registers what the algorithm keeps beside the model."""
 
-    def _turns(self, learner: Any) -> Iterator[None]:
-        """Trains a `Learner` without an end; yields where another worker may continue."""
+    def turns(self, learner: Any) -> Iterator[None]:
+        """Internal: trains a `Learner` without an end; yields where another worker may continue."""
         raise NotImplementedError
 
-    def _for(self, workers: int) -> Algorithm:
-        """The same algorithm for a number of workers."""
+    def for_workers(self, workers: int) -> Algorithm:
+        """Internal: the same algorithm for a number of workers."""
         del workers
         return self
 
-    def _settings(self) -> dict[str, Any]:
-        return {"algorithm": self._name, **dataclasses.asdict(self)}
+    def settings(self) -> dict[str, Any]:
+        """Internal: the settings of a run."""
+        return {"algorithm": self.name, **dataclasses.asdict(self)}
 
 
 def in_range(name: str, value: Any, least: float, most: float, *, above: bool = False) -> float:

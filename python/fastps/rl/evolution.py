@@ -61,9 +61,9 @@ class EvolutionStrategies(Algorithm):
     0.05
     """
 
-    _name = "es"
-    _value = False
-    _largest = _SLICE
+    name = "es"
+    estimates_values = False
+    largest_tensor = _SLICE
 
     pairs: int = 16
     sigma: float = 0.1
@@ -74,10 +74,10 @@ class EvolutionStrategies(Algorithm):
         given(self, "sigma", in_range("sigma", self.sigma, 0, float("inf"), above=True))
         given(self, "lr", as_rate("lr", self.lr))
 
-    def _optimizer(self) -> Optimizer:
+    def optimizer(self) -> Optimizer:
         return Adam(lr=self.lr)
 
-    def _mode(self, ps: ParameterServer) -> Mode:
+    def mode(self, ps: ParameterServer) -> Mode:
         if is_shared(ps):
             expected, got = "a server, or a store of one process", "a shared store"
             raise ConfigError(
@@ -87,11 +87,11 @@ class EvolutionStrategies(Algorithm):
             )
         return Async(max_staleness=0, on_stale="reject", delay_adaptive=False)
 
-    def _register(self, ps: ParameterServer) -> None:
+    def register(self, ps: ParameterServer) -> None:
         # A row per pair: the version of the model, and the returns with its noise added and subtracted.
         ps.register(RETURNS, np.zeros((self.pairs, 3), np.float32), SGD(lr=0.0), group=RETURNS)
 
-    def _turns(self, learner: Learner) -> Iterator[None]:
+    def turns(self, learner: Learner) -> Iterator[None]:
         seed = learner.run["seed"]
         # Its end returns the pair that is not finished, which other workers would wait for.
         with data.Portions(

@@ -65,7 +65,7 @@ class Task:
         finally:
             env.close()
         space = self.observations.space
-        self.model = checked(model, space, self.actions, algorithm._value, self.seed)
+        self.model = checked(model, space, self.actions, algorithm.estimates_values, self.seed)
 
     def tensors(self, model: nn.Module | None = None, *, trained: bool = False) -> dict[str, torch.Tensor]:
         """The parameters of a model, its own by default, by the names of their tensors, in order.
@@ -74,7 +74,7 @@ class Task:
             model: A copy of the task's model.
             trained: Leave out frozen parameters, unless all are frozen.
         """
-        most = self.algorithm._largest
+        most = self.algorithm.largest_tensor
         parameters = dict((self.model if model is None else model).named_parameters())
         if trained:
             parameters = {name: p for name, p in parameters.items() if p.requires_grad} or parameters
@@ -94,17 +94,17 @@ class Task:
     def settings(self) -> dict[str, Any]:
         """What all workers of a run must agree on; the model is described by its tensors."""
         model = ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.model.named_parameters())
-        return {**self.algorithm._settings(), "environment": self.environment, "model": model}
+        return {**self.algorithm.settings(), "environment": self.environment, "model": model}
 
     def register(self, ps: ParameterServer) -> dict[str, Any]:
         """Registers what is not there; returns the settings of the run."""
         own = {**self.settings(), "seed": self.seed}
-        self.algorithm._mode(ps)  # raises before anything is registered
+        self.algorithm.mode(ps)  # raises before anything is registered
         run = settings.agree(ps, own, self.tensors())
         apply: Any = "hogwild" if is_shared(ps) else "exact"
         for name, value in self.tensors().items():
-            ps.register(name, value.contiguous(), self.algorithm._optimizer(), apply, group="rl")
-        self.algorithm._register(ps)
+            ps.register(name, value.contiguous(), self.algorithm.optimizer(), apply, group="rl")
+        self.algorithm.register(ps)
         return run
 
 
@@ -200,7 +200,7 @@ class Learner:
         see = self.normalizer or (lambda observation: observation)
         self.player = Player(env, self._rng, see, self._ended)
         self.worker = self._joined(algorithm, rank)  # last: whatever fails before it takes no place
-        self._turns = algorithm._turns(self)
+        self._turns = algorithm.turns(self)
 
     def _joined(self, algorithm: Algorithm, rank: int | None) -> Worker:
         """The worker, which may have to wait for the place of one that died: until that one's lease ends."""
@@ -210,7 +210,7 @@ class Learner:
                 return Worker(
                     self.ps,
                     self.task.tensors(),
-                    algorithm._mode(self.ps),
+                    algorithm.mode(self.ps),
                     copy=False,
                     rank=rank,
                     name=f"worker {self.name}",

@@ -58,7 +58,7 @@ class Naive(Algorithm):
     80
     """
 
-    _name = "naive"
+    name = "naive"
 
     steps: int = 80
     sync: bool = True
@@ -82,10 +82,10 @@ class Naive(Algorithm):
         for name in ("sync", "deterministic", "normalize"):
             flag(name, getattr(self, name))
 
-    def _optimizer(self) -> Optimizer:
+    def optimizer(self) -> Optimizer:
         return Adam(lr=self.lr)
 
-    def _mode(self, ps: ParameterServer) -> Mode:
+    def mode(self, ps: ParameterServer) -> Mode:
         if self.sync:
             if is_shared(ps):
                 expected, got = "a server, a store of one process, or sync=False", "a shared store"
@@ -97,7 +97,7 @@ class Naive(Algorithm):
             return Sync(self.workers, self.backup, self.deterministic)
         return Hogwild() if is_shared(ps) else Async()
 
-    def _turns(self, learner: Learner) -> Iterator[None]:
+    def turns(self, learner: Learner) -> Iterator[None]:
         share = -(-self.steps // self.workers) if self.sync else self.steps
         while True:
             rollout = learner.play(share, self.gamma)
@@ -113,5 +113,5 @@ class Naive(Algorithm):
         log_prob = actions.log_prob(rollout.policy, rollout.actions)
         return self.value * advantage.square().mean() - (log_prob * advantage.detach()).mean()
 
-    def _for(self, workers: int) -> Naive:
+    def for_workers(self, workers: int) -> Naive:
         return replace(self, workers=workers - self.backup) if self.sync else self

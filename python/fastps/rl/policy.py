@@ -208,7 +208,7 @@ def read(path: File, verify: bool = True) -> Saved:
 
 def _algorithm(path: File, settings: dict[str, Any]) -> Algorithm:
     """The algorithm of a run's settings."""
-    kinds: dict[str, type[Algorithm]] = {kind._name: kind for kind in (A3C, Naive, EvolutionStrategies)}
+    kinds: dict[str, type[Algorithm]] = {kind.name: kind for kind in (A3C, Naive, EvolutionStrategies)}
     given = {name: value for name, value in settings.items() if name not in ("environment", "model")}
     try:
         return kinds[given.pop("algorithm")](**given)

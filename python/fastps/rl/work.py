@@ -134,7 +134,7 @@ def take_turns(
     ...     stats[3]["staleness_p50"]
     3
     """
-    algorithm = algorithm._for(at_least(1, "workers", workers))
+    algorithm = algorithm.for_workers(at_least(1, "workers", workers))
     with _one_thread(), contextlib.ExitStack() as stack:
         learners = [
             stack.enter_context(

@@ -13,13 +13,14 @@ from fastps._shared.checks import as_seconds, at_least, integer, invalid
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError
-from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
+from fastps.modes import Async, Mode
 from fastps.simulate.durations import Durations, Exponential, times_of
 from fastps.simulate.events import Event, Join, as_moment, check_events
 from fastps.simulate.plan import Gradient, Plan
 from fastps.simulate.simulation import Simulation
 from fastps.simulate.trace import Trace
 from fastps.store import Store
+from fastps.worker.arguments import check_mode
 
 __all__ = ["run"]
 
@@ -145,19 +146,18 @@ def _check_store(store: Any) -> None:
 
 
 def _check_mode(mode: Any, workers: int) -> None:
-    if not isinstance(mode, Mode):
-        raise invalid("mode", "a mode, such as fastps.Async()", mode)
-    then = mode.then if isinstance(mode, WarmStart) else mode
-    if isinstance(then, Hogwild):
+    check_mode(mode)
+    then = mode.after_warm_up
+    if then.lock_free:
         raise ConfigError(
             "invalid mode: expected a mode whose pushes come one after the other, got Hogwild(), whose races "
             "one thread cannot show; use real workers (fastps.Worker in threads)",
             expected="a mode other than Hogwild",
             got=repr(mode),
         )
-    if isinstance(then, Sync) and not then.workers <= workers <= then.workers + then.backup:
-        most = then.workers + then.backup
-        raise invalid("workers", f"from {then.workers} to {most} workers for {then}", workers)
+    least, most = then.least_workers, then.most_workers
+    if most is not None and not least <= workers <= most:
+        raise invalid("workers", f"from {least} to {most} workers for {then}", workers)
 
 
 def _every(every: Any) -> tuple[int, Callable[[dict[str, Array]], Any]] | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastps.errors import FastpsError
-from fastps.modes import Bounded, Sync, WarmStart
 from fastps.simulate.draws import Draws
 from fastps.simulate.errors import GradientError, place
 from fastps.simulate.happenings import Happenings
@@ -42,9 +41,7 @@ class Simulation:
         self._store = store
         self._params = params
         self._plan = plan
-        then = plan.mode.then if isinstance(plan.mode, WarmStart) else plan.mode
-        self._together = isinstance(then, (Sync, Bounded))
-        self._shared = isinstance(then, Sync)  # a version is made of several gradients
+        self._mode = plan.mode.after_warm_up
         self._rngs = Draws(plan.seed, "gradients")
         self._happenings = Happenings(self, plan.lease)
         self.timeline = Timeline()
@@ -109,7 +106,7 @@ class Simulation:
             return
         grads, member.loss = self._gradient(member)
         try:
-            if self._together:
+            if self._mode.waits_for_others:
                 worker.begin(grads)
                 worker.ready()  # reports the step, for which others may wait
             else:
@@ -117,7 +114,7 @@ class Simulation:
         except FastpsError as error:
             raise self._placed(error, member)  # noqa: B904 the same error
         member.version = self.record.updates if self.record.count(self._now) else 0
-        if self._together:
+        if self._mode.waits_for_others:
             member.wait(self._now)
             self.waiting.append(member)
         else:
@@ -158,7 +155,7 @@ class Simulation:
         for member in tuple(self.waiting):
             worker, paused = member.worker, member.paused(self._now)
             # A paused one learns later of the version that is made of its gradient now.
-            shares = self._shared and not member.starting
+            shares = self._mode.shares_versions and not member.starting
             if worker is None or (paused and not shares) or not worker.ready():
                 continue
             if shares and not member.version:
@@ -181,7 +178,7 @@ class Simulation:
             worker.step({}, loss=member.loss)
         except FastpsError as error:
             raise self._placed(error, member)  # noqa: B904 the same error
-        if self._shared and (member.told is None or member.told.scale is None):  # refused
+        if self._mode.shares_versions and (member.told is None or member.told.scale is None):  # refused
             member.version = 0
         self.record.finished(self._now, member)
 

@@ -9,11 +9,11 @@ except ImportError as _error:
 
 from fastps.torch._file import SavedRun, peek
 from fastps.torch.buffers import load
-from fastps.torch.distributed import load_distributed, save_distributed
+from fastps.torch.checkpoints.distributed import load_distributed, save_distributed
+from fastps.torch.checkpoints.resume import resume, save
 from fastps.torch.evaluate import evaluator
 from fastps.torch.objective import Objective
 from fastps.torch.optimizer import ParameterServerOptimizer
-from fastps.torch.resume import resume, save
 from fastps.torch.schedule import GlobalSchedule
 from fastps.torch.seeds import seed
 from fastps.torch.state import from_store, to_store

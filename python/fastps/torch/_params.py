@@ -313,8 +313,8 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
             there = ps.spec(name)
             if there.shape != shape:
                 shapes.append((name, f"shape {shape}", f"shape {there.shape}"))
-            elif not rule._is_but_for_lr(there.optimizer):
-                others.append((name, *rule._apart(there.optimizer)))
+            elif not rule.is_but_for_lr(there.optimizer):
+                others.append((name, *rule.apart(there.optimizer)))
     if shapes:
         raise _taken(ps, shapes, "another model has these names", "give this one")
     if others:
@@ -356,6 +356,20 @@ def settings_of(rule: optim.Optimizer) -> dict[str, Any]:
     if isinstance(rule, (optim.Adam, optim.AdamW)):
         settings["decoupled_weight_decay"] = isinstance(rule, optim.AdamW)
     return settings
+
+
+def check_unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
+    """Raises if a parameter group has another setting than its rule, but for the rate."""
+    for name, was in settings_of(rule).items():
+        now = group.get(name)
+        now = tuple(now) if isinstance(now, list) else now
+        if name != "lr" and was != now:
+            raise ConfigError(
+                f"a setting of a parameter group has changed: expected {name}={was!r}, got {name}={now!r}; "
+                "only lr may change (a scheduler may need cycle_momentum=False)",
+                expected=f"{name}={was!r}",
+                got=f"{name}={now!r}",
+            )
 
 
 def rule_of_group(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:

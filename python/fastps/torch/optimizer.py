@@ -8,14 +8,12 @@ import difflib
 import functools
 import logging
 import os
-import secrets
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
 import torch
 from torch.optim import optimizer as base
 
@@ -24,11 +22,10 @@ from fastps._fastps import Sparse
 from fastps._shared.checks import at_least
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
-from fastps.checkpoint import new_state
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
-from fastps.modes import Async, Local, Mode, WarmStart
+from fastps.modes import Async, Mode
 from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
@@ -40,14 +37,14 @@ from fastps.torch._params import (
     absent,
     as_lr,
     by_name,
-    rounds_to,
+    check_unchanged,
     rule_of_group,
     settings_of,
     wrong,
 )
 from fastps.torch.buffers import Buffers, Way
+from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_worker
 from fastps.torch.seeds import state as random_state
-from fastps.torch.state import State, Theirs, as_stored, fetch, fits
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
 
@@ -68,9 +65,9 @@ _NO_SETTINGS |= {"base_momentum", "max_momentum"}
 class _Schedule(Protocol):
     """What gives the parameter groups their rates: a `GlobalSchedule`."""
 
-    def _again(self) -> None: ...
-    def _check_addition(self) -> None: ...
-    def _add(self, group: dict[str, Any]) -> None: ...
+    def follow(self) -> None: ...
+    def check_addition(self) -> None: ...
+    def add(self, group: dict[str, Any]) -> None: ...
 
 
 class ParameterServerOptimizer(torch.optim.Optimizer):
@@ -168,7 +165,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         check_mode(mode)
         if codec is not None:
             check_codec(codec)
-        local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
+        local = mode.after_warm_up.local_lr is not None
         if push_in_backward and local:
             raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
         if buffers not in (None, "average", "latest", "local"):
@@ -178,7 +175,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         buffers_every = at_least(1, "buffers_every", buffers_every)
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
-        self._ps, self._prefix, self._apply, self._rank = ps, prefix, apply, rank
+        self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[Entry] = []
@@ -186,13 +183,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled = Filled([], model)
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
+        #: Internal: the state of the parameters on the servers.
+        self.held = OptimizerState(ps, prefix, rank, self._rules, self._groups)
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
-        self._schedule: _Schedule | None = None
+        self.schedule: _Schedule | None = None
         self._rows = not local
         self._told = on_step is not None
-        #: Marks the state dicts that this optimizer makes.
-        self._id = secrets.token_hex(8)
         self._push_in_backward = push_in_backward
         self._bucket: dict[str, Any] = {}
         #: What has left already: the gradient, and the version of its memory.
@@ -209,7 +206,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._filled.show()
-            self._track()
+            self.track()
             if self._buffers is not None:
                 self._buffers.read()
         except BaseException:
@@ -239,8 +236,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
             self._filled.check()
-        if self._schedule is not None:
-            self._schedule._check_addition()
+        if self.schedule is not None:
+            self.schedule.check_addition()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         check_memory({**taken, **named})
@@ -269,8 +266,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 if entry.param.requires_grad:
                     register: Any = entry.param.register_post_accumulate_grad_hook
                     self._hooks.append(register(self._leaves(entry)))
-        if self._schedule is not None:
-            self._schedule._add(self.param_groups[-1])
+        if self.schedule is not None:
+            self.schedule.add(self.param_groups[-1])
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Pushes the gradients, and installs new values as the mode says.
@@ -309,8 +306,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 loss = result = closure()
         worker = self._open()
         self._check_open()
-        if not worker._stepped:
-            worker._first_step(random_state(), "fastps.torch.seed(base, ps)")
+        if not worker.has_stepped:
+            worker.first_step(random_state(), "fastps.torch.seed(base, ps)")
             warn_if_averaged((entry.param for entry in self._entries), stacklevel=3)
         intact = False
         try:
@@ -324,7 +321,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             raw = self._raw()
             plain = not self._ahead and self._filled.on_cpu
-            if not (plain and worker._step_at_once(raw, rates, told, torch.get_num_threads())):
+            if not (plain and worker.step_at_once(raw, rates, told, torch.get_num_threads())):
                 with torch.no_grad():
                     worker.step(self._gradients(), lr=rates, loss=told)
         except BaseException:
@@ -379,15 +376,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._optimizer_state_dict_post_hooks.move_to_end(self._completing.id, last=False)
         return super().state_dict()
 
-    def _complete(self, state: dict[str, Any]) -> None:
-        """Gives a state dict of torch what the servers and the worker have."""
-        own = self._open().state_dict()
-        states, those = fetch(self._ps, self._those()), enumerate(self._entries)
-        state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
-        own["values"] = {entry.name: entry.array.copy() for entry in self._entries if entry.is_rounded}
-        saver = {"rank": self._rank, "saver": self._id}
-        state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a state that `state_dict` returned.
 
@@ -416,19 +404,20 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 expected=expected,
                 got=got,
             )
-        states = self._saved(state_dict)
-        worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
-        rank, saver = own.pop("rank", self._rank), own.pop("saver", None)
+        states = self.held.saved(state_dict)
+        worker, own = self._open(), {key: arrays_of(value) for key, value in state_dict["fastps"].items()}
+        rank, saver = own.pop("rank", self.held.rank), own.pop("saver", None)
         values = own.pop("values", {})
-        worker._check_state(own)  # before anything changes on the servers
+        worker.check_state(own)  # before anything changes on the servers
         self._filled.wait()
         self._filled.check_memory()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
-        if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
+        if written and not self._filled.equal(own["params"] or worker.fetched()):
             self._filled.check()
-        there = self._take_over(states, values)
-        if not _is_of_one_worker(own) or (there and (saver == self._id or self._has_saved(rank))):
+        there = self.held.take_over(states, values)
+        own_place = saver == self.held.id or self.held.takes_over_from(worker, rank)
+        if not is_of_one_worker(own) or (there and own_place):
             worker.load_state_dict(own)
         else:
             if there:
@@ -443,7 +432,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             settings = {key: value for key, value in saved.items() if key not in ("params", "param_names")}
             group.update(copy.deepcopy({**settings_of(rule), **settings}))
         self._filled.show()
-        self._follow_schedule()
+        self.follow_schedule()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -482,8 +471,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """
         if isinstance(self._ps, Store) and self._ps.address is not None:
             raise wrong("store", "servers, or a store of this process", "a store shared by processes")
-        worker = self._open()
-        return worker._alone or worker._groups.is_first()
+        return self._open().is_first()
 
     def stats(self) -> dict[str, Any]:
         """Counters, as `fastps.Worker.stats`."""
@@ -505,24 +493,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         >>> store.pull("weight")
         array([[1., 1.]], dtype=float32)
         """
-        self._push_values({})
-
-    def _push_values(self, values: Mapping[str, Array]) -> None:
-        """Assigns the model's values, and these in place of what a parameter shows of them."""
-        worker = self._open()
-        self._check_open()
-        self._filled.check_memory()
-        self._filled.wait()
-        buffers = {} if self._buffers is None else self._buffers.values()
-        self._filled.take()
-        for entry in self._entries:
-            if entry.name in values:
-                entry.array[...] = values[entry.name]
-        worker.push_model()
-        self._filled.show()
-        if self._buffers is not None:
-            self._buffers.assign(buffers)
-        self._follow_schedule()
+        self.push_values({})
 
     def pull_model(self) -> None:
         """Fetches the servers' values into the model now, replacing what something else wrote there.
@@ -534,7 +505,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
-        self._follow_schedule()
+        self.follow_schedule()
 
     def flush(self) -> None:
         """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
@@ -578,6 +549,61 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         finally:
             self._close(last=error is None)
 
+    # -- for this package: internal --------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> Worker:
+        """Internal: the worker of the optimizer."""
+        return self._open()
+
+    def push_values(self, values: Mapping[str, Array]) -> None:
+        """Internal: assigns the model's values, and these in place of what a parameter shows of them."""
+        worker = self._open()
+        self._check_open()
+        self._filled.check_memory()
+        self._filled.wait()
+        buffers = {} if self._buffers is None else self._buffers.values()
+        self._filled.take()
+        for entry in self._entries:
+            if entry.name in values:
+                entry.array[...] = values[entry.name]
+        worker.push_model()
+        self._filled.show()
+        if self._buffers is not None:
+            self._buffers.assign(buffers)
+        self.follow_schedule()
+
+    def read_buffers(self) -> None:
+        """Internal: gives the model the servers' buffers, if they have any of it."""
+        if self._buffers is not None:
+            self._buffers.read()
+
+    def load_own(self, own: dict[str, Any]) -> None:
+        """Internal: gives the worker the state of the one that saved, if it is of this mode and codec."""
+        worker = self._open()
+        try:
+            worker.check_state(own)
+        except FastpsError as error:
+            _log.warning("this worker begins without the state of the one that saved: %s", error)
+        else:
+            worker.load_state_dict(own)
+        self._filled.show()
+
+    def follow_schedule(self) -> None:
+        """Internal: the groups' rates are those of the present step, which may be another one than before."""
+        if self.schedule is not None:
+            self.schedule.follow()
+
+    def track(self, left_out: Iterable[str] = ()) -> None:
+        """Internal: counts the steps of the parameters that are trained, but for some."""
+        entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
+
+        def trained() -> list[str]:
+            own = [entry for entry in entries if entry.name not in others] or entries
+            return [entry.name for entry in own if entry.param.requires_grad] or [e.name for e in own]
+
+        self._open().count_steps_of(trained)
+
     # -- how -------------------------------------------------------------------------------------------------
 
     def _open(self) -> Worker:
@@ -585,7 +611,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return self._worker
 
     def _check_open(self) -> None:
-        if self._open()._ps.closed:
+        if self._open().closed:
             expected, got = "an open optimizer", "a closed one"
             raise ConfigError(
                 f"this ParameterServerOptimizer is closed; make another one: expected {expected}, got {got}",
@@ -600,106 +626,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if own is not None and asked != own:
             other = "Adam" if own else "AdamW"
             raise wrong("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
-
-    def _follow_schedule(self) -> None:
-        """The groups' rates are those of the present step, which may be another one than before."""
-        if self._schedule is not None:
-            self._schedule._again()
-
-    def _those(self) -> list[Theirs]:
-        """All parameters, with their names and rules."""
-        each = zip(self._rules, self._groups, strict=True)
-        return [Theirs(entry.name, entry.param, rule) for rule, group in each for entry in group]
-
-    def _saved(self, state_dict: Mapping[str, Any]) -> dict[str, State]:
-        """The optimizer state in a state dict, this class's or torch's, by name; raises unless it fits."""
-        groups = state_dict["param_groups"]
-        by_group = [[entry.name for entry in group] for group in self._groups]
-        others = [group.get("param_names") for group in groups]
-        if "fastps" not in state_dict:  # torch's knows no prefix, and mostly only their order
-            named = [group.get("param_names", ours) for ours, group in zip(by_group, groups, strict=False)]
-            others = [[self._prefix + name.removeprefix(self._prefix) for name in names] for names in named]
-            sizes = [len(group["params"]) for group in groups]
-            if sizes != [len(group) for group in by_group]:
-                ours, theirs = (", ".join(map(str, n)) for n in (map(len, by_group), sizes))
-                raise _misfit(f"groups of {ours} parameters", f"groups of {theirs}")
-        if others != by_group:
-            raise _misfit(f"the groups {_groups(by_group)}", _groups(others))
-        for rule, group in zip(self._rules, groups, strict=True):
-            _unchanged(rule, {**settings_of(rule), **group})
-        names = [entry.name for entry in self._entries]
-        states = {names[k]: _on_cpu(state) for k, state in state_dict["state"].items()}
-        for one in self._those():
-            if one.name in states and not fits(one, states[one.name]):
-                expected, got = f"state of {one.rule}", quoted(sorted(states[one.name]))
-                raise ConfigError(
-                    f'the saved optimizer state does not fit (tensor "{one.name}"): expected {expected}, '
-                    f"got {got} or other shapes",
-                    tensor=one.name,
-                    expected=expected,
-                    got=got,
-                )
-        return states
-
-    def _has_saved(self, rank: int | None) -> bool:
-        """Whether this worker takes the place of the one that saved: only one pushes its residuals.
-
-        Args:
-            rank: Of the worker that saved. Without ranks it is the first worker of the run, and the one that
-                trains alone in a warm start. A rank on one side only is compared with 0.
-        """
-        if rank is None and self._rank is None:
-            worker = self._open()
-            return worker._alone or worker._groups.present == 1
-        return (rank or 0) == (self._rank or 0)
-
-    def _take_over(self, states: Mapping[str, State], values: Mapping[str, Array]) -> bool:
-        """Gives a saved optimizer state to servers that have taken no step.
-
-        Args:
-            states: The state of each parameter that has one.
-            values: float32 values, for parameters that show them.
-
-        Returns:
-            Whether the servers are at the saved step now.
-        """
-        if not states:
-            return True
-        saved = max(int(state.get("step", 0)) for state in states.values())
-        now = self._steps_taken()
-        if now == 0:
-            self._assign_state(states)
-            for entry in self._entries:
-                if entry.name in values and rounds_to(values[entry.name], entry.param):
-                    self._ps.assign(entry.name, values[entry.name])
-        elif now != saved:
-            _log.warning(
-                "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "
-                'with theirs (fastps.torch.resume(..., keep="checkpoint") goes back to a checkpoint)',
-                now,
-                saved,
-            )
-        return now in (0, saved)
-
-    def _steps_taken(self) -> int:
-        """Most steps that the servers have taken with a parameter."""
-        return max((int(state["step"]) for state in fetch(self._ps, self._those()).values()), default=0)
-
-    def _assign_state(self, states: Mapping[str, State]) -> None:
-        """Replaces the servers' optimizer state; parameters without a saved one begin."""
-        for one, entry in zip(self._those(), self._entries, strict=True):
-            stored = as_stored(one.rule, states.get(one.name, {}))
-            self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
-
-    def _track(self, left_out: Iterable[str] = ()) -> None:
-        """Counts the steps of the parameters that are trained, but for some."""
-        entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
-
-        def trained() -> list[str]:
-            own = [entry for entry in entries if entry.name not in others] or entries
-            return [entry.name for entry in own if entry.param.requires_grad] or [e.name for e in own]
-
-        self._open()._progress.of(trained)
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
@@ -744,7 +670,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """The rate of each group, now; the other settings are as they were."""
         rates = []
         for rule, group in zip(self._rules, self.param_groups, strict=True):
-            _unchanged(rule, group)
+            check_unchanged(rule, group)
             rates.append(as_lr(group["lr"]))
         if len(set(rates)) == 1:
             return rates[0]
@@ -761,12 +687,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         def leaves(_: torch.Tensor) -> None:
             optimizer, entry = own(), its()
             if optimizer is not None and entry is not None:
-                optimizer._push_ahead(entry)
+                optimizer.push_ahead(entry)
 
         return leaves
 
-    def _push_ahead(self, entry: Entry) -> None:
-        """Collects a complete gradient, and pushes those collected once they are large enough."""
+    def push_ahead(self, entry: Entry) -> None:
+        """Internal: collects a complete gradient, and pushes those collected once they are large enough."""
         if entry.name in self._ahead:
             raise ConfigError(
                 f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
@@ -795,57 +721,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """The hook that comes before all others of a state dict."""
     assert isinstance(optimizer, ParameterServerOptimizer)
-    optimizer._complete(state)
+    optimizer.held.complete(state, optimizer.worker)
 
 
 def _likeness(key: str, setting: str) -> float:
     """How much a key of a parameter group looks like a setting, from 0 to 1."""
     return difflib.SequenceMatcher(None, key.lower(), setting).ratio()
-
-
-def _misfit(expected: str, got: str) -> ConfigError:
-    return ConfigError(f"invalid state: expected {expected}, got {got}", expected=expected, got=got)
-
-
-def _groups(groups: Iterable[Iterable[str] | None]) -> str:
-    """Groups of parameters by their names."""
-    return "; ".join(quoted(group or ()) for group in groups)
-
-
-def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
-    for name, was in settings_of(rule).items():
-        now = group.get(name)
-        now = tuple(now) if isinstance(now, list) else now
-        if name != "lr" and was != now:
-            raise ConfigError(
-                f"a setting of a parameter group has changed: expected {name}={was!r}, got {name}={now!r}; "
-                "only lr may change (a scheduler may need cycle_momentum=False)",
-                expected=f"{name}={was!r}",
-                got=f"{name}={now!r}",
-            )
-
-
-def _on_cpu(state: Mapping[str, Any]) -> State:
-    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
-
-
-def _is_of_one_worker(own: Mapping[str, Any]) -> bool:
-    """Whether a worker's state has gradients, which would count twice if two workers took it."""
-    return bool(own["sum"] or own.get("rows")) or any(map(np.any, own["residuals"].values()))
-
-
-def _tensors(value: Any) -> Any:
-    """Tensors for arrays, so that ``torch.load`` takes them with ``weights_only``."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    if isinstance(value, dict):
-        return {key: _tensors(item) for key, item in value.items()}
-    return [_tensors(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
-    if isinstance(value, dict):
-        return {key: _arrays(item) for key, item in value.items()}
-    return tuple(_arrays(item) for item in value) if isinstance(value, list) else value

@@ -105,7 +105,7 @@ class GlobalSchedule:
         #: The scheduler and the groups' rates before the first step that this one takes.
         self._before = self._copied((scheduler.state_dict(), self._rates()))
         self.step()
-        optimizer._schedule = self
+        optimizer.schedule = self
 
     def step(self) -> None:
         """Takes as many steps as the servers have taken since the last call; call it after each step."""
@@ -118,8 +118,8 @@ class GlobalSchedule:
             self._taken += 1
             self._scheduler.step()
 
-    def _check_addition(self) -> None:
-        """Raises unless a parameter group can be added."""
+    def check_addition(self) -> None:
+        """Internal: raises unless a parameter group can be added."""
         for part in _parts(self._scheduler):
             functions = getattr(part, "lr_lambdas", [])
             if type(part) not in _ALIKE or any(f is not functions[0] for f in functions) or self._first:
@@ -132,8 +132,8 @@ class GlobalSchedule:
                     got=got,
                 )
 
-    def _add(self, group: dict[str, Any]) -> None:
-        """Gives a new parameter group the rates that it would have, had it been there from the first step."""
+    def add(self, group: dict[str, Any]) -> None:
+        """Internal: gives a new parameter group the rates it would have, had it been there from the start."""
         self._go_back()
         base = group.setdefault("initial_lr", group["lr"])
         others = self._optimizer.param_groups[:-1]
@@ -146,8 +146,8 @@ class GlobalSchedule:
         self._before = self._copied((self._scheduler.state_dict(), self._rates()))
         self.step()
 
-    def _again(self) -> None:
-        """Gives the groups the rates of the present step, whatever rates they have: after a resume."""
+    def follow(self) -> None:
+        """Internal: gives the groups the rates of the present step, whatever they have: after a resume."""
         self._go_back()
         self.step()
 
@@ -175,8 +175,8 @@ class GlobalSchedule:
     def _agree(self, length: int) -> None:
         """Raises if another worker of this run has a schedule of another length."""
         optimizer, (high, low) = self._optimizer, divmod(length, _DIGITS)
-        tensor = optimizer._prefix + _NOTE
-        high, low = map(int, note(optimizer._ps, tensor, [float(high), float(low)]))
+        tensor = optimizer.held.prefix + _NOTE
+        high, low = map(int, note(optimizer.held.ps, tensor, [float(high), float(low)]))
         theirs = high * _DIGITS + low
         if theirs != length:
             raise ConfigError(

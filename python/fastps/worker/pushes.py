@@ -23,7 +23,7 @@ from fastps.errors import (
     ShapeError,
     StalePush,
 )
-from fastps.modes import Mode, Sync
+from fastps.modes import Mode
 from fastps.worker.gradients import Gradient, Gradients, check, finite
 from fastps.worker.tally import Tally
 from fastps.worker.unapplied import Unapplied, overflowed
@@ -136,7 +136,7 @@ class Pushes:
         """Continues with a mode."""
         self._mode = mode
         self._unapplied.follow(mode)
-        local = mode._local_lr is not None
+        local = mode.local_lr is not None
         self.every = mode.push_every if local else self._accumulate
         self.direct = self._feedback is None and not local and not mode.overlap and self.every == 1
 
@@ -250,7 +250,7 @@ class Pushes:
         if not self.has_begun:
             self.finish()
             # While part of a gradient may still join a version, no second one for that version follows.
-            self._doubts.settle(self.sum, wait=self._mode._together)
+            self._doubts.settle(self.sum, wait=self._mode.waits_for_others)
             self._pushed = self._filling
 
     def _sum_up(self, step: _Step, base: Versions | None) -> None:
@@ -269,12 +269,12 @@ class Pushes:
         """The pushes of a step: one for each rate, and for rows and whole gradients."""
         waiting = self.sum
         ready = {n: waiting.waiting.get(n, g) for n, g in grads.items()}
-        summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
+        summed = not self._mode.waits_for_others and ready.keys() & waiting.waiting.keys()
         oldest = waiting.base if summed else base
         scale = None if self._accumulate == 1 else 1.0 / self._accumulate
         pushes: list[_Planned] = []
         for rate, part_of in _by_rate(ready, lr):
-            settings = _fastps.PushSettings(None, rate, scale, oldest, None, self._mode._correction())
+            settings = _fastps.PushSettings(None, rate, scale, oldest, None, self._mode.correction)
             rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
             whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
             if rows:  # first, since not every optimizer takes them
@@ -296,7 +296,7 @@ class Pushes:
         step.pushes.append(push)
         self._under_way.append(push)
         # With `Sync`, the version of each slice waits for the rows of every worker, even if there are none.
-        every_slice = bound is None and isinstance(self._mode, Sync)
+        every_slice = bound is None and self._mode.shares_versions
         what = some if bound is None else bound
         try:
             self._native.push_async(what, settings, False, every_slice, push.flight)
@@ -329,7 +329,7 @@ class Pushes:
             self._drop_broken(error, step.left)
         if self.refused:
             self.let_go()
-        elif isinstance(self._mode, Sync):  # the next gradient is of another version
+        elif self._mode.shares_versions:  # the next gradient is of another version
             self.sum.drop(self.sum.waiting)
         else:
             for name in step.given.keys() - step.refused:

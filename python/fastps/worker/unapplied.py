@@ -8,7 +8,7 @@ from typing import Any
 from fastps._fastps import Sparse
 from fastps._shared.types import Array
 from fastps.errors import FastpsError, LeaseError, NonFiniteError, PartialPush, StalePush
-from fastps.modes import Mode, Sync
+from fastps.modes import Mode
 from fastps.worker.doubts import Doubts
 from fastps.worker.gradients import Gradient, Gradients, finite, part
 from fastps.worker.tally import Tally
@@ -36,12 +36,12 @@ class Unapplied:
         self._params = params
         self._tally = tally
         self._residuals = residuals
-        self._sync = False
+        self._shares_versions = False
         self.doubts = Doubts(timeout)
 
     def follow(self, mode: Mode) -> None:
         """Continues with a mode."""
-        self._sync = isinstance(mode, Sync)
+        self._shares_versions = mode.shares_versions
 
     def take_back(
         self, waiting: Gradients, gradients: dict[str, Any], error: FastpsError
@@ -100,7 +100,7 @@ class Unapplied:
 
         With `Sync` it does not: the next gradient is of another version.
         """
-        return not self._sync and (not self._residuals or isinstance(gradient, Sparse))
+        return not self._shares_versions and (not self._residuals or isinstance(gradient, Sparse))
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
         """Whether a server has dropped this worker; what was under way to it stays unknown."""

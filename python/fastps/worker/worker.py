@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from fastps.errors import (
     NonFiniteError,
     PartialPush,
 )
-from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
+from fastps.modes import Async, Mode
 from fastps.store import Store
 from fastps.worker.arguments import (
     as_rates,
@@ -127,8 +127,8 @@ class Worker:
         flag("wait", wait)
         if rank is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
-        then = mode.then if isinstance(mode, WarmStart) else mode
-        if accumulate > 1 and then._local_lr is not None:
+        then = mode.after_warm_up
+        if accumulate > 1 and then.local_lr is not None:
             raise ConfigError(
                 "fastps.Local uses push_every instead of accumulate: "
                 f"expected accumulate=1, got accumulate={accumulate}",
@@ -137,11 +137,11 @@ class Worker:
             )
         check_mapping("params", "arrays", params)
         check_float32(ps, params)
-        if isinstance(then, Hogwild):
+        if then.lock_free:
             check_hogwild(ps, params)
         self.mode = mode
         #: The parameters are views of a shared store's values.
-        self._views = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
+        self._views = copy and then.lock_free and isinstance(ps, Store) and ps.address is not None
         self._accumulate = accumulate
         self._on_step = on_step
         self.params: dict[str, Array] = {}
@@ -149,7 +149,7 @@ class Worker:
         self._lr: Rates = None
         self._steps = 0
         self._ps = ps.another()
-        self._native = self._ps._native
+        self._native = self._ps.native
         self._tally = Tally()
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
@@ -163,11 +163,11 @@ class Worker:
         self._alone = False  # whether it is the one that trains in a warm start
         self._warming = False  # whether it waits for the end of a warm start
         self._reported = False  # whether `ready` has reported the step that has begun
-        self._stepped = False
+        self.has_stepped = False
         self._seeds: Seeds | None = None
         try:
             self._groups.add(params)
-            if isinstance(mode, WarmStart) and params:
+            if mode.warm_up_steps and params:
                 leads = self._own.join(lambda: self._groups.warm_up(mode, wait))
                 self._alone, self._warming = bool(leads), leads is None
             else:
@@ -188,10 +188,10 @@ class Worker:
         self._pushes.follow(mode)
         self._pull_every = self._accumulate
         self._local: LocalStepper | None = None
-        if mode._local_lr is not None:
+        if mode.local_lr is not None:
             self._pull_every = mode.pull_every
             looks = self._native.check_finite
-            self._local = LocalStepper(self.params, self._pushes, mode._local_lr, looks)
+            self._local = LocalStepper(self.params, self._pushes, mode.local_lr, looks)
         #: Set if a step pushes and fetches in one call.
         self._exchanged: _fastps.Exchange | None = None
 
@@ -245,7 +245,7 @@ class Worker:
         self._names = list(self.params)
         if self._local is not None:
             self._local.refresh()
-        if self._pushes.direct and isinstance(self.mode, Async):
+        if self._pushes.direct and self.mode.exchanges:
             self._exchanged = self._native.exchange_of(self.params)
         return versions
 
@@ -289,11 +289,11 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        if not self._stepped and isinstance(grads, Mapping):
-            self._first_step({}, "fastps.worker_seed(base, ps)")
+        if not self.has_stepped and isinstance(grads, Mapping):
+            self.first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
         self._watched.check()
-        if self._step_at_once(grads, lr, loss):
+        if self.step_at_once(grads, lr, loss):
             return
         self._check_may_push(grads)
         if not self._reported:
@@ -327,7 +327,7 @@ class Worker:
                 self._exchange(k, k % self._pull_every == 0)
         if self._alone and not self._groups.stepped_alone():
             self._alone = False
-            self._follow(self.mode.then if isinstance(self.mode, WarmStart) else self.mode)
+            self._follow(self.mode.after_warm_up)
         if self._on_step is not None:
             self._on_step(self._report(loss, lr))
 
@@ -393,9 +393,9 @@ class Worker:
         self._check_open()
         if self._warming:
             return self._end_warm_start()
-        if not self._mode._together:
+        if not self._mode.waits_for_others:
             return True
-        if isinstance(self._mode, Sync):
+        if self._mode.shares_versions:
             return self._pushes.under_way_done or self._is_made()
         if not self._pushes.has_begun:
             return True
@@ -406,12 +406,11 @@ class Worker:
 
     def _end_warm_start(self) -> bool:
         """Continues after a warm start if it is over, or if this worker is to train in it."""
-        assert isinstance(self.mode, WarmStart)
         leads = self._groups.warm_up_ended(self.mode)
         if leads is None:
             return False
         self._alone, self._warming = leads, False
-        self._follow(Async() if leads else self.mode.then)
+        self._follow(Async() if leads else self.mode.after_warm_up)
         self._fetches.now()
         return True
 
@@ -558,7 +557,7 @@ class Worker:
                 does not have; nothing is changed.
         """
         self._watched.check()
-        self._check_state(state)
+        self.check_state(state)
         self._pushes.rest()
         self._fetches.under_way.clear()
         if self._local is None:
@@ -568,10 +567,6 @@ class Worker:
             self.params[name][...] = values
         self._pushes.load_state_dict(state)
         self._steps = int(state["step"])
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        local, residuals = self._local is not None, self._pushes.keeps_residuals
-        check_state(state, self.params, local=local, residuals=residuals)
 
     def save(self, path: File) -> None:
         """Writes `state_dict` to a file, completely or not at all. See `load`.
@@ -671,18 +666,76 @@ class Worker:
         else:
             self._give_up(error)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- for the adapters: internal --------------------------------------------------------------------------
 
-    def _first_step(self, states: Mapping[str, str], cure: str) -> None:
-        """At the first step, gives a warning if another process draws the same batches.
+    @property
+    def closed(self) -> bool:
+        """Internal: `close` was called, or an error has closed it."""
+        return self._ps.closed
+
+    @property
+    def began_alone(self) -> bool:
+        """Internal: no other worker was there when it joined, or it trains alone in a warm start."""
+        return self._alone or self._groups.present == 1
+
+    def is_first(self) -> bool:
+        """Internal: it joined before all others that are present, or trains alone in a warm start."""
+        return self._alone or self._groups.is_first()
+
+    def count_steps_of(self, names: Callable[[], Iterable[str]]) -> None:
+        """Internal: makes `global_step` the steps of these tensors, which may change."""
+        self._progress.of(names)
+
+    def fetched(self) -> dict[str, Array]:
+        """Internal: a copy of the values that the servers have now."""
+        return self._fetches.copy()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Internal: raises unless a state of `state_dict` fits."""
+        local, residuals = self._local is not None, self._pushes.keeps_residuals
+        check_state(state, self.params, local=local, residuals=residuals)
+
+    def first_step(self, states: Mapping[str, str], cure: str) -> None:
+        """Internal: at the first step, gives a warning if another process draws the same batches.
 
         Args:
             states: Digests of generators' states by name, beside those that every process has.
             cure: The call that gives a worker a seed of its own.
         """
-        self._stepped = True
+        self.has_stepped = True
         if self._seeds is not None:
             self._seeds.compare(states, cure, stacklevel=4)
+
+    def step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0) -> bool:
+        """Internal: pushes and fetches in one call; False if that is not possible, and then nothing was done.
+
+        Args:
+            grads, lr, loss: As for `step`.
+            threads: How many threads torch has, if those are to do the work instead of the store's.
+        """
+        if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
+            return False
+        one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
+        base, correction = self._fetches.installed, self._mode.correction
+        settings = _fastps.PushSettings(None, one, None, base, None, correction)
+        done = self._native.exchange(self._exchanged, grads, rates, settings, threads)
+        if done is None:
+            return False
+        receipts, versions, failed = done
+        self._steps, self._lr, self._tally.told = self._steps + 1, lr, NOTHING
+        if versions is not None:
+            self._fetches.installed = versions
+        if receipts is not None:
+            self._tally.acknowledge(receipts.names(), Receipts(receipts))
+        elif failed is not None:
+            failed = self._pushes.not_applied(grads, failed)
+        if failed is not None:
+            raise failed
+        if self._on_step is not None:
+            self._on_step(self._report(loss, lr))
+        return True
+
+    # -- how -------------------------------------------------------------------------------------------------
 
     def _give_up(self, error: BaseException) -> None:
         """Leaves the groups after an error without waiting, so that no other worker waits for this one."""
@@ -703,44 +756,13 @@ class Worker:
         self._tally.lose(lost)
         warn_of(lost, "worker", stacklevel=3)
 
-    def _step_at_once(
-        self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0
-    ) -> bool:
-        """Pushes and fetches in one call; False if that is not possible, and then nothing was done.
-
-        Args:
-            grads, lr, loss: As for `step`.
-            threads: How many threads torch has, if those are to do the work instead of the store's.
-        """
-        if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
-            return False
-        one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        base, correction = self._fetches.installed, self._mode._correction()
-        settings = _fastps.PushSettings(None, one, None, base, None, correction)
-        done = self._native.exchange(self._exchanged, grads, rates, settings, threads)
-        if done is None:
-            return False
-        receipts, versions, failed = done
-        self._steps, self._lr, self._tally.told = self._steps + 1, lr, NOTHING
-        if versions is not None:
-            self._fetches.installed = versions
-        if receipts is not None:
-            self._tally.acknowledge(receipts.names(), Receipts(receipts))
-        elif failed is not None:
-            failed = self._pushes.not_applied(grads, failed)
-        if failed is not None:
-            raise failed
-        if self._on_step is not None:
-            self._on_step(self._report(loss, lr))
-        return True
-
     def _report(self, loss: float | None, lr: Rates) -> Step:
         """What the last step did."""
         rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
         return Step(self._steps, loss, *self._tally.told, self.global_step, rate)
 
     def _exchange(self, k: int, fetch: bool) -> None:
-        if self._mode._together:
+        if self._mode.waits_for_others:
             if fetch:
                 self._keep_together()
             return
@@ -766,11 +788,11 @@ class Worker:
                     "the worker missed its lease and the others continued without it; its gradients were "
                     "dropped. It has joined again and has the current values"
                 ) from error
-            if isinstance(self._mode, Sync) and isinstance(error, PartialPush) and error.in_doubt:
+            if self._mode.shares_versions and isinstance(error, PartialPush) and error.in_doubt:
                 raise self._groups.late(self._mode) from error
             raise
         else:
-            if not isinstance(self._mode, Sync):
+            if not self._mode.shares_versions:
                 self._groups.wait(0 if self._reported else 1)
         finally:
             self._reported = False

@@ -22,7 +22,7 @@ class Logical:
     """A replica in virtual time, on the native calls of `fastps.optimize.Replica`."""
 
     def __init__(self, store: fastps.Store, number: int) -> None:
-        self._native = _fastps.VectorSpaces(store._native)
+        self._native = _fastps.VectorSpaces(store.native)
         self._number = number
         self._held: tuple[int, int, int] | None = None
         self._ask("rest")  # it is present

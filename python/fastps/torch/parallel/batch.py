@@ -84,7 +84,7 @@ def cut(
     plan: Plan, schedule: Schedule, parts: Sequence[int], micro_batches: int, inputs: dict[str, torch.Tensor]
 ) -> Batch:
     """The micro-batches of the inputs that some parts use."""
-    known = {node.name for node in plan.graph._nodes if node.part is None}
+    known = {node.name for node in plan.graph.nodes if node.part is None}
     if not inputs.keys() <= known:
         unknown = min(inputs.keys() - known)
         raise ConfigError(

@@ -389,7 +389,7 @@ class Engine:
     def _check_finite(self, totals: dict[int, list[float]]) -> None:
         for part, (loss, _, wrong) in totals.items():
             if wrong >= 0 or not math.isfinite(loss):
-                node = self.plan.graph._nodes[int(wrong)] if math.isfinite(loss) else self.plan.loss
+                node = self.plan.graph.nodes[int(wrong)] if math.isfinite(loss) else self.plan.loss
                 what = "a gradient is not finite" if math.isfinite(loss) else "the loss is not finite"
                 where = f'part {part}, node "{node.name}"'
                 if node.decoupling is not None:

@@ -74,16 +74,16 @@ class Handle:
     __iter__ = None  # integer indices would make it an endless sequence
 
     def __init__(self, graph: Graph, node: Node, output: int | None = None, piece: Piece = ()) -> None:
-        self._graph, self._node, self._output, self._piece = graph, node, output, piece
+        self.graph, self.node, self.output, self.piece = graph, node, output, piece
 
     def __getitem__(self, index: Any) -> Handle:
-        if self._piece:
-            raise _wrong(self._node, "one index", f"a piece of the piece {self!r}")
-        return Handle(self._graph, self._node, self._output, as_piece(index, self._node.name))
+        if self.piece:
+            raise _wrong(self.node, "one index", f"a piece of the piece {self!r}")
+        return Handle(self.graph, self.node, self.output, as_piece(index, self.node.name))
 
     def __repr__(self) -> str:
-        output = "" if self._output is None else f".{self._output}"
-        return f"{self._node.name}{output}{text_of(self._piece)}"
+        output = "" if self.output is None else f".{self.output}"
+        return f"{self.node.name}{output}{text_of(self.piece)}"
 
 
 class Layers(nn.Sequential):
@@ -129,9 +129,9 @@ class Graph:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = integer("seed", seed, 0, 2**64 - 1)
-        self._nodes: list[Node] = []
-        self._by_name: dict[str, Node] = {}
-        self._outputs: dict[str, Handle] = {}
+        self.nodes: list[Node] = []
+        self.nodes_by_name: dict[str, Node] = {}
+        self.named_outputs: dict[str, Handle] = {}
 
     def input(self, name: str) -> Handle:
         """An input: a tensor whose first dimension is that of the batch. A part needs those its nodes use.
@@ -201,8 +201,8 @@ class Graph:
         (split.0, split.1)
         """
         node = self._own(handle, "outputs")
-        used = any(given._node is node for other in self._nodes for given in other.inputs)
-        if node.part is None or node.outputs is not None or used or handle._piece:
+        used = any(given.node is node for other in self.nodes for given in other.inputs)
+        if node.part is None or node.outputs is not None or used or handle.piece:
             raise _wrong(node, "the handle of a node that is not used yet", repr(handle))
         node.outputs = integer("count", count, 1, 256)
         return tuple(Handle(self, node, k) for k in range(count))
@@ -273,7 +273,7 @@ class Graph:
         twin = self._twin(predictor, None)
         if twin is not None:
             raise _not_decoupled(edge, "a predictor of its own", _those_of(twin))
-        name = f"{below.name}{'' if handle._output is None else f'.{handle._output}'}.synthetic"
+        name = f"{below.name}{'' if handle.output is None else f'.{handle.output}'}.synthetic"
         node = Node(name, 0, None, (handle, *conditions), predictor, make, prefix=f"{name}.")
         node.decoupling = Decoupling(edge, ahead, warm_up)
         self._add(node).part = below.part
@@ -305,7 +305,7 @@ class Graph:
         >>> out = graph.node("out", torch.nn.Linear(3, 2), graph.input("x"), part=0)
         >>> graph.loss(loss, out, graph.input("y"))
         """
-        if LOSS in self._by_name:
+        if LOSS in self.nodes_by_name:
             raise ConfigError('the loss is given twice (node "loss")', got="a second loss")
         if not callable(function):
             raise ConfigError(f"invalid loss: expected a function, got {function!r}", got=repr(function))
@@ -324,18 +324,18 @@ class Graph:
         twin = self._twin(function, None)
         if twin is not None:
             raise _wrong(node, "a module of its own", _those_of(twin))
-        part = inputs[0]._node.part
+        part = inputs[0].node.part
         self._add(node).part = part
 
     def output(self, name: str, handle: Handle) -> None:
         """Names a value that `Replica.predict` returns, on every part."""
-        if name in self._outputs:
+        if name in self.named_outputs:
             raise ConfigError(f"two outputs have one name: {name!r}", got=repr(name))
         node = self._own(handle, f"output {name}")
         if node.part is None:
             raise _wrong(node, "an output that a node computes", "an input")
         self._check_unpacked(handle, f"output {name}")
-        self._outputs[name] = handle
+        self.named_outputs[name] = handle
 
     @classmethod
     def sequential(
@@ -374,7 +374,7 @@ class Graph:
             names = [name for name, _ in layers[begin:end]]
             name = "-".join(dict.fromkeys((names[0], names[-1])))
             value = graph.node(name, Layers(OrderedDict(layers[begin:end])), value, part=part)
-            value._node.prefix = ""
+            value.node.prefix = ""
             begin = end
         graph.output("output", value)
         if loss is not None:
@@ -384,7 +384,7 @@ class Graph:
     @property
     def handles(self) -> dict[str, Handle]:
         """Names of nodes and inputs to their handles."""
-        return {node.name: Handle(self, node) for node in self._nodes}
+        return {node.name: Handle(self, node) for node in self.nodes}
 
     def state_dict(self, ps: ParameterServer) -> dict[str, torch.Tensor]:
         """The whole model's parameters, from the servers, under their ordinary names.
@@ -426,7 +426,7 @@ class Graph:
         names = self._registered(ps)
         buffers = {
             node.prefix + name: buffer
-            for node in self._nodes
+            for node in self.nodes
             if isinstance(node.module, nn.Module)
             for name, buffer in node.module.named_buffers()
         }
@@ -458,10 +458,10 @@ class Graph:
         """The model's tensors on the servers, in the order of nodes."""
         check_ps(ps)
         present, found = ps.names(), dict[str, None]()
-        predictors = tuple(node.prefix for node in self._nodes if node.decoupling is not None)
+        predictors = tuple(node.prefix for node in self.nodes if node.decoupling is not None)
         present = [name for name in present if not predictors or not name.startswith(predictors)]
         given = self._given()
-        for node in self._nodes:
+        for node in self.nodes:
             if node.decoupling is None and isinstance(node.module, nn.Module):
                 own = [name for name, owner in given.items() if owner is node]
                 found |= dict.fromkeys(name for name in own if name in present)
@@ -472,7 +472,7 @@ class Graph:
     def _given(self) -> dict[str, Node]:
         """Names of the parameters of given modules to their first nodes, without predictors."""
         found: dict[str, Node] = {}
-        for node in self._nodes:
+        for node in self.nodes:
             if node.decoupling is None and isinstance(node.module, nn.Module):
                 for name, _ in node.module.named_parameters():
                     found.setdefault(node.prefix + name, node)
@@ -483,7 +483,7 @@ class Graph:
         if not isinstance(module, nn.Module):
             return None
         own = {id(item) for item in (module, *module.parameters())}
-        for node in self._nodes:
+        for node in self.nodes:
             if not isinstance(node.module, nn.Module) or (params is not None and node.params == params):
                 continue
             if not own.isdisjoint(id(item) for item in (node.module, *node.module.parameters())):
@@ -491,31 +491,31 @@ class Graph:
         return None
 
     def _add(self, node: Node) -> Node:
-        if node.name in self._by_name:
+        if node.name in self.nodes_by_name:
             raise ConfigError(f'two nodes have one name (node "{node.name}")', got=node.name)
         for handle in node.inputs:
             self._own(handle, node.name)
             self._check_unpacked(handle, node.name)
-        node.index = len(self._nodes)
-        self._nodes.append(node)
-        self._by_name[node.name] = node
+        node.index = len(self.nodes)
+        self.nodes.append(node)
+        self.nodes_by_name[node.name] = node
         return node
 
     def _own(self, handle: Any, user: str) -> Node:
-        if not isinstance(handle, Handle) or handle._graph is not self:
+        if not isinstance(handle, Handle) or handle.graph is not self:
             got = "a handle of another graph" if isinstance(handle, Handle) else repr(handle)
             raise ConfigError(
                 f'unknown handle (node "{user}"): expected a handle of this graph, got {got}',
                 expected="a handle of this graph",
                 got=got,
             )
-        return handle._node
+        return handle.node
 
     def _check_unpacked(self, handle: Handle, user: str) -> None:
-        if handle._node.outputs is not None and handle._output is None:
+        if handle.node.outputs is not None and handle.output is None:
             expected = "one of the handles that outputs() returned"
             raise ConfigError(
-                f'node "{handle._node.name}" has several outputs (node "{user}"): expected {expected}',
+                f'node "{handle.node.name}" has several outputs (node "{user}"): expected {expected}',
                 expected=expected,
                 got=repr(handle),
             )

@@ -12,7 +12,7 @@ from fastps import optim
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
-from fastps.modes import Mode, Sync, WarmStart
+from fastps.modes import Mode
 from fastps.torch._params import absent, float32
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.worker import Step
@@ -43,7 +43,7 @@ def make_optimizer(
     if not all_of_them:
         return NoParameters(rule)
     made = ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
-    made._track(left_out=predictors)
+    made.track(left_out=predictors)
     return made
 
 
@@ -54,8 +54,8 @@ def check_fits_predictors(mode: Mode | None, edge: str) -> None:
         mode: The mode.
         edge: A decoupled one.
     """
-    then = mode.then if isinstance(mode, WarmStart) else mode
-    if isinstance(then, Sync):
+    if mode is not None and mode.after_warm_up.shares_versions:
+        then = mode.after_warm_up
         expected = "another mode, such as fastps.Async()"
         raise ConfigError(
             f'Sync does not fit predictors (edge "{edge}"): a step in which no target is due pushes no '

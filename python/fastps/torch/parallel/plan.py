@@ -86,12 +86,12 @@ class Schedule:
         training: bool,
     ) -> None:
         needed = _ancestors(wanted, training)
-        self.nodes = [node for node in graph._nodes if node.index in needed and node.part is not None]
-        self.inputs = [node.name for node in graph._nodes if node.index in needed and node.part is None]
+        self.nodes = [node for node in graph.nodes if node.index in needed and node.part is not None]
+        self.inputs = [node.name for node in graph.nodes if node.index in needed and node.part is None]
         uses: dict[tuple[int, int, str, int], list[tuple[Handle, int]]] = {}
         for node in self.nodes:
             for handle in node.taken(training):
-                if handle._node.part is not None:
+                if handle.node.part is not None:
                     uses.setdefault(_key(handle, node.part), []).append((handle, node.index))
         edges = {
             key: _edge(first + k, taken[0][0], key[3], {index for _, index in taken})
@@ -108,8 +108,8 @@ class Schedule:
         #: Indices of nodes to what they take.
         self.sources: dict[int, list[Source]] = {
             node.index: [
-                Given(handle._node.name, handle._piece)
-                if handle._node.part is None
+                Given(handle.node.name, handle.piece)
+                if handle.node.part is None
                 else edges[_key(handle, node.part)]
                 for handle in node.taken(training)
             ]
@@ -163,7 +163,7 @@ class Plan:
     def __init__(self, graph: Graph, parts: int | None = None) -> None:
         _check_loss(graph)
         self.graph = graph
-        self.nodes = [node for node in graph._nodes if node.part is not None]
+        self.nodes = [node for node in graph.nodes if node.part is not None]
         self.parts = 1 + max(_part(node) for node in self.nodes) if parts is None else parts
         for node in self.nodes:
             if _part(node) >= self.parts:
@@ -182,12 +182,12 @@ class Plan:
                     expected=f"a node on part {part}",
                     got="none",
                 )
-        loss = graph._by_name[LOSS]
+        loss = graph.nodes_by_name[LOSS]
         self.loss = loss
         self.training = Schedule(graph, [loss], 0, {}, self.parts, training=True)
-        wanted = [handle._node for handle in graph._outputs.values()]
+        wanted = [handle.node for handle in graph.named_outputs.values()]
         first = len(self.training.edges)
-        self.inference = Schedule(graph, wanted, first, graph._outputs, self.parts, training=False)
+        self.inference = Schedule(graph, wanted, first, graph.named_outputs, self.parts, training=False)
         self.decoupled = [node for node in self.nodes if node.decoupling is not None]
         self._groups: dict[tuple[int, ...], list[list[int]]] = {}
         _check_decoupled(self.decoupled, self.training)
@@ -250,9 +250,9 @@ class Plan:
                 "reduction": node.reduction,
                 "decoupling": None if node.decoupling is None else dataclasses.asdict(node.decoupling),
             }
-            for node in self.graph._nodes
+            for node in self.graph.nodes
         ]
-        outputs = {name: repr(handle) for name, handle in self.graph._outputs.items()}
+        outputs = {name: repr(handle) for name, handle in self.graph.named_outputs.items()}
         return [*nodes, {"name": "seed and outputs", "seed": self.graph.seed, "outputs": outputs}]
 
 
@@ -264,11 +264,11 @@ def _part(node: Node) -> int:
 def _key(handle: Handle, part: int | None) -> tuple[int, int, str, int]:
     """The same for uses of one value, or of one piece of it, on one part."""
     assert part is not None
-    return handle._node.index, handle._output or 0, text_of(handle._piece), part
+    return handle.node.index, handle.output or 0, text_of(handle.piece), part
 
 
 def _edge(number: int, handle: Handle, part: int, consumers: set[int]) -> Edge:
-    return Edge(number, handle._node, handle._output or 0, handle._piece, part, tuple(sorted(consumers)))
+    return Edge(number, handle.node, handle.output or 0, handle.piece, part, tuple(sorted(consumers)))
 
 
 def _ancestors(wanted: Iterable[Node], training: bool) -> set[int]:
@@ -279,12 +279,12 @@ def _ancestors(wanted: Iterable[Node], training: bool) -> set[int]:
         node = left.pop()
         if node.index not in found:
             found.add(node.index)
-            left += [handle._node for handle in node.taken(training)]
+            left += [handle.node for handle in node.taken(training)]
     return found
 
 
 def _check_loss(graph: Graph) -> None:
-    if LOSS not in graph._by_name:
+    if LOSS not in graph.nodes_by_name:
         raise ConfigError(
             "the graph has no loss: call graph.loss(function, ...)", expected="a loss", got="none"
         )
@@ -311,7 +311,7 @@ def _check_decoupled(nodes: Iterable[Node], training: Schedule) -> None:
 def _check_used(graph: Graph, *schedules: Schedule) -> None:
     used = {name for schedule in schedules for name in schedule.inputs}
     used |= {node.name for schedule in schedules for node in schedule.nodes}
-    for node in graph._nodes:
+    for node in graph.nodes:
         if node.name not in used:
             raise ConfigError(
                 f'unused handle (node "{node.name}"): neither the loss nor an output needs it',

@@ -20,7 +20,7 @@ from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.data import Portions
 from fastps.errors import ConfigError, ConnectionLostError, NonFiniteError
-from fastps.modes import Mode, WarmStart
+from fastps.modes import Mode
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.torch.parallel.batch import cut
 from fastps.torch.parallel.engine import Engine, Total
@@ -305,7 +305,8 @@ class Replica:
         if self._plan.decoupled:
             check_fits_predictors(mode, self._plan.edge_of(self._plan.decoupled[0]))
         with self._told():
-            waits = isinstance(mode, WarmStart) and self.part is not None and self.part != self._leader
+            warms_up = mode is not None and mode.warm_up_steps > 0
+            waits = warms_up and self.part is not None and self.part != self._leader
             self._joined += 1
             if waits:
                 what = "its place in the warm start"

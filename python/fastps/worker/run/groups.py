@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from fastps import _fastps
 from fastps._shared.text import counted
 from fastps.errors import DeadlineError, LeaseError
-from fastps.modes import Mode, Sync, WarmStart
+from fastps.modes import Mode
 
 __all__ = ["Groups"]
 
@@ -34,7 +34,7 @@ class Groups:
         # In the same order for all workers: two that waited in each other's next group would deadlock.
         self._names: list[str] = []
         self._bound: Mode | None = None
-        self._warm: WarmStart | None = None
+        self._warm: Mode | None = None
         self._warm_group = ""
         #: The most workers that were in one of its groups when it joined, itself included.
         self.present = 0
@@ -75,7 +75,7 @@ class Groups:
 
     def _join(self, mode: Mode, groups: list[str]) -> None:
         for group in groups:
-            present, _ = self._native.join(group, mode._binding(), self._rank, self._name, None)
+            present, _ = self._native.join(group, mode, self._rank, self._name, None)
             self.present = max(self.present, present)
 
     @property
@@ -99,7 +99,7 @@ class Groups:
             return None
         self._name = marked
         try:
-            joined = self._native.join(self._names[0], self._bound._binding(), self._rank, self._name, None)
+            joined = self._native.join(self._names[0], self._bound, self._rank, self._name, None)
         finally:
             self._name = own
         for shown in joined[1]:
@@ -126,7 +126,7 @@ class Groups:
     def _join_again(self) -> tuple[int, list[str]]:
         """The number and the names of the workers in the first group."""
         assert self._bound is not None
-        return self._native.join(self._names[0], self._bound._binding(), self._rank, self._name, None)
+        return self._native.join(self._names[0], self._bound, self._rank, self._name, None)
 
     def come_back(self) -> None:
         """Joins again, after the worker missed its lease."""
@@ -171,18 +171,18 @@ class Groups:
             del self._due[group]
         return not self._due
 
-    def late(self, mode: Sync) -> DeadlineError:
+    def late(self, mode: Mode) -> DeadlineError:
         """The error of a step whose wait for the gradients of others has timed out."""
-        binding, rooms, missing = mode._binding(), [], 0
+        workers, rooms, missing = mode.least_workers, [], 0
         for group in self._names:
-            present, names = self._native.join(group, binding, self._rank, self._name, None)
+            present, names = self._native.join(group, mode, self._rank, self._name, None)
             shown = ", ".join(names) + ", ..." * (present > len(names))
-            rooms.append(f'group "{group}" has {present} of {counted(mode.workers, "worker")} ({shown})')
-            missing = max(missing, mode.workers - present)
+            rooms.append(f'group "{group}" has {present} of {counted(workers, "worker")} ({shown})')
+            missing = max(missing, workers - present)
         cure = "none is missing, but one is slow: use Sync(backup=...), or a longer timeout of connect"
         if missing > 0:
-            cure = f"{missing} missing: start them, or use fastps.Sync(workers={mode.workers - missing})"
-        expected, got = f"gradients of {counted(mode.workers, 'worker')}", "; ".join(rooms)
+            cure = f"{missing} missing: start them, or use fastps.Sync(workers={workers - missing})"
+        expected, got = f"gradients of {counted(workers, 'worker')}", "; ".join(rooms)
         return DeadlineError(
             f"the wait for the other workers has timed out: expected {expected}, got fewer; {got}; {cure}",
             expected=expected,
@@ -191,26 +191,26 @@ class Groups:
 
     # -- warm start ------------------------------------------------------------------------------------------
 
-    def warm_up(self, mode: WarmStart, wait: bool = True) -> bool | None:
+    def warm_up(self, mode: Mode, wait: bool = True) -> bool | None:
         """Waits for the end of a warm start, or until this worker is the one that trains in it.
 
         Returns whether this worker trains in it; without `wait`, None if it has to wait.
         """
         self._warm, self._warm_group = mode, self._names[0]
         group = self._warm_group
-        self._native.join(group, mode._binding(), self._rank, self._name, None)
+        self._native.join(group, mode, self._rank, self._name, None)
         if not wait:
             return self.warm_up_ended(mode)
-        return self._end_or_lead(mode, mode.timeout)
+        return self._end_or_lead(mode, mode.warm_up_timeout)
 
-    def warm_up_ended(self, mode: WarmStart) -> bool | None:
+    def warm_up_ended(self, mode: Mode) -> bool | None:
         """Whether this worker trains in the warm start; None while another one does. Never waits."""
         try:
             return self._end_or_lead(mode, 0.0)
         except DeadlineError:
             return None
 
-    def _end_or_lead(self, mode: WarmStart, timeout: float) -> bool:
+    def _end_or_lead(self, mode: Mode, timeout: float) -> bool:
         leads = self._native.advance(self._warm_group, True, 0, timeout)[1]
         if not leads:
             self._end_warm_start(mode)
@@ -223,13 +223,13 @@ class Groups:
         steps, leads = self._native.advance(self._warm_group, True, 1, None)
         if leads:
             return True
-        if steps < mode.steps:
+        if steps < mode.warm_up_steps:
             raise DeadlineError("another worker has taken over the warm start; this one missed its lease")
         self._end_warm_start(mode)
         return False
 
-    def _end_warm_start(self, mode: WarmStart) -> None:
-        self.bind(mode.then)
+    def _end_warm_start(self, mode: Mode) -> None:
+        self.bind(mode.after_warm_up)
         self._leave_warm_start()
 
     def _leave_warm_start(self, timeout: float | None = None) -> None:

@@ -23,7 +23,7 @@ def note_continuation(ps: ParameterServer, versions: Versions | None, alone: boo
         what = "a model that was trained before" if ps.run is None else f"run {ps.run}"
         import logging  # here, because `import fastps` should bring little
 
-        changes = ps._native.last_changes(list(versions), None) if versions is not None else []
+        changes = ps.native.last_changes(list(versions), None) if versions is not None else []
         last = min((seconds for seconds in changes if seconds is not None), default=None)
         when = "" if last is None else f", last change {ago(last)}"
         level = logging.WARNING if alone else logging.INFO

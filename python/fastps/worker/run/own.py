@@ -35,16 +35,16 @@ class Own:
         names: Its tensors.
     """
 
-    _open: ClassVar[weakref.WeakSet[Own]] = weakref.WeakSet()
+    entries: ClassVar[weakref.WeakSet[Own]] = weakref.WeakSet()
 
     def __init__(self, worker: object, ps: ParameterServer, groups: Groups, names: Iterable[str]) -> None:
-        self._about = (os.getpid(), threading.get_ident(), ps.run, groups.name, frozenset(names))
+        self.about = (os.getpid(), threading.get_ident(), ps.run, groups.name, frozenset(names))
         self._entry = weakref.finalize(worker, _leave, self, ps, groups)
-        self._open.add(self)
+        self.entries.add(self)
 
     def closed(self) -> None:
         """The worker has left its groups by itself."""
-        self._open.discard(self)
+        self.entries.discard(self)
         self._entry.detach()
 
     def seems_to_replace(self) -> bool:
@@ -52,7 +52,7 @@ class Own:
 
         Its program, such as a cell of a notebook, was probably run again.
         """
-        return any(other is not self and other._about == self._about for other in tuple(self._open))
+        return any(other is not self and other.about == self.about for other in tuple(self.entries))
 
     def join(self, join: Callable[[], _Result]) -> _Result:
         """Joins a group; if it is refused, tries again without the workers that nothing refers to any more.
@@ -66,8 +66,8 @@ class Own:
         try:
             return join()
         except ConfigError as error:
-            others = [other for other in tuple(self._open) if other is not self]
-            if count := sum(other._about[0] == os.getpid() for other in others):
+            others = [other for other in tuple(self.entries) if other is not self]
+            if count := sum(other.about[0] == os.getpid() for other in others):
                 workers = f"{count} open worker{'s' * (count > 1)}"
                 error.add_note(
                     f"This process has {workers}. If this program was run before, as a notebook's cell, call "
@@ -77,7 +77,7 @@ class Own:
 
 
 def _leave(own: Own, ps: ParameterServer, groups: Groups) -> None:
-    own._open.discard(own)
-    if own._about[0] == os.getpid() and not ps.closed:  # a forked child has not joined
+    own.entries.discard(own)
+    if own.about[0] == os.getpid() and not ps.closed:  # a forked child has not joined
         with contextlib.suppress(Exception):  # the lease ends it
             groups.leave(_LEAVE_TIMEOUT)

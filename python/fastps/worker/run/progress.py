@@ -54,7 +54,7 @@ class Progress:
         Args:
             step: How many steps the worker itself has taken.
         """
-        names, assigned = list(self._names()), self._ps._assigned
+        names, assigned = list(self._names()), self._ps.assigned
         stale = [n for n in names if n not in self._less or assigned.get(n, 0) != self._assigned[n]]
         if stale:
             self._asked = None
@@ -82,7 +82,7 @@ class Progress:
     def _read(self, names: list[str]) -> None:
         """Reads the steps of tensors, and counts on from there."""
         for name in names:
-            self._assigned[name] = self._ps._assigned.get(name, 0)
+            self._assigned[name] = self._ps.assigned.get(name, 0)
         versions = self._ps.versions(names)
         for name in names:
             own = versions.slices(name)

@@ -90,7 +90,7 @@ class Seeds:
         """
         used = {name: now for name, now in _states().items() if now != self._before.get(name)}
         states = {**states, **used}
-        if not states or getattr(self._ps, "_portioned", False):
+        if not states or getattr(self._ps, "portioned", False):
             return
         found = self._groups.same_marks([f"{name}:{state}" for name, state in states.items()])
         if found is not None:

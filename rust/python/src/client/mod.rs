@@ -29,7 +29,7 @@ use crate::openmp::Threads;
 use crate::results::Versions;
 use crate::results::receipts::Receipt;
 use crate::settings::codec::read_codec;
-use crate::settings::group::{GroupMode, group_mode};
+use crate::settings::group::read_mode;
 use crate::settings::optimizer::{optimizer_object, read_optimizer};
 use crate::settings::tensor::{apply_name, read_apply};
 use exchange::Outcome;
@@ -577,13 +577,13 @@ impl Client {
         &self,
         py: Python<'_>,
         group: String,
-        mode: GroupMode,
+        mode: &Bound<'_, PyAny>,
         rank: Option<u32>,
         name: String,
         timeout: Option<Seconds>,
     ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let mode = group_mode(py, &mode)?;
+        let mode = read_mode(mode)?;
         let seat = PlaceRequest { mode, rank, name };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;

@@ -23,7 +23,6 @@ _MODES: tuple[Callable[[], fastps.modes.Mode], ...] = (
     lambda: fastps.Sync(workers=1),
 )
 """Of the lives in turn. The last two bind their group, so they have tensors of their own."""
-_BINDING = (fastps.Bounded, fastps.Sync)
 
 
 class Steps(Calls):
@@ -54,11 +53,11 @@ class Steps(Calls):
 
     def _make_worker(self) -> fastps.Worker:
         mode = _MODES[self.number % len(_MODES)]()
-        if isinstance(mode, _BINDING):
+        if mode.waits_for_others:
             self._trained = [f"own/{self.number}"]
             name, sgd = self._trained[0], fastps.SGD(lr=1.0)
             self.ps.register(name, np.zeros(4, np.float32), sgd, group=name)
-        self._carried = mode.push_every if isinstance(mode, fastps.Local) else 1
+        self._carried = mode.push_every
         params = {name: self._worker_gradient(name) for name in self._trained}
         return fastps.Worker(self.ps, params, mode=mode)
 
@@ -82,7 +81,7 @@ class Steps(Calls):
                 cause = error.error if isinstance(error, fastps.PartialPush) else error
                 self._uncertain |= isinstance(cause, fastps.UnknownOutcomeError | fastps.LeaseError)
                 # With Sync, what was refused is of an old version, and dropped.
-                self._uncertain |= self._worker is not None and isinstance(self._worker.mode, fastps.Sync)
+                self._uncertain |= self._worker is not None and self._worker.mode.shares_versions
                 # A worker keeps its own doubts.
                 self._end(record, cause, counts=False)
                 return False

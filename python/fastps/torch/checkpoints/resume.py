@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import logging
 import os
 import secrets
 import time
@@ -20,17 +19,15 @@ from fastps._shared.files import replaced
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
+from fastps.errors import ConfigError, DeadlineError, ShapeError, UnknownTensorError
 from fastps.torch import _file
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, rounds_to, wrong
-from fastps.torch.optimizer import ParameterServerOptimizer, _arrays
+from fastps.torch.optimizer import ParameterServerOptimizer
+from fastps.torch.optimizer_state import OptimizerState, arrays_of
 from fastps.torch.state import State
-from fastps.worker import Worker
 
 __all__ = ["resume", "save"]
-
-_log = logging.getLogger("fastps")
 
 #: The note with the run that the servers' values belong to: whether they are complete, and its number.
 _NOTE = "fastps.run"
@@ -82,17 +79,17 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     _check_readable(more)
     state = _ours(optimizer).state_dict()
     names, values = _names(model, optimizer), state.get("fastps", {}).get("values", {})
-    servers = optimizer._ps.pull(list({*names.values(), *values}))
+    held = optimizer.held
+    servers = held.ps.pull(list({*names.values(), *values}))
     values.update({name: torch.from_numpy(servers[name]) for name in values})
     saved = {}
     for key, tensor in model.state_dict().items():
         value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
         saved[_plain(key)] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
     _check_readable({key: value for key, value in saved.items() if _file.is_extra(key)})
-    ps, at = optimizer._ps, optimizer._prefix + _NOTE
     parts = {"model": saved, "optimizer": state}
-    run = note(ps, at, [_COMPLETE, *_number()])[1:]
-    about = {"run": run, "rank": optimizer._rank, "sha256": _file.digests(parts)}
+    run = note(held.ps, held.prefix + _NOTE, [_COMPLETE, *_number()])[1:]
+    about = {"run": run, "rank": held.rank, "sha256": _file.digests(parts)}
     with replaced(path) as unfinished:
         torch.save({**parts, "fastps": about, **more}, unfinished)
 
@@ -140,40 +137,29 @@ def resume(
     if keep not in (None, "checkpoint", "servers"):
         raise wrong("keep", "'checkpoint', 'servers' or None", keep)
     saved = _read(path, model, _ours(optimizer), verify)
-    worker = optimizer._open()
-    at = optimizer._prefix + _NOTE
-    puts = (keep or _choose(saved, optimizer, at, path)) == "checkpoint"
+    held = optimizer.held
+    ps, at = held.ps, held.prefix + _NOTE
+    puts = (keep or _choose(saved, held, at, path)) == "checkpoint"
     if puts and keep:
         with contextlib.suppress(UnknownTensorError):  # of a worker that has ended
-            optimizer._ps.unregister(at + _CLAIM)
-        note(optimizer._ps, at, [_UNFINISHED, *saved.run])
-        optimizer._ps.assign(at, np.array([_UNFINISHED, *saved.run], np.float32))
-    same = optimizer._steps_taken() == saved.steps
+            ps.unregister(at + _CLAIM)
+        note(ps, at, [_UNFINISHED, *saved.run])
+        ps.assign(at, np.array([_UNFINISHED, *saved.run], np.float32))
+    same = held.steps_taken() == saved.steps
     model.load_state_dict(saved.model)
     if puts:
-        optimizer._push_values(saved.values)
-        optimizer._assign_state(saved.states)
-        optimizer._ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
-    elif optimizer._buffers is not None:
-        optimizer._buffers.read()
+        optimizer.push_values(saved.values)
+        held.assign(saved.states)
+        ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
+    else:
+        optimizer.read_buffers()
     optimizer.pull_model()
     for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
         group.update(rates)
-    if saved.own is not None and (puts or same) and optimizer._has_saved(saved.rank):
-        _go_on(worker, saved.own)
-        optimizer._filled.show()
-    optimizer._follow_schedule()
+    if saved.own is not None and (puts or same) and held.takes_over_from(optimizer.worker, saved.rank):
+        optimizer.load_own(saved.own)
+    optimizer.follow_schedule()
     return saved.more
-
-
-def _go_on(worker: Worker, own: dict[str, Any]) -> None:
-    """Gives a worker the state of the one that saved, if it is of this mode and codec."""
-    try:
-        worker._check_state(own)
-    except FastpsError as error:
-        _log.warning("this worker begins without the state of the one that saved: %s", error)
-    else:
-        worker.load_state_dict(own)
 
 
 @dataclass(frozen=True)
@@ -211,7 +197,7 @@ def _ours(optimizer: object) -> ParameterServerOptimizer:
 
 def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[str, str]:
     """The tensors of the parameters, by the model's keys."""
-    tensors = {id(one.param): one.name for one in optimizer._those()}
+    tensors = {id(one.param): one.name for one in optimizer.held.those()}
     own = model.named_parameters(remove_duplicate=False)
     return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
 
@@ -226,17 +212,15 @@ def _plain(key: str) -> str:
     return key.replace("_orig_mod.", "")
 
 
-def _choose(
-    saved: _Saved, optimizer: ParameterServerOptimizer, at: str, path: File
-) -> Literal["checkpoint", "servers"]:
+def _choose(saved: _Saved, held: OptimizerState, at: str, path: File) -> Literal["checkpoint", "servers"]:
     """Whether the run goes on with the checkpoint's values or the servers'.
 
     ``"checkpoint"`` is the answer to one worker only, where several ask new servers at once.
     """
-    ps = optimizer._ps
-    end = time.monotonic() + ps._native.timeout
+    ps = held.ps
+    end = time.monotonic() + ps.native.timeout
     while True:
-        there, taken = written(ps, at), optimizer._steps_taken()
+        there, taken = written(ps, at), held.steps_taken()
         unfinished = there is not None and there[0] == _UNFINISHED
         its = there is not None and there[1:] == saved.run
         if taken == 0 and not unfinished and not its:
@@ -298,8 +282,8 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
     """Reads a file; raises unless all of it fits."""
     saved = _file.read_run(path, verify)
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
-    states, groups = optimizer._saved(theirs), theirs["param_groups"]
-    own = {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
+    states, groups = optimizer.held.saved(theirs), theirs["param_groups"]
+    own = {key: arrays_of(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
     of_model, names = _of_model(saved["model"], model), _names(model, optimizer)
     if states and not all("param_names" in group for group in groups):
         _check_order(saved["model"], [_plain(key) for key in of_model if key in names])
