@@ -21,7 +21,7 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
-from fastps._shared.checks import at_least
+from fastps._shared.checks import at_least, invalid
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.checkpoint import new_state
@@ -43,7 +43,6 @@ from fastps.torch._params import (
     rounds_to,
     rule_of_group,
     settings_of,
-    wrong,
 )
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.seeds import state as random_state
@@ -163,18 +162,18 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         given: object = optimizer
         if not isinstance(given, optim.Optimizer):
             kind = type(given) if isinstance(given, torch.optim.Optimizer) else given
-            raise wrong("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", given)
+            raise invalid("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", given)
         mode = Async() if mode is None else mode
         check_mode(mode)
         if codec is not None:
             check_codec(codec)
         local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
         if push_in_backward and local:
-            raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
+            raise invalid("mode", "another mode than fastps.Local with push_in_backward", mode)
         if buffers not in (None, "average", "latest", "local"):
-            raise wrong("buffers", "'average', 'latest', 'local' or None", buffers)
+            raise invalid("buffers", "'average', 'latest', 'local' or None", buffers)
         if model is None and buffers in ("average", "latest"):
-            raise wrong("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
+            raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
         buffers_every = at_least(1, "buffers_every", buffers_every)
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
@@ -228,15 +227,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """
         group = dict(param_group)
         for key in sorted(group.keys() - self.defaults.keys() - _NO_SETTINGS):
-            nearest = max(sorted(self.defaults), key=functools.partial(_likeness, key))
-            one_of = f'one of {quoted(sorted(self.defaults))} (nearest "{nearest}")'
-            raise wrong("key of a parameter group", one_of, key)
+            settings = sorted(self.defaults)
+            advice = f'the nearest is "{max(settings, key=functools.partial(_likeness, key))}"'
+            raise invalid("key of a parameter group", f"one of {quoted(settings)}", key, advice)
         self._check_kind(group)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
             if name in taken and taken[name] is not param:
-                raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+                raise invalid(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
             self._filled.check()
         if self._schedule is not None:
@@ -411,10 +410,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
-                f"wrong state: expected {expected}, got {got}; fastps.torch.resume() and "
-                "fastps.torch.to_store() take torch's own",
+                "wrong state",
                 expected=expected,
                 got=got,
+                advice="fastps.torch.resume() and fastps.torch.to_store() take torch's own",
             )
         states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
@@ -481,7 +480,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         [True, False]
         """
         if isinstance(self._ps, Store) and self._ps.address is not None:
-            raise wrong("store", "servers, or a store of this process", "a store shared by processes")
+            raise invalid("store", "servers, or a store of this process", "a store shared by processes")
         worker = self._open()
         return worker._alone or worker._groups.is_first()
 
@@ -588,9 +587,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self._open()._ps.closed:
             expected, got = "an open optimizer", "a closed one"
             raise ConfigError(
-                f"this ParameterServerOptimizer is closed; make another one: expected {expected}, got {got}",
+                "this ParameterServerOptimizer is closed",
                 expected=expected,
                 got=got,
+                advice="make another one",
             )
 
     def _check_kind(self, group: Mapping[str, Any]) -> None:
@@ -599,7 +599,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         asked = group.get("decoupled_weight_decay", own)
         if own is not None and asked != own:
             other = "Adam" if own else "AdamW"
-            raise wrong("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
+            raise invalid("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
 
     def _follow_schedule(self) -> None:
         """The groups' rates are those of the present step, which may be another one than before."""
@@ -633,11 +633,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if one.name in states and not fits(one, states[one.name]):
                 expected, got = f"state of {one.rule}", quoted(sorted(states[one.name]))
                 raise ConfigError(
-                    f'the saved optimizer state does not fit (tensor "{one.name}"): expected {expected}, '
-                    f"got {got} or other shapes",
+                    "the saved optimizer state does not fit",
                     tensor=one.name,
                     expected=expected,
-                    got=got,
+                    got=f"{got} or other shapes",
                 )
         return states
 
@@ -726,11 +725,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             now = self._by_name(name).param.grad
             if now is not grad or now._version != version:
                 raise ConfigError(
-                    f'the gradient was changed after it was sent (tensor "{name}"): push_in_backward allows '
-                    "no accumulation, clipping or GradScaler",
+                    "the gradient was changed after it was sent",
                     tensor=name,
                     expected="the gradient that backward made",
                     got="another one",
+                    advice="push_in_backward allows no accumulation, clipping or GradScaler",
                 )
         grads: dict[str, Any] = {}
         for entry in self._entries:
@@ -769,11 +768,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Collects a complete gradient, and pushes those collected once they are large enough."""
         if entry.name in self._ahead:
             raise ConfigError(
-                f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
-                "accumulation; after an exception in backward, zero_grad() ends the step",
+                "a second backward before step()",
                 tensor=entry.name,
                 expected="one backward for each step",
                 got="a second one",
+                advice="push_in_backward allows no accumulation; after an exception in backward, zero_grad() "
+                "ends the step",
             )
         with torch.no_grad():
             gradient = entry.gradient(self._rows)
@@ -804,7 +804,7 @@ def _likeness(key: str, setting: str) -> float:
 
 
 def _misfit(expected: str, got: str) -> ConfigError:
-    return ConfigError(f"invalid state: expected {expected}, got {got}", expected=expected, got=got)
+    return ConfigError("invalid state", expected=expected, got=got)
 
 
 def _groups(groups: Iterable[Iterable[str] | None]) -> str:
@@ -818,10 +818,10 @@ def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
         now = tuple(now) if isinstance(now, list) else now
         if name != "lr" and was != now:
             raise ConfigError(
-                f"a setting of a parameter group has changed: expected {name}={was!r}, got {name}={now!r}; "
-                "only lr may change (a scheduler may need cycle_momentum=False)",
+                "a setting of a parameter group has changed",
                 expected=f"{name}={was!r}",
                 got=f"{name}={now!r}",
+                advice="only lr may change (a scheduler may need cycle_momentum=False)",
             )
 
 
