@@ -88,7 +88,7 @@ def cut(
     if not inputs.keys() <= known:
         unknown = min(inputs.keys() - known)
         raise ConfigError(
-            f'unknown input "{unknown}"', expected=f"one of {quoted(sorted(known))}", got=unknown
+            f'unknown input "{unknown}"', expected=f"one of {quoted(sorted(known))}", got=f'"{unknown}"'
         )
     pieces: dict[str, list[torch.Tensor]] = {}
     rows: list[int] = []

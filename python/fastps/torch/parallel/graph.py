@@ -324,7 +324,7 @@ class Graph:
     def output(self, name: str, handle: Handle) -> None:
         """Names a value that `Replica.predict` returns, on every part."""
         if name in self._outputs:
-            raise ConfigError("two outputs have one name", expected="another name", got=repr(name))
+            raise ConfigError("two outputs have one name", expected="another name", got=f'"{name}"')
         node = self._own(handle, f"output {name}")
         if node.part is None:
             raise _wrong(node, "an output that a node computes", "an input")
@@ -481,7 +481,7 @@ class Graph:
 
     def _add(self, node: Node) -> Node:
         if node.name in self._by_name:
-            raise ConfigError("two nodes have one name", expected="another name", got=repr(node.name))
+            raise ConfigError("two nodes have one name", expected="another name", got=f'"{node.name}"')
         for handle in node.inputs:
             self._own(handle, node.name)
             self._check_unpacked(handle, node.name)

@@ -159,7 +159,7 @@ def check_parameters(plan: Plan, shapes: Shapes) -> None:
                     f'parameters of two nodes have one name (nodes "{owner.name}" and "{node.name}")',
                     tensor=node.prefix + name,
                     expected="a name for each",
-                    got="one twice",
+                    got=f'"{node.prefix}{name}" twice',
                     advice="rename a node, or give both the same params=",
                 )
 
