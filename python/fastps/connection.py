@@ -469,7 +469,7 @@ class ParameterServer:
         rows, names = _dict(indices), list(names)
         if set(rows) != set(names):
             expected, got = f"indices for {quoted(sorted(names))}", f"for {quoted(sorted(rows))}"
-            raise ConfigError(f"wrong indices: expected {expected}, got {got}", expected=expected, got=got)
+            raise ConfigError("wrong indices", expected=expected, got=got)
         into = None if out is None else _dict(out)
         values, at = self._native.pull_rows({name: rows[name] for name in names}, into, timeout)
         return (values, at) if versions else values
@@ -550,12 +550,7 @@ class ParameterServer:
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
         if steps.ndim != 1 or steps.size == 0 or not _are_steps(steps):
             expected, got = "integers from 0 to 2**53", repr(state.get("step"))
-            raise ConfigError(
-                f'invalid "step" in the state (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=expected,
-                got=got,
-            )
+            raise ConfigError('invalid "step" in the state', tensor=name, expected=expected, got=got)
         try:
             return self._native.load_state(name, [int(s) for s in steps], slots, countdown.left())
         finally:
@@ -717,7 +712,7 @@ def _dict(values: Any) -> dict[str, Any]:
     if isinstance(values, Mapping):
         return dict(values)
     expected, got = "a mapping of names to arrays", type(values).__name__
-    raise ConfigError(f"wrong argument: expected {expected}, got {got}", expected=expected, got=got)
+    raise ConfigError("wrong argument", expected=expected, got=got)
 
 
 def _are_steps(steps: np.ndarray[Any, Any]) -> bool:
@@ -734,26 +729,23 @@ def _check_gradient(name: Any, grad: Any) -> None:
     tensor, expected, got = None, "a tensor's name with the array", type(name).__name__
     if isinstance(name, str):
         tensor, expected, got = name, "an array with the name", "None"
-    where = "" if tensor is None else f' (tensor "{tensor}")'
-    raise ConfigError(
-        f"wrong arguments{where}: expected {expected}, got {got}", tensor=tensor, expected=expected, got=got
-    )
+    raise ConfigError("wrong arguments", tensor=tensor, expected=expected, got=got)
 
 
 def check_ps(given: object, name: str = "ps") -> None:
     """Raises `ConfigError` unless the argument `name` is a `fastps.Store` or the result of `connect`."""
     if isinstance(given, ParameterServer):
         return
-    expected, got, cure = "a fastps.Store or the result of fastps.connect", repr(given), ""
+    expected, got, cure = "a fastps.Store or the result of fastps.connect", repr(given), None
     if isinstance(given, str):
-        got, cure = f"the address {given!r}", f"; write fastps.connect({given!r})"
+        got, cure = f"the address {given!r}", f"write fastps.connect({given!r})"
     elif isinstance(given, Server):
-        cure = f"; write fastps.connect({given.addresses!r})"
+        cure = f"write fastps.connect({given.addresses!r})"
     elif isinstance(given, type) and issubclass(given, ParameterServer):
-        got, cure = f"the class {given.__name__}", "; write fastps.Store()"
+        got, cure = f"the class {given.__name__}", "write fastps.Store()"
     elif given is not None:
         got = f"an object of type {type(given).__name__}"
-    raise ConfigError(f"invalid {name}: expected {expected}, got {got}{cure}", expected=expected, got=got)
+    raise ConfigError(f"invalid {name}", expected=expected, got=got, advice=cure)
 
 
 def _addresses(given: Any) -> str:
@@ -769,7 +761,7 @@ def _addresses(given: Any) -> str:
     if len(listed) > 1 and all(len(one) <= 1 for one in listed):
         expected = "server.addresses as it is, a str, or the list server.address_list"
         got = f"the characters of a str, {listed[0]!r}, {listed[1]!r}, ..."
-        raise ConfigError(f"invalid addresses: expected {expected}; got {got}", expected=expected, got=got)
+        raise ConfigError("invalid addresses", expected=expected, got=got)
     return ",".join(listed)
 
 

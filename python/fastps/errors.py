@@ -1,14 +1,18 @@
 """The exceptions of fastps.
 
 An error has the same fields wherever it arises, in this process or on a server: the tensor, the shard, what
-was expected and what was given.
+was expected and what was given. Its text, ``str(error)``, states them all:
+
+>>> print(fastps.ConfigError("wrong rate", tensor="w", expected="lr > 0", got="0", advice="raise it"))
+wrong rate (tensor "w"): expected lr > 0, got 0; raise it
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from fastps._fastps import InDoubt, Receipt
@@ -44,17 +48,21 @@ class FastpsError(Exception):
     """Base of all exceptions of fastps; raised directly only for a bug in fastps.
 
     Attributes:
+        message: What is wrong, without the fields below.
         tensor: Name of the tensor, or None.
         shard: Index of the shard that refused, or None (in process, or before anything was sent).
         expected: What was expected, in words, or None.
         got: What was given instead, in words, or None.
+        advice: What to do, or what has not happened, or None.
         retry_after: Seconds after which a retry makes sense, or None.
     """
 
+    message: str
     tensor: str | None
     shard: int | None
     expected: str | None
     got: str | None
+    advice: str | None
     retry_after: float | None
 
     def __init__(
@@ -65,17 +73,43 @@ class FastpsError(Exception):
         shard: int | None = None,
         expected: str | None = None,
         got: str | None = None,
+        advice: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(message)
+        self.message = message
         self.tensor = tensor
         self.shard = shard
         self.expected = expected
         self.got = got
+        self.advice = advice
         self.retry_after = retry_after
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        """The message and the fields, as `Display` of the core's errors writes them."""
+        place = [] if self.tensor is None else [f"tensor {json.dumps(self.tensor, ensure_ascii=False)}"]
+        if self.shard is not None:
+            place.append(f"shard {self.shard}")
+        text = self.message + (f" ({', '.join(place)})" if place else "")
+        if self.expected is not None and self.got is not None:
+            text += f": expected {self.expected}, got {self.got}"
+        if self.advice is not None:
+            text += f"; {self.advice}"
+        if self.retry_after is not None:
+            text += f"; try again in {round(self.retry_after * 1000)} ms"
+        return text
 
     def __str__(self) -> str:  # KeyError would show the message in quotes
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy is not composed again
+        return _copied, (type(self), self.args), self.__dict__
+
+
+def _copied(kind: type[FastpsError], args: tuple[object, ...]) -> FastpsError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class UnknownTensorError(FastpsError, KeyError):
@@ -197,6 +231,8 @@ class InDoubts(tuple["InDoubt", ...]):
 class PartialPush(FastpsError):  # noqa: N818
     """Some slices of a push were, or may have been, applied, and others were not.
 
+    Its fields are those of `error`, and its text is `message` alone.
+
     Attributes:
         error: The first refusal, or what ended the call early (also the ``__cause__``).
         receipts: Receipts of the tensors that were applied whole.
@@ -224,16 +260,10 @@ class PartialPush(FastpsError):  # noqa: N818
         in_doubt: Sequence[InDoubt] = (),
     ) -> None:
         self.error = error if error is not None else FastpsError(message)
-        cause = self.error
-        super().__init__(
-            message or str(cause),
-            tensor=cause.tensor,
-            shard=cause.shard,
-            expected=cause.expected,
-            got=cause.got,
-            retry_after=cause.retry_after,
-        )
-        self.__cause__ = cause
+        super().__init__(message or str(self.error))
+        for field in ("tensor", "shard", "expected", "got", "advice", "retry_after"):
+            setattr(self, field, getattr(self.error, field))
+        self.__cause__ = self.error
         self.receipts = dict(receipts or {})
         self.refused = list(refused)
         self.applied = list(applied)
@@ -279,13 +309,7 @@ class VersionsLost(FastpsError):  # noqa: N818
         message: str = "",
         *,
         lost: Sequence[tuple[str, int, int | None, int, int]] = (),
-        tensor: str | None = None,
-        shard: int | None = None,
-        expected: str | None = None,
-        got: str | None = None,
-        retry_after: float | None = None,
+        **fields: Any,
     ) -> None:
-        super().__init__(
-            message, tensor=tensor, shard=shard, expected=expected, got=got, retry_after=retry_after
-        )
-        self.lost = [Lost(*fields) for fields in lost]
+        super().__init__(message, **fields)
+        self.lost = [Lost(*one) for one in lost]

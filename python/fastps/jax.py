@@ -61,14 +61,12 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = prefix + "/".join(_key(entry) for entry in path)
         if name in arrays:
-            raise ConfigError(f"two leaves have the name {name!r}", tensor=name)
+            raise ConfigError("two leaves have one name", tensor=name)
         _check_whole(name, leaf)
         array = np.asarray(leaf)
         if array.dtype.name not in _DTYPES:
             expected, got = " or ".join(_DTYPES), array.dtype.name
-            raise DTypeError(
-                f"leaf {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
-            )
+            raise DTypeError("wrong dtype of a leaf", tensor=name, expected=expected, got=got)
         arrays[name] = np.ascontiguousarray(array, np.float32).reshape(array.shape)
     return arrays
 
@@ -232,11 +230,11 @@ def _check_whole(name: str, leaf: Any) -> None:
     if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         expected, got = "an array on devices of this process", f"an array with {leaf.sharding}"
         raise ConfigError(
-            f'a leaf spans several processes (tensor "{name}"): expected {expected}, got {got}. Gather it '
-            "with jax.experimental.multihost_utils.process_allgather, or replicate it",
+            "a leaf spans several processes",
             tensor=name,
             expected=expected,
             got=got,
+            advice="gather it with jax.experimental.multihost_utils.process_allgather, or replicate it",
         )
 
 
@@ -246,13 +244,13 @@ def _check_lengths(grads: Any, params: Any, name: str) -> None:
         return
     given, own = _children(grads), _children(params)
     if given.keys() != own.keys() and any(_is_position(key) for key in (*given, *own)):
-        at, expected, got = name.removesuffix("/") or "/", f"{len(own)} entries", f"{len(given)}"
+        expected, got = f"{len(own)} entries, as the parameters have", f"{len(given)} entries"
         raise ConfigError(
-            f'gradients of another structure (tensor "{at}"): expected {expected}, as the parameters have, '
-            f"got {got}. None stands for a leaf without gradient",
-            tensor=at,
+            "gradients of another structure",
+            tensor=name.removesuffix("/") or "/",
             expected=expected,
             got=got,
+            advice="None stands for a leaf without gradient",
         )
     for key in given.keys() & own.keys():
         _check_lengths(given[key], own[key], f"{name}{_key(key)}/")

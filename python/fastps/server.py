@@ -171,13 +171,13 @@ def serve(
         return Server(_fastps.Server(*arguments))
     except ConfigError as error:
         own = _on_port(error.got)
-        if own is None or not str(error).startswith("cannot listen"):
+        if own is None or not error.message.startswith("cannot listen"):
             raise
         raise ConfigError(
-            f"cannot listen on port {error.got}: it is in use by {own!r} of this process; stop() that, or "
-            f"use fastps.connect({error.got}): expected a free port, or 0 for any, got {error.got}",
+            f"cannot listen on port {error.got}",
             expected=error.expected,
             got=error.got,
+            advice=f"{own!r} of this process uses it: stop() that, or use fastps.connect({error.got})",
         ) from None
 
 

@@ -137,7 +137,7 @@ def test_unknown_keys_of_a_parameter_group_are_refused(store, key, nearest):
     group = {"params": list(model.named_parameters()), key: 0.1}
     with pytest.raises(fastps.ConfigError, match=f"'{key}'") as caught:
         wrap([group], store)
-    assert nearest is None or f'nearest "{nearest}"' in str(caught.value)
+    assert nearest is None or f'the nearest is "{nearest}"' in str(caught.value)
     assert store.names() == []
     optimizer = wrap(list(model.named_parameters())[:1], store)
     with pytest.raises(fastps.ConfigError, match=f"'{key}'"):

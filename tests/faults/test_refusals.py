@@ -307,7 +307,8 @@ CASES: dict[str, Case] = {
     ),
     "torch: model": (
         fastps.ConfigError,
-        "invalid params: expected model.named_parameters(), got a torch.nn.modules.linear.Linear",
+        "invalid params: expected model.named_parameters(), got Linear(in_features=3, out_features=1, "
+        "bias=True)",
         lambda world: _torch(_model(), world.store, fastps.Adam()),
     ),
     "torch: parameters": (
@@ -328,8 +329,8 @@ CASES: dict[str, Case] = {
     ),
     "torch: group": (
         fastps.ConfigError,
-        'invalid setting: expected one of "amsgrad", "betas", "eps", "lr", "maximize", "weight_decay", got '
-        "'wieght_decay'; did you mean \"weight_decay\"?",
+        'invalid key of a parameter group: expected one of "amsgrad", "betas", "decoupled_weight_decay", '
+        '"eps", "lr", "maximize", "weight_decay", got \'wieght_decay\'; the nearest is "weight_decay"',
         lambda _: _torch([{"params": _named(), "wieght_decay": 0.1}], fastps.Store(), fastps.Adam()),
     ),
     # a lonely Sync
@@ -548,7 +549,7 @@ CASES: dict[str, Case] = {
     **{
         f"closed: worker, {verb}": (
             fastps.ConfigError,
-            'this worker ("me") is closed; make another one: expected an open worker, got a closed one',
+            'this worker ("me") is closed: expected an open worker, got a closed one; make another one',
             lambda world, call=call: call(_closed(_worker(world, name="me"))),
         )
         for verb, call in {
@@ -564,8 +565,8 @@ CASES: dict[str, Case] = {
     **{
         f"closed: optimizer, {verb}": (
             fastps.ConfigError,
-            "this ParameterServerOptimizer is closed; make another one: expected an open optimizer, got a "
-            "closed one",
+            "this ParameterServerOptimizer is closed: expected an open optimizer, got a closed one; make "
+            "another one",
             lambda _, call=call: call(_closed(_torch(_named(), fastps.Store(), fastps.SGD()))),
         )
         for verb, call in {
@@ -578,8 +579,8 @@ CASES: dict[str, Case] = {
     # ports that are taken
     "port: of this process": (
         fastps.ConfigError,
-        "cannot listen on port {port}: it is in use by {server} of this process; stop() that, or use "
-        "fastps.connect({port}): expected a free port, or 0 for any, got {port}",
+        "cannot listen on port {port}: expected a free port, or 0 for any, got {port}; {server} of this "
+        "process uses it: stop() that, or use fastps.connect({port})",
         lambda world: fastps.serve(listen=f"127.0.0.1:{world.texts['port']}"),
     ),
     "port: of another program": (

@@ -1,5 +1,8 @@
 """Refused calls: each error names the tensor, what was expected and what it got; nothing changes."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -85,7 +88,8 @@ def test_onebit_needs_error_feedback(w):
 
 def test_readable_text_and_attributes():
     error = fastps.UnknownTensorError("no tensor", tensor="w", shard=1)
-    assert str(error) == "no tensor"
+    assert str(error) == 'no tensor (tensor "w", shard 1)'
+    assert (error.message, error.advice) == ("no tensor", None)
     assert (error.tensor, error.shard, error.expected, error.got, error.retry_after) == (
         "w",
         1,
@@ -93,6 +97,73 @@ def test_readable_text_and_attributes():
         None,
         None,
     )
+
+
+TEXTS = [
+    ({}, "x"),
+    ({"tensor": "w"}, 'x (tensor "w")'),
+    ({"tensor": 'a"\\\n'}, r'x (tensor "a\"\\\n")'),
+    ({"tensor": "\N{GREEK SMALL LETTER LAMDA}"}, 'x (tensor "\N{GREEK SMALL LETTER LAMDA}")'),
+    ({"shard": 0}, "x (shard 0)"),
+    ({"tensor": "w", "expected": "a", "got": "b"}, 'x (tensor "w"): expected a, got b'),
+    ({"expected": "a"}, "x"),
+    ({"got": "b"}, "x"),
+    ({"advice": "do y"}, "x; do y"),
+    ({"retry_after": 0.25}, "x; try again in 250 ms"),
+    (
+        {
+            "tensor": "w",
+            "shard": 1,
+            "expected": "a",
+            "got": "b",
+            "advice": "do y",
+            "retry_after": 1.0,
+        },
+        'x (tensor "w", shard 1): expected a, got b; do y; try again in 1000 ms',
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), TEXTS, ids=[text for _, text in TEXTS])
+def test_the_text_is_composed_of_the_fields(fields, text):
+    for kind in (fastps.ConfigError, fastps.UnknownTensorError, fastps.DeadlineError, fastps.VersionsLost):
+        error = kind("x", **fields)
+        assert str(error) == text
+        for again in (error, copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+            assert type(again) is kind
+            assert (str(again), again.message) == (text, "x")
+            assert {name: getattr(again, name) for name in fields} == fields
+
+
+def test_the_text_of_a_partial_push_is_not_composed_again():
+    refusal = fastps.UnavailableError("busy", tensor="w", shard=1, expected="a", got="b", retry_after=0.5)
+    for error in (fastps.PartialPush(error=refusal), fastps.PartialPush(f"half: {refusal}", error=refusal)):
+        for again in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+            assert str(again).removeprefix("half: ") == str(refusal)
+            assert (again.tensor, again.shard, again.expected, again.got) == ("w", 1, "a", "b")
+            assert (again.retry_after, str(again.error)) == (0.5, str(refusal))
+
+
+def test_errors_with_more_arguments_can_be_copied():
+    lost = fastps.VersionsLost("x", lost=[("w", 0, 3, 12, 9)], tensor="w")
+    gradient = fastps.simulate.GradientError("bad", 1, 2, 0.5)
+    standstill = fastps.simulate.StandstillError("all wait", {0: [1]}, 2.0)
+    for error in (lost, gradient, standstill):
+        for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+            assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_an_error_of_the_core_has_the_text_of_its_fields(w):
+    with pytest.raises(fastps.UnknownTensorError) as caught:
+        w.pull('no "such"')
+    error = caught.value
+    assert (error.tensor, error.shard, error.got) == ('no "such"', None, r'"no \"such\""')
+    assert str(error) == f"{error.message} (tensor {error.got}): expected {error.expected}, got {error.got}"
+    with pytest.raises(fastps.ShapeError) as caught:
+        w.push("w", np.zeros((3, 2), np.float32))
+    error = caught.value
+    assert error.message
+    assert str(error) == f'{error.message} (tensor "w"): expected {error.expected}, got {error.got}'
 
 
 def test_bases():

@@ -72,7 +72,7 @@ def test_loaded_weights_are_not_lost(store, kind):
         with pytest.raises(fastps.ForeignWriteError, match=r"optimizer\.push_model\(\)") as raised:
             optimizer.step()
         assert raised.value.tensor == "0.weight"
-        assert "and 5 more" in str(raised.value)
+        assert ", 6 of them" in str(raised.value)
         assert "optimizer.pull_model()" in str(raised.value)
     for name, value in model.state_dict().items():
         assert torch.equal(value, loaded[name]), name

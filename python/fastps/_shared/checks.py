@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fastps._shared.text import meant
+from fastps._shared.text import hint
 from fastps.errors import ConfigError
 
 __all__ = [
@@ -95,17 +95,19 @@ def choice(name: str, value: str, known: Mapping[str, _T]) -> _T:
     """The entry of a table that a word names; fails with the nearest word if there is none."""
     if value in known:
         return known[value]
-    raise invalid(name, f"one of {', '.join(map(repr, known))}{meant(str(value), known, '{!r}')}", value)
+    raise invalid(name, f"one of {', '.join(map(repr, known))}", value, hint(str(value), known, "{!r}"))
 
 
-def invalid(name: str, expected: str, got: object) -> ConfigError:
+def invalid(name: str, expected: str, got: object, advice: str | None = None) -> ConfigError:
     """The error of an argument. A text may look like the number that was expected, such as ``"0.1"``."""
     given = repr(got)
     if isinstance(got, str) and re.search(r"\b(number|integer|seconds)\b", expected):
         expected, given = f"{expected} without quotes", f"the str {given}"
     elif isinstance(got, type):
         given = f"the class {got.__module__}.{got.__qualname__}"
-    return ConfigError(f"invalid {name}: expected {expected}, got {given}", expected=expected, got=given)
+    elif "\n" in given:  # as those of models, optimizers and arrays have
+        given = f"a {type(got).__module__}.{type(got).__qualname__}"
+    return ConfigError(f"invalid {name}", expected=expected, got=given, advice=advice)
 
 
 def _float(value: Any) -> float:

@@ -98,12 +98,8 @@ def damaged(
     path: File, expected: str, got: str, tensor: str | None = None, advice: str = _COPY
 ) -> DamagedFileError:
     """The error for a file that is not what was written."""
-    where = "" if tensor is None else f' (tensor "{tensor}")'
     return DamagedFileError(
-        f"{os.fspath(path)} is damaged{where}: expected {expected}, got {got}; {advice}",
-        tensor=tensor,
-        expected=expected,
-        got=got,
+        f"{os.fspath(path)} is damaged", tensor=tensor, expected=expected, got=got, advice=advice
     )
 
 
@@ -124,11 +120,11 @@ def _check_dtype(path: File, key: str, dtype: str) -> None:
     if dtype not in _DTYPES.values():
         expected = "float32 or float64"
         raise DTypeError(
-            f'wrong dtype in {os.fspath(path)} (tensor "{key}"): expected {expected}, got {dtype}; convert '
-            "the tensor before you save it",
+            f"wrong dtype in {os.fspath(path)}",
             tensor=key,
             expected=expected,
             got=dtype,
+            advice="convert the tensor before you save it",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["ago", "counted", "meant", "nearest", "numbers", "quoted", "some", "table"]
+__all__ = ["ago", "counted", "hint", "meant", "nearest", "numbers", "quoted", "some", "table"]
 
 
 def ago(seconds: float | None) -> str:
@@ -27,10 +27,16 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return known[near[0]] if near else None
 
 
+def hint(name: str, names: Iterable[str], form: str = '"{}"') -> str | None:
+    """The advice of an error about an unknown name: the nearest one, if there is one."""
+    near = nearest(name, names)
+    return None if near is None else f"did you mean {form.format(near)}?"
+
+
 def meant(name: str, names: Iterable[str], form: str = '"{}"') -> str:
     """The end of an error about an unknown name: the nearest one, or nothing."""
-    near = nearest(name, names)
-    return "" if near is None else f"; did you mean {form.format(near)}?"
+    advice = hint(name, names, form)
+    return "" if advice is None else f"; {advice}"
 
 
 def counted(number: int, what: str) -> str:

@@ -122,7 +122,7 @@ def mnist(folder: str | os.PathLike[str], *, centre: bool = True) -> Dataset:
 
 def refused(path: Path, problem: str, expected: str, got: str) -> ConfigError:
     """The error of a file or folder."""
-    return ConfigError(f"{path} {problem}: expected {expected}, got {got}", expected=expected, got=got)
+    return ConfigError(f"{path} {problem}", expected=expected, got=got)
 
 
 def _dataset(name: str, arrays: dict[str, NDArray[np.uint8]], top: float, *, centre: bool) -> Dataset:

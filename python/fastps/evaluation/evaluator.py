@@ -197,15 +197,11 @@ class Evaluator:
         by = self._rule.by
         if by is not None and by not in found:
             expected, got = f"a metric {by!r}", quoted(sorted(found))
-            raise ConfigError(
-                f"invalid result of fn: expected {expected}, got {got}", expected=expected, got=got
-            )
+            raise ConfigError("invalid result of fn", expected=expected, got=got)
         for name, value in found.items():
             if not math.isfinite(value):
                 raise NonFiniteError(
-                    f"the metric {name!r} is {value}: expected a finite number, got {value}",
-                    expected="a finite number",
-                    got=str(value),
+                    f"the metric {name!r} is {value}", expected="a finite number", got=str(value)
                 )
         return found
 
@@ -266,7 +262,7 @@ def evaluator(
     if patience is not None:
         patience = at_least(1, "patience", patience)
         if by is None:
-            raise ConfigError("patience needs by=, the metric to compare by: expected a name, got None")
+            raise ConfigError("patience needs by=, the metric to compare by", expected="a name", got="None")
     if isinstance(names, str):
         raise invalid("names", "a list of names, or None", names)
     rule = _Rule(by, goal, patience)
@@ -281,8 +277,7 @@ def _check_finite(values: Mapping[str, Array]) -> None:
         if bad.size:
             got = str(array.flat[bad[0]])
             raise NonFiniteError(
-                f'a parameter has overflowed at element {bad[0]} (tensor "{name}"): expected finite values, '
-                f"got {got}",
+                f"a parameter has overflowed at element {bad[0]}",
                 tensor=name,
                 expected="finite values",
                 got=got,

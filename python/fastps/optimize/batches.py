@@ -117,21 +117,23 @@ class Batches:
                 done, since = finished, time.monotonic()
             idle = time.monotonic() - since
             if self._timeout is not None and idle > self._timeout:
-                raise DeadlineError(self._late(report), expected=f"{self._min_replicas} or more replicas")
+                raise self._late(report)
             if idle > _PATIENCE and report.replicas < self._min_replicas and not warned:
-                warnings.warn(self._late(report), RuntimeWarning, stacklevel=2)
+                warnings.warn(str(self._late(report)), RuntimeWarning, stacklevel=2)
                 warned = True
 
-    def _late(self, report: BatchReport) -> str:
+    def _late(self, report: BatchReport) -> DeadlineError:
         if report.replicas >= self._min_replicas:
             left = sum(portion is None for portion in report.finished)
-            return (
+            return DeadlineError(
                 f"no portion of the batch was finished for {self._timeout} s: {left} are left, "
                 f"{report.replicas} replicas are present"
             )
         space = self._v.space
-        return (
-            f'space "{space}" waits for replicas: expected {self._min_replicas} or more, got '
-            f"{report.replicas}; give minimize an objective, or start a thread with "
-            f'fastps.optimize.Replica(ps, objective, space="{space}").run()'
+        return DeadlineError(
+            f'space "{space}" waits for replicas',
+            expected=f"{self._min_replicas} or more",
+            got=str(report.replicas),
+            advice="give minimize an objective, or start a thread with "
+            f'fastps.optimize.Replica(ps, objective, space="{space}").run()',
         )

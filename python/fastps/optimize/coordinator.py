@@ -122,10 +122,10 @@ class Coordinator:
         if not point.is_finite:
             got = f"f = {point.trial.fun:g}, |gradient|^2 = {point.square:g}"
             raise NonFiniteError(
-                "the function or its gradient is too large at the first point: expected finite values, got "
-                f"{got}; assign other initial values, or scale the loss",
+                "the function or its gradient is too large at the first point",
                 expected="finite values",
                 got=got,
+                advice="assign other initial values, or scale the loss",
             )
         self._nfev = 1
         return self._commit(Iteration(0, point.trial.fun, point.norm, 0.0, 1), point.square, [])
@@ -363,11 +363,10 @@ def _not_finite(found: PortionFailure) -> NonFiniteError:
     got = "NaN or infinity"
     if found.kind == "too_large":
         what, got = "the sum of the losses", "a loss that is too large"
-    tensor = "" if found.tensor is None else f'tensor "{found.tensor}", '
     return NonFiniteError(
-        f"{what} is not finite at the first point ({tensor}replica {found.replica}, portion "
-        f"{found.portion}): expected finite values, got {got}; assign other initial values",
+        f"{what} is not finite at the first point, in portion {found.portion} of replica {found.replica}",
         tensor=found.tensor,
         expected="finite values",
         got=got,
+        advice="assign other initial values",
     )

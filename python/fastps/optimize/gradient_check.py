@@ -117,10 +117,9 @@ def _direction(gradient: NDArray[Any]) -> NDArray[np.float64]:
 
 def _wrong(name: str, expected: float, got: float) -> ConfigError:
     return ConfigError(
-        f'the gradient of the objective is wrong (tensor "{name}"): expected a slope of {expected:.6g}, as '
-        f"differences of the function have, got {got:.6g}; are loss and gradients sums over the same "
-        "samples?",
+        "the gradient of the objective is wrong",
         tensor=name,
-        expected=f"{expected:.6g}",
+        expected=f"a slope of {expected:.6g}, as differences of the function have",
         got=f"{got:.6g}",
+        advice="are loss and gradients sums over the same samples?",
     )

@@ -167,17 +167,15 @@ def _stored(v: Vectors, settings: str) -> State:
     """What the interrupted call has stored."""
     if v.stored is None:
         raise ConfigError(
-            f'nothing to resume in space "{v.space}": expected a stored run, got none; call minimize without '
-            "resume=True",
+            f'nothing to resume in space "{v.space}"',
             expected="a stored run",
             got="none",
+            advice="call minimize without resume=True",
         )
     state = State.from_json(v.stored)
     if state.settings != settings:
         raise ConfigError(
-            f'the run of space "{v.space}" had other settings: expected {state.settings}, got {settings}',
-            expected=state.settings,
-            got=settings,
+            f'the run of space "{v.space}" had other settings', expected=state.settings, got=settings
         )
     return state
 

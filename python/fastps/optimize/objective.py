@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastps._shared.checks import integer, invalid
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DTypeError, FastpsError, ShapeError
+from fastps.errors import ConfigError, DTypeError, ShapeError
 
 __all__ = ["Objective", "Portion", "Task", "samples_of", "shapes_of"]
 
@@ -114,7 +114,7 @@ class Task:
         returned: Any = self.objective(dict(params), indices)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
             expected = "a tuple (loss, gradients by name)"
-            raise _mismatch(ConfigError, "the objective returned no such thing", expected, _kind(returned))
+            raise ConfigError("the objective returned no such thing", expected=expected, got=_kind(returned))
         loss, gradients = _number(returned[0]), self._checked(returned[1])
         bad = None if math.isfinite(loss) else ""
         if bad is None:
@@ -128,17 +128,17 @@ class Task:
             what = "no gradient" if wrong[0] in self.shapes else "a gradient of another tensor"
             expected, got = (quoted(sorted(map(str, names))) for names in (self.shapes, gradients))
             expected, got = f"gradients of {expected}", f"those of {got}"
-            raise _mismatch(ConfigError, f"the objective returned {what}", expected, got, wrong[0])
+            raise ConfigError(f"the objective returned {what}", tensor=wrong[0], expected=expected, got=got)
         return {name: self._array(name, gradients[name]) for name in self.shapes}
 
     def _array(self, name: str, gradient: Any) -> NDArray[Any]:
         array = np.asarray(gradient)
         if array.dtype != self.dtype:
             what = "the objective returned a gradient of another dtype"
-            raise _mismatch(DTypeError, what, self.dtype.name, array.dtype.name, name)
+            raise DTypeError(what, tensor=name, expected=self.dtype.name, got=array.dtype.name)
         if array.shape != self.shapes[name]:
             what = "the objective returned a gradient of another shape"
-            raise _mismatch(ShapeError, what, self.shapes[name], array.shape, name)
+            raise ShapeError(what, tensor=name, expected=str(self.shapes[name]), got=str(array.shape))
         return np.asarray(array, order="C")
 
 
@@ -150,33 +150,35 @@ def shapes_of(ps: ParameterServer, names: Sequence[str]) -> tuple[dict[str, tupl
         UnknownTensorError: There is no tensor of a name.
     """
     if not names:
-        raise ConfigError("no tensors to minimize over: expected one name or more, got none")
+        raise ConfigError("no tensors to minimize over", expected="one name or more", got="none")
     repeated = next((name for k, name in enumerate(names) if name in names[:k]), None)
     if repeated is not None:
         raise ConfigError(
-            f'a name is given twice (tensor "{repeated}"): expected different names', tensor=repeated
+            "a name is given twice", tensor=repeated, expected="different names", got="one of them twice"
         )
     specs = [ps.spec(name) for name in names]
     for spec in specs:
         if spec.apply != "exact":
             what = f"a {spec.apply} tensor cannot be minimized over"
-            raise _mismatch(ConfigError, what, 'apply="exact"', f'apply="{spec.apply}"', spec.name)
+            got = f'apply="{spec.apply}"'
+            raise ConfigError(what, tensor=spec.name, expected='apply="exact"', got=got)
         if spec.dtype != specs[0].dtype:
             expected = f'{specs[0].dtype} as "{specs[0].name}" has'
-            raise _mismatch(ConfigError, "the tensors have different dtypes", expected, spec.dtype, spec.name)
+            what = "the tensors have different dtypes"
+            raise ConfigError(what, tensor=spec.name, expected=expected, got=spec.dtype)
     return {spec.name: spec.shape for spec in specs}, np.dtype(specs[0].dtype)
 
 
 def _is_no_sum(indices: NDArray[np.int64], cut: int, loss: float, parts: list[float]) -> ConfigError:
     first, last = int(indices[0]), int(indices[-1])
     expected = f"{sum(parts):.6g}, the sum of {parts[0]:.6g} and {parts[1]:.6g}"
-    return _mismatch(
-        ConfigError,
+    return ConfigError(
         f"the objective returns no sum over samples: the loss of samples {first} to {last} is not that of "
         f"samples {first} to {first + cut - 1} and that of samples {first + cut} to {last}",
-        expected,
-        f'{loss:.6g}; return sums of losses and gradients, no means (in torch reduction="sum"), and leave '
-        "weight decay to l2",
+        expected=expected,
+        got=f"{loss:.6g}",
+        advice='return sums of losses and gradients, no means (in torch reduction="sum"), and leave weight '
+        "decay to l2",
     )
 
 
@@ -186,7 +188,7 @@ def _number(loss: Any) -> float:
     except OverflowError:  # an integer
         return math.inf
     except (TypeError, ValueError):
-        raise _mismatch(ConfigError, "the objective returned no loss", "a number", _kind(loss)) from None
+        raise ConfigError("the objective returned no loss", expected="a number", got=_kind(loss)) from None
 
 
 def _kind(value: object) -> str:
@@ -203,16 +205,5 @@ def _listed(names: Any) -> list[str]:
 
 
 def _disagrees(what: str, expected: object, got: object) -> ConfigError:
-    return _mismatch(ConfigError, f"the objective is of other {what} than the task", expected, got)
-
-
-_Error = TypeVar("_Error", bound=FastpsError)
-
-
-def _mismatch(
-    kind: type[_Error], what: str, expected: object, got: object, tensor: str | None = None
-) -> _Error:
-    """The error that names what is wrong, and where, what was expected, and what came."""
-    where = "" if tensor is None else f' (tensor "{tensor}")'
-    text = f"{what}{where}: expected {expected}, got {got}"
-    return kind(text, tensor=tensor, expected=str(expected), got=str(got))
+    what = f"the objective is of other {what} than the task"
+    return ConfigError(what, expected=str(expected), got=str(got))

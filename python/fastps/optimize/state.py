@@ -104,8 +104,6 @@ class State:
             state = None
         if state is None or not state.history:
             raise ConfigError(
-                "the stored state is not one of minimize: expected its fields, got another coordinator's",
-                expected="the fields of minimize",
-                got="another coordinator's",
+                "the stored state is not one of minimize", expected="its fields", got="another coordinator's"
             )
         return state

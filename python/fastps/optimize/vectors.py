@@ -270,9 +270,7 @@ class Vectors:
         except KeyError:
             expected = f"one of {quoted(sorted(self._indices))}"
             raise ConfigError(
-                f'space "{self.space}" has no such vector: expected {expected}, got {name!r}',
-                expected=expected,
-                got=repr(name),
+                f'space "{self.space}" has no such vector', expected=expected, got=repr(name)
             ) from None
 
     # -- calls -----------------------------------------------------------------------------------------------

@@ -81,9 +81,7 @@ class EvolutionStrategies(Algorithm):
         if is_shared(ps):
             expected, got = "a server, or a store of one process", "a shared store"
             raise ConfigError(
-                f"EvolutionStrategies cannot train in a shared store: expected {expected}, got {got}",
-                expected=expected,
-                got=got,
+                "EvolutionStrategies cannot train in a shared store", expected=expected, got=got
             )
         return Async(max_staleness=0, on_stale="reject", delay_adaptive=False)
 

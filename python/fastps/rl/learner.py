@@ -325,8 +325,7 @@ class Learner:
     def _not_finite(self, which: str, got: str) -> NonFiniteError:
         step = self.worker.stats()["steps"] + 1
         return NonFiniteError(
-            f"the {which} is not finite (worker {self.name}, step {step}): expected a finite {which}, "
-            f"got {got}",
+            f"the {which} is not finite (worker {self.name}, step {step})",
             expected=f"a finite {which}",
             got=got,
         )

@@ -90,9 +90,7 @@ class Naive(Algorithm):
             if is_shared(ps):
                 expected, got = "a server, a store of one process, or sync=False", "a shared store"
                 raise ConfigError(
-                    f"Naive(sync=True) cannot train in a shared store: expected {expected}, got {got}",
-                    expected=expected,
-                    got=got,
+                    "Naive(sync=True) cannot train in a shared store", expected=expected, got=got
                 )
             return Sync(self.workers, self.backup, self.deterministic)
         return Hogwild() if is_shared(ps) else Async()

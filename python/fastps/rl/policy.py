@@ -183,11 +183,7 @@ def read(path: File, verify: bool = True) -> Saved:
     about, arrays = tensor_file.read(path, verify)
     if _KEY not in about:
         expected, got = f"metadata {_KEY}", "none"
-        raise ConfigError(
-            f"{os.fspath(path)} is no policy of fastps.rl: expected {expected}, got {got}",
-            expected=expected,
-            got=got,
-        )
+        raise ConfigError(f"{os.fspath(path)} is no policy of fastps.rl", expected=expected, got=got)
     try:
         said = json.loads(about[_KEY])
         if said["format"] != _FORMAT:
@@ -233,14 +229,13 @@ def _same(path: File, wanted: dict[str, Any], there: dict[str, Any]) -> None:
 
 def _unlike(path: File, name: str, expected: str, got: str) -> ConfigError:
     return ConfigError(
-        f'{os.fspath(path)} has another network (tensor "{name}"): expected {expected}, got {got}; '
-        "name the environment and the model that were trained",
+        f"{os.fspath(path)} has another network",
         tensor=name,
         expected=expected,
         got=got,
+        advice="name the environment and the model that were trained",
     )
 
 
 def _of_another_version(path: File, expected: str, got: str) -> ConfigError:
-    text = f"{os.fspath(path)} is of another version: expected {expected}, got {got}"
-    return ConfigError(text, expected=expected, got=got)
+    return ConfigError(f"{os.fspath(path)} is of another version", expected=expected, got=got)

@@ -41,11 +41,10 @@ def check(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[st
         taken = sorted(set(tensors) & set(ps.names()))
         if taken:
             raise ConfigError(
-                f'there are other tensors under the names of this model (tensor "{taken[0]}"): expected a '
-                "run of fastps.rl or none of them, got a tensor without one",
+                "there are other tensors under the names of this model",
                 tensor=taken[0],
-                expected="a run of fastps.rl",
-                got="another tensor",
+                expected="a run of fastps.rl or none of them",
+                got="a tensor without one",
             )
         return False
     own, run = ({key: value for key, value in of.items() if key != _OWN} for of in (settings, there))
@@ -59,7 +58,7 @@ def disagreement(rule: str, there: Mapping[str, Any], own: Mapping[str, Any]) ->
     missing = object()
     differ = [key for key in {**there, **own} if there.get(key, missing) != own.get(key, missing)]
     expected, got = (_shown(values, differ) for values in (there, own))
-    return ConfigError(f"{rule}: expected {expected}, got {got}", expected=expected, got=got)
+    return ConfigError(rule, expected=expected, got=got)
 
 
 def _shown(settings: Mapping[str, Any], keys: Iterable[str]) -> str:

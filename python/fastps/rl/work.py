@@ -242,9 +242,7 @@ class Evaluator:
         self._ps = ps
         if not settings.check(ps, self.task.settings(), ()):
             raise ConfigError(
-                "there is no run to evaluate: expected the tensors of fastps.rl.work, got none",
-                expected="the tensors of fastps.rl.work",
-                got="none",
+                "there is no run to evaluate", expected="the tensors of fastps.rl.work", got="none"
             )
         self._normalizer = observations_of(ps, self.task)
         task = self.task

@@ -138,10 +138,10 @@ def _check_store(store: Any) -> None:
         return
     got = "a shared store" if isinstance(store, Store) else type(store).__name__
     raise ConfigError(
-        f"invalid store: expected a fastps.Store of this process only, got {got}; "
-        "with servers and shared stores use real workers (fastps.Worker)",
+        "invalid store",
         expected="a fastps.Store of this process only",
         got=got,
+        advice="with servers and shared stores use real workers (fastps.Worker)",
     )
 
 
@@ -150,10 +150,10 @@ def _check_mode(mode: Any, workers: int) -> None:
     then = mode.after_warm_up
     if then.lock_free:
         raise ConfigError(
-            "invalid mode: expected a mode whose pushes come one after the other, got Hogwild(), whose races "
-            "one thread cannot show; use real workers (fastps.Worker in threads)",
-            expected="a mode other than Hogwild",
-            got=repr(mode),
+            "invalid mode",
+            expected="a mode whose pushes come one after the other",
+            got=f"{mode!r}, whose races one thread cannot show",
+            advice="use real workers (fastps.Worker in threads)",
         )
     least, most = then.least_workers, then.most_workers
     if most is not None and not least <= workers <= most:

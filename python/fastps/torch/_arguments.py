@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from fastps import optim
-from fastps._shared.text import meant
+from fastps._shared.checks import invalid
+from fastps._shared.text import hint
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
-from fastps.torch._params import wrong
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _EXPECTED = "(params, ps, optimizer)"
@@ -39,26 +39,24 @@ def checked(init: _F) -> _F:
             unknown = next((name for name in kwargs if name not in signature.parameters), None)
             raise _wrong(str(error), [*args, *kwargs.values()], _cure(unknown, signature)) from None
         if any(is_one(given[other]) for name, is_one in _ARE.items() for other in _ARE if other != name):
-            raise _wrong("another order of arguments", [given[name] for name in _ARE], "")
+            raise _wrong("another order of arguments", [given[name] for name in _ARE])
         if isinstance(given["params"], torch.nn.Module):
-            raise wrong("params", "model.named_parameters()", given["params"])
+            raise invalid("params", "model.named_parameters()", given["params"])
         init(self, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def _cure(unknown: str | None, signature: inspect.Signature) -> str:
+def _cure(unknown: str | None, signature: inspect.Signature) -> str | None:
     if unknown is None:
-        return ""
+        return None
     if unknown in inspect.signature(optim.Adam).parameters or unknown == "momentum":
-        return f"; {unknown} is a setting of the optimizer"
-    return meant(unknown, signature.parameters, "{}=")
+        return f"{unknown} is a setting of the optimizer"
+    return hint(unknown, signature.parameters, "{}=")
 
 
-def _wrong(what: str, given: list[Any], cure: str) -> ConfigError:
+def _wrong(what: str, given: list[Any], cure: str | None = None) -> ConfigError:
     got = f"({', '.join(type(value).__name__ for value in given)})"
     return ConfigError(
-        f"ParameterServerOptimizer: {what}: expected {_EXPECTED}, such as {_EXAMPLE}, got {got}{cure}",
-        expected=_EXPECTED,
-        got=got,
+        f"ParameterServerOptimizer: {what}", expected=f"{_EXPECTED}, such as {_EXAMPLE}", got=got, advice=cure
     )

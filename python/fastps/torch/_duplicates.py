@@ -29,13 +29,12 @@ def check_memory(params: Mapping[str, torch.Tensor]) -> None:
         open_ = [n for n in open_ if str(params[n].device) == device and _end(params[n]) > start]
         for other in open_:
             if params[other] is not params[name] and _overlap(params[other], params[name]):
-                expected, got = "memory of its own for each parameter", f'the memory of "{other}"'
                 raise ConfigError(
-                    f'two parameters share memory (tensors "{other}" and "{name}"): expected {expected}, got '
-                    f"{got}. Use one Parameter in both places (a tied weight), or clone() the values",
+                    f'two parameters share memory ("{other}" and "{name}")',
                     tensor=name,
-                    expected=expected,
-                    got=got,
+                    expected="memory of its own for each parameter",
+                    got=f'the memory of "{other}"',
+                    advice="use one Parameter in both places (a tied weight), or clone() the values",
                 )
         open_.append(name)
 

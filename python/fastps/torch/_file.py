@@ -180,10 +180,10 @@ def _unreadable(path: File, error: Exception) -> ConfigError:
         return damaged(path, "a whole file of torch.save", _reason(error))
     expected, got = "values that torch.load(weights_only=True) reads", ", ".join(others)
     return ConfigError(
-        f"{os.fspath(path)} has other objects than torch reads safely: expected {expected}, got {got}; if "
-        f"you trust the file, call resume in torch.serialization.safe_globals([{got}])",
+        f"{os.fspath(path)} has other objects than torch reads safely",
         expected=expected,
         got=got,
+        advice=f"if you trust the file, call resume in torch.serialization.safe_globals([{got}])",
     )
 
 

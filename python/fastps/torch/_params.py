@@ -94,20 +94,10 @@ class Entry:
     def of(cls, name: str, param: torch.Tensor, gpus: Gpus) -> Self:
         if param.device.type not in ("cpu", "cuda"):
             expected, got = "parameters in CPU memory or that of a CUDA GPU", str(param.device)
-            raise ConfigError(
-                f'unsupported device (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=expected,
-                got=got,
-            )
+            raise ConfigError("unsupported device", tensor=name, expected=expected, got=got)
         if param.dtype not in _DTYPES:
             expected, got = "float32, float16 or bfloat16", str(param.dtype)
-            raise DTypeError(
-                f'unsupported dtype (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=expected,
-                got=got,
-            )
+            raise DTypeError("unsupported dtype", tensor=name, expected=expected, got=got)
         values = param.detach()
         gpu = gpus.of(values.device)
         if gpu is not None:
@@ -200,9 +190,9 @@ class Filled:
         for entry, address in zip(self._entries, self._addresses, strict=True):
             if entry.param.data_ptr() != address:
                 raise ConfigError(
-                    f'the memory of a parameter was replaced (tensor "{entry.name}"); move or convert a '
-                    "model before its optimizer is made",
+                    "the memory of a parameter was replaced",
                     tensor=entry.name,
+                    advice="move or convert a model before its optimizer is made",
                 )
 
     def _check_model(self, now: set[int]) -> None:
@@ -212,12 +202,12 @@ class Filled:
             if id(entry.param) in self._known and id(entry.param) not in now:
                 expected, got = "the parameter that the optimizer has", "another one"
                 raise ConfigError(
-                    f'a parameter of the model was replaced (tensor "{entry.name}"): expected {expected}, '
-                    f"got {got}. Make a new optimizer after load_state_dict(assign=True) and after layers "
-                    "are replaced, or load without assign=True",
+                    "a parameter of the model was replaced",
                     tensor=entry.name,
                     expected=expected,
                     got=got,
+                    advice="make a new optimizer after load_state_dict(assign=True) and after layers are "
+                    "replaced, or load without assign=True",
                 )
 
     def wait(self) -> None:
@@ -272,14 +262,6 @@ def float32(tensor: torch.Tensor) -> Array:
     return array
 
 
-def wrong(what: str, expected: str, got: object) -> ConfigError:
-    """The error of an argument; of torch's objects it names the type, as their own texts have many lines."""
-    if isinstance(got, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)):
-        kind = f"{type(got).__module__}.{type(got).__qualname__}"
-        return ConfigError(f"invalid {what}: expected {expected}, got a {kind}", expected=expected, got=kind)
-    return invalid(what, expected, got)
-
-
 def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torch.Tensor]:
     """Parameters by name; of those that a model has twice the first name."""
     listed = list(params)
@@ -290,14 +272,14 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
     for item in listed:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
             expected = "names with the parameters, as model.named_parameters() gives"
-            raise wrong("params", expected, item)
+            raise invalid("params", expected, item)
         name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
         if not isinstance(param, torch.Tensor):
             raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
         if id(param) in seen:
             continue
         if name in found:
-            raise wrong(f'name "{name}"', "a name for each parameter", "two parameters of this name")
+            raise invalid(f'name "{name}"', "a name for each parameter", "two parameters of this name")
         seen.add(id(param))
         found[name] = param
     return found
@@ -331,11 +313,11 @@ def _taken(ps: ParameterServer, others: list[tuple[str, str, str]], what: str, c
         where, free = f" in run {ps.run}", f"free that run (fastps rm ADDRESSES --run {ps.run})"
     own = "" if isinstance(ps, Store) else " or a run of its own (fastps.connect(..., run=...))"
     return ConfigError(
-        f'{what}{where}: {quoted(name for name, _, _ in others)} (tensor "{name}"): expected {theirs}, got '
-        f"{ours}; {cure} other names (prefix=...){own}, or {free}",
+        f"{what}{where}: {quoted(name for name, _, _ in others)}",
         tensor=name,
         expected=theirs,
         got=ours,
+        advice=f"{cure} other names (prefix=...){own}, or {free}",
     )
 
 
@@ -346,7 +328,7 @@ def as_lr(value: Any) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, str) or not math.isfinite(rate := number("lr", value)) or rate < 0:
-        raise wrong("lr", "a finite number >= 0", value)
+        raise invalid("lr", "a finite number >= 0", value)
     return rate
 
 
@@ -365,10 +347,10 @@ def check_unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
         now = tuple(now) if isinstance(now, list) else now
         if name != "lr" and was != now:
             raise ConfigError(
-                f"a setting of a parameter group has changed: expected {name}={was!r}, got {name}={now!r}; "
-                "only lr may change (a scheduler may need cycle_momentum=False)",
+                "a setting of a parameter group has changed",
                 expected=f"{name}={was!r}",
                 got=f"{name}={now!r}",
+                advice="only lr may change (a scheduler may need cycle_momentum=False)",
             )
 
 

@@ -111,12 +111,12 @@ class Buffers:
             expected = f"shape {spec.shape} and {spec.optimizer}"
             got = f"shape {tuple(tensor.shape)} and {self._rule}"
             raise ConfigError(
-                f'another worker has other buffers (tensor "{name}"): expected {expected}, got {got};'
-                " all workers of a run need one model and one buffers=, and another model needs "
-                "other names (prefix=...)",
+                "another worker has other buffers",
                 tensor=name,
                 expected=expected,
                 got=got,
+                advice="all workers of a run need one model and one buffers=, and another model needs other "
+                "names (prefix=...)",
             )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -179,11 +179,11 @@ class Buffers:
             if not finite(array):
                 expected, got = "finite values", "NaN or infinity"
                 raise NonFiniteError(
-                    f'a buffer of the model is not finite (tensor "{name}"): expected {expected}, got {got}; '
-                    "nothing was sent",
+                    "a buffer of the model is not finite",
                     tensor=name,
                     expected=expected,
                     got=got,
+                    advice="nothing was sent",
                 )
         return values
 
@@ -307,17 +307,17 @@ def load(
     missing = sorted(needed - there)
     if missing and strict:
         other = _other_prefix(missing[0].removeprefix(prefix), there)
-        way = "" if other is None else f'; it has the name with prefix="{other}"'
+        way = None if other is None else f'it has the name with prefix="{other}"'
         if other is None and buffers.keys() >= set(missing):
-            way = "; ParameterServerOptimizer(..., model=model) keeps a model's buffers on the servers"
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            way = "ParameterServerOptimizer(..., model=model) keeps a model's buffers on the servers"
+        more = f", it lacks {len(missing)} names" if len(missing) > 1 else ""
         where = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the source"
         raise ConfigError(
-            f'the model is not complete in {where} (tensor "{missing[0]}"{more}): expected its values, '
-            f"got none{way}",
+            f"the model is not complete in {where}{more}",
             tensor=missing[0],
             expected="its values",
             got="none",
+            advice=way,
         )
     pairs = [(name, tensor) for name, tensor in pairs if name in there]
     if isinstance(source, ParameterServer):
@@ -326,10 +326,7 @@ def load(
         expected, got = tuple(tensor.shape), tuple(np.shape(values[name]))
         if expected != got:
             raise ShapeError(
-                f'wrong shape of the saved values (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=str(expected),
-                got=str(got),
+                "wrong shape of the saved values", tensor=name, expected=str(expected), got=str(got)
             )
     for name, tensor in pairs:
         tensor.copy_(torch.as_tensor(values[name]))

@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 
+from fastps._shared.checks import invalid
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.optim import SGD
 from fastps.torch._duplicates import check_memory
-from fastps.torch._params import by_name, wrong
+from fastps.torch._params import by_name
 
 #: ``loss(model, x, y)``: the sum of the losses of a batch.
 Loss = Callable[..., torch.Tensor]
@@ -64,24 +65,23 @@ class Objective:
         prefix: str = "",
     ) -> None:
         if not isinstance(model, torch.nn.Module):
-            raise wrong("model", "a torch.nn.Module", model)
+            raise invalid("model", "a torch.nn.Module", model)
         if not isinstance(dataset, Sized) or len(dataset) == 0:
-            raise wrong("dataset", "a data set with a length above 0", dataset)
+            raise invalid("dataset", "a data set with a length above 0", dataset)
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise wrong("batch_size", "an integer >= 1", batch_size)
+            raise invalid("batch_size", "an integer >= 1", batch_size)
         named = by_name(model.named_parameters(), None, prefix)
         check_memory(named)
         self._params = {name: param for name, param in named.items() if param.requires_grad}
         if not self._params:
-            raise wrong("model", "a model with parameters to train", type(model).__name__)
+            raise invalid("model", "a model with parameters to train", type(model).__name__)
         for name, param in self._params.items():
             if param.dtype not in (torch.float32, torch.float64):
-                got = str(param.dtype)
                 raise DTypeError(
-                    f"parameter {name!r}: expected float32 or float64, got {got}",
+                    "wrong dtype of a parameter",
                     tensor=name,
                     expected="float32 or float64",
-                    got=got,
+                    got=str(param.dtype),
                 )
         self._dataset: Any = dataset
         self._model, self._loss, self._batch_size = model, loss, batch_size
@@ -122,9 +122,7 @@ class Objective:
             if not isinstance(loss, torch.Tensor) or loss.shape != ():
                 got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
                 expected = "a scalar tensor, the sum over the batch"
-                raise ConfigError(
-                    f"loss returned no sum: expected {expected}, got {got}", expected=expected, got=got
-                )
+                raise ConfigError("loss returned no sum", expected=expected, got=got)
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
             total += float(loss.detach())
             for sum_, gradient in zip(sums, gradients, strict=True):

@@ -19,7 +19,7 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
-from fastps._shared.checks import at_least
+from fastps._shared.checks import at_least, invalid
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.codecs import Codec
@@ -40,7 +40,6 @@ from fastps.torch._params import (
     check_unchanged,
     rule_of_group,
     settings_of,
-    wrong,
 )
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_worker
@@ -160,18 +159,18 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         given: object = optimizer
         if not isinstance(given, optim.Optimizer):
             kind = type(given) if isinstance(given, torch.optim.Optimizer) else given
-            raise wrong("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", given)
+            raise invalid("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", given)
         mode = Async() if mode is None else mode
         check_mode(mode)
         if codec is not None:
             check_codec(codec)
         local = mode.after_warm_up.local_lr is not None
         if push_in_backward and local:
-            raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
+            raise invalid("mode", "another mode than fastps.Local with push_in_backward", mode)
         if buffers not in (None, "average", "latest", "local"):
-            raise wrong("buffers", "'average', 'latest', 'local' or None", buffers)
+            raise invalid("buffers", "'average', 'latest', 'local' or None", buffers)
         if model is None and buffers in ("average", "latest"):
-            raise wrong("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
+            raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
         buffers_every = at_least(1, "buffers_every", buffers_every)
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
@@ -225,15 +224,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """
         group = dict(param_group)
         for key in sorted(group.keys() - self.defaults.keys() - _NO_SETTINGS):
-            nearest = max(sorted(self.defaults), key=functools.partial(_likeness, key))
-            one_of = f'one of {quoted(sorted(self.defaults))} (nearest "{nearest}")'
-            raise wrong("key of a parameter group", one_of, key)
+            settings = sorted(self.defaults)
+            advice = f'the nearest is "{max(settings, key=functools.partial(_likeness, key))}"'
+            raise invalid("key of a parameter group", f"one of {quoted(settings)}", key, advice)
         self._check_kind(group)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
             if name in taken and taken[name] is not param:
-                raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+                raise invalid(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
             self._filled.check()
         if self.schedule is not None:
@@ -399,10 +398,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
-                f"wrong state: expected {expected}, got {got}; fastps.torch.resume() and "
-                "fastps.torch.to_store() take torch's own",
+                "wrong state",
                 expected=expected,
                 got=got,
+                advice="fastps.torch.resume() and fastps.torch.to_store() take torch's own",
             )
         states = self.held.saved(state_dict)
         worker, own = self._open(), {key: arrays_of(value) for key, value in state_dict["fastps"].items()}
@@ -470,7 +469,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         [True, False]
         """
         if isinstance(self._ps, Store) and self._ps.address is not None:
-            raise wrong("store", "servers, or a store of this process", "a store shared by processes")
+            raise invalid("store", "servers, or a store of this process", "a store shared by processes")
         return self._open().is_first()
 
     def stats(self) -> dict[str, Any]:
@@ -614,9 +613,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self._open().closed:
             expected, got = "an open optimizer", "a closed one"
             raise ConfigError(
-                f"this ParameterServerOptimizer is closed; make another one: expected {expected}, got {got}",
+                "this ParameterServerOptimizer is closed",
                 expected=expected,
                 got=got,
+                advice="make another one",
             )
 
     def _check_kind(self, group: Mapping[str, Any]) -> None:
@@ -625,7 +625,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         asked = group.get("decoupled_weight_decay", own)
         if own is not None and asked != own:
             other = "Adam" if own else "AdamW"
-            raise wrong("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
+            raise invalid("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
@@ -652,11 +652,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             now = self._by_name(name).param.grad
             if now is not grad or now._version != version:
                 raise ConfigError(
-                    f'the gradient was changed after it was sent (tensor "{name}"): push_in_backward allows '
-                    "no accumulation, clipping or GradScaler",
+                    "the gradient was changed after it was sent",
                     tensor=name,
                     expected="the gradient that backward made",
                     got="another one",
+                    advice="push_in_backward allows no accumulation, clipping or GradScaler",
                 )
         grads: dict[str, Any] = {}
         for entry in self._entries:
@@ -695,11 +695,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Internal: collects a complete gradient, and pushes those collected once they are large enough."""
         if entry.name in self._ahead:
             raise ConfigError(
-                f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
-                "accumulation; after an exception in backward, zero_grad() ends the step",
+                "a second backward before step()",
                 tensor=entry.name,
                 expected="one backward for each step",
                 got="a second one",
+                advice="push_in_backward allows no accumulation; after an exception in backward, zero_grad() "
+                "ends the step",
             )
         with torch.no_grad():
             gradient = entry.gradient(self._rows)

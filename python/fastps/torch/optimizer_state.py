@@ -97,11 +97,10 @@ class OptimizerState:
             if one.name in states and not fits(one, states[one.name]):
                 expected, got = f"state of {one.rule}", quoted(sorted(states[one.name]))
                 raise ConfigError(
-                    f'the saved optimizer state does not fit (tensor "{one.name}"): expected {expected}, '
-                    f"got {got} or other shapes",
+                    "the saved optimizer state does not fit",
                     tensor=one.name,
                     expected=expected,
-                    got=got,
+                    got=f"{got} or other shapes",
                 )
         return states
 
@@ -157,7 +156,7 @@ class OptimizerState:
 
 
 def _misfit(expected: str, got: str) -> ConfigError:
-    return ConfigError(f"invalid state: expected {expected}, got {got}", expected=expected, got=got)
+    return ConfigError("invalid state", expected=expected, got=got)
 
 
 def _groups(groups: Iterable[Iterable[str] | None]) -> str:

@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 from torch.optim import lr_scheduler
 
-from fastps._shared.checks import at_least
+from fastps._shared.checks import at_least, invalid
 from fastps.errors import ConfigError
 from fastps.torch._notes import note
-from fastps.torch._params import wrong
 from fastps.torch.optimizer import ParameterServerOptimizer
 
 __all__ = ["GlobalSchedule"]
@@ -78,16 +77,16 @@ class GlobalSchedule:
     def __init__(self, scheduler: Any, *, length: int | None = None) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         if not isinstance(optimizer, ParameterServerOptimizer):
-            raise wrong("scheduler", "one over a fastps.torch.ParameterServerOptimizer", scheduler)
+            raise invalid("scheduler", "one over a fastps.torch.ParameterServerOptimizer", scheduler)
         if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-            raise wrong("scheduler", "one that counts steps", "ReduceLROnPlateau")
+            raise invalid("scheduler", "one that counts steps", "ReduceLROnPlateau")
         groups, own_groups = len(optimizer.param_groups), len(scheduler.get_last_lr())
         if own_groups != groups:
             raise ConfigError(
-                f"the scheduler was made before a group was added: expected {groups} parameter groups, got "
-                f"{own_groups}; make it after add_param_group",
+                "the scheduler was made before a group was added",
                 expected=f"{groups} parameter groups",
                 got=str(own_groups),
+                advice="make it after add_param_group",
             )
         given = None if length is None else at_least(1, "length", length)
         own = [getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)]
@@ -125,11 +124,11 @@ class GlobalSchedule:
             if type(part) not in _ALIKE or any(f is not functions[0] for f in functions) or self._first:
                 expected, got = "one that begins at step 0 and treats all groups alike", type(part).__name__
                 raise ConfigError(
-                    "a parameter group cannot be added, because its rates are not clear from the scheduler: "
-                    f"expected {expected}, got {got}; give the optimizer all groups before the scheduler is "
-                    "made, and call requires_grad_(False) for those that are not trained yet",
+                    "a parameter group cannot be added, because its rates are not clear from the scheduler",
                     expected=expected,
                     got=got,
+                    advice="give the optimizer all groups before the scheduler is made, and call "
+                    "requires_grad_(False) for those that are not trained yet",
                 )
 
     def add(self, group: dict[str, Any]) -> None:
@@ -180,11 +179,11 @@ class GlobalSchedule:
         theirs = high * _DIGITS + low
         if theirs != length:
             raise ConfigError(
-                f"schedules of one run must be equally long: expected {theirs} steps, as another worker has, "
-                f"got {length}. To begin a schedule of another length, call ps.unregister({tensor!r}) "
-                "while no worker trains",
-                expected=f"{theirs} steps",
+                "schedules of one run must be equally long",
+                expected=f"{theirs} steps, as another worker has",
                 got=f"{length} steps",
+                advice=f"to begin a schedule of another length, call ps.unregister({tensor!r}) while no "
+                "worker trains",
             )
 
     def _begin(self) -> None:

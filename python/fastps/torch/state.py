@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from fastps import optim
+from fastps._shared.checks import invalid
 from fastps.checkpoint import new_state
 from fastps.connection import ParameterServer, check_ps
 from fastps.torch._duplicates import warn_of_other_names
-from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group, wrong
+from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group
 
 #: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.
 State = dict[str, Any]
@@ -89,7 +90,7 @@ def theirs(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str
     listed = [(param, group) for group in optimizer.param_groups for param in group["params"]]
     for param, _ in listed:
         if id(param) not in names:
-            raise wrong("optimizer", "one of the model's parameters", "a parameter that the model has not")
+            raise invalid("optimizer", "one of the model's parameters", "a parameter that the model has not")
     return [Theirs(names[id(param)], param, _rule_of(optimizer, group)) for param, group in listed]
 
 
@@ -183,7 +184,7 @@ def as_stored(rule: optim.Optimizer, state: Mapping[str, Any]) -> State:
 def _rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
     name = type(optimizer).__name__
     if type(optimizer).__module__.partition(".")[0] != "torch" or name not in _THEIRS:
-        raise wrong("optimizer", f"one of torch.optim: {', '.join(_THEIRS)}", type(optimizer).__name__)
+        raise invalid("optimizer", f"one of torch.optim: {', '.join(_THEIRS)}", type(optimizer).__name__)
     kind = optim.AdamW if group.get("decoupled_weight_decay") else _THEIRS[name]
     chosen = {field.name: group[field.name] for field in dataclasses.fields(kind) if field.name in group}
     return rule_of_group(kind(), {**vars(kind()), **chosen})

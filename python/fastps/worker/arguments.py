@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.checks import as_rate, invalid
-from fastps._shared.text import meant, nearest, quoted
+from fastps._shared.text import hint, nearest, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
@@ -60,7 +60,7 @@ def check_mapping(what: str, of: str, value: object) -> None:
     """Raises `ConfigError` unless an argument maps names to arrays; `of` says which arrays."""
     if not isinstance(value, Mapping):
         expected, got = f"a mapping of names to {of}", type(value).__name__
-        raise ConfigError(f"invalid {what}: expected {expected}, got {got}", expected=expected, got=got)
+        raise ConfigError(f"invalid {what}", expected=expected, got=got)
 
 
 def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
@@ -68,12 +68,7 @@ def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:
     for name, array in params.items():
         expected, got = str(ps.spec(name).shape), str(tuple(np.shape(array)))
         if expected != got:
-            raise ShapeError(
-                f'wrong shape of a parameter (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=expected,
-                got=got,
-            )
+            raise ShapeError("wrong shape of a parameter", tensor=name, expected=expected, got=got)
 
 
 def check_memory(arrays: Mapping[str, Array]) -> None:
@@ -81,13 +76,12 @@ def check_memory(arrays: Mapping[str, Array]) -> None:
     spans = sorted((a.__array_interface__["data"][0], a.nbytes, n) for n, a in arrays.items() if a.nbytes)
     for (start, length, first), (after, _, second) in pairwise(spans):
         if after < start + length:
-            expected, got = "memory of its own for each parameter", f'the memory of "{first}"'
             raise ConfigError(
-                f'two parameters share memory (tensors "{first}" and "{second}"): expected {expected}, got '
-                f"{got}; the values of one would overwrite the other's",
+                f'two parameters share memory ("{first}" and "{second}")',
                 tensor=second,
-                expected=expected,
-                got=got,
+                expected="memory of its own for each parameter",
+                got=f'the memory of "{first}"',
+                advice="the values of one would overwrite the other's",
             )
 
 
@@ -96,29 +90,23 @@ def check_float32(ps: ParameterServer, params: Iterable[str]) -> None:
     for name in params:
         dtype = ps.spec(name).dtype
         if dtype != "float32":
-            raise DTypeError(
-                f'a worker trains float32 tensors (tensor "{name}"): expected float32, got {dtype}',
-                tensor=name,
-                expected="float32",
-                got=dtype,
-            )
+            raise DTypeError("a worker trains float32 tensors", tensor=name, expected="float32", got=dtype)
 
 
 def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
     """Raises `ConfigError` unless the tensors are ``hogwild`` tensors in this machine's memory."""
     if not isinstance(ps, Store):
         raise ConfigError(
-            "Hogwild() trains in one machine's memory: expected fastps.Store, got servers; "
-            "with servers use fastps.Async()",
+            "Hogwild() trains in one machine's memory",
             expected="fastps.Store",
             got="servers",
+            advice="with servers use fastps.Async()",
         )
     for name in params:
         apply = ps.spec(name).apply
         if apply != "hogwild":
             raise ConfigError(
-                f'Hogwild() needs tensors without locks (tensor "{name}"): expected apply="hogwild", '
-                f'got apply="{apply}"',
+                "Hogwild() needs tensors without locks",
                 tensor=name,
                 expected='apply="hogwild"',
                 got=f'apply="{apply}"',
@@ -134,10 +122,10 @@ def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
     if not lr.keys() <= names.keys():
         name = min(lr.keys() - names.keys())
         raise ConfigError(
-            f'the worker has no such tensor, but lr names it (tensor "{name}"): expected names from '
-            f'{quoted(names)}, got "{name}"{meant(name, names)}',
+            "the worker has no such tensor, but lr names it",
             tensor=name,
-            expected=quoted(names),
-            got=name,
+            expected=f"names from {quoted(names)}",
+            got=f'"{name}"',
+            advice=hint(name, names),
         )
     return {name: as_rate("lr", rate) for name, rate in lr.items()}

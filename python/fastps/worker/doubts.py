@@ -54,10 +54,10 @@ class Doubts:
                 unknown = doubt
         if unknown is not None:
             raise UnknownOutcomeError(
-                f'the outcome of a push is unknown (tensor "{unknown.tensor}", shard {unknown.shard}); it is '
-                "neither repeated nor added to the next push",
+                "the outcome of a push is unknown",
                 tensor=unknown.tensor,
                 shard=unknown.shard,
+                advice="it is neither repeated nor added to the next push",
             )
 
     def forget_unknown(self) -> bool:

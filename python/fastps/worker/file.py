@@ -45,8 +45,7 @@ def read(path: File) -> dict[str, Any]:
             about = json.loads(str(file["about"]))
             if about["format"] != _FORMAT:
                 raise ConfigError(
-                    f"{os.fspath(path)} has an unknown format: expected format {_FORMAT}, "
-                    f"got format {about['format']!r}",
+                    f"{os.fspath(path)} has an unknown format",
                     expected=f"format {_FORMAT}",
                     got=f"format {about['format']!r}",
                 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Sparse, Versions
 from fastps._shared.handles import Receipts
-from fastps._shared.text import meant, quoted
+from fastps._shared.text import hint, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import (
@@ -178,11 +178,11 @@ class Pushes:
         if unknown:
             name = min(unknown)
             raise ConfigError(
-                f'the worker has no such tensor (tensor "{name}"): expected names from '
-                f'{quoted(self._params)}, got "{name}"{meant(name, self._params)}',
+                "the worker has no such tensor",
                 tensor=name,
-                expected=quoted(self._params),
-                got=name,
+                expected=f"names from {quoted(self._params)}",
+                got=f'"{name}"',
+                advice=hint(name, self._params),
             )
 
     def check(self, grads: Mapping[str, Any], lr: Rates) -> None:
@@ -192,11 +192,10 @@ class Pushes:
         if twice:
             name = min(twice)
             raise ConfigError(
-                f'a second gradient in one step (tensor "{name}"): expected one gradient, got another one by '
-                "begin() before",
+                "a second gradient in one step",
                 tensor=name,
                 expected="one gradient",
-                got="one by begin() before",
+                got="another one by begin() before",
             )
         # A single push from the caller's arrays checks all of them itself before it sends the first.
         back = self.sum.waiting or self._doubts

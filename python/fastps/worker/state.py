@@ -44,8 +44,7 @@ def _check_names(what: str, arrays: Iterable[str], names: Iterable[str], complet
     saved, known = list(arrays), list(names)
     if set(saved) - set(known) or (complete and set(saved) != set(known)):
         raise ConfigError(
-            f"the saved {what} are of other parameters, or of another mode or codec: expected "
-            f"{quoted(known)}, got {quoted(saved)}",
+            f"the saved {what} are of other parameters, or of another mode or codec",
             expected=quoted(known),
             got=quoted(saved),
         )
@@ -53,9 +52,4 @@ def _check_names(what: str, arrays: Iterable[str], names: Iterable[str], complet
 
 def _check_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
     if expected != got:
-        raise ShapeError(
-            f'wrong shape of the saved values (tensor "{name}"): expected {expected}, got {got}',
-            tensor=name,
-            expected=str(expected),
-            got=str(got),
-        )
+        raise ShapeError("wrong shape of the saved values", tensor=name, expected=str(expected), got=str(got))

@@ -71,14 +71,14 @@ class Watched:
         if [tensor._version for tensor in self._tensors] == self._seen:
             return
         written = self.written
-        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
+        more = f", {len(written)} of them" if len(written) > 1 else ""
         raise ForeignWriteError(
-            f'something other than the {self._owner} wrote to its parameters (tensor "{written[0]}"{more}); '
-            f"the next fetch would overwrite that. {self._owner}.push_model() sends the present values to "
-            f"the servers, {self._owner}.pull_model() fetches theirs",
+            f"something other than the {self._owner} wrote to its parameters{more}",
             tensor=written[0],
             expected=f"the values that the {self._owner} left there",
-            got="other values",
+            got="other values, which the next fetch would overwrite",
+            advice=f"{self._owner}.push_model() sends the present values to the servers, "
+            f"{self._owner}.pull_model() fetches theirs",
         )
 
 

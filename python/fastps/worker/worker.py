@@ -130,8 +130,7 @@ class Worker:
         then = mode.after_warm_up
         if accumulate > 1 and then.local_lr is not None:
             raise ConfigError(
-                "fastps.Local uses push_every instead of accumulate: "
-                f"expected accumulate=1, got accumulate={accumulate}",
+                "fastps.Local uses push_every instead of accumulate",
                 expected="accumulate=1",
                 got=f"accumulate={accumulate}",
             )
@@ -210,11 +209,7 @@ class Worker:
         check_mapping("params", "arrays", params)
         twice = sorted(params.keys() & self.params.keys())
         if twice:
-            raise ConfigError(
-                f'the worker already has this tensor (tensor "{twice[0]}")',
-                tensor=twice[0],
-                got="a second one",
-            )
+            raise ConfigError("the worker already has this tensor", tensor=twice[0], got="a second one")
         check_float32(self._ps, params)
         self._watched.check()
         self._pushes.finish()
@@ -349,8 +344,7 @@ class Worker:
         """
         if self._local is not None:
             raise ConfigError(
-                "begin() needs gradients that are pushed: expected a mode other than fastps.Local, got "
-                f"{self.mode!r}",
+                "begin() needs gradients that are pushed",
                 expected="a mode other than fastps.Local",
                 got=repr(self.mode),
             )
@@ -429,10 +423,10 @@ class Worker:
     def _check_open(self) -> None:
         if self._ps.closed:
             raise ConfigError(
-                f'this worker ("{self._groups.name}") is closed; make another one: expected an open worker, '
-                "got a closed one",
+                f'this worker ("{self._groups.name}") is closed',
                 expected="an open worker",
                 got="a closed one",
+                advice="make another one",
             )
 
     def _check_may_push(self, grads: Mapping[str, Any]) -> None:
@@ -441,14 +435,14 @@ class Worker:
         check_mapping("gradients", "gradients", grads)
         if self._warming and not self._end_warm_start():
             raise ConfigError(
-                "the warm start is not over; call ready() until it returns True",
+                "the warm start is not over",
                 expected="a worker whose ready() is True",
-                got="one that waits for the end of the warm start",
+                got="one that waits for its end",
+                advice="call ready() until it returns True",
             )
         if self._reported and grads:
             raise ConfigError(
-                "ready() has ended the gradients of this step: expected step({}), "
-                f"got gradients of {quoted(sorted(grads))}",
+                "ready() has ended the gradients of this step",
                 expected="step({})",
                 got=f"gradients of {quoted(sorted(grads))}",
             )
@@ -506,11 +500,11 @@ class Worker:
         for name, values in self.params.items():
             if not finite(values):
                 raise NonFiniteError(
-                    f'a value is not finite (tensor "{name}"): expected finite values, got NaN or infinity; '
-                    "nothing was dropped or assigned",
+                    "a value is not finite",
                     tensor=name,
                     expected="finite values",
                     got="NaN or infinity",
+                    advice="nothing was dropped or assigned",
                 )
         self._pushes.rest()
         self._pushes.forget()

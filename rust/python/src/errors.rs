@@ -34,6 +34,7 @@ pub(crate) fn module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     Ok(MODULE.get_or_try_init(py, import)?.bind(py))
 }
 
+/// The exception of a core error; its class composes the same text as `Display`.
 pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let fields = PyDict::new(py);
     fields.set_item("tensor", error.tensor.as_deref())?;
@@ -44,7 +45,7 @@ pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'
     if error.kind == Kind::VersionsLost {
         fields.set_item("lost", error.lost.iter().map(lost_fields).collect::<Vec<_>>())?;
     }
-    module(py)?.getattr(class(error.kind))?.call((error.to_string(),), Some(&fields))
+    module(py)?.getattr(class(error.kind))?.call((error.message.as_str(),), Some(&fields))
 }
 
 /// Tensor, shard, own pushes, version seen, version now.

@@ -136,6 +136,4 @@ def actions_of(space: gymnasium.Space[Any]) -> Actions:
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Gaussian(space)
     expected, got = "Discrete, or Box of floats", repr(space)
-    raise ConfigError(
-        f"the action space is not supported: expected {expected}, got {got}", expected=expected, got=got
-    )
+    raise ConfigError("the action space is not supported", expected=expected, got=got)

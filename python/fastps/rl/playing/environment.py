@@ -139,10 +139,10 @@ class Environment:
     def _another_form(self, call: str, expected: str, found: Any) -> ConfigError:
         got = described(found)
         return ConfigError(
-            f"the environment's {call}() returns another form ({self._where()}): expected {expected}, got "
-            f"{got}; follow gymnasium.Env of gymnasium 1.0",
+            f"the environment's {call}() returns another form ({self._where()})",
             expected=expected,
             got=got,
+            advice="follow gymnasium.Env of gymnasium 1.0",
         )
 
     def _where(self) -> str:

@@ -34,10 +34,10 @@ def by_name(name: str) -> gymnasium.Env[Any, Any]:
         if space in _PACKAGES and not any(known.startswith(f"{space}/") for known in gymnasium.registry):
             package = _PACKAGES[space]
             raise ConfigError(
-                f'a package is missing (environment "{name}"): expected {package}, got none; '
-                f"pip install {package}",
+                f'a package is missing (environment "{name}")',
                 expected=package,
                 got="none",
+                advice=f"pip install {package}",
             )
     found: gymnasium.Env[Any, Any] = gymnasium.make(name)
     return found
@@ -63,17 +63,15 @@ def made(make_env: MakeEnv, who: str = "make_env") -> gymnasium.Env[Any, Any]:
         expected, got = "a gymnasium.Env", type(env).__name__
         advice = "each worker plays one environment, and vector environments are not supported"
         raise ConfigError(
-            f"the environment is not supported ({who}): expected {expected}, got {got}; {advice}",
-            expected=expected,
-            got=got,
+            f"the environment is not supported ({who})", expected=expected, got=got, advice=advice
         )
     if _MADE.get(id(env.unwrapped)) is not None:
         expected, got = "a new environment for each call", "one that an earlier call returned"
         raise ConfigError(
-            f"make_env returned one object twice ({who}, environment {environment_name(env)}): expected "
-            f"{expected}, got {got}; create the environment inside the function",
+            f"make_env returned one object twice ({who}, environment {environment_name(env)})",
             expected=expected,
             got=got,
+            advice="create the environment inside the function",
         )
     _MADE[id(env.unwrapped)] = env.unwrapped
     return env

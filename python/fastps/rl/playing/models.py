@@ -91,10 +91,10 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     expected = "(height, width, channels) or (channels, height, width), at least 3 x 3 and fewer channels"
     got = f"shape {shape}"
     raise ConfigError(
-        f"the channels of the images cannot be found (observation space): expected {expected}, got {got}; "
-        "give a model of your own",
+        "the channels of the images cannot be found (observation space)",
         expected=expected,
         got=got,
+        advice="give a model of your own",
     )
 
 
@@ -137,19 +137,16 @@ def checked(
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             got = f"{type(error).__name__}: {error}"
             raise ConfigError(
-                f"the model does not take the observations: expected a policy of shape {wanted[0]} for two "
-                f"observations of shape {space.shape}, got {got}",
-                expected=str(wanted[0]),
+                "the model does not take the observations",
+                expected=f"a policy of shape {wanted[0]} for two observations of shape {space.shape}",
                 got=got,
             ) from error
     given = [tuple(policy.shape), *([] if values is None or not value else [tuple(values.shape)])]
     if given != wanted:
-        expected, got = _shapes(wanted), _shapes(given)
         raise ConfigError(
-            f"the model's output does not fit the action space: expected {expected} for two observations, "
-            f"got {got}",
-            expected=expected,
-            got=got,
+            "the model's output does not fit the action space",
+            expected=f"{_shapes(wanted)} for two observations",
+            got=_shapes(given),
         )
     return model
 

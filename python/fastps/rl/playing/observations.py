@@ -31,10 +31,10 @@ class Observations:
         if not isinstance(space, gymnasium.spaces.Box):
             expected, got = "Box", repr(space)
             raise ConfigError(
-                f"the observation space is not supported: expected {expected}, got {got}; "
-                "gymnasium.wrappers.FlattenObservation makes a Box of most others",
+                "the observation space is not supported",
                 expected=expected,
                 got=got,
+                advice="gymnasium.wrappers.FlattenObservation makes a Box of most others",
             )
         self.space, self.shape = space, space.shape
         self._low: Array | None = None
@@ -71,16 +71,11 @@ class Observations:
 
 
 def does_not_fit(kind: type[FastpsError], which: str, where: str, expected: str, got: str) -> FastpsError:
-    text = f"the environment's {which} does not fit ({where}): expected {expected}, got {got}"
-    return kind(text, expected=expected, got=got)
+    return kind(f"the environment's {which} does not fit ({where})", expected=expected, got=got)
 
 
 def not_finite(which: str, where: str, got: object) -> NonFiniteError:
-    return NonFiniteError(
-        f"the {which} is not finite ({where}): expected a finite {which}, got {got}",
-        expected=f"a finite {which}",
-        got=str(got),
-    )
+    return NonFiniteError(f"the {which} is not finite ({where})", expected=f"a finite {which}", got=str(got))
 
 
 def described(value: Any) -> str:

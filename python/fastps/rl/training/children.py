@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import multiprocessing
 import os
@@ -236,6 +237,8 @@ def _portable(error: Exception) -> FastpsError:
     """An error that can be sent to another process."""
     if not isinstance(error, FastpsError):
         return WorkerError(f"{type(error).__name__}: {error}")
-    kind = type(error.error if isinstance(error, PartialPush) else error)
-    fields = {name: getattr(error, name) for name in ("tensor", "shard", "expected", "got")}
-    return kind(str(error), **fields)
+    if not isinstance(error, PartialPush):
+        return error
+    refused = copy.copy(error.error)
+    refused.args = error.args
+    return refused

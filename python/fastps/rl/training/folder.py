@@ -49,9 +49,7 @@ class Folder:
             for needed in (self._last, self._training):
                 if not needed.exists():
                     raise ConfigError(
-                        f"there is no training to resume in {folder}: expected {needed.name}, got none",
-                        expected=needed.name,
-                        got="none",
+                        f"there is no training to resume in {folder}", expected=needed.name, got="none"
                     )
             self.saved = read(self._last)
             checkpoint.arrays(self._training)  # verifies it

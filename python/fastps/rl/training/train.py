@@ -188,10 +188,10 @@ class Training:
             self._ps = self._reach()
             if self._saved is not None and settings.present(self._ps) is not None:
                 raise ConfigError(
-                    "the servers have a run already: expected servers without a run, got a run; it continues "
-                    "without resume",
+                    "the servers have a run already",
                     expected="servers without a run",
                     got="a run",
+                    advice="it continues without resume",
                 )
             self._task.register(self._ps)
             if self._folder is not None:
@@ -296,8 +296,9 @@ class Training:
             return
         log = self._log(rank)
         where = "standard error" if log is None else log
-        why = f"{how}: expected a worker that plays until the last frame; {where} may say why"
-        self._failed(WorkerError(why, expected="a worker that plays until the last frame"), how)
+        expected, got = "a worker that plays until the last frame", "one that ended before"
+        error = WorkerError(how, expected=expected, got=got, advice=f"{where} may say why")
+        self._failed(error, how)
 
     def _failed(self, error: FastpsError, message: str) -> None:
         """Notes that a worker has ended before the last frame."""

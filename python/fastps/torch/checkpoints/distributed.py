@@ -141,12 +141,11 @@ def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> d
     ours = {f"{part}.state.{name}" for name in those}
     others = sorted(key for key in saved - ours if key.startswith(f"{part}.state."))
     if others and not ours <= saved:
-        expected, got = min(ours - saved), others[0]
         raise ConfigError(
-            f'the checkpoint does not fit: expected the state "{expected}", got "{got}"; '
-            "parameters have their names there, as torch.distributed.checkpoint.state_dict gives them",
-            expected=expected,
-            got=got,
+            "the checkpoint does not fit",
+            expected=f'the state "{min(ours - saved)}"',
+            got=f'"{others[0]}"',
+            advice="parameters have their names there, as torch.distributed.checkpoint.state_dict gives them",
         )
     states: dict[str, State] = {}
     for name, one in those.items():
@@ -177,12 +176,7 @@ def _compare(there: Mapping[str, Any], part: str, wanted: Mapping[str, Any]) -> 
         if isinstance(value, torch.Tensor) and value.shape != got:
             what = "nothing" if got is None else f"shape {tuple(got)}"
             expected = f"shape {tuple(value.shape)}"
-            raise ConfigError(
-                f'the checkpoint does not fit (tensor "{key}"): expected {expected}, got {what}',
-                tensor=key,
-                expected=expected,
-                got=what,
-            )
+            raise ConfigError("the checkpoint does not fit", tensor=key, expected=expected, got=what)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fastps._shared.checks import invalid
 from fastps._shared.files import replaced
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
@@ -22,7 +23,7 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, ShapeError, UnknownTensorError
 from fastps.torch import _file
 from fastps.torch._notes import note, written
-from fastps.torch._params import float32, rounds_to, wrong
+from fastps.torch._params import float32, rounds_to
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.torch.optimizer_state import OptimizerState, arrays_of
 from fastps.torch.state import State
@@ -75,7 +76,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     """
     taken = more.keys() & _file.OWN
     if taken:
-        raise wrong("name of a value", f"another name than {quoted(sorted(_file.OWN))}", min(taken))
+        raise invalid("name of a value", f"another name than {quoted(sorted(_file.OWN))}", min(taken))
     _check_readable(more)
     state = _ours(optimizer).state_dict()
     names, values = _names(model, optimizer), state.get("fastps", {}).get("values", {})
@@ -135,7 +136,7 @@ def resume(
         OSError: The file cannot be read.
     """
     if keep not in (None, "checkpoint", "servers"):
-        raise wrong("keep", "'checkpoint', 'servers' or None", keep)
+        raise invalid("keep", "'checkpoint', 'servers' or None", keep)
     saved = _read(path, model, _ours(optimizer), verify)
     held = optimizer.held
     ps, at = held.ps, held.prefix + _NOTE
@@ -191,7 +192,7 @@ class _Saved:
 
 def _ours(optimizer: object) -> ParameterServerOptimizer:
     if not isinstance(optimizer, ParameterServerOptimizer):
-        raise wrong("optimizer", "a fastps.torch.ParameterServerOptimizer", type(optimizer).__name__)
+        raise invalid("optimizer", "a fastps.torch.ParameterServerOptimizer", type(optimizer).__name__)
     return optimizer
 
 
@@ -244,10 +245,11 @@ def _choose(saved: _Saved, held: OptimizerState, at: str, path: File) -> Literal
     if there is None or there[1:] != saved.run:
         got += " of another run"
     raise ConfigError(
-        f"{os.fspath(path)} does not go with what the servers have: expected {expected}, got {got}. "
-        'resume(..., keep="checkpoint") in one worker replaces what they have, keep="servers" keeps it',
+        f"{os.fspath(path)} does not go with what the servers have",
         expected=expected,
         got=got,
+        advice='resume(..., keep="checkpoint") in one worker replaces what they have, keep="servers" keeps '
+        "it",
     )
 
 
@@ -311,11 +313,11 @@ def _check_order(saved: Iterable[str], ours: list[str]) -> None:
     if theirs != ours:
         name, got = next((name, got) for name, got in zip(ours, theirs, strict=True) if name != got)
         raise ConfigError(
-            "the saved optimizer state has no names, and its model has its parameters in another order "
-            f'(tensor "{name}"): expected "{name}", got "{got}"; build the model in the order of the file',
+            "the saved optimizer state has no names, and its model has its parameters in another order",
             tensor=name,
             expected=f'"{name}"',
             got=f'"{got}"',
+            advice="build the model in the order of the file",
         )
 
 
@@ -344,7 +346,7 @@ def _check_readable(more: Mapping[str, Any]) -> None:
                 file.seek(0)
                 torch.load(file, weights_only=True)
             except Exception as error:
-                raise wrong(
+                raise invalid(
                     f"value {name}", "what torch.load(weights_only=True) reads", type(value).__name__
                 ) from error
 
@@ -362,20 +364,10 @@ def _of_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> dict
     if others:
         name = min(others)
         expected, got = ("it", "nothing") if name not in there else ("nothing", "it")
-        raise ConfigError(
-            f'the checkpoint is of another model (tensor "{name}"): expected {expected}, got {got}',
-            tensor=name,
-            expected=expected,
-            got=got,
-        )
+        raise ConfigError("the checkpoint is of another model", tensor=name, expected=expected, got=got)
     for key, tensor in wanted.items():
         name = _plain(key)
         if not _file.is_extra(name) and there[name].shape != tensor.shape:
             expected, got = str(tuple(tensor.shape)), str(tuple(there[name].shape))
-            raise ShapeError(
-                f'wrong shape in the checkpoint (tensor "{name}"): expected {expected}, got {got}',
-                tensor=name,
-                expected=expected,
-                got=got,
-            )
+            raise ShapeError("wrong shape in the checkpoint", tensor=name, expected=expected, got=got)
     return {key: there[_plain(key)] for key in wanted}

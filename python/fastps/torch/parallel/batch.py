@@ -88,9 +88,7 @@ def cut(
     if not inputs.keys() <= known:
         unknown = min(inputs.keys() - known)
         raise ConfigError(
-            f'unknown input "{unknown}": expected one of {quoted(sorted(known))}',
-            expected=quoted(sorted(known)),
-            got=unknown,
+            f'unknown input "{unknown}"', expected=f"one of {quoted(sorted(known))}", got=f'"{unknown}"'
         )
     pieces: dict[str, list[torch.Tensor]] = {}
     rows: list[int] = []
@@ -98,11 +96,7 @@ def cut(
         value = inputs.get(name)
         if not isinstance(value, torch.Tensor):
             got = "none" if value is None else repr(type(value).__name__)
-            raise ConfigError(
-                f'input missing (node "{name}", part {parts[0]}): expected a tensor, got {got}',
-                expected="a tensor",
-                got=got,
-            )
+            raise ConfigError(f'input missing (node "{name}", part {parts[0]})', expected="a tensor", got=got)
         if value.ndim == 0:
             pieces[name] = [value] * micro_batches
             continue
@@ -110,11 +104,7 @@ def cut(
         here = [len(piece) for piece in pieces[name]]
         if (rows and here != rows) or min(here) == 0:
             expected = f"{sum(rows)} rows" if rows else f"at least {micro_batches} rows"
-            raise ConfigError(
-                f'invalid input (node "{name}"): expected {expected}, got {len(value)}',
-                expected=expected,
-                got=str(len(value)),
-            )
+            raise ConfigError(f'invalid input (node "{name}")', expected=expected, got=str(len(value)))
         rows = here
     each = [{name: cut[k] for name, cut in pieces.items()} for k in range(micro_batches)]
     return Batch(each, list(rows) or [-1] * micro_batches)

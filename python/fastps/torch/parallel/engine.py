@@ -397,10 +397,10 @@ class Engine:
                     what = "a synthetic gradient or its target is not finite"
                 some = f"part{'s' * (len(totals) > 1)} {', '.join(map(str, totals))} pushed nothing"
                 raise NonFiniteError(
-                    f"{what} ({where}, step {self._steps}): expected finite values, got NaN or infinity; "
-                    f"{'no part has pushed' if len(totals) == self.plan.parts else some}",
+                    f"{what} ({where}, step {self._steps})",
                     expected="finite values",
                     got="NaN or infinity",
+                    advice="no part has pushed" if len(totals) == self.plan.parts else some,
                 )
 
     def _spread_loss(self, totals: dict[int, list[float]]) -> None:
@@ -469,10 +469,9 @@ class Engine:
             self._batch.rows[micro] = max(message.rows, self._batch.rows[micro])
         if ours:
             raise ConfigError(
-                f"the parts make different calls (step {self._steps}): part {self.parts[0]} has {ours}, part "
-                f"{message.source} has {theirs}",
-                expected=ours,
-                got=theirs,
+                f"the parts make different calls (step {self._steps})",
+                expected=f"{ours} as on part {self.parts[0]}",
+                got=f"{theirs} on part {message.source}",
             )
 
     def _node_error(self, node: Node, micro: int, text: str) -> NodeError:
@@ -499,12 +498,12 @@ def _as_weight(node: Node, weight: Any) -> float:
 
 def _no_mean(whole: float, mean: float) -> ConfigError:
     return ConfigError(
-        'the loss is no mean over rows, so micro-batches would change it (node "loss"): expected '
-        f"{whole:.6g}, the loss of the whole batch, got {mean:.6g}, the mean of those of its micro-batches; "
-        'graph.loss(..., reduction="sum") takes sums, a function that returns (sum, weight) takes weighted '
+        'the loss is no mean over rows, so micro-batches would change it (node "loss")',
+        expected=f"{whole:.6g}, the loss of the whole batch",
+        got=f"{mean:.6g}, the mean of those of its micro-batches",
+        advice='graph.loss(..., reduction="sum") takes sums, a function that returns (sum, weight) takes '
+        "weighted "
         'means (ignore_index, class weights), and reduction="mean" takes these means',
-        expected=f"{whole:.6g}",
-        got=f"{mean:.6g}",
     )
 
 
@@ -528,8 +527,4 @@ def _no_tensor(node: Node, expected: str, got: tuple[Any, ...]) -> ConfigError:
     kinds = ", ".join(
         str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__ for value in got
     )
-    return ConfigError(
-        f'invalid output (part {node.part}, node "{node.name}"): expected {expected}, got {kinds}',
-        expected=expected,
-        got=kinds,
-    )
+    return ConfigError(f'invalid output (part {node.part}, node "{node.name}")', expected=expected, got=kinds)

@@ -141,9 +141,7 @@ class Graph:
         """
         if not isinstance(name, str) or not name.isidentifier() or name in ("micro_batches", LOSS):
             expected = "a name that can be an argument of step()"
-            raise ConfigError(
-                f"invalid input name: expected {expected}, got {name!r}", expected=expected, got=repr(name)
-            )
+            raise ConfigError("invalid input name", expected=expected, got=repr(name))
         return Handle(self, self._add(Node(name, 0, None)))
 
     def node(
@@ -176,9 +174,7 @@ class Graph:
             inputs, module = (module, *inputs), None
         if not isinstance(name, str) or name in ("", LOSS):
             expected = "a string other than 'loss', which loss() adds"
-            raise ConfigError(
-                f"invalid node name: expected {expected}, got {name!r}", expected=expected, got=repr(name)
-            )
+            raise ConfigError("invalid node name", expected=expected, got=repr(name))
         node = Node(name, 0, None, inputs, module, make, params, f"{params or name}.")
         if (module is None) == (make is None) or not callable(module if make is None else make):
             raise _wrong(node, "a module or function, or make=, a factory of one", f"{module!r}, {make!r}")
@@ -306,20 +302,18 @@ class Graph:
         >>> graph.loss(loss, out, graph.input("y"))
         """
         if LOSS in self.nodes_by_name:
-            raise ConfigError('the loss is given twice (node "loss")', got="a second loss")
+            raise ConfigError(
+                'the loss is given twice (node "loss")', expected="one loss", got="a second one"
+            )
         if not callable(function):
-            raise ConfigError(f"invalid loss: expected a function, got {function!r}", got=repr(function))
+            raise ConfigError("invalid loss", expected="a function", got=repr(function))
         if reduction not in (None, "mean", "sum"):
             raise invalid("reduction", "'mean', 'sum' or None", reduction)
         if reduction is None and getattr(function, "reduction", None) == "sum":
             reduction = "sum"
         if not inputs or self._own(inputs[0], LOSS).part is None:
             got = repr(inputs[0]) if inputs else "no input"
-            raise ConfigError(
-                f"invalid loss: expected the value of a node first, got {got}",
-                expected="the value of a node first",
-                got=got,
-            )
+            raise ConfigError("invalid loss", expected="the value of a node first", got=got)
         node = Node(LOSS, 0, None, inputs, function, prefix=f"{LOSS}.", reduction=reduction)
         twin = self._twin(function, None)
         if twin is not None:
@@ -330,7 +324,7 @@ class Graph:
     def output(self, name: str, handle: Handle) -> None:
         """Names a value that `Replica.predict` returns, on every part."""
         if name in self.named_outputs:
-            raise ConfigError(f"two outputs have one name: {name!r}", got=repr(name))
+            raise ConfigError("two outputs have one name", expected="another name", got=f'"{name}"')
         node = self._own(handle, f"output {name}")
         if node.part is None:
             raise _wrong(node, "an output that a node computes", "an input")
@@ -362,11 +356,7 @@ class Graph:
         ends = [*cuts, len(model)]
         if list(ends) != sorted({0, *ends})[1:]:
             expected = f"ascending layers from 1 to {len(model) - 1}"
-            raise ConfigError(
-                f"invalid cuts: expected {expected}, got {numbers(cuts)}",
-                expected=expected,
-                got=numbers(cuts),
-            )
+            raise ConfigError("invalid cuts", expected=expected, got=numbers(cuts))
         graph, begin = cls(seed), 0
         layers = list(model._modules.items())  # named_children() leaves out a layer that comes again
         value = graph.input("input")
@@ -405,10 +395,10 @@ class Graph:
         missing = self._given().keys() - set(names)
         if missing:
             raise ConfigError(
-                f"parameters of the model are not on the servers: {quoted(sorted(missing))}; make the "
-                "optimizers of all parts first",
+                "parameters of the model are not on the servers",
                 expected=quoted(sorted(missing)),
                 got=quoted(names),
+                advice="make the optimizers of all parts first",
             )
         return {name: torch.from_numpy(ps.pull(name)) for name in names}
 
@@ -434,20 +424,19 @@ class Graph:
             missing = sorted(set(names) - state.keys())
             unknown = sorted(state.keys() - set(names) - buffers.keys())
             raise ConfigError(
-                f"the state is of another model: missing {quoted(missing)}, unknown {quoted(unknown)}",
-                expected=str(names),
-                got=str(list(state)),
+                "the state is of another model",
+                expected="the names of this one",
+                got=f"missing {quoted(missing)}, unknown {quoted(unknown)}",
             )
         shapes = {name: ps.spec(name).shape for name in names}
         shapes |= {name: tuple(buffer.shape) for name, buffer in buffers.items() if name in state}
         for name, shape in shapes.items():
             if tuple(state[name].shape) != shape:
                 raise ConfigError(
-                    f'the state is of another model (tensor "{name}"): expected shape {shape}, '
-                    f"got {tuple(state[name].shape)}",
+                    "the state is of another model",
                     tensor=name,
-                    expected=str(shape),
-                    got=str(tuple(state[name].shape)),
+                    expected=f"shape {shape}",
+                    got=f"shape {tuple(state[name].shape)}",
                 )
         for name in names:
             ps.assign(name, float32(state[name].detach()))
@@ -492,7 +481,7 @@ class Graph:
 
     def _add(self, node: Node) -> Node:
         if node.name in self.nodes_by_name:
-            raise ConfigError(f'two nodes have one name (node "{node.name}")', got=node.name)
+            raise ConfigError("two nodes have one name", expected="another name", got=f'"{node.name}"')
         for handle in node.inputs:
             self._own(handle, node.name)
             self._check_unpacked(handle, node.name)
@@ -504,29 +493,20 @@ class Graph:
     def _own(self, handle: Any, user: str) -> Node:
         if not isinstance(handle, Handle) or handle.graph is not self:
             got = "a handle of another graph" if isinstance(handle, Handle) else repr(handle)
-            raise ConfigError(
-                f'unknown handle (node "{user}"): expected a handle of this graph, got {got}',
-                expected="a handle of this graph",
-                got=got,
-            )
+            raise ConfigError(f'unknown handle (node "{user}")', expected="a handle of this graph", got=got)
         return handle.node
 
     def _check_unpacked(self, handle: Handle, user: str) -> None:
         if handle.node.outputs is not None and handle.output is None:
-            expected = "one of the handles that outputs() returned"
             raise ConfigError(
-                f'node "{handle.node.name}" has several outputs (node "{user}"): expected {expected}',
-                expected=expected,
+                f'node "{handle.node.name}" has several outputs (node "{user}")',
+                expected="one of the handles that outputs() returned",
                 got=repr(handle),
             )
 
 
 def _not_decoupled(edge: str, expected: str, got: str) -> ConfigError:
-    return ConfigError(
-        f'a value cannot be decoupled (edge "{edge}"): expected {expected}, got {got}',
-        expected=expected,
-        got=got,
-    )
+    return ConfigError(f'a value cannot be decoupled (edge "{edge}")', expected=expected, got=got)
 
 
 def _those_of(twin: Node) -> str:
@@ -534,6 +514,4 @@ def _those_of(twin: Node) -> str:
 
 
 def _wrong(node: Node, expected: str, got: str) -> ConfigError:
-    return ConfigError(
-        f'invalid node "{node.name}": expected {expected}, got {got}', expected=expected, got=got
-    )
+    return ConfigError(f'invalid node "{node.name}"', expected=expected, got=got)

@@ -61,10 +61,9 @@ class Modules:
             module = seeds.run(("make", node.index), key, node.make)
             if not callable(module):
                 raise ConfigError(
-                    f'invalid make (node "{node.name}"): expected a factory of a module or function, it '
-                    f"returned {module!r}",
-                    expected="a module or function",
-                    got=repr(module),
+                    f'invalid make (node "{node.name}")',
+                    expected="a factory of a module or function",
+                    got=f"one of {module!r}",
                 )
             built: Callable[..., Any] = module
             return built
@@ -78,8 +77,7 @@ class Modules:
             if user is not None and key_of(user) != key_of(node):
                 expected, got = "a module of its own for each, or the same params=", "one tensor in both"
                 raise ConfigError(
-                    f'two nodes have the same parameters (nodes "{user.name}" and "{node.name}"): expected '
-                    f"{expected}, got {got}",
+                    f'two nodes have the same parameters (nodes "{user.name}" and "{node.name}")',
                     expected=expected,
                     got=got,
                 )
@@ -157,13 +155,12 @@ def check_parameters(plan: Plan, shapes: Shapes) -> None:
         for name in shapes[node.name]:
             owner = owners.setdefault(node.prefix + name, node)
             if key_of(owner) != key_of(node):
-                expected, got = "a name for each", f'"{node.prefix}{name}" twice'
                 raise ConfigError(
-                    f'parameters of two nodes have one name (nodes "{owner.name}" and "{node.name}"): '
-                    f"expected {expected}, got {got}; rename a node, or give both the same params=",
+                    f'parameters of two nodes have one name (nodes "{owner.name}" and "{node.name}")',
                     tensor=node.prefix + name,
-                    expected=expected,
-                    got=got,
+                    expected="a name for each",
+                    got=f'"{node.prefix}{name}" twice',
+                    advice="rename a node, or give both the same params=",
                 )
 
 
@@ -176,8 +173,7 @@ def check_same(first: Node, node: Node, shapes: Shapes) -> None:
             for each in (there, here)
         )
         raise ConfigError(
-            f'nodes that share parameters differ in them (nodes "{first.name}" and "{node.name}"): expected '
-            f"{expected}, got {got}",
+            f'nodes that share parameters differ in them (nodes "{first.name}" and "{node.name}")',
             expected=expected,
             got=got,
         )

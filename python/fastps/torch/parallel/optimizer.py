@@ -58,10 +58,11 @@ def check_fits_predictors(mode: Mode | None, edge: str) -> None:
         then = mode.after_warm_up
         expected = "another mode, such as fastps.Async()"
         raise ConfigError(
-            f'Sync does not fit predictors (edge "{edge}"): a step in which no target is due pushes no '
-            f"gradient of them, and the other replicas would wait for it: expected {expected}, got {then!r}",
+            f'Sync does not fit predictors (edge "{edge}")',
             expected=expected,
             got=repr(then),
+            advice="a step in which no target is due pushes no gradient of them, and the other replicas "
+            "would wait for it",
         )
 
 

@@ -167,20 +167,17 @@ class Plan:
         self.parts = 1 + max(_part(node) for node in self.nodes) if parts is None else parts
         for node in self.nodes:
             if _part(node) >= self.parts:
-                expected = f"0 to {self.parts - 1}"
                 raise ConfigError(
-                    f'part out of range (node "{node.name}"): expected a part from {expected}, as many as '
-                    f"the replica has processes, got {node.part}",
-                    expected=expected,
+                    f'part out of range (node "{node.name}")',
+                    expected=f"0 to {self.parts - 1}, as many as the replica has processes",
                     got=str(node.part),
                 )
         for part in range(self.parts):
             if not self.nodes_of([part]):
                 raise ConfigError(
-                    f"part {part} has no node: the replica has {self.parts} parts, the graph's nodes are on "
-                    f"{numbers(sorted({_part(node) for node in self.nodes}))}",
-                    expected=f"a node on part {part}",
-                    got="none",
+                    f"part {part} has no node",
+                    expected=f"nodes on all {self.parts} parts of the replica",
+                    got=f"nodes on {numbers(sorted({_part(node) for node in self.nodes}))}",
                 )
         loss = graph.nodes_by_name[LOSS]
         self.loss = loss
@@ -286,7 +283,7 @@ def _ancestors(wanted: Iterable[Node], training: bool) -> set[int]:
 def _check_loss(graph: Graph) -> None:
     if LOSS not in graph.nodes_by_name:
         raise ConfigError(
-            "the graph has no loss: call graph.loss(function, ...)", expected="a loss", got="none"
+            "the graph has no loss", expected="a loss", got="none", advice="call graph.loss(function, ...)"
         )
 
 
@@ -301,8 +298,7 @@ def _check_decoupled(nodes: Iterable[Node], training: Schedule) -> None:
         got = f"{', '.join(used)} on the same part" if used else "none"
         expected = "a node on another part that uses the decoupled value"
         raise ConfigError(
-            f'nothing is above a decoupled value (edge "{node.decoupling.value}", part {node.part}): '
-            f"expected {expected}, got {got}",
+            f'nothing is above a decoupled value (edge "{node.decoupling.value}", part {node.part})',
             expected=expected,
             got=got,
         )
@@ -314,7 +310,7 @@ def _check_used(graph: Graph, *schedules: Schedule) -> None:
     for node in graph.nodes:
         if node.name not in used:
             raise ConfigError(
-                f'unused handle (node "{node.name}"): neither the loss nor an output needs it',
+                f'unused handle (node "{node.name}")',
                 expected="a value that the loss or an output needs",
-                got="an unused one",
+                got="one that neither needs",
             )

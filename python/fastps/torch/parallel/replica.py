@@ -208,7 +208,12 @@ class Replica:
             Names of the outputs to tensors, on every part.
         """
         if not self._plan.inference.outputs:
-            raise ConfigError("the graph has no output: call graph.output(name, handle)", got="no output")
+            raise ConfigError(
+                "the graph has no output",
+                expected="an output",
+                got="none",
+                advice="call graph.output(name, handle)",
+            )
         found: list[dict[str, torch.Tensor]] = self._run(self._plan.inference, 1, inputs, Engine.predict)
         return found[0]
 
@@ -482,10 +487,9 @@ def _check_same_graph(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], 
             for node in (here, there)
         )
         raise ConfigError(
-            f'the graph differs between parts (node "{here["name"]}"): part {own} has {expected}; part '
-            f"{part} has {got}",
-            expected=expected,
-            got=got,
+            f'the graph differs between parts (node "{here["name"]}")',
+            expected=f"{expected}, as part {own} has",
+            got=f"{got} on part {part}",
         )
 
 

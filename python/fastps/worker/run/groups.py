@@ -182,11 +182,9 @@ class Groups:
         cure = "none is missing, but one is slow: use Sync(backup=...), or a longer timeout of connect"
         if missing > 0:
             cure = f"{missing} missing: start them, or use fastps.Sync(workers={workers - missing})"
-        expected, got = f"gradients of {counted(workers, 'worker')}", "; ".join(rooms)
+        expected, got = f"gradients of {counted(workers, 'worker')}", f"fewer; {'; '.join(rooms)}"
         return DeadlineError(
-            f"the wait for the other workers has timed out: expected {expected}, got fewer; {got}; {cure}",
-            expected=expected,
-            got=got,
+            "the wait for the other workers has timed out", expected=expected, got=got, advice=cure
         )
 
     # -- warm start ------------------------------------------------------------------------------------------

@@ -51,9 +51,7 @@ def worker_seed(base: int, ps: ParameterServer | None = None) -> int:
         check_ps(ps)
         return base + _next_place(ps)
     expected, got = "the environment's RANK, or ps", "neither"
-    raise ConfigError(
-        f"a worker's place is not known: expected {expected}, got {got}", expected=expected, got=got
-    )
+    raise ConfigError("a worker's place is not known", expected=expected, got=got)
 
 
 def _next_place(ps: ParameterServer) -> int:

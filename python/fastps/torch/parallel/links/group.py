@@ -24,10 +24,10 @@ def size_of(group: dist.ProcessGroup | None) -> int:
     missing = [name for name in _VARIABLES if not os.environ.get(name)]
     if missing:
         raise ConfigError(
-            f"expected {', '.join(missing)} in the environment, as torchrun sets them, got none; "
-            "Replica.local(graph) runs all parts in this process",
-            expected=", ".join(missing),
+            "the environment is not complete",
+            expected=f"{', '.join(missing)}, as torchrun sets them",
             got="none",
+            advice="Replica.local(graph) runs all parts in this process",
         )
     return int(os.environ["WORLD_SIZE"])
 
@@ -58,17 +58,18 @@ def open_group(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Pr
     backends = dist.get_backend_config(group)
     if "cpu:gloo" not in backends:
         raise ConfigError(
-            f"invalid group: expected a gloo group, got {backends}; values of a GPU cross through CPU "
-            "memory and gloo, NCCL is not supported because it has not been tested",
+            "invalid group",
             expected="a gloo group",
             got=backends,
+            advice="values of a GPU cross through CPU memory and gloo; NCCL is not supported because it has "
+            "not been tested",
         )
     if any(group is other for other in _in_use):
         raise ConfigError(
-            "the group has another replica, and messages of both would mix: expected a group of its own, got "
-            "one in use; close the other replica first, or make a group (torch.distributed.new_group)",
+            "the group has another replica, and messages of both would mix",
             expected="a group of its own",
             got="one in use",
+            advice="close the other replica first, or make a group (torch.distributed.new_group)",
         )
     _in_use.append(group)
     return group, made
@@ -90,8 +91,6 @@ def number_of_replica(number: int | None) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**32:
         got = repr(number) if number != -1 else repr(os.environ.get("REPLICA"))
         raise ConfigError(
-            f"invalid number of the replica: expected an integer >= 0 (argument or REPLICA), got {got}",
-            expected="an integer >= 0",
-            got=got,
+            "invalid number of the replica", expected="an integer >= 0 (argument or REPLICA)", got=got
         )
     return number

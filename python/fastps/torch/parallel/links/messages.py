@@ -107,8 +107,9 @@ def pack(message: Message) -> tuple[torch.Tensor, torch.Tensor | None]:
         size = tensor.numel() * tensor.element_size()
         if tensor.dtype not in _DTYPES or len(shape) > _DIMENSIONS or size > _MOST:
             raise FrameError(
-                f"a tensor of dtype {tensor.dtype} and shape {tuple(shape)} cannot be sent: expected "
-                f"a dtype of numbers, at most {_DIMENSIONS} dimensions and {_MOST} bytes"
+                "a tensor cannot be sent",
+                expected=f"a dtype of numbers, at most {_DIMENSIONS} dimensions and {_MOST} bytes",
+                got=f"dtype {tensor.dtype} and shape {tuple(shape)}",
             )
         code, flags = _DTYPES.index(tensor.dtype), flags | _HAS_TENSOR
     payload = None if tensor is None or size == 0 else as_bytes(tensor)

@@ -207,11 +207,7 @@ class Decoupled:
 
     def _unfit(self, value: torch.Tensor, got: str) -> ConfigError:
         expected = f"a gradient of the value's shape {tuple(value.shape)}"
-        return ConfigError(
-            f'the predictor does not fit (edge "{self.name}"): expected {expected}, got {got}',
-            expected=expected,
-            got=got,
-        )
+        return ConfigError(f'the predictor does not fit (edge "{self.name}")', expected=expected, got=got)
 
 
 def _square(values: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class SyntheticGradient(nn.Module):
         torch.Size([2, 8, 5, 5])
         """
         if kernel not in (1, 3):
-            raise ConfigError(f"invalid kernel: expected 1 or 3, got {kernel!r}", expected="1 or 3")
+            raise ConfigError("invalid kernel", expected="1 or 3", got=repr(kernel))
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._make(channels, labels, hidden, kernel)
@@ -100,8 +100,4 @@ class SyntheticGradient(nn.Module):
 
 
 def _wrong(what: str, expected: str, got: str) -> ConfigError:
-    return ConfigError(
-        f"invalid input of a SyntheticGradient ({what}): expected {expected}, got {got}",
-        expected=expected,
-        got=got,
-    )
+    return ConfigError(f"invalid input of a SyntheticGradient ({what})", expected=expected, got=got)
