@@ -282,7 +282,7 @@ def test_a_mode_is_read_by_its_properties_and_not_by_its_type() -> None:
 
 # Names that other libraries publish with an underscore.
 PUBLISHED = {
-    *("_asdict", "_exit", "_fields", "_make", "_replace"),  # Python's
+    *("_actions", "_asdict", "_exit", "_fields", "_make", "_replace", "_SubParsersAction"),  # Python's
     *("_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"),  # torch's from here on
     *("_C", "_cdata", "_foreach_mul_", "_foreach_norm", "_profiler_enabled", "_storage_Use_Count"),
     *("_indices", "_values", "_version"),

@@ -47,5 +47,6 @@ pub use kernel::{codec, finite, litmus, local_step, optim, rows};
 pub use push::sparse;
 #[cfg(not(loom))]
 pub use push::{check as outgoing, outcome, residue};
-pub use slice::{frame, identity, policy, record, shared_directory as directory};
+pub use slice::{frame, identity, policy, record};
+pub use tensor::shared_directory as directory;
 pub use tensor::{placement, program};

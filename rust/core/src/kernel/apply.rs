@@ -270,18 +270,18 @@ impl Body for AnyBody<'_> {
 
 #[inline(always)]
 fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
-    rule.select(Dense { isa, storage, body, scale });
+    rule.select(DensePush { isa, storage, body, scale });
 }
 
 /// A dense push, before its rule is known at compile time.
-struct Dense<S, B> {
+struct DensePush<S, B> {
     isa: Isa,
     storage: S,
     body: B,
     scale: f32,
 }
 
-impl<S: Storage, B: Body> WithRule for Dense<S, B> {
+impl<S: Storage, B: Body> WithRule for DensePush<S, B> {
     #[inline(always)]
     fn run_with(self, rule: impl Step) {
         let Self { isa, storage, body, scale } = self;
@@ -387,19 +387,19 @@ pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, 
                 *x *= scale;
             }
         }
-        rule.select(Rows { isa, storage: &mut storage, runs: &mut runs, g });
+        rule.select(RowsBlock { isa, storage: &mut storage, runs: &mut runs, g });
     }
 }
 
 /// A decoded block of a sparse push, before its rule is known at compile time.
-struct Rows<'a, 'b, S> {
+struct RowsBlock<'a, 'b, S> {
     isa: Isa,
     storage: &'a mut S,
     runs: &'a mut Runs<'b>,
     g: &'a [f32],
 }
 
-impl<S: Storage> WithRule for Rows<'_, '_, S> {
+impl<S: Storage> WithRule for RowsBlock<'_, '_, S> {
     #[inline(always)]
     fn run_with(self, rule: impl Step) {
         let Self { isa, storage, runs, g } = self;

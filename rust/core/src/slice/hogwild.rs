@@ -15,7 +15,7 @@ use crate::kernel::rows::Indices;
 use crate::memory::{Counts, Meter, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Push};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
-use crate::slice::shared_directory::SharedTensor;
+use crate::tensor::shared_directory::SharedTensor;
 
 /// Number of consecutive pushes in a run whose update of the first block is probed; consecutive pushes are
 /// the ones that race.

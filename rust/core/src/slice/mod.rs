@@ -14,7 +14,6 @@ mod read;
 pub mod record;
 mod resolve;
 mod round;
-pub mod shared_directory;
 #[allow(clippy::module_inception)]
 mod slice;
 mod snapshot;

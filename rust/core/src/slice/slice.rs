@@ -16,7 +16,7 @@ use crate::memory::{Buffer, Charge, Exposed, Pieces, Purpose, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Identity, Push};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::slice::policy::{Admission, Held, Policy};
-use crate::slice::shared_directory::SharedTensor;
+use crate::tensor::shared_directory::SharedTensor;
 use crate::tensor::{Apply, SliceId, TensorSpec};
 use std::ops::Deref;
 

@@ -3,8 +3,8 @@
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
-use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
+use crate::tensor::shared_directory::{Directory, SharedTensor};
 
 /// A tensor's values in place, in memory that other processes map, too.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Ordering, lock, write};
 use crate::push::check;
 use crate::slice::frame::Action;
-use crate::slice::shared_directory::{Directory, SharedTensor};
+use crate::tensor::shared_directory::{Directory, SharedTensor};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::{PushError, TensorRegistry};
 use std::time::Duration;

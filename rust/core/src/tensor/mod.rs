@@ -3,6 +3,7 @@
 
 pub mod placement;
 pub mod program;
+pub mod shared_directory;
 mod space;
 mod spec;
 mod version;

@@ -1,7 +1,7 @@
 //! The list of `mod.rs`: a codec that stands in it is dispatched everywhere.
 
-/// Generates [`super::CodecId`] from a list of `Name = number, file, Body;`. The file of a codec has `MARKED`,
-/// `body_len`, `validate` and `was_finite`. Float64 is the one codec without a `Body`.
+/// Generates [`super::CodecId`] from a list of `Name = number, file, Body;`. The file of a codec has
+/// `MARKED`, `body_len`, `validate` and `was_finite`. Float64 is the one codec without a `Body`.
 macro_rules! codecs {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $file:ident, $body:ident;)*) => {
         /// A codec as the wire identifies it: what a decoder needs to know.

@@ -103,7 +103,7 @@ impl AdadeltaRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::optim::settings::Settings;
+    use crate::kernel::optim::settings::SettingsTable;
 
     const HALF: Adadelta = Adadelta { lr: 1.0, rho: 0.5, eps: 1.0, weight_decay: 0.0, maximize: false };
 

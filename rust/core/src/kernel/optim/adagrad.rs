@@ -109,7 +109,7 @@ impl AdagradRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::optim::settings::Settings;
+    use crate::kernel::optim::settings::SettingsTable;
 
     fn one(adagrad: Adagrad, step: u64, p: f32, s: f32, g: f32) -> (f32, f32) {
         let (mut p, mut s) = ([p; 5], [s; 5]);

@@ -16,7 +16,7 @@
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 
 use super::algorithm::no_decay;
-use super::settings::{Setting, Settings, settings};
+use super::settings::{Setting, SettingsTable, settings};
 use super::{Algorithm, AsItCame, Changed, LazyAdamRule, Prepare, SparseRule, Step, lerp};
 use crate::base::block::Lane;
 use crate::base::error;
@@ -96,7 +96,7 @@ impl Algorithm for Adam {
     }
 }
 
-impl Settings for AdamW {
+impl SettingsTable for AdamW {
     fn settings(&mut self) -> Vec<Setting<'_>> {
         self.0.settings()
     }

@@ -1,12 +1,12 @@
 //! What the file of an optimizer provides, and what several of them share.
 
-use super::settings::Settings;
-use super::{EpsMode, Rule, SgdStep, SparseRule};
+use super::settings::SettingsTable;
+use super::{EpsMode, Rule, SparseRule};
 use crate::base::block::Lane;
 use crate::kernel::real::Real;
 
 /// An optimizer: its state and the scalars of its steps.
-pub(crate) trait Algorithm: Settings {
+pub(crate) trait Algorithm: SettingsTable {
     /// The scalars of one step, rounded to float32.
     type Rule: Into<Rule>;
 
@@ -18,11 +18,6 @@ pub(crate) trait Algorithm: Settings {
 
     /// The scalars of one step that touches only some rows, or the reason why a step must change all rows.
     fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str>;
-
-    /// As `rule`, for float64; `None` if the optimizer steps only float32.
-    fn float64_step(&self, _step: u64, _lr: f64) -> Option<SgdStep<f64>> {
-        None
-    }
 
     /// The value that registration fills a state slot with.
     fn initial_state(&self) -> f32 {

@@ -63,7 +63,7 @@ impl Step for AverageRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::optim::settings::Settings;
+    use crate::kernel::optim::settings::SettingsTable;
 
     fn one(lr: f64, p: f32, x: f32) -> f32 {
         let mut p = [p; 5];

@@ -112,7 +112,7 @@ impl Step for FtrlRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::optim::settings::Settings;
+    use crate::kernel::optim::settings::SettingsTable;
 
     fn one(ftrl: Ftrl, lr: f64, (p, z, n): (f32, f32, f32), g: f32) -> (f32, f32, f32) {
         let (mut p, mut z, mut n) = ([p; 5], [z; 5], [n; 5]);

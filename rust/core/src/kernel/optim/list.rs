@@ -81,10 +81,6 @@ macro_rules! optimizers {
             fn try_sparse_rule(&self, step: u64, lr: f64) -> std::result::Result<SparseRule, &'static str> {
                 match self { $(Self::$settings(o) => o.sparse_rule(step, lr),)* }
             }
-
-            fn try_float64_step(&self, step: u64, lr: f64) -> Option<SgdStep<f64>> {
-                match self { $(Self::$settings(o) => o.float64_step(step, lr),)* }
-            }
         }
     };
 }

@@ -32,7 +32,7 @@ use average::AverageRule;
 use ftrl::FtrlRule;
 use lazy_adam::LazyAdamRule;
 use rmsprop::RmspropRule;
-use settings::Settings;
+use settings::SettingsTable;
 use sgd::MomentumRule;
 pub(crate) use sgd::{SgdRule, SgdStep};
 
@@ -135,10 +135,13 @@ impl Optimizer {
 
     /// As [`Optimizer::rule`], for one step of a float64 slice.
     pub(crate) fn float64_step(&self, step: u64, lr: f64) -> Result<SgdStep<f64>> {
-        self.try_float64_step(step, lr).ok_or_else(|| {
-            Error::new(Kind::DType, "only SGD steps float64 tensors; convert the values to float32")
-                .expected("float32, or SGD", format!("float64 and {}", self.title()))
-        })
+        match self {
+            Self::Sgd(sgd) => Ok(sgd.step_of(step, lr)),
+            other => {
+                Err(Error::new(Kind::DType, "only SGD steps float64 tensors; convert the values to float32")
+                    .expected("float32, or SGD", format!("float64 and {}", other.title())))
+            }
+        }
     }
 
     /// Fails, with the reason, if these settings require a step to change untouched rows.

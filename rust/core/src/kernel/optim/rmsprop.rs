@@ -210,7 +210,7 @@ impl RmspropRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::optim::settings::Settings;
+    use crate::kernel::optim::settings::SettingsTable;
 
     const HALF: Rmsprop = Rmsprop {
         lr: 1.0,

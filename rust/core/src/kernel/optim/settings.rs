@@ -19,7 +19,7 @@ pub struct Setting<'a> {
 }
 
 /// Access to an optimizer's settings; [`settings!`] implements it.
-pub(crate) trait Settings {
+pub(crate) trait SettingsTable {
     /// The table of settings, for reading and writing.
     fn settings(&mut self) -> Vec<Setting<'_>>;
     /// Checks every setting as torch does; the error names the argument.
@@ -147,7 +147,7 @@ macro_rules! settings {
             }
         }
 
-        impl $crate::kernel::optim::settings::Settings for $name {
+        impl $crate::kernel::optim::settings::SettingsTable for $name {
             fn validate(&self) -> $crate::base::error::Result<()> {
                 { *self }.settings().iter().try_for_each($crate::kernel::optim::Setting::check)?;
                 $(self.$together()?;)?

@@ -55,7 +55,7 @@ impl Sgd {
 
     /// The scalars of one step on elements of type `T`.
     #[inline(always)]
-    fn step_of<T: Real>(&self, step: u64, lr: f64) -> SgdStep<T> {
+    pub(super) fn step_of<T: Real>(&self, step: u64, lr: f64) -> SgdStep<T> {
         let (neg_lr, prepare) = (T::nearest(-lr), Changed::new(self.maximize, self.weight_decay));
         if self.momentum == 0.0 {
             return SgdStep::Plain(SgdRule { neg_lr, prepare });
@@ -89,10 +89,6 @@ impl Algorithm for Sgd {
             SgdStep::Momentum(_) => Err("momentum moves every row"),
             SgdStep::Plain(rule) => no_decay(self.weight_decay).map(|()| SparseRule::Sgd(rule)),
         }
-    }
-
-    fn float64_step(&self, step: u64, lr: f64) -> Option<SgdStep<f64>> {
-        Some(self.step_of(step, lr))
     }
 
     fn momentum(&self) -> f64 {
@@ -240,7 +236,7 @@ impl<T: Real> MomentumRule<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::optim::settings::Settings;
+    use crate::kernel::optim::settings::SettingsTable;
 
     const MOMENTUM: Sgd =
         Sgd { lr: 0.5, momentum: 0.5, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };

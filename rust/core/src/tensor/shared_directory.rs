@@ -13,11 +13,11 @@
 //! appending leaves nothing visible. A writer needs the memory's lock, which the operating system releases
 //! when its holder dies.
 
+use super::{Apply, TensorSpec};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
 use crate::base::sync::{Arc, Mutex, Ordering, lock};
 use crate::memory::{Counts, RacyBuffer, Region, SharedMemory};
-use crate::tensor::{Apply, TensorSpec};
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
