@@ -110,7 +110,7 @@ def test_types(store):
         assert store.pull("h").tolist() == [np.float32(1) - np.float32(1e-3)] * 3
         with pytest.raises(fastps.NonFiniteError):
             worker.step({"x": jnp.full((2, 2), jnp.nan)})
-    with pytest.raises(fastps.DTypeError, match=r"'n'.*int32"):
+    with pytest.raises(fastps.DTypeError, match=r'"n".*int32'):
         fastps.jax.register(store, {"n": jnp.arange(3)}, fastps.SGD())
     with pytest.raises(fastps.ConfigError, match="two leaves"):
         fastps.jax.flatten({"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})

@@ -184,7 +184,8 @@ def test_graphs_that_differ_between_parts_are_refused():
         for error in replica.errors(0, 1):
             assert error.kind == "ConfigError"
             match = (
-                r'differs between parts .node "b".: part (.) has inputs "a(.*)"; part (.) has inputs "a(.*)"$'
+                r'differs between parts .node "b".: expected inputs "a(.*)", as part (.) has, '
+                r'got inputs "a(.*)" on part (.)$'
             )
             assert set(re.search(match, error.text).groups()) == {"0", "1", "[:, :2]", "[:, :3]"}
 
@@ -215,9 +216,9 @@ def test_a_factory_that_fails_is_heard_of_by_all_parts():
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ("predict", "part . has (step|predict), part . has (step|predict)"),
-        ("micro_batches", "part . has micro_batches=., part . has micro_batches=."),
-        ("rows", "part . has 2. rows, part . has 2. rows"),
+        ("predict", "expected (step|predict) as on part ., got (step|predict) on part ."),
+        ("micro_batches", "expected micro_batches=. as on part ., got micro_batches=. on part ."),
+        ("rows", "expected 2. rows as on part ., got 2. rows on part ."),
         ("missing", r'input missing \(node "input", part 0\)'),
     ],
 )
