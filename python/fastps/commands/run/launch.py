@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,6 +181,8 @@ class Launch:
             name = f"rank {rank.number}"
             env = {key: value for key, value in env.items() if key not in _GROUP}
             env.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
+            if plan.workers > 1:  # threads of several workers on one core wait for each other
+                env.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // plan.workers)))
             env["FASTPS_RANK"] = env["RANK"] = str(rank.number)
             env["FASTPS_WORKERS"] = str(plan.workers)
             if port is not None:
@@ -225,6 +228,13 @@ class Launch:
         for server in self._servers:
             server.wait(deadline - time.monotonic())
             server.close(_INTERRUPTED_LINES)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _pause(deaths: int) -> float:
