@@ -122,7 +122,8 @@ def test_connect_waits_for_servers_that_start_later(caplog: pytest.LogCaptureFix
     thread.start()
     with fastps.connect(port, timeout=0.5, wait=60) as ps:
         thread.join()
-        with pytest.raises(fastps.UnknownTensorError, match=r"within 0\.5 s"):  # of `timeout`, not `wait`
+        missing = (fastps.UnknownTensorError, fastps.DeadlineError)
+        with pytest.raises(missing, match=r"within 0\.5 s|the deadline passed"):  # of `timeout`, not `wait`
             ps.wait_for("w")
     started[0].stop()
 
@@ -151,12 +152,10 @@ def test_a_worker_waits_for_what_another_one_registers(remote: bool) -> None:
         ps.wait_for(iter(["b", "a"]), timeout=60)
         assert ps.names() == ["a", "b"]
         thread.join()
-        ps.wait_for("a", timeout=0)
-        ps.wait_for([], timeout=0)
-        with pytest.raises(
-            fastps.UnknownTensorError, match=r'has registered "c", "d" within 0\.1 s'
-        ) as missing:
-            ps.wait_for(["d", "a", "c"], timeout=0.1)
+        ps.wait_for("a")
+        ps.wait_for([])
+        with pytest.raises(fastps.UnknownTensorError, match=r'has registered "c", "d" within 3 s') as missing:
+            ps.wait_for(["d", "a", "c"], timeout=3)
         assert missing.value.tensor == "c"
 
 

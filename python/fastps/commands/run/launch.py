@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,8 +157,9 @@ class Launch:
 
     def _watch(self, addresses: str) -> None:
         """Starts the workers and waits until every rank has ended."""
-        plan, now = self._plan, time.monotonic()
-        self._ranks = [Rank(k, now + k * plan.stagger) for k in range(plan.workers or 1)]
+        plan = self._plan
+        self._ranks = [Rank(number, due=math.inf) for number in range(plan.workers or 1)]
+        self._ranks[0].due = time.monotonic()
         what = "COMMAND" if plan.workers is None else counted(plan.workers, "worker")
         self._output.say(f"{counted(addresses.count(',') + 1, 'server')} at {addresses}, {what}")
         port = free_ports(1)[0] if plan.torch_env else None
@@ -180,6 +183,8 @@ class Launch:
             name = f"rank {rank.number}"
             env = {key: value for key, value in env.items() if key not in _GROUP}
             env.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
+            if plan.workers > 1:  # threads of several workers on one core wait for each other
+                env.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // plan.workers)))
             env["FASTPS_RANK"] = env["RANK"] = str(rank.number)
             env["FASTPS_WORKERS"] = str(plan.workers)
             if port is not None:
@@ -187,6 +192,9 @@ class Launch:
                 env |= dict(zip(_GROUP, group, strict=True))
         rank.worker = Worker(name, rank.number, plan.command, env, self._output)
         self._output.event("start", rank=rank.number, pid=rank.worker.process.pid, restart=rank.restarts)
+        if rank.restarts == 0:
+            for following in self._ranks[rank.number + 1 : rank.number + 2]:
+                following.due = time.monotonic() + plan.stagger
 
     def _check_worker(self, rank: Rank, worker: Worker) -> None:
         """Notes the end of a worker, and when it starts again."""
@@ -225,6 +233,13 @@ class Launch:
         for server in self._servers:
             server.wait(deadline - time.monotonic())
             server.close(_INTERRUPTED_LINES)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _pause(deaths: int) -> float:
