@@ -347,7 +347,7 @@ def test_make_targets_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", [p for p in EXECUTED if p.stem != "architecture"], ids=name)
 def test_named_exceptions_exist(page: Path) -> None:
     for exception in set(re.findall(r"\b[A-Z]\w+Error\b|\bPartialPush\b", page.read_text())):
-        places = ("fastps", "fastps.rl", "fastps.simulate", "fastps.torch.parallel")
+        places = ("builtins", "fastps", "fastps.rl", "fastps.simulate", "fastps.torch.parallel")
         assert any(hasattr(importlib.import_module(place), exception) for place in places), exception
 
 

@@ -1,7 +1,7 @@
 """The scripts that complete ``fastps`` and ``fastps-server``, for each shell.
 
 A script finds the command that the words before the cursor name, then offers what may follow. After an option
-that takes a value without choices it offers files.
+that needs a value and has no choices it offers files.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _values(commands: list[Command], offer: str) -> str:
     places: dict[tuple[str, ...], list[str]] = {}
     for command in commands:
         for option in command.options:
-            if option.value:
+            if option.needs_value:
                 places.setdefault(option.choices, []).extend(
                     f"{command.name} {name}" for name in option.names
                 )
@@ -132,7 +132,7 @@ def _fish_option(option: Option) -> str:
     names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
     if option.choices:
         names.append(f"-x -a {_fish_quoted(' '.join(option.choices))}")
-    elif option.value:
+    elif option.needs_value:
         names.append("-r")
     return f"{' '.join(names)} -d {_fish_quoted(option.help)}"
 

@@ -14,19 +14,30 @@ __all__ = ["Command", "Option", "tree"]
 
 
 class Option(NamedTuple):
-    """An option: its names, the name of its value (empty for a switch), the allowed values, its help."""
+    """An option: its names, the name of its value, the allowed values, its help.
+
+    The name of a value that may be left out is in brackets; a switch has none.
+    """
 
     names: tuple[str, ...]
     value: str
     choices: tuple[str, ...]
     help: str
 
+    @property
+    def needs_value(self) -> bool:
+        return self.value != "" and not self.value.startswith("[")
+
 
 class Command(NamedTuple):
-    """A command: its full name, what it does, its options, and the words that may follow, each with help."""
+    """A command: its full name, what it does, its arguments and options, and the words that it takes.
+
+    Words are subcommands, or the choices of an argument. Arguments and words have their help as values.
+    """
 
     name: str
     summary: str
+    arguments: dict[str, str]
     options: tuple[Option, ...]
     words: dict[str, str]
 
@@ -42,7 +53,7 @@ def tree(parser: argparse.ArgumentParser, summaries: dict[str, str]) -> list[Com
         Every command. Without torch, ``fastps rl`` has no options here, because its parser needs torch.
     """
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    found = [Command("fastps", parser.description or "", _options(parser), dict(summaries))]
+    found = [_command("fastps", parser)._replace(arguments={}, words=dict(summaries))]
     elsewhere = {"serve": _serve, "checkpoint": _checkpoint, "rl": _rl}
     for name in summaries:
         if name in elsewhere:
@@ -53,30 +64,26 @@ def tree(parser: argparse.ArgumentParser, summaries: dict[str, str]) -> list[Com
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> Command:
-    words = {
-        str(word): ""
-        for action in parser._actions
-        if not action.option_strings
-        for word in action.choices or ()
-    }
-    return Command(name, " ".join((parser.description or "").split()), _options(parser), words)
-
-
-def _options(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
-    return tuple(_option(action) for action in parser._actions if action.option_strings)
-
-
-def _option(action: argparse.Action) -> Option:
-    choices = tuple(map(str, action.choices or ()))
-    value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
-    return Option(tuple(action.option_strings), value, choices, (action.help or "").replace("%%", "%"))
+    options: list[Option] = []
+    arguments: dict[str, str] = {}
+    words: dict[str, str] = {}
+    for action in parser._actions:
+        choices = tuple(map(str, action.choices or ()))
+        value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+        meaning = (action.help or "") % {**vars(action), "prog": name}
+        if action.option_strings:
+            options.append(Option(tuple(action.option_strings), value, choices, meaning))
+        else:
+            arguments["|".join(choices) or value] = meaning
+            words |= dict.fromkeys(choices, "")
+    return Command(name, " ".join((parser.description or "").split()), arguments, tuple(options), words)
 
 
 def _rl() -> Iterator[Command]:
     try:
         from fastps.commands.rl import command, play
     except ImportError:
-        yield Command("fastps rl", "Train a policy.", (), {})
+        yield Command("fastps rl", "Train a policy.", {}, (), {})
         return
     training = _command("fastps rl", command.parser())
     yield training._replace(words={**training.words, "play": "play episodes of a saved policy"})
@@ -101,14 +108,21 @@ def _checkpoint() -> Iterator[Command]:
 
 def _from_help(name: str, text: str) -> Command:
     """The command that a help text of clap describes."""
-    line = re.compile(r"^ +(?:(-\w), )?(--[\w-]+)(?: <(\w+)>)? {2,}(.*)$", re.MULTILINE)
+    line = re.compile(r"^ +(?:(-\w), )?(--[\w-]+)( ?\S*<\S*)? {2,}(.*)$", re.MULTILINE)
     options = []
     for short, long, value, written in line.findall(text):
         meaning = re.sub(r" \[env: .*?\](?= \[default|$)", "", written)
-        options.append(Option((short, long) if short else (long,), value, (), meaning))
-    _, _, listed = text.partition("\nCommands:\n")
-    words = dict(re.findall(r"^  (\w+) +(.*)$", listed.partition("\n\n")[0], re.MULTILINE))
-    return Command(name, text.partition("\n")[0], tuple(options), words)
+        options.append(Option((short, long) if short else (long,), re.sub("[ <>]", "", value), (), meaning))
+    arguments = _listed(text, "Arguments", r"<(\w+)>\S*")
+    return Command(
+        name, text.partition("\n")[0], arguments, tuple(options), _listed(text, "Commands", r"(\w+)")
+    )
+
+
+def _listed(text: str, title: str, name: str) -> dict[str, str]:
+    """The names in a section of a help text of clap, with their help."""
+    _, _, section = text.partition(f"\n{title}:\n")
+    return dict(re.findall(rf"^  {name} +(.*)$", section.partition("\n\n")[0], re.MULTILINE))
 
 
 def _printed(call: Callable[[list[str]], int], arguments: list[str]) -> str:
