@@ -27,11 +27,11 @@ class Server:
             server itself.
     """
 
-    __slots__ = ("__weakref__", "_native", "_stopped", "address_list", "addresses")
+    __slots__ = ("__weakref__", "_native", "address_list", "addresses", "stopped")
 
     def __init__(self, native: _fastps.Server) -> None:
         self._native = native
-        self._stopped = False
+        self.stopped = False
         self.address_list: list[str] = native.addresses()
         self.addresses: str = ",".join(self.address_list)
         _servers.add(self)
@@ -47,7 +47,7 @@ class Server:
             DeadlineError: A thread did not stop in time.
         """
         self._native.stop(timeout)
-        self._stopped = True
+        self.stopped = True
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,7 @@ class Server:
         self.stop()
 
     def __repr__(self) -> str:
-        stopped = ", stopped" * self._stopped
+        stopped = ", stopped" * self.stopped
         return f"<fastps.Server {self.addresses}, {counted(len(self.address_list), 'shard')}{stopped}>"
 
     def _repr_html_(self) -> str:
@@ -183,7 +183,7 @@ def serve(
 
 def _on_port(port: str | None) -> Server | None:
     """The server of this process that listens on a port."""
-    of = (server for server in list(_servers) if not server._stopped)
+    of = (server for server in list(_servers) if not server.stopped)
     return next((s for s in of if any(a.rpartition(":")[2] == port for a in s.address_list)), None)
 
 

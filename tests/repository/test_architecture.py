@@ -291,7 +291,7 @@ PUBLISHED = {
     "_parameter_constraints",  # scikit-learn's
 }
 # How often the source reads or writes a private name of another object: a number that may only fall.
-FOREIGN_PRIVATE_NAMES = 19
+FOREIGN_PRIVATE_NAMES = 14
 
 
 def test_private_names_are_used_by_their_owners() -> None:

@@ -15,7 +15,7 @@ class Mode:
     """How a worker stays in step with the other workers; a value.
 
     `Worker` reads these properties and knows none of the modes. A mode overrides those in which it differs
-    from the defaults: push and fetch at every step, without waiting for other workers.
+    from the defaults: push and fetch at every step, and never wait.
 
     Attributes:
         push_every: Steps between pushes.

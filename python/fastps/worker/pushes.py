@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -62,36 +62,66 @@ class _Planned(NamedTuple):
     bound: _fastps.BoundList | None
 
 
-class _Step:
-    """The gradients of one step until they are sent.
+class _Batch:
+    """The gradients of one step until they are sent: a push commits its own, a refusal rolls the rest back.
+
+    Args:
+        grads: The step's, by name. Of a tensor with None only what waits in the sum is pushed.
+        waiting: The sum, which some of the gradients join.
+        base: The versions that they were computed at.
 
     Attributes:
-        given: Those that were neither sent nor refused for their staleness.
-        left: Those of them that are not in the sum.
-        before: What the sum had of the others before.
         pushes: The pushes, each noted before it begins.
         refused: Tensors of the push that was refused, whose gradients are invalid.
     """
 
-    def __init__(self, grads: Mapping[str, Any]) -> None:
-        self.given = {name: gradient for name, gradient in grads.items() if gradient is not None}
-        self.left = self.given.copy()
-        self.before: dict[str, Gradient | None] = {}
+    def __init__(self, grads: Mapping[str, Any], waiting: Gradients, base: Versions | None) -> None:
+        self._sum, self._base = waiting, base
+        self._rest = {name: gradient for name, gradient in grads.items() if gradient is not None}
+        #: What the sum had of the tensors whose gradients have joined it.
+        self._undo: dict[str, Gradient | None] = {}
         self.pushes: list[_Push] = []
         self.refused: set[str] = set()
 
-    def done(self, names: Iterable[str]) -> None:
-        """The gradients of these tensors do not return to the sum."""
-        for name in names:
-            for place in (self.given, self.left, self.before):
-                place.pop(name, None)
+    def join_sum(self, in_place: Callable[[Any], bool]) -> None:
+        """Moves into the sum the gradients that cannot be sent from where they are."""
+        for name, gradient in self._rest.items():
+            if name in self._sum.waiting or not in_place(gradient):
+                self._undo[name] = self._sum.kept(name)
+                self._sum.add(name, gradient, self._base)
 
-    def note_begun(self) -> bool:
-        """Notes what was sent; returns whether anything was."""
+    @property
+    def joined(self) -> list[str]:
+        """The tensors whose gradients have joined others that waited."""
+        return [name for name, waited in self._undo.items() if waited is not None]
+
+    @property
+    def outside(self) -> set[str]:
+        """The tensors whose gradients have not joined the sum."""
+        return self._rest.keys() - self._undo.keys()
+
+    def commit(self, names: Iterable[str]) -> None:
+        """These gradients are sent, or dropped for their staleness: they do not return to the sum."""
+        for name in names:
+            self._rest.pop(name, None)
+            self._undo.pop(name, None)
+
+    def commit_begun(self) -> bool:
+        """Commits what was sent; returns whether anything was."""
         begun = [push for push in self.pushes if push.flight.begun]
         for push in begun:
-            self.done(push.gradients)
+            self.commit(push.gradients)
         return bool(begun)
+
+    def roll_back(self) -> None:
+        """Takes the gradients that were not committed out of the sum again."""
+        self._sum.undo(self._undo)
+
+    def keep(self) -> None:
+        """Adds to the sum what was neither committed nor refused; after `roll_back`."""
+        for name, gradient in self._rest.items():
+            if name not in self.refused:
+                self._sum.add(name, gradient, self._base)
 
 
 class Pushes:
@@ -222,25 +252,26 @@ class Pushes:
     def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
         """Starts to push gradients, each with what waits of its tensor; None pushes only what waits.
 
-        What cannot be sent goes with the next push, unless it is `Refused`: then the sum is as it was. A push
-        before this one may fail with the same errors, and refuses nothing of it.
+        After an error the gradients that were not sent go with the next push. If nothing was sent and this
+        step is `Refused`, they do not: the sum is as it was before. An earlier push may fail with the same
+        errors here, which refuse nothing of this step.
         """
         self.refused = own = False
-        step = _Step(grads)
+        batch = _Batch(grads, self.sum, base)
         try:
             self._end_the_last()
             own = True
-            self._sum_up(step, base)
+            batch.join_sum(self._is_sent_in_place)
             pushes = self._plan(grads, lr, base)
             if len(pushes) > 1:
-                self._check_sums(step.before)
+                self._check_sums(batch.joined)
             for push in pushes:
-                self._send(push, step)
+                self._send(push, batch)
         except BaseException as error:
-            begun = step.note_begun()
+            begun = batch.commit_begun()
             self._leave_the_sum()
             self.refused = own and not begun and isinstance(error, Refused)
-            self._recover(error, step, base)
+            self._recover(error, batch)
             raise
         self.sum.local_steps = 0
 
@@ -252,17 +283,9 @@ class Pushes:
             self._doubts.settle(self.sum, wait=self._mode.waits_for_others)
             self._pushed = self._filling
 
-    def _sum_up(self, step: _Step, base: Versions | None) -> None:
-        """Moves into the sum the gradients that cannot be sent from where they are."""
-        waiting = self.sum
-        # The step that pushes sends rows from where they are, whatever the codec.
-        here = self.every == 1
-        for name, gradient in step.given.items():
-            in_place = self.direct or (here and isinstance(gradient, Sparse))
-            if name in waiting.waiting or not in_place:
-                step.before[name] = waiting.kept(name)
-                waiting.add(name, gradient, base)
-                del step.left[name]
+    def _is_sent_in_place(self, gradient: Any) -> bool:
+        """Whether a gradient is sent from where it is: rows by every step that pushes, whatever the codec."""
+        return self.direct or (self.every == 1 and isinstance(gradient, Sparse))
 
     def _plan(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> list[_Planned]:
         """The pushes of a step: one for each rate, and for rows and whole gradients."""
@@ -282,17 +305,16 @@ class Pushes:
                 pushes.append(_Planned(whole, settings, self._bind(whole)))
         return pushes
 
-    def _check_sums(self, before: Mapping[str, Gradient | None]) -> None:
+    def _check_sums(self, names: Iterable[str]) -> None:
         """Raises if a sum would be refused, so that none of several pushes is sent."""
-        for name, waits in before.items():
-            if waits is not None:
-                check(name, self.sum.waiting[name], self._params[name], self._native.check_finite)
+        for name in names:
+            check(name, self.sum.waiting[name], self._params[name], self._native.check_finite)
 
-    def _send(self, planned: _Planned, step: _Step) -> None:
+    def _send(self, planned: _Planned, batch: _Batch) -> None:
         """Sends gradients of one kind: whole ones, which are bound, or rows. They leave the sum."""
         some, settings, bound = planned
         push = _Push(some)
-        step.pushes.append(push)
+        batch.pushes.append(push)
         self._under_way.append(push)
         # With `Sync`, the version of each slice waits for the rows of every worker, even if there are none.
         every_slice = bound is None and self._mode.shares_versions
@@ -300,11 +322,11 @@ class Pushes:
         try:
             self._native.push_async(what, settings, False, every_slice, push.flight)
         except StalePush as error:  # no slice has taken it
-            step.done(some)
+            batch.commit(some)
             self.sum.drop(some)
             self.not_applied(some, error)
         except Refused:
-            step.refused.update(some)
+            batch.refused.update(some)
             raise
         self._leave_the_sum()
         if bound is None and push.flight.begun and not every_slice:  # the rows are the caller's
@@ -321,18 +343,17 @@ class Pushes:
                     del waiting[name]
         self._under_way = [push for push in self._under_way if push.flight.begun]
 
-    def _recover(self, error: BaseException, step: _Step, base: Versions | None) -> None:
+    def _recover(self, error: BaseException, batch: _Batch) -> None:
         """Keeps what was neither sent nor refused; nothing if the whole step was refused."""
-        self.sum.undo(step.before)
-        if isinstance(error, NonFiniteError) and (self.refused or step.refused):
-            self._drop_broken(error, step.left)
+        batch.roll_back()
+        if isinstance(error, NonFiniteError) and (self.refused or batch.refused):
+            self._drop_broken(error, batch.outside)
         if self.refused:
             self.let_go()
         elif self._mode.shares_versions:  # the next gradient is of another version
             self.sum.drop(self.sum.waiting)
         else:
-            for name in step.given.keys() - step.refused:
-                self.sum.add(name, step.given[name], base)
+            batch.keep()
 
     def let_go(self) -> None:
         """After a refused step: stops reading the caller's arrays that `begin` was given."""
@@ -343,15 +364,15 @@ class Pushes:
                 self.finish()
             self._pushed = self._filling if self._begun else None
 
-    def _drop_broken(self, error: NonFiniteError, own: Mapping[str, Any]) -> None:
+    def _drop_broken(self, error: NonFiniteError, own: set[str]) -> None:
         """Drops sums that no server would accept: not finite, or of which a step overflows.
 
         Args:
             error: The refusal.
-            own: The step's gradients that are not in a sum.
+            own: Tensors of the step's gradients that are not in a sum.
         """
         overflowing = overflowed(error)
-        given = overflowing - own.keys()
+        given = overflowing - own
         broken = [n for n, gradient in self.sum.waiting.items() if n in given or not finite(gradient)]
         self.sum.drop(broken)
         self._tally.rejected += bool(broken or overflowing)

@@ -72,6 +72,7 @@ class Replica:
     part: int | None
     parts: int
     _group: dist.ProcessGroup | None
+    _threads: Threads | None
 
     def __init__(
         self,
@@ -133,30 +134,33 @@ class Replica:
         """
         plan, timeout = Plan(graph), as_seconds("timeout", timeout)
         delay = at_least(0, "delay", delay)
-        replica = cls.__new__(cls)
-        replica._set_up(plan, number_of_replica(number), timeout)
-        replica.part = None
-        seeds = Seeds(graph.seed, threads)
+        return cls.__new__(cls)._hold_all(plan, number_of_replica(number), timeout, threads, delay)
+
+    def _hold_all(self, plan: Plan, number: int, timeout: float, threads: bool, delay: int) -> Self:
+        """Makes it a replica that has all parts."""
+        self._set_up(plan, number, timeout)
+        self.part = None
+        seeds = Seeds(plan.graph.seed, threads)
         modules = Modules(plan, range(plan.parts), seeds)
         check_parameters(plan, modules.shapes)
         if threads:
             queues: list[Queues] = []
             for part in range(plan.parts):
                 mailbox = Mailbox(plan, part, Queues(part, queues), timeout)
-                engine = Engine(plan, [part], modules, seeds, replica.number, mailbox, delay)
-                replica._engines.append(engine)
-            replica._threads = Threads(replica._engines, queues)
+                engine = Engine(plan, [part], modules, seeds, self.number, mailbox, delay)
+                self._engines.append(engine)
+            self._threads = Threads(self._engines, queues)
         else:
             parts = range(plan.parts)
-            replica._engines.append(Engine(plan, parts, modules, seeds, replica.number, delay=delay))
-        return replica
+            self._engines.append(Engine(plan, parts, modules, seeds, self.number, delay=delay))
+        return self
 
     def _set_up(self, plan: Plan, number: int, timeout: float) -> None:
         self.parts, self.number = plan.parts, number
         self._plan, self._timeout = plan, timeout
         self._links: list[Gloo] = []
         self._engines: list[Engine] = []
-        self._threads: Threads | None = None
+        self._threads = None
         self._group = None
         self._made_group, self._closed = False, False
         #: The part whose optimizer is made first in a warm start.
