@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "rust/core/src"
+CLIENT = ROOT / "rust/client/src"
 
 # What each folder of the core (and `shard.rs` at its root) may import of the others.
 CORE_FOLDERS: dict[str, set[str]] = {
@@ -128,7 +129,8 @@ def file_imports(folder: Path) -> dict[str, set[str]]:
     for file in files:
         for name in names_after((folder / "mod.rs").read_text(), rf"use {file}"):
             exports[name] = file
-    own = "::".join(("crate", *folder.relative_to(CORE).parts))
+    root = next(parent for parent in folder.parents if parent.name == "src")
+    own = "::".join(("crate", *folder.relative_to(root).parts))
     imports: dict[str, set[str]] = {}
     for file in files:
         inside = folder / file
@@ -178,16 +180,22 @@ def test_folders_of_the_core_import_lower_folders_only() -> None:
         assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
 
 
-FOLDERS = sorted({path.parent for path in rust_files(CORE)} - {CORE})
+def folders_of(src: Path) -> list[Path]:
+    return sorted({path.parent for path in rust_files(src)} - {src})
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(CORE)))
+@pytest.mark.parametrize("folder", folders_of(CORE), ids=lambda p: str(p.relative_to(CORE)))
 def test_files_of_a_folder_of_the_core_form_no_circle(folder: Path) -> None:
     allowed = CORE_FILE_CIRCLES.get(str(folder.relative_to(CORE)), set())
     imports = file_imports(folder)
     without_circle({file: {f for f in found if (file, f) not in allowed} for file, found in imports.items()})
     unused = {(file, other) for file, other in allowed if other not in imports[file]}
     assert not unused, f"no longer needed: {sorted(unused)}"
+
+
+@pytest.mark.parametrize("folder", folders_of(CLIENT), ids=lambda p: str(p.relative_to(CLIENT)))
+def test_files_of_a_folder_of_the_client_form_no_circle(folder: Path) -> None:
+    without_circle(file_imports(folder))
 
 
 def test_atomics_and_locks_come_through_sync() -> None:

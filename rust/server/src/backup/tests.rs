@@ -359,7 +359,7 @@ fn shards_that_do_not_go_together_are_not_made_a_directory() {
     home.snapshot();
     send(&bucket, &home.path).unwrap();
     let target = folder.0.join("fetched");
-    refused(fetch(&bucket, Which::Newest, &target), "no copy of shard 1");
+    refused(fetch(&bucket, Which::Newest, &target), "no complete copy of shard 1");
     let empty = Home::open(&folder.data(), 1, 2);
     empty.snapshot();
     send(&bucket, &empty.path).unwrap();
