@@ -52,9 +52,9 @@ from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
 
 _log = logging.getLogger("fastps")
-#: Gradients leave during backward when so many bytes of them are there.
+#: Bytes of gradients that start a push during backward.
 _BUCKET = 1 << 20
-#: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
+#: Hooks of all optimizers. If this torch keeps them elsewhere, every step takes the hooked path.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
 _NO_GRADIENT = (
     "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
@@ -66,7 +66,7 @@ _NO_SETTINGS |= {"base_momentum", "max_momentum"}
 
 
 class _Schedule(Protocol):
-    """What gives the parameter groups their rates: a `GlobalSchedule`."""
+    """Sets the rates of the parameter groups: a `GlobalSchedule`."""
 
     def _again(self) -> None: ...
     def _check_addition(self) -> None: ...
@@ -91,7 +91,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         codec: The encoding of gradients; None means `fastps.Float32`.
         prefix: Prefix of all names, for several models on one server.
         apply: How new parameters are registered, see `fastps.TensorSpec`.
-        push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
+        push_in_backward: Push gradients as soon as backward has computed them, while it computes others.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
             accumulation, no clipping, no `GradScaler`. After an exception in backward call `zero_grad`. Not
             with `fastps.Local`.
@@ -106,8 +106,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
     last) have a float32 copy beside them, as the server does, and are cast from it. Those of a CUDA GPU have
-    such a copy and one of the gradient in pinned memory, and copies run on a stream of their own. A parameter
-    without a gradient takes no step, but gets the others' values.
+    such a copy and one of the gradient in pinned memory, and copies run on a separate stream. A parameter
+    without a gradient takes no step, but receives the values that others push.
 
     Each worker trains with its own buffers. With `model`, the servers have them as well, in the group
     ``"default.buffers"``: a worker reads them when it starts, and `fastps.torch.load` when a model is
@@ -195,10 +195,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._id = secrets.token_hex(8)
         self._push_in_backward = push_in_backward
         self._bucket: dict[str, Any] = {}
-        #: What has left already: the gradient, and the version of its memory.
+        #: Gradients already pushed, with the version of their memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
-        #: Whether a warning of a step without gradients was given.
+        #: Set after the warning of a step without gradients.
         self._warned = False
         try:
             super().__init__(params, settings_of(optimizer))
@@ -280,7 +280,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             loss: For ``on_step``, without a closure.
 
         Returns:
-            What the closure returned.
+            The closure's result.
 
         Raises:
             NonFiniteError: A gradient, or a buffer that this step pushes, is NaN or infinite; nothing was
@@ -289,7 +289,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 gradients were changed after they had left, or a parameter or its memory was replaced; this
                 step was not taken.
             ForeignWriteError: Something else wrote to a parameter; this step was not taken.
-            FastpsError: A push or fetch failed. What was refused goes with the next push.
+            FastpsError: A push or fetch failed. Refused gradients join the next push.
         """
         if self._is_watched():
             return self._watched_step(closure, loss=loss)
@@ -349,8 +349,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. With `push_in_backward` it also ends a step whose backward failed.
 
-        Gradients that had left then are applied, as a step of their parameters; the others are dropped, and
-        the next backward begins a new step.
+        Gradients pushed before the failure are applied, as a step of their parameters; the others are
+        dropped, and the next backward begins a new step.
 
         Args:
             set_to_none: As for torch's.
@@ -465,7 +465,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return self._open().global_step
 
     def is_first(self) -> bool:
-        """Whether this worker is the first one of those that are present now, in the order they joined.
+        """Returns whether this worker joined before all others that are present now.
 
         It is the one to save checkpoints: there is one in every run, and if it ends, the next one takes its
         place. In a warm start it is the worker that trains.
@@ -537,7 +537,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._follow_schedule()
 
     def flush(self) -> None:
-        """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
+        """Waits until all pushes are acknowledged. The parameters stay unchanged."""
         self._check_open()
         self._open().flush()
 
@@ -562,7 +562,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._worker.close()
 
     def __repr__(self) -> str:
-        """What is known here, without asking a server, and torch's groups."""
+        """Shows local knowledge, without asking a server, and torch's groups."""
         own = "not open" if self._worker is None else repr(self._worker)
         groups = super().__repr__().partition("\n")[2].rstrip(")")
         return f"ParameterServerOptimizer (\n{self._optimizer!r} at {self._ps!r}\n{own}\n{groups})"
@@ -642,11 +642,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return states
 
     def _has_saved(self, rank: int | None) -> bool:
-        """Whether this worker takes the place of the one that saved: only one pushes its residuals.
+        """Returns whether this worker replaces the one that saved: only one pushes its residuals.
 
         Args:
-            rank: Of the worker that saved. Without ranks it is the first worker of the run, and the one that
-                trains alone in a warm start. A rank on one side only is compared with 0.
+            rank: Of the worker that saved. Without ranks it is the first worker of the run, and the only one
+                that trains in a warm start. A rank on one side only is compared with 0.
         """
         if rank is None and self._rank is None:
             worker = self._open()
@@ -661,7 +661,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             values: float32 values, for parameters that show them.
 
         Returns:
-            Whether the servers are at the saved step now.
+            True if the servers are at the saved step now.
         """
         if not states:
             return True
@@ -674,15 +674,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     self._ps.assign(entry.name, values[entry.name])
         elif now != saved:
             _log.warning(
-                "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "
-                'with theirs (fastps.torch.resume(..., keep="checkpoint") goes back to a checkpoint)',
+                "the servers have taken %d steps, the loaded optimizer state is of step %d: training uses "
+                'theirs (fastps.torch.resume(..., keep="checkpoint") returns to a checkpoint)',
                 now,
                 saved,
             )
         return now in (0, saved)
 
     def _steps_taken(self) -> int:
-        """Most steps that the servers have taken with a parameter."""
+        """Maximum steps of any parameter on the servers."""
         return max((int(state["step"]) for state in fetch(self._ps, self._those()).values()), default=0)
 
     def _assign_state(self, states: Mapping[str, State]) -> None:
@@ -692,7 +692,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
 
     def _track(self, left_out: Iterable[str] = ()) -> None:
-        """Counts the steps of the parameters that are trained, but for some."""
+        """Counts the steps of the trained parameters, except some."""
         entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
 
         def trained() -> list[str]:
@@ -705,7 +705,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return next(entry for entry in self._entries if entry.name == name)
 
     def _register(self, entries: list[Entry]) -> None:
-        """Registers what is not there; what is there must be the same."""
+        """Registers missing tensors; existing ones must match."""
         rules = {
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
@@ -717,11 +717,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._ps.register(name, arrays[name], rules[name], self._apply)
 
     def _raw(self) -> dict[str, torch.Tensor]:
-        """The gradients as they are."""
+        """The gradients in torch's form."""
         return {entry.name: grad for entry in self._entries if (grad := entry.param.grad) is not None}
 
     def _gradients(self) -> dict[str, Any]:
-        """The gradients as a worker takes them, but for what has left already."""
+        """The gradients in a worker's form, except those already pushed."""
         for name, (grad, version) in self._ahead.items():
             now = self._by_name(name).param.grad
             if now is not grad or now._version != version:
@@ -741,7 +741,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return grads
 
     def _rates(self) -> float | dict[str, float]:
-        """The rate of each group, now; the other settings are as they were."""
+        """Returns the current rate of each group; raises if another setting has changed."""
         rates = []
         for rule, group in zip(self._rules, self.param_groups, strict=True):
             _unchanged(rule, group)
@@ -799,7 +799,7 @@ def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _likeness(key: str, setting: str) -> float:
-    """How much a key of a parameter group looks like a setting, from 0 to 1."""
+    """Similarity of a parameter group's key to a setting, from 0 to 1."""
     return difflib.SequenceMatcher(None, key.lower(), setting).ratio()
 
 
@@ -830,7 +830,7 @@ def _on_cpu(state: Mapping[str, Any]) -> State:
 
 
 def _is_of_one_worker(own: Mapping[str, Any]) -> bool:
-    """Whether a worker's state has gradients, which would count twice if two workers took it."""
+    """Returns whether a worker's state has gradients, which would count twice if two workers loaded it."""
     return bool(own["sum"] or own.get("rows")) or any(map(np.any, own["residuals"].values()))
 
 
