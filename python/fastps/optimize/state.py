@@ -76,7 +76,7 @@ class State:
         return self.history[-1].number
 
     def has_stalled(self, eps: float) -> bool:
-        """Returns whether recent iterations moved by rounding only, and lowered neither function nor gradient.
+        """Returns whether recent iterations moved by rounding only: neither function nor gradient fell.
 
         Args:
             eps: Relative error of the function's values.
