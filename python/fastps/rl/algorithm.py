@@ -1,4 +1,4 @@
-"""What the algorithms of this package have in common."""
+"""Base class of this package's algorithms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Algorithm:
     _name: ClassVar[str] = ""
     #: Whether the model estimates values beside the policy.
     _value: ClassVar[bool] = True
-    #: Most numbers of a tensor: larger parameters are kept in several. None: no limit.
+    #: Maximum number of elements of a tensor: larger parameters are kept in several. None: no limit.
     _largest: ClassVar[int | None] = None
 
     #: Whether observations are normalized.
@@ -33,7 +33,7 @@ class Algorithm:
         raise NotImplementedError
 
     def _mode(self, ps: ParameterServer) -> Mode:
-        """How a worker keeps together with the others; raises `ConfigError` if it cannot with this `ps`."""
+        """Returns the worker's mode; raises `ConfigError` if `ps` does not support it."""
         raise NotImplementedError
 
     def _register(self, ps: ParameterServer) -> None:
