@@ -68,8 +68,8 @@ class Claim:
         measure: Measures the figures.
         judge: Judges the figures of `measure`.
         draw: Draws the figures; None: there is no picture.
-        forms: ``"both"``; ``"quick"`` or ``"full"`` if there is only one; ``"apart"``: a full form that takes
-            so long that ``all`` leaves it out.
+        forms: ``"both"``; ``"quick"`` or ``"full"`` if there is only one; ``"apart"``: a long full form that
+            ``all`` leaves out.
         needs: Data sets of the full form.
         packages: Packages that the full form needs besides NumPy, by pip's names.
         clock: ``"virtual"``; ``"wall"`` if times are real ones; None if there are no times.

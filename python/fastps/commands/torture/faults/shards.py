@@ -30,7 +30,7 @@ def _kill(shard: Shard, witness: Witness, args: Args, step: int) -> None:
 
 
 def _kill_twice(shard: Shard, witness: Witness, args: Args, step: int) -> None:
-    """Kills it again as soon as it is back."""
+    """Kills it again as soon as it listens."""
     witness.push(args, step)
     for _ in range(2):
         shard.kill(step)
