@@ -232,8 +232,8 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
 
     def _told(self, centred: Array) -> Array:
         """Adds the mean to centred ratings, and clips them."""
-        told = centred.astype(np.float64) + self.mean_
-        return np.clip(told, *self.range_) if self.clip else told
+        ratings = centred.astype(np.float64) + self.mean_
+        return np.clip(ratings, *self.range_) if self.clip else ratings
 
     def recommend(self, user: int, n: int = 10, *, exclude: Any = ()) -> tuple[Array, Array]:
         """The `n` items with the highest predicted ratings, best first, and these ratings (float64).
