@@ -346,9 +346,9 @@ def _numbers(result: Any) -> list[float]:
     return [float(x) for x in np.ravel(result)]
 
 
-def _is_true(told: object) -> bool:
+def _is_true(result: object) -> bool:
     """Returns whether a callback's result is True, also NumPy's."""
-    return isinstance(told, (bool, np.bool_)) and bool(told)
+    return isinstance(result, (bool, np.bool_)) and bool(result)
 
 
 def _largest_of(report: BatchReport) -> PortionFailure:
