@@ -11,7 +11,7 @@ Binding = tuple[str, list[int], list[bool]]
 
 
 class Mode:
-    """How a worker stays in step with the other workers; a value.
+    """Mode in which a worker keeps pace with the other workers; a value.
 
     Attributes:
         push_every: Steps between pushes.
@@ -29,7 +29,7 @@ class Mode:
     _together: ClassVar[bool] = False
 
     def _correction(self) -> tuple[bool, int | None, bool, bool] | None:
-        """What a server does with stale gradients: see `Async`."""
+        """Treatment of stale gradients by a server: see `Async`."""
         return None
 
     def _binding(self) -> Binding:
