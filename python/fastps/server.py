@@ -94,8 +94,8 @@ def serve(
     Args:
         shards: Number of shards in this process.
         listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
-            Port 0 is any free port. A name with several addresses, such as ``localhost``, stands for all of
-            them, on one port.
+            Port 0 is any free port. A name with several addresses, such as ``localhost``, means all of them,
+            on one port.
         memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
             machine, or of the smallest limit of the control groups around this process.
         lease: Seconds of silence after which a client's session ends.
