@@ -32,7 +32,7 @@ _KEY, _FORMAT = "fastps", 1
 def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) -> None:
     """Writes tensors and their optimizer state to a file, completely or not at all.
 
-    Values and state are read one after the other, so no worker should push at the same time.
+    Values and state are read in turn, so no worker should push at the same time.
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
@@ -162,7 +162,7 @@ def arrays(path: File, verify: bool = True) -> dict[str, Array]:
 
 
 def _read(path: File, verify: bool) -> tuple[str | None, dict[str, Array]]:
-    """What a file says of its tensors, and the tensors."""
+    """Reads a file: the metadata of its tensors, and the tensors."""
     about, found = tensor_file.read(path, verify)
     return about.get(_KEY), found
 
@@ -183,7 +183,7 @@ def _plain(path: File, arrays: dict[str, Any], optimizer: optim.Optimizer | None
 def _said(
     path: File, about: Any, arrays: dict[str, Any]
 ) -> tuple[dict[str, TensorSpec], dict[str, dict[str, Any]]]:
-    """What the metadata says, compared with what is there."""
+    """Reads the metadata and compares it with the tensors."""
     if about["format"] != _FORMAT:
         expected, got = f"format {_FORMAT}", f"format {about['format']!r}"
         raise ConfigError(f"{os.fspath(path)} is of another version", expected=expected, got=got)

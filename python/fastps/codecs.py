@@ -37,7 +37,7 @@ class Codec:
 
     @staticmethod
     def named(name: str, **settings: Any) -> Codec:
-        """The codec of a name, in lower case, with default settings but for those given.
+        """The codec of a name, in lower case, with default settings except those given.
 
         Raises:
             ConfigError: No codec has this name, or a setting is invalid.

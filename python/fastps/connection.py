@@ -90,7 +90,7 @@ class ParameterServer:
 
     __slots__ = ("__weakref__", "_native", "_reattach", "_server", "assigned", "portioned")
 
-    #: How often values or state of a tensor were replaced here: changes of its version that are no steps.
+    #: Number of times this client replaced a tensor's values or state: version changes that are not steps.
     assigned: dict[str, int]
     _native: _fastps.Client
     #: Set if `fastps.data.Portions` shares out samples by it.
@@ -234,8 +234,8 @@ class ParameterServer:
                 list made by `bind`.
             grad: Gradient of the tensor's shape, or a `fastps.Sparse` gradient of some rows; a list may mix
                 both.
-            codec: How gradients are encoded; None sends them as they are. `fastps.OneBit` needs a bound list
-                or a `Worker`.
+            codec: The encoding of gradients; None sends them unencoded. `fastps.OneBit` needs a bound list or
+                a `Worker`.
             lr: Learning rate of this step, instead of the optimizers'.
             scale: Factor on the gradients.
             based_on: The `Versions` that a pull returned; the receipts then have the staleness.
@@ -608,7 +608,7 @@ class ParameterServer:
 
     @property
     def transport(self) -> dict[str, str]:
-        """How each server is reached and why, by address; empty for a store.
+        """Transport to each server and the reason for it, by address; empty for a store.
 
         ``shm: ..``, ``unix: ..``, ``tcp: ..`` or ``tcp with TLS: ..``.
         """
@@ -622,7 +622,7 @@ class ParameterServer:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True once `close` was called."""
         return self._native.closed
 
     def __enter__(self) -> Self:
@@ -657,7 +657,7 @@ class ParameterServer:
         return attach, (type(self), self._reattach)
 
     def __repr__(self) -> str:
-        """What is known here; asks no server."""
+        """Shows local knowledge; asks no server."""
         parts = []
         for name, value in self._known().items():
             number = name in ("shards", "tensors")
@@ -668,7 +668,7 @@ class ParameterServer:
         return table(f"fastps.{type(self).__name__}", self._known())
 
     def _known(self) -> dict[str, Any]:
-        """What is known here, by name, in the order in which it is shown."""
+        """Local knowledge by name, in the order in which it is shown."""
         known: dict[str, Any] = {"servers": "in process" if self._reattach is None else self._reattach[0]}
         try:
             native: _fastps.Client = object.__getattribute__(self, "_native")
@@ -695,7 +695,7 @@ def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
 
 
 def forked() -> None:
-    """Called in a forked child, which has none of its parent's threads."""
+    """Called in a forked child, which lacks its parent's threads."""
     global _reaching
     _reaching = threading.RLock()  # a thread of the parent may have held it
     _fastps.forked()
@@ -716,7 +716,7 @@ def _dict(values: Any) -> dict[str, Any]:
 
 
 def _are_steps(steps: np.ndarray[Any, Any]) -> bool:
-    """Whether they are integers from 0 to 2**53, of any type."""
+    """Returns whether they are integers from 0 to 2**53, of any type."""
     if steps.dtype.kind not in "biuf":
         return False
     return bool(np.all((steps >= 0) & (steps <= 2**53) & (steps == np.floor(steps))))
@@ -812,9 +812,9 @@ def connect(
             and why. ``"tcp"`` cannot be combined with ``"unix:///path"``.
         spin_us: Busy-poll time before a call sleeps, in microseconds (adaptive; 0 disables it; at most 1 s).
             Polling shortens calls and occupies a core.
-        ack: What a receipt means. ``"applied"``: the push is in the server's memory. ``"logged"``: it is also
-            in the server's log on disk (``--data-dir``), so it survives a crash of the process or machine; a
-            push then waits for the disk. Of `hogwild` tensors only snapshots survive.
+        ack: The meaning of a receipt. ``"applied"``: the push is in the server's memory. ``"logged"``: it is
+            also in the server's log on disk (``--data-dir``), so it survives a crash of the process or
+            machine; a push then waits for the disk. Of `hogwild` tensors only snapshots survive.
         run: The name of a run (1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``): a separate name space for
             tensors, groups and portions, so that several runs can use one server. None: names belong to no
             run, and those of run ``a`` begin with ``run:a/``. ``fastps ls`` and ``fastps rm`` list and free

@@ -51,9 +51,9 @@ class FastpsError(Exception):
         message: What is wrong, without the fields below.
         tensor: Name of the tensor, or None.
         shard: Index of the shard that refused, or None (in process, or before anything was sent).
-        expected: What was expected, in words, or None.
-        got: What was given instead, in words, or None.
-        advice: What to do, or what has not happened, or None.
+        expected: The expected value, in words, or None.
+        got: The given value, in words, or None.
+        advice: The next step for the user, or None.
         retry_after: Seconds after which a retry makes sense, or None.
     """
 
@@ -171,7 +171,7 @@ class FencedError(FastpsError):
 
 
 class UnknownOutcomeError(FastpsError):
-    """It is no longer known whether the push was applied."""
+    """The outcome of a push is no longer known: it may have been applied or not."""
 
 
 class PermissionDeniedError(FastpsError, PermissionError):
@@ -271,7 +271,7 @@ class PartialPush(FastpsError):  # noqa: N818
 
 
 class Lost(NamedTuple):
-    """What a restarted server lost of a tensor; if its slices differ, for the slice that lost most.
+    """Loss of a tensor by a restarted server; if its slices differ, for the slice that lost most.
 
     Attributes:
         tensor: Its name.

@@ -72,7 +72,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
 
 
 def register(ps: ParameterServer, tree: Any, optimizer: optim.Optimizer, *, prefix: str = "") -> None:
-    """Registers every leaf that is not there; what is there stays, as `fastps.ParameterServer.register`."""
+    """Registers every missing leaf; existing ones stay, as with `fastps.ParameterServer.register`."""
     check_ps(ps)
     for name, array in flatten(tree, prefix).items():
         ps.register(name, array, optimizer)
@@ -257,7 +257,7 @@ def _check_lengths(grads: Any, params: Any, name: str) -> None:
 
 
 def _children(tree: Any) -> dict[Any, Any]:
-    """What a node of a pytree has, by its keys; nothing if it is a leaf."""
+    """Children of a node of a pytree, by their keys; empty for a leaf."""
     inner = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     return {path[0]: child for path, child in inner if path}
 

@@ -43,7 +43,7 @@ class Optimizer:
 
     @staticmethod
     def named(name: str, **settings: Any) -> Optimizer:
-        """The optimizer of a name, in lower case, with default settings but for those given.
+        """The optimizer of a name, in lower case, with default settings except those given.
 
         Raises:
             ConfigError: No optimizer has this name, or a setting is invalid.
@@ -55,12 +55,12 @@ class Optimizer:
         return choice("optimizer", name, kinds)(**settings)
 
     def is_but_for_lr(self, other: Optimizer) -> bool:
-        """Internal: whether a tensor may be registered with either: pushes bring a rate of their own."""
+        """Internal: returns whether two optimizers differ at most in ``lr``, which each push may set."""
         lr: dict[str, Any] = {"lr": vars(other)["lr"]}
         return type(self) is type(other) and replace(self, **lr) == other
 
     def apart(self, other: Optimizer) -> tuple[str, str]:
-        """Internal: both with what sets them apart but for ``lr``; of other kinds, with non-defaults."""
+        """Internal: describes both by their differences, except ``lr``; of other kinds, by non-defaults."""
 
         def text(one: Optimizer, than: Optimizer) -> str:
             of = {name: value for name, value in vars(one).items() if vars(than)[name] != value}

@@ -62,7 +62,7 @@ class Server:
         return f"<fastps.Server {self.addresses}, {counted(len(self.address_list), 'shard')}{stopped}>"
 
     def _repr_html_(self) -> str:
-        state = {"state": "stopped"} if self._stopped else {}
+        state = {"state": "stopped"} if self.stopped else {}
         return table(
             "fastps.Server", {"addresses": self.addresses, "shards": len(self.address_list), **state}
         )
@@ -100,8 +100,8 @@ def serve(
     Args:
         shards: Number of shards in this process.
         listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
-            Port 0 is any free port. A name with several addresses, such as ``localhost``, stands for all of
-            them, on one port.
+            Port 0 is any free port. A name with several addresses, such as ``localhost``, means all of them,
+            on one port.
         memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
             machine, or of the smallest limit of the control groups around this process.
         lease: Seconds of silence after which a client's session ends.

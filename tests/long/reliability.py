@@ -24,9 +24,12 @@ def run(seed: int, seconds: float) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if not done.stdout:
         sys.exit(f"seed {seed}: the run ended with code {done.returncode} and counted nothing")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"seed {seed}, {told['ack']}: {told['pushes']} pushes, {told['violations'] or 'clean'}", flush=True)
-    return told
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(
+        f"seed {seed}, {report['ack']}: {report['pushes']} pushes, {report['violations'] or 'clean'}",
+        flush=True,
+    )
+    return report
 
 
 def cpu() -> str:
@@ -47,7 +50,7 @@ COLUMNS = {
     "calls": "calls",
     "refused": "refused",
     "in doubt": "doubts",
-    "losses told": "losses_told",
+    "losses reported": "losses_reported",
     "clients": "clients",
     "restarts": "restarts",
     "checks": "checks",
@@ -58,18 +61,18 @@ COLUMNS = {
 def counts(runs: list[dict[str, Any]], seconds: float, jobs: int) -> str:
     """The tables."""
 
-    def cell(told: dict[str, Any], name: str) -> str:
-        value = told[name]
+    def cell(report: dict[str, Any], name: str) -> str:
+        value = report[name]
         return f"{sum(value.values())}" if isinstance(value, dict) else f"{value}"
 
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cell(told, name) for name in COLUMNS.values()) + " |" for told in runs]
+    lines += ["| " + " | ".join(cell(report, name) for name in COLUMNS.values()) + " |" for report in runs]
     faults: Counter[str] = Counter()
-    for told in runs:
-        faults.update(told["faults"])
+    for report in runs:
+        faults.update(report["faults"])
     lines += ["", "| fault | times |", "|---|---|"]
     lines += [f"| {kind.replace('_', ' ')} | {count} |" for kind, count in sorted(faults.items())]
-    seeds = " ".join(str(told["seed"]) for told in runs)
+    seeds = " ".join(str(report["seed"]) for report in runs)
     machine = (
         f"{cpu()}; {runs[0]['machine']}; Python {platform.python_version()}, fastps {runs[0]['version']}"
     )
@@ -89,7 +92,7 @@ def main() -> int:
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n\n{counts(runs, options.seconds, options.jobs)}\n{END}{after}")
-    return 1 if any(told["violations"] for told in runs) else 0
+    return 1 if any(report["violations"] for report in runs) else 0
 
 
 if __name__ == "__main__":

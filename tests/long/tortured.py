@@ -38,7 +38,7 @@ EXPECTED = {
     "identity_off": {"ledger"},
     "fsync_skipped": {"ledger"},
     "lock_not_retaken": {"one owner"},
-    "loss_swallowed": {"told"},
+    "loss_swallowed": {"reported"},
     "entry_not_charged": {"budget"},
     "lease_never_expires": {"budget"},
     "flight_not_noted": {"ledger"},
@@ -72,10 +72,10 @@ def violations(folder: Path, mutant: str, arguments: tuple[str, ...], seed: int)
     command += ["--seconds", "15", *arguments]
     env = {**os.environ, "PYTHONPATH": str(folder), "FASTPS_MUTANT": mutant}
     run = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=3 * SECONDS)
-    told = json.loads(run.stdout.splitlines()[-1])
-    if Path(told["history"]).exists():
-        shutil.rmtree(Path(told["history"]).parent)
-    return set(told["violations"])
+    report = json.loads(run.stdout.splitlines()[-1])
+    if Path(report["history"]).exists():
+        shutil.rmtree(Path(report["history"]).parent)
+    return set(report["violations"])
 
 
 def survivor(folder: Path, mutant: str, seed: int) -> str | None:

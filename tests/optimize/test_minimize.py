@@ -956,7 +956,7 @@ def test_a_run_is_resumed_with_its_own_settings_only():
 
         with pytest.raises(KeyboardInterrupt) as raised:
             minimize(store, objective.names, objective, callback=interrupt, **stop)
-        assert "minimize(..., resume=True) goes on from there" in raised.value.__notes__[0]
+        assert "minimize(..., resume=True) continues from there" in raised.value.__notes__[0]
         with pytest.raises(fastps.ConfigError, match='the run of space "minimize" had other settings'):
             minimize(store, objective.names, objective, resume=True, **stop | {"l2": 0.5})
         result = minimize(store, objective.names, objective, resume=True, **stop)

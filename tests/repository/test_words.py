@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STILTED = 0
 TOO_WIDE = 0
 # Most stilted phrases per 1,000 lines of a tree.
-PHRASES_PER_1000_LINES = {"rust": 0.5, "python": 15.0}
+PHRASES_PER_1000_LINES = {"rust": 0.5, "python": 0.6}
 
 COLUMNS = 110
 WORDS = re.compile(r"\b(?:anew|whoever|in\s+vain|is\s+told|nobody)\b", re.IGNORECASE)

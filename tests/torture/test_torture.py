@@ -81,22 +81,22 @@ def assignment(n: int, value: float, lost: list | None = None) -> list:
 
 
 @pytest.mark.parametrize(
-    ("ack", "crash", "told", "violated"),
+    ("ack", "crash", "reported", "violated"),
     [
         ("applied", True, True, set()),
-        ("applied", True, False, {"told"}),
+        ("applied", True, False, {"reported"}),
         ("applied", False, False, {"ledger"}),
         ("logged", True, False, {"ledger"}),
     ],
 )
 def test_an_assigned_value_may_be_lost_in_a_crash_if_the_next_call_tells_it(
-    ack: str, crash: bool, told: bool, violated: set
+    ack: str, crash: bool, reported: bool, violated: set
 ) -> None:
     begin = {"ev": "begin", "ack": ack, "limit": 2**28, "lease": 10.0}
     life = {"ev": "life", "life": 0, "slot": 0}
     crashed = [{"ev": "server", "shard": 0, "what": "killed", "pid": 1}] if crash else []
     old = {"ev": "assigned", "life": 0, "tensor": "assign/0", "value": 1.0}
-    after = assignment(3, 3.0, [["assign/0", 0, 1, 3, 2]] if told else None)
+    after = assignment(3, 3.0, [["assign/0", 0, 1, 3, 2]] if reported else None)
     events = [begin, life, *assignment(1, 1.0), *assignment(2, 2.0), *crashed, old, *after]
     assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
 
@@ -155,20 +155,20 @@ def torture(*arguments: str, code: int = 0) -> dict:
 
 
 def test_a_replay_does_what_was_recorded_and_no_more() -> None:
-    told = torture("--replay", str(HISTORIES / "replay.jsonl"))
-    assert told["violations"] == {}
-    assert told["faults"] == {"kill": 1, "reset": 1}
-    assert told["restarts"] == 1
-    assert told["pushes"] == 20 + 20 + 3
+    report = torture("--replay", str(HISTORIES / "replay.jsonl"))
+    assert report["violations"] == {}
+    assert report["faults"] == {"kill": 1, "reset": 1}
+    assert report["restarts"] == 1
+    assert report["pushes"] == 20 + 20 + 3
 
 
 def test_a_short_run_of_everything_is_clean() -> None:
-    told = torture("--seconds", "8", "--seed", "1")
-    assert told["violations"] == {}
+    report = torture("--seconds", "8", "--seed", "1")
+    assert report["violations"] == {}
     # A busy machine gets through fewer of them.
-    assert told["pushes"] > 0
-    assert told["checks"] > 0
-    assert told["faults"]
+    assert report["pushes"] > 0
+    assert report["checks"] > 0
+    assert report["faults"]
 
 
 def test_a_run_has_a_column_for_each_client() -> None:

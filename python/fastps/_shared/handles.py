@@ -79,14 +79,14 @@ class PushHandle(Generic[R]):
         self._name = name
 
     def done(self) -> bool:
-        """Whether `result` would return at once."""
+        """Returns whether `result` would return at once."""
         return self._flight.done()
 
     def result(self, timeout: float | None = None) -> R:
         """Waits until everything is applied.
 
         Args:
-            timeout: Seconds; None waits until the push ends, at the latest by its own timeout.
+            timeout: Seconds; None waits until the push ends, at the latest by its timeout.
 
         Returns:
             As ``push`` does.

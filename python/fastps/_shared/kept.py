@@ -6,13 +6,13 @@ __all__ = ["BUFFERS", "FRAMES", "NOTES", "OBSERVATIONS", "RETURNS", "SETTINGS", 
 
 #: Small tensors by which the workers of a run agree on something.
 NOTES = "fastps"
-#: What the group of a model's buffers has after the name of the parameters' group.
+#: Suffix of the group of a model's buffers, after the name of the parameters' group.
 BUFFERS = ".buffers"
-#: Of reinforcement learning; each is the only tensor of its group, under the same name.
+#: Tensors of reinforcement learning; each is the only tensor of its group, under the same name.
 FRAMES, OBSERVATIONS, SETTINGS, RETURNS = "rl.frames", "rl.observations", "rl.settings", "es.returns"
 
 
 def is_kept(group: str) -> bool:
-    """Whether the tensors of a group are kept beside a model; the name of its run may be in front."""
+    """Returns whether a group's tensors are kept beside a model; the name of its run may precede it."""
     own = group.rpartition("/")[2]
     return own.endswith(BUFFERS) or own in (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS)

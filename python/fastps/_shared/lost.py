@@ -15,7 +15,7 @@ def warn_of(lost: Iterable[Lost], whose: str, stacklevel: int) -> None:
 
     Args:
         lost: The losses.
-        whose: Who made the lost pushes, ``"client"`` or ``"worker"``.
+        whose: Maker of the lost pushes, ``"client"`` or ``"worker"``.
         stacklevel: As for `warnings.warn`, seen from the caller.
     """
     texts = []

@@ -12,7 +12,7 @@ def missing(what: str, error: ImportError, extra: str | None, *packages: str) ->
         what: The part, such as ``fastps.hogwild``.
         error: Why it cannot be imported.
         extra: The extra of fastps that installs what it needs, or None.
-        packages: What it needs, by the names that pip knows.
+        packages: Packages that it needs, by pip's names.
 
     Returns:
         The error that says so; `error` itself if a package is installed and lacks something else.

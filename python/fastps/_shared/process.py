@@ -1,4 +1,4 @@
-"""What the command line and its child processes share: exit codes, and a child that ends with its parent.
+"""Exit codes and end of processes, for the command line and its children: a child ends with its parent.
 
 The parent holds the write end of the child's standard input. However the parent ends, also by SIGKILL, the
 kernel closes that end and the child reads end-of-file. On Linux the kernel also sends SIGKILL to a child that
@@ -21,8 +21,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+#: Set to ``stdin`` by a parent of server processes; ``fastps serve`` then watches its standard input.
 LIFELINE = "FASTPS_LIFELINE"
-"""Set to ``stdin`` by a parent of server processes; ``fastps serve`` then watches its standard input."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -22,10 +22,10 @@ _COPY = "restore the file from a copy, or save it once more"
 #: What to do about a file that could be read but is not what was written.
 NOT_VERIFIED = f"{_COPY}; verify=False loads it as it is"
 
-#: The metadata with the digests, by name. `_ABOUT`, a name that no tensor has, stands for all other metadata.
+#: The metadata with the digests, by name. `_ABOUT`, a name that no tensor has, is that of all other metadata.
 DIGESTS, _ABOUT = "fastps.sha256", "__metadata__"
 _DTYPES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
-#: As the format has it; a longer header is no header.
+#: The format's limit; a longer header is invalid.
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -129,7 +129,7 @@ def _check_dtype(path: File, key: str, dtype: str) -> None:
 
 
 def _diagnosed(path: File, error: Exception) -> DamagedFileError:
-    """What is wrong with a file that safetensors refuses: the package mostly names no tensor and no sizes."""
+    """Diagnoses a file that safetensors refuses: the package mostly names no tensor and no sizes."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -159,7 +159,7 @@ def _diagnosed(path: File, error: Exception) -> DamagedFileError:
 
 
 def _offsets(path: File, name: str, entry: Any) -> tuple[int, int]:
-    """Where a tensor's values begin and end; raises unless that goes with its type and shape."""
+    """Returns the start and end of a tensor's values; raises unless they match its type and shape."""
     try:
         first, last = map(int, entry["data_offsets"])
         dtype, shape = str(entry["dtype"]), [int(length) for length in entry["shape"]]

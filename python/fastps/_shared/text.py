@@ -19,7 +19,7 @@ def ago(seconds: float | None) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name for which a misspelt one most likely stands, in any case; None if there is none."""
+    """Returns the name that a misspelt one most likely means, ignoring case; None if there is none."""
     import difflib  # slow to import, and needed only for errors
 
     known = {name.lower(): name for name in names}

@@ -191,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     torturer = commands.add_parser(
         "torture",
         description="Start servers and clients on this machine, inject faults, and compare what each client\n"
-        "was told with the servers' state.",
+        "received with the servers' state.",
     )
     torture.add_arguments(torturer)
     torturer.set_defaults(execute=torture.execute)

@@ -14,7 +14,7 @@ from fastps.connection import ParameterServer, TensorSpec, connect
 
 __all__ = ["Listed", "add_addresses", "add_arguments", "listed", "ls", "rm"]
 
-#: What the names of a run's tensors begin with on the servers.
+#: Prefix of the names of a run's tensors on the servers.
 _MARK = "run:"
 #: Bytes of an element.
 _BYTES = {"float32": 4, "float64": 8}

@@ -16,7 +16,7 @@ from fastps.data.images import Dataset, refused
 
 __all__ = ["FILES", "cifar10"]
 
-#: What the folder has: the images, and the names of the classes of those for training.
+#: Files in the folder: the images, and the names of the classes of those for training.
 FILES = ("cifar10-jpeg.tar.xz", "train_labels_in_official_order.txt.gz")
 
 

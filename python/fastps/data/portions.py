@@ -24,7 +24,7 @@ __all__ = ["Indices", "Portions", "Sampler"]
 #: Indices of samples, int64.
 Indices: TypeAlias = NDArray[np.int64]
 
-#: How long a server may delay an answer, in seconds.
+#: Maximum delay of a server's answer, in seconds.
 _WAIT = 5.0
 
 

@@ -22,7 +22,7 @@ from fastps.errors import ConfigError, DeadlineError, NonFiniteError, UnknownTen
 
 __all__ = ["Evaluation", "Evaluator", "evaluator"]
 
-#: How often the servers are asked for versions, in seconds.
+#: Interval between two requests for versions, in seconds.
 _POLL = 0.1
 
 
@@ -42,7 +42,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class _Rule:
-    """Which of two evaluations is better, and when there were enough without a better one."""
+    """Compares evaluations, and ends the iteration after enough without a better one."""
 
     by: str | None
     goal: Literal["max", "min"]
@@ -61,7 +61,7 @@ class Evaluator:
 
     Attributes:
         best: The best `Evaluation` so far, or None.
-        stopped: Why the last iteration ended: ``"patience"``, ``"idle"``, ``"stop"``; None while it goes on.
+        stopped: Reason for the end of the last iteration: ``"patience"``, ``"idle"``, ``"stop"``; else None.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Evaluator:
         """Evaluates the present parameters.
 
         Raises:
-            NonFiniteError: A parameter or a metric is NaN or infinite; the best parameters stay as they are.
+            NonFiniteError: A parameter or a metric is NaN or infinite; the best parameters stay unchanged.
             ConfigError: `fn` did not return numbers by name, or not the metric to compare by.
             DeadlineError: With `cut`: the parameters changed during every pull until the timeout of `ps`.
             FastpsError: The servers could not be reached.
@@ -150,7 +150,7 @@ class Evaluator:
         return versions if len(versions) else None
 
     def _is_due(self, versions: Versions) -> bool:
-        """Whether there were enough steps since the last evaluation, or a server went back to old values."""
+        """Returns whether enough steps were taken since the last evaluation, or a server has old values."""
         last = self._last
         if last is None or set(last) != set(versions):
             return True
@@ -219,15 +219,15 @@ def evaluator(
     patience: int | None = None,
     idle: float = 60.0,
 ) -> Evaluator:
-    """Creates an `Evaluator`, which evaluates the parameters every so many steps while workers train them.
+    """Creates an `Evaluator`, which evaluates the parameters at intervals while workers train them.
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`. It only reads.
         fn: Called with a dict of float32 arrays by name; returns a dict of metrics by name.
         every: Steps of all workers together (versions) between two evaluations.
         names: The tensors; None: all.
-        cut: True: evaluate only parameters of one moment, none of which changed while they were pulled.
-            False: each slice is one version, and slices may be some steps apart.
+        cut: True: evaluate only parameters of one moment, unchanged during the pull. False: each slice is one
+            version, and slices may be some steps apart.
         keep: A file for the best parameters (safetensors), replaced whenever there are better ones.
         by: The metric to compare by. `patience` needs it; without it, `keep` keeps the latest parameters.
         goal: ``"max"`` if larger values of `by` are better, ``"min"`` if smaller ones are.

@@ -22,13 +22,13 @@ __all__ = ["HogwildClassifier"]
 class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     """Linear classifier by SGD on lock-free threads, with the arguments of scikit-learn's `SGDClassifier`.
 
-    With one thread the result depends on `random_state` alone, and the steps are `SGDClassifier`'s. With more
-    it depends on timing, too. X is a NumPy array or a SciPy matrix: float32 in C order, or in CSR, is read
-    where it lies; everything else is converted once (float64 to float32, other sparse formats to CSR).
+    With one thread the result depends only on `random_state`, and the steps are `SGDClassifier`'s. With more
+    it depends on timing, too. X is a NumPy array or a SciPy matrix: float32 in C order, or in CSR, is read in
+    place; everything else is converted once (float64 to float32, other sparse formats to CSR).
     With several classes, one problem per class separates it from the others.
 
-    Training begins at `coef_` and `intercept_` as they are, also if somebody assigned them: `partial_fit`
-    always, `fit` with `warm_start`.
+    Training begins at the present `coef_` and `intercept_`, also assigned ones: `partial_fit` always, `fit`
+    with `warm_start`.
 
     Differences: `n_jobs` threads train one problem together, not several at once; the stopping criterion
     takes the penalty at an epoch's end; the order of a shuffled epoch is another for the same seed.
@@ -44,7 +44,7 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     verbose : 1 shows progress on standard error
     n_jobs : threads that train at once; None is 1, -1 all CPUs. Each learns on a copy of the coefficients and
         meets the others every few hundred examples; with an L1 penalty, or few examples, all change the same
-        ones, and one alone begins while the steps of "optimal" are very long. One alone makes an `average`
+        ones, and only one begins while the steps of "optimal" are very long. Only one makes an `average`
     callback : called with an `Epoch` after each epoch; ends training by returning True
     store : a `fastps.Store(shared=True)`, its address, or the result of `fastps.connect`. Others see `coef_`
         (problems, features) and `intercept_` there, both float32, and may change them: each epoch adds what

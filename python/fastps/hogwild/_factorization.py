@@ -36,8 +36,8 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
     max_iter : epochs; fewer if `tol` is given and the training RMSE does not fall by it for
         `n_iter_no_change` epochs
     init_scale : standard deviation of the first factors
-    shuffle, n_jobs, random_state, warm_start, verbose, callback : as in `HogwildClassifier`; the loss told is
-        the mean squared error
+    shuffle, n_jobs, random_state, warm_start, verbose, callback : as in `HogwildClassifier`; the reported
+        loss is the mean squared error
     clip : whether predicted ratings are kept within `range_`; recommendations are ordered before that
 
     Attributes
@@ -115,9 +115,9 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         return tags
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learns from nothing, or goes on with `warm_start`: its step, too, unless learning_rate changed.
+        """Learns from scratch, or continues with `warm_start`: its step, too, unless learning_rate changed.
 
-        After Ctrl-C it is as far as it got. If training is refused or diverges, it is as before the call.
+        After Ctrl-C it keeps its progress. If training is refused or diverges, it is as before the call.
         """
         return self._learn(X, y, goes_on=self.warm_start, epochs=self.max_iter)
 
@@ -231,9 +231,9 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         return self._told(biases + np.where(user_known & item_known, products, 0))
 
     def _told(self, centred: Array) -> Array:
-        """Ratings, from those without the mean."""
-        told = centred.astype(np.float64) + self.mean_
-        return np.clip(told, *self.range_) if self.clip else told
+        """Adds the mean to centred ratings, and clips them."""
+        ratings = centred.astype(np.float64) + self.mean_
+        return np.clip(ratings, *self.range_) if self.clip else ratings
 
     def recommend(self, user: int, n: int = 10, *, exclude: Any = ()) -> tuple[Array, Array]:
         """The `n` items with the highest predicted ratings, best first, and these ratings (float64).

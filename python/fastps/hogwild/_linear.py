@@ -26,11 +26,11 @@ __all__ = ["Array", "LinearEstimator", "Problem", "checked_weights", "constraint
 
 Array = NDArray[Any]
 
+#: The rows to learn from, and those to validate by.
 Split = tuple[Array, Array | None]
-"""The rows to learn from, and those to validate by."""
 
+#: scikit-learn's: the intercept is in every example, a sparse feature in few.
 SPARSE_INTERCEPT_DECAY = 0.01
-"""scikit-learn's: the intercept is in every example, a sparse feature in few."""
 
 
 class Problem:
@@ -40,8 +40,8 @@ class Problem:
         self.coef, self.intercept = coef, intercept
         self.average: tuple[Array, float] | None = None
         self.t = 1
+        #: Offset subtracted from training targets: they are float32, which is coarse far from zero.
         self.centre = 0.0
-        """What the targets of a training lack: they are float32, and far from zero these are coarse."""
 
     @property
     def chosen(self) -> tuple[Array, float]:
@@ -82,7 +82,7 @@ def fitting(name: str, values: Any, shape: tuple[int, ...], dtype: Any) -> Array
 
 
 def _rows(X: Any) -> Any:
-    """What the trainer reads; nothing is copied but indices of two types."""
+    """Returns X in the trainer's form; copies only if the indices have two types."""
     if not hasattr(X, "indptr"):
         return X
     indices, indptr = X.indices, X.indptr
@@ -174,9 +174,9 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
         return getattr(self, "coef_", None) is not None
 
     def _begin(self, count: int, columns: int, *, goes_on: bool, partial: bool) -> None:
-        """The problems where training begins: at `coef_` and `intercept_`, also assigned ones, or at zero.
+        """Begins the problems at `coef_` and `intercept_`, also assigned ones, or at zero.
 
-        Part by part, count and average go on as well; `fit` starts both again.
+        `partial_fit` continues count and average as well; `fit` starts both again.
         """
         if not goes_on:
             self._problems = [Problem(np.zeros(columns, np.float32), 0.0) for _ in range(count)]
@@ -194,7 +194,7 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
                 problem.t = max(1, int(getattr(self, "t_", 1)))
 
     def _begin_with(self, coef: Any, intercept: Any) -> None:
-        """Replaces where training begins by the arguments `coef_init` and `intercept_init`."""
+        """Replaces the start of training by the arguments `coef_init` and `intercept_init`."""
         count, columns = len(self._problems), len(self._problems[0].coef)
         if coef is not None:
             values = fitting("coef_init", coef, (count, columns), np.float32)
@@ -254,10 +254,10 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
         partial: bool,
         label: Any = None,
     ) -> int:
-        """Epochs until nothing improves. Whatever ends it, Ctrl-C too, the problem has what was learned."""
+        """Runs epochs until nothing improves. At any end, also by Ctrl-C, the problem keeps its progress."""
         learn, validate = split
         trainer = self._trainer(problem, X, y, sample_weight, weights, learn)
-        # Only now that no argument was refused: it changes what is in the store.
+        # Only now that no argument was refused: it changes the store.
         kept = self._keep(problem, partial)
         if kept:
             trainer.assign(problem.coef, problem.intercept - problem.centre)
@@ -346,7 +346,7 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
         )
 
     def _keep(self, problem: Problem, partial: bool) -> Kept | None:
-        """The problem's place in the store, if there is one; the problem then begins with what is there."""
+        """Returns the problem's place in the store, if any, whose values the problem then takes."""
         if self.store is None:
             return None
         initial = [(other.coef, other.intercept) for other in self._problems]
@@ -363,7 +363,7 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
         problem.average = average and (average[0], average[1] + problem.centre)
 
     def _objective(self, norms: tuple[float, float], loss: float | None) -> float:
-        """What training minimises: the mean loss of the epoch and the penalty at its end."""
+        """The function that training minimises: the mean loss of the epoch and the penalty at its end."""
         if loss is None or self.penalty is None:
             return loss or 0.0
         squares, magnitudes = norms

@@ -47,7 +47,7 @@ def pairs(X: Any) -> tuple[Array, Array]:
 
 
 def places(ids: Array, wanted: Array) -> tuple[Array, Array]:
-    """Where the wanted are in the ascending `ids`, which are not empty, and which of them are there."""
+    """Returns the places of `wanted` in the ascending, non-empty `ids`, and a mask of those found."""
     found = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
     return found, ids[found] == wanted
 

@@ -20,7 +20,7 @@ COEF, INTERCEPT = "coef_", "intercept_"
 class Kept:
     """One problem's row of the store's tensors `coef_` (problems, features) and `intercept_` (problems,).
 
-    What is pushed is the change since the last pull, so that changes of others meanwhile stay.
+    A push sends the change since the last pull, so that changes of others meanwhile stay.
     """
 
     def __init__(self, store: Any, initial: Sequence[tuple[Array, float]], row: int) -> None:
@@ -34,7 +34,7 @@ class Kept:
         self.pull()
 
     def pull(self) -> tuple[Array, float]:
-        """Coefficients and intercept as they are there."""
+        """Fetches coefficients and intercept."""
         rows = {COEF: [self._row], INTERCEPT: [self._row]}
         values = self._ps.pull(list(rows), indices=rows)
         self._coef, self._intercept = values[COEF][0], float(values[INTERCEPT][0])

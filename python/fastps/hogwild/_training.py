@@ -1,4 +1,4 @@
-"""What the estimators share: threads, seeds, early stopping and progress."""
+"""Training common to the estimators: threads, seeds, early stopping and progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Callback = Callable[["Epoch"], object]
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a `callback` is given after each epoch.
+    """Argument of a `callback`, after each epoch.
 
     `number` counts from 1. `loss` is the mean loss of the examples, each before its step; None with early
     stopping, where `score` is that of the validation set. `label` is the class that the problem separates
@@ -39,8 +39,7 @@ class DivergedError(ValueError):
 
 @contextlib.contextmanager
 def attempt(estimator: Any) -> Iterator[None]:
-    """An estimator whose training is refused or diverges is as it was; else, after Ctrl-C too, as far as it
-    got.
+    """On refusal or divergence the estimator is unchanged; after Ctrl-C it keeps its progress.
 
     Training sets `_learns` when it begins.
     """
@@ -87,11 +86,11 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether the loss is shown or passed to a callback."""
+        """True if the loss is shown or passed to a callback."""
         return bool(self._verbose) or self._callback is not None
 
     def tell(self, number: int, loss: float | None, score: float | None, examples: int) -> bool:
-        """Whether the callback asks to stop: by returning True."""
+        """Reports an epoch; returns True if the callback asks to stop."""
         now = time.perf_counter()
         epoch = Epoch(number, loss, score, self._label, examples, now - self._last)
         self._last = now
@@ -118,14 +117,14 @@ class Progress:
 
 
 class Patience:
-    """Whether training still gets better by `tol`: a loss falls, or a score rises."""
+    """Watches whether training still improves by `tol`: a loss falls, or a score rises."""
 
     def __init__(self, tol: float | None, epochs: int) -> None:
         self._tol = -math.inf if tol is None else tol
         self._epochs, self._waited, self._best = epochs, 0, math.inf
 
     def ends(self, loss: float) -> bool:
-        """Whether there was no improvement for so many epochs."""
+        """Enters a loss; returns whether the given number of epochs had no improvement."""
         worse = self._tol > -math.inf and loss > self._best - self._tol
         self._waited = self._waited + 1 if worse else 0
         self._best = min(self._best, loss)

@@ -12,7 +12,7 @@ Correction = tuple[bool, int | None, bool, bool]
 
 
 class Mode:
-    """How a worker stays in step with the other workers; a value.
+    """Mode in which a worker keeps pace with the other workers; a value.
 
     `Worker` reads these properties and knows none of the modes. A mode overrides those in which it differs
     from the defaults: push and fetch at every step, and never wait.

@@ -17,7 +17,7 @@ class Local(Mode):
     Steps count from 1. Step k takes a local step; if k is a multiple of `push_every`, it pushes the sum of
     the gradients since the last push, so that every push holds `push_every` of them; after that, if k is a
     multiple of `pull_every`, it starts a fetch. (The paper's listing counts from 0, with the same fetches;
-    its pushes come one step later in the count, so that the very first gradient travels alone.)
+    its pushes come one step later in the count, so the very first push has one gradient.)
 
     Args:
         push_every: The paper's n_push, >= 1.

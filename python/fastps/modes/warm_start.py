@@ -13,8 +13,8 @@ __all__ = ["WarmStart"]
 
 @dataclass(frozen=True)
 class WarmStart(Mode):
-    """Warm start (Dean et al., NIPS 2012): the first worker trains by itself for some steps; the others wait
-    and start from its values.
+    """Warm start (Dean et al., NIPS 2012): only the first worker trains for some steps; the others wait and
+    start from its values.
 
     The first worker trains as with `fastps.Async`; the others wait in `Worker`'s constructor. If it leaves
     before it has taken its steps, the next one continues from there. After those steps all continue with

@@ -17,10 +17,10 @@ from fastps.optimize.vectors import BatchReport, Vectors
 
 __all__ = ["Batches", "LocalReplica"]
 
-#: How long a server may delay an answer, in seconds.
+#: Maximum delay of a server's answer, in seconds.
 _WAIT = 0.25
 _WAIT_LOCAL = 0.02
-#: After so many seconds without a replica, a warning says how to start one.
+#: Seconds without a replica after which a warning says how to start one.
 _PATIENCE = 30.0
 
 

@@ -42,7 +42,7 @@ class _Point(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether neither the function nor a product has overflowed."""
+        """True if neither the function nor a product has overflowed."""
         return all(map(math.isfinite, (self.trial.fun, self.trial.slope, self.mixed, self.square)))
 
 
@@ -51,12 +51,12 @@ class Coordinator:
 
     Args:
         v: The vectors of `COMMON` and of the method.
-        batches: Where portions are computed.
-        problem: What is minimized.
-        method: How directions are chosen.
-        rule: How far to go; with a c2.
-        limits: When to stop.
-        settings: What another coordinator must have been given to go on with this run, in words.
+        batches: Computes portions.
+        problem: The problem.
+        method: Chooses directions.
+        rule: Finds step lengths; with a c2.
+        limits: Limits of the run.
+        settings: Settings that a coordinator which continues this run must share, in words.
         callback: Called after each commit; True stops.
     """
 
@@ -81,13 +81,13 @@ class Coordinator:
         self._largest = 0.0
         self._rounds = 0
         self._began = 0.0
-        #: What the last commit left; None before the first.
+        #: State after the last commit; None before the first.
         self.state: State | None = None
-        #: Whether a check has found the gradient wrong, before any step: then nothing is worth going on from.
+        #: Set if a check found the gradient wrong before any step: then there is nothing to continue from.
         self.is_refused = False
 
     def run(self, stored: State | None = None, check_gradient: bool = False) -> OptimizeResult:
-        """Goes on until a limit: from the tensors' values, or from the last commit of another coordinator."""
+        """Runs until a limit: from the tensors' values, or from the last commit of another coordinator."""
         self._began = time.monotonic()
         state = self._start() if stored is None else self._take_over(stored)
         if check_gradient:
@@ -185,7 +185,7 @@ class Coordinator:
         return self._over(self._commit(at, point.square, state.history))
 
     def _restart(self, is_hidden: bool = False) -> Status | None:
-        """Nothing lower was found: goes on with steepest descent, or stops if that was it."""
+        """Tries steepest descent after a search that found nothing lower, or stops if that was one."""
         if self._directions.is_restarted:
             return Status.ROUNDING if is_hidden else Status.NO_LOWER
         self._directions.restart()
@@ -330,9 +330,9 @@ class Coordinator:
             Status.NO_LOWER: "found no lower point",
             Status.CALLBACK: "stopped by the callback",
         }[status]
-        advice = "minimize again to go on from here, with a higher limit or a larger tol"
+        advice = "minimize again to continue from here, with a higher limit or a larger tol"
         if status is Status.CALLBACK:
-            advice = "minimize again to go on from here"
+            advice = "minimize again to continue from here"
         elif status is Status.NO_LOWER:
             exact = "float64 tensors allow more" if is_narrow else "a larger tol is reached"
             advice = (
@@ -346,9 +346,9 @@ def _numbers(result: Any) -> list[float]:
     return [float(x) for x in np.ravel(result)]
 
 
-def _is_true(told: object) -> bool:
-    """Whether a callback returned True, also as NumPy's."""
-    return isinstance(told, (bool, np.bool_)) and bool(told)
+def _is_true(result: object) -> bool:
+    """Returns whether a callback's result is True, also NumPy's."""
+    return isinstance(result, (bool, np.bool_)) and bool(result)
 
 
 def _largest_of(report: BatchReport) -> PortionFailure:

@@ -1,11 +1,11 @@
-"""Whether the gradients of an objective are those of its loss: ``minimize(..., check_gradient=True)``.
+"""Checks that an objective's gradients are those of its loss: ``minimize(..., check_gradient=True)``.
 
-The function is evaluated on both sides of the point, for one tensor after the other, along a direction that
+The function is evaluated on both sides of the point, for each tensor in turn, along a direction that
 changes this tensor only. So a wrong gradient of a small tensor does not hide behind that of a large one. The
 direction is the gradient itself, mixed with random signs: a tensor whose gradient is 0 is checked, too.
 
 A difference quotient counts once a shorter step hardly changes it: before that, it shows how curved the
-function is. What lies below the rounding of the function is not seen.
+function is. Errors below the rounding of the function are not seen.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fastps.optimize.vectors import Vectors
 
 __all__ = ["GradientCheck"]
 
-#: How far the gradient may be from the difference quotient, as a share of itself.
+#: Tolerance for the difference quotient, as a share of the gradient.
 _TOLERANCE = 0.05
 #: A quotient counts if a step ten times as long changes it by less than this share of its distance to the
-#: gradient; after so many steps the check ends without a finding.
+#: gradient; after the given number of steps the check ends without a finding.
 _SETTLED, _STEPS = 0.1, 6
-#: The first step changes the function by this share of itself, by dtype; but it is at most this share of the
-#: tensor's length, or of 1 where that is shorter.
+#: The first step changes the function by this share of its value, by dtype; but it is at most this share of
+#: the tensor's length, or of 1 where that is shorter.
 _SHARE, _LONGEST = {"float32": 1e-3, "float64": 1e-5}, 1e-2
 #: Function values may be wrong by this many times their rounding.
 _DOUBT = 20.0

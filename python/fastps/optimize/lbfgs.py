@@ -13,7 +13,7 @@ from fastps.optimize.vectors import Operation, Vectors, exact_sum
 
 __all__ = ["LBFGS"]
 
-#: Most vectors of a space.
+#: Maximum number of vectors of a space.
 _MOST_VECTORS = 64
 #: A pair is used only if y's is above this share of |s| |y|.
 _CURVATURE = 1e-10
@@ -24,8 +24,8 @@ class LBFGS(Method):
     """Limited-memory BFGS: the direction is -Hg, where H approximates the inverse of the second derivatives
     by the last steps ``s`` and the changes ``y`` of the gradient (Nocedal 1980).
 
-    The usual two loops make 4m inner products, one after the other. Here the shards compute those of the
-    newest pair and of the gradient with all others in one pass, and the loops run on these numbers
+    The usual two loops make 4m inner products in sequence. Here the shards compute those of the newest pair
+    and of the gradient with all others in one pass, and the loops run on these numbers
     (vector-free L-BFGS: Chen, Wang and Zhou, NIPS 2014). In exact arithmetic the direction is the same.
 
     A pair is left out unless ``y's > 1e-10 |s| |y|``, which keeps H positive definite.

@@ -1,4 +1,4 @@
-"""`StrongWolfe`: a line search that is a value, so that a coordinator can store it and go on later."""
+"""`StrongWolfe`: a line search that is a value, so that a coordinator can store it and continue later."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fastps._shared.checks import given, integer, invalid
 
 __all__ = ["Search", "StrongWolfe", "Trial", "is_number"]
 
-#: How many times longer the next trial is while the function falls: at least, where the slope says nothing,
-#: and at most.
+#: Growth of the trial step while the function falls: the minimum, the factor where the slope says nothing,
+#: and the maximum.
 _GROWTH = (1.2, 5.0, 10.0)
 #: An interval that two steps leave longer than this share of it is bisected.
 _SHRINK = 0.66
 #: Where the cubic's minimum is nearer than this share of the interval to the secant step, the slope is nearly
 #: straight, and the secant step suffers less from rounding.
 _STRAIGHT = 1e-4
-#: A search ends with so many trials whose decrease rounding hides.
+#: Trials whose decrease rounding hides that end a search.
 _HIDDEN = 5
 
 
@@ -45,7 +45,7 @@ _Steps: TypeAlias = Generator[float, Trial, _Result]
 
 @dataclass(frozen=True)
 class StrongWolfe:
-    """When a step along a direction is good enough (strong Wolfe conditions), and how one is found.
+    """Line search: the conditions for a good step (strong Wolfe) and the way to find one.
 
     A step `a` is accepted if ``f(a) <= f(0) + c1 a f'(0)`` and ``|f'(a)| <= c2 |f'(0)|``. Near a minimum,
     rounding hides the first condition: differences of f are smaller than its last digits. There, where
@@ -95,7 +95,7 @@ class StrongWolfe:
         return Search(self, Trial(0.0, fun, slope), first, eps)
 
     def accepts(self, start: Trial, trial: Trial, eps: float) -> bool:
-        """Whether the step is good enough."""
+        """Returns whether the step is good enough."""
         steepness = -start.slope
         c2 = 0.9 if self.c2 is None else self.c2
         if not math.isfinite(trial.fun) or not abs(trial.slope) <= c2 * steepness:
@@ -115,7 +115,7 @@ class Search:
         start: The point that the search starts from, at step 0.
         first: The first step.
         eps: Relative error of the function's values.
-        trials: What was evaluated, in order.
+        trials: The evaluated trials, in order.
     """
 
     rule: StrongWolfe
@@ -155,14 +155,14 @@ class Search:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the search has ended without an accepted trial because rounding hides all that is lower."""
+        """True if the search ended without an accepted trial because rounding hides all lower points."""
         if self.step is not None or self.accepted is not None or not any(map(self._is_near, self.trials)):
             return False
         beyond = min((t for t in self.trials if not self._is_near(t)), key=lambda t: t.step, default=None)
         return beyond is None or beyond.slope >= 0  # else slope and function contradict each other
 
     def _is_near(self, trial: Trial) -> bool:
-        """Whether the slope at the start promises less up to there than the function's rounding."""
+        """Returns whether the decrease that the initial slope promises is below the function's rounding."""
         return -self.start.slope * trial.step <= self.eps * abs(self.start.fun)
 
     def tell(self, fun: float, slope: float) -> Search:
@@ -236,8 +236,8 @@ class Search:
         return min(max(step, least), most) if step > trial.step else usual
 
     def _minimum(self, a: Trial, b: Trial) -> float:
-        """Where the cubic through both trials is lowest; a secant step where that is as good, or where the
-        cubic or rounding hides the place.
+        """Returns the minimum of the cubic through both trials; a secant step where that is as good, or where
+        the cubic or rounding hides the minimum.
         """
         secant, length = _secant(a, b), b.step - a.step
         rounding = self.eps * abs(self.start.fun)
@@ -255,7 +255,7 @@ class Search:
 
 
 def _secant(a: Trial, b: Trial) -> float:
-    """Where the line through both slopes is zero; NaN where there is no such step."""
+    """Returns the zero of the line through both slopes; NaN if there is none."""
     rise = b.slope - a.slope
     return (a.step * b.slope - b.step * a.slope) / rise if rise != 0 else math.nan
 

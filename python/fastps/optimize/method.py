@@ -1,6 +1,6 @@
-"""The base of the methods: what the coordinator of `minimize` needs to know of each.
+"""Base class of the methods, the interface that the coordinator of `minimize` uses.
 
-A method chooses directions from inner products alone; the vectors stay on the shards. They are: ``w``, the
+A method chooses directions only from inner products; the vectors stay on the shards. They are: ``w``, the
 tensors; ``g``, the gradient there; ``p``, the direction; ``t``, the trial point ``w + step p``; ``h``, the
 gradient there; and those of the method. Everything but ``w`` can be computed again from what the last commit
 left, so a coordinator that takes over repeats at most one search.
@@ -43,7 +43,7 @@ class Directions(Protocol):
     """The directions of one run.
 
     Attributes:
-        memory: What must be stored so that another coordinator can go on; JSON.
+        memory: State to store so that another coordinator can continue; JSON.
     """
 
     memory: dict[str, Any]
@@ -52,7 +52,7 @@ class Directions(Protocol):
         """Notes an accepted step. Call it before the commit's program, and store `memory` in between."""
 
     def commit(self, v: Vectors) -> list[Operation]:
-        """What the method adds to the commit's program, before ``g`` and ``w`` change."""
+        """Operations that the method adds to the commit's program, before ``g`` and ``w`` change."""
 
     def products(self, v: Vectors, again: bool = False) -> Operation | None:
         """The operation whose results `direction` needs. It changes nothing.
@@ -73,11 +73,11 @@ class Directions(Protocol):
 
     @property
     def is_restarted(self) -> bool:
-        """Whether the direction is that of steepest descent."""
+        """True if the direction is that of steepest descent."""
 
 
 class Method:
-    """How `minimize` chooses directions; a value. See `LBFGS`, `CG` and `GradientDescent`."""
+    """Method by which `minimize` chooses directions; a value. See `LBFGS`, `CG` and `GradientDescent`."""
 
     #: Default of `StrongWolfe`'s c2.
     c2: ClassVar[float] = 0.9
@@ -88,10 +88,10 @@ class Method:
         raise NotImplementedError
 
     def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> Directions:
-        """Internal: begins a run, or goes on with a stored one.
+        """Internal: begins a run, or continues a stored one.
 
         Args:
-            memory: What `Directions.memory` was; None: begin.
+            memory: The stored `Directions.memory`; None: begin.
             size: Number of parameters.
         """
         raise NotImplementedError

@@ -164,7 +164,7 @@ def minimize(
 
 
 def _stored(v: Vectors, settings: str) -> State:
-    """What the interrupted call has stored."""
+    """Returns the state that the interrupted call stored."""
     if v.stored is None:
         raise ConfigError(
             f'nothing to resume in space "{v.space}"',
@@ -182,7 +182,7 @@ def _stored(v: Vectors, settings: str) -> State:
 
 @contextlib.contextmanager
 def _ending(v: Vectors, coordinator: Coordinator) -> Iterator[None]:
-    """Closes the space, unless a call with ``resume=True`` can go on from it."""
+    """Closes the space, unless a call with ``resume=True`` can continue from it."""
     try:
         yield
     except FencedError:
@@ -197,7 +197,7 @@ def _ending(v: Vectors, coordinator: Coordinator) -> Iterator[None]:
         if coordinator.state is not None:
             error.add_note(
                 f"iteration {coordinator.state.iteration} of the minimization is the tensors' value; "
-                "minimize(..., resume=True) goes on from there, fastps.optimize.drop(ps, "
+                "minimize(..., resume=True) continues from there, fastps.optimize.drop(ps, "
                 f'"{v.space}") gives up and lets others push'
             )
         raise

@@ -1,4 +1,4 @@
-"""What a user's objective gets and must return, checked once."""
+"""Arguments and results of a user's objective, checked once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fastps.errors import ConfigError, DTypeError, ShapeError
 
 __all__ = ["Objective", "Portion", "Task", "samples_of", "shapes_of"]
 
-#: How far the loss of some samples may be from the sum of the losses of two parts of them, as a share of the
-#: largest of the three. Rounding is far below it, and a mean is far above.
+#: Tolerance for the loss of some samples against the sum of the losses of two parts of them, as a share of
+#: the largest of the three. Rounding is far below it, and a mean is far above.
 _TOLERANCE = 1e-3
-#: A loss that is smaller than this for each sample may be nothing but rounding.
+#: A loss below this for each sample may consist of rounding only.
 _NEGLIGIBLE = 1e-7
 
 #: Parameters or gradients by name, of the tensors' dtype.
@@ -91,7 +91,7 @@ class Task:
         """Compares the loss of a portion, which is finite, with the sum of the losses of two parts of it.
 
         Returns:
-            Whether the portion has two samples, and so two parts.
+            True if the portion has two samples, and so two parts.
 
         Raises:
             ConfigError: The two differ, and the loss does not when it is computed again.
@@ -99,7 +99,7 @@ class Task:
         indices = samples_of(portion, self.portions, self.samples)
         if len(indices) < 2:
             return False
-        # No half: batches within the objective, each with its mean, may be as many in both halves together.
+        # Not halves: an objective that averages over batches may have equally many batches in two halves.
         cut = 3 * len(indices) // 7 | 1
         parts = [self._computed(params, part).loss for part in (indices[:cut], indices[cut:])]
         bound = _TOLERANCE * max(map(abs, (loss, *parts)))

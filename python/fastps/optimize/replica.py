@@ -18,7 +18,7 @@ from fastps.optimize.objective import Objective, Task, samples_of, shapes_of
 
 __all__ = ["Replica"]
 
-#: How long a server may delay an answer, in seconds; `stop` takes effect after that.
+#: Maximum delay of a server's answer, in seconds; `stop` takes effect after that.
 _WAIT = 1.0
 #: Seconds before a replica asks again after a server has refused because it is about to stop.
 _PAUSE = 0.1
@@ -40,12 +40,12 @@ class _Given(NamedTuple):
         return self.task[0]
 
 
-#: What became of a portion: batch, portion, loss, failure and the tensor concerned.
+#: Outcome of a portion: batch, portion, loss, failure and the tensor concerned.
 _Report: TypeAlias = tuple[int, int, float, str | None, str]
 
 
 class Replica:
-    """Computes losses and gradients for a `minimize` without an objective, on a thread of its own.
+    """Computes losses and gradients for a `minimize` without an objective, on a separate thread.
 
     It learns names, samples and portions from the coordinator, pulls each trial point once, and adds the
     gradients of its portions to the sum on the shards. It may join, leave, die or stall at any time: another
@@ -61,7 +61,7 @@ class Replica:
             method ``prefetch(indices)`` is called with the samples that probably come next, before the
             present ones are computed.
         space: The `space` of `minimize`.
-        name: What the coordinator's messages call it; None: host and process.
+        name: Name in the coordinator's messages; None: host and process.
 
     >>> store = fastps.Store()
     >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -105,7 +105,7 @@ class Replica:
         self._found: int | None = None
         self._task: tuple[tuple[int, int, int], Task] | None = None
         self._pulled: tuple[tuple[int, int], dict[str, NDArray[Any]]] | None = None
-        #: Whether a portion was compared with two parts of it.
+        #: Set once a portion was compared with two parts of it.
         self._adds_up = False
 
     def run(self) -> int:

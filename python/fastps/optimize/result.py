@@ -48,7 +48,7 @@ class OptimizeResult:
         status: 0: the gradient is within `tol`; 1: `max_iterations`; 2: `max_evaluations`; 3: no lower point
             was found; 4: the callback stopped it; 5: rounding hides any lower point, so the last searches
             found none, or the last 50 iterations lowered neither the function nor the gradient; -1: in a
-            callback, that the run goes on.
+            callback, that the run continues.
         message: The same in words, and what to do.
         fun: The function at the point in the tensors.
         grad_norm: The largest magnitude among the elements of its gradient.

@@ -1,4 +1,4 @@
-"""What a coordinator is given, and what it stores for one that takes over."""
+"""A coordinator's problem and limits, and the state that it stores for one that takes over."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fastps.optimize.result import Iteration
 
 __all__ = ["Limits", "Problem", "State"]
 
-#: Most iterations of the history that are stored for a coordinator that takes over.
+#: Maximum number of iterations stored for a coordinator that takes over.
 _STORED = 400
-#: Two times so many iterations without visible progress end a run.
+#: Twice this number of iterations without visible progress end a run.
 _STALLED = 25
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is minimized.
+    """The problem: a function of samples.
 
     Attributes:
         samples: Number of samples.
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop."""
+    """Limits of a run."""
 
     tol: float
     max_iterations: int
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass
 class State:
-    """What the last commit left, and what a coordinator that takes over must know; stored on shard 0.
+    """State after the last commit, for a coordinator that takes over; stored on shard 0.
 
     Attributes:
         number: Number of the commit's program.
@@ -76,7 +76,7 @@ class State:
         return self.history[-1].number
 
     def has_stalled(self, eps: float) -> bool:
-        """Whether the last iterations moved by rounding only: neither the function fell, nor its gradient.
+        """Returns whether recent iterations moved by rounding only: neither function nor gradient fell.
 
         Args:
             eps: Relative error of the function's values.

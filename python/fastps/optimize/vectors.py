@@ -1,4 +1,4 @@
-"""`Vectors`: vectors beside tensors, which programs change where they lie; only scalars travel.
+"""`Vectors`: vectors beside tensors, which programs change in place; only scalars travel.
 
 Dean et al., "Large Scale Distributed Deep Networks" (NIPS 2012), section 4.2: a coordinator commands
 operations such as inner products, scaling and addition, which the shards run on their own part of the model.
@@ -31,8 +31,8 @@ _PATIENCE, _PAUSE = 60.0, 0.1
 #: Numbers that a coordinator leaves out when it takes over: until slices know its term, the former one may
 #: still run programs, and two programs of one number would share results.
 _LEFT_OUT = 65_536
-#: The number of a batch is that of its program, and above so many bits that of the space, modulo this. It is
-#: below 2^62, the largest number that snapshots take.
+#: A batch's number is that of its program in the low bits, and that of the space, modulo this, above them. It
+#: is below 2^62, the largest number that snapshots take.
 _BITS, _SPACES = 40, 1 << 20
 #: The name of the tensors themselves among the vectors.
 _TENSOR = "w"
@@ -101,11 +101,11 @@ class BatchReport(NamedTuple):
 class Vectors:
     """Vectors over tensors, and the right to command them.
 
-    A space is a set of up to 64 named vectors. Each has the shapes and the dtype of the tensors and lies
-    in the tensors' own slices. ``"w"`` names the tensors themselves. All vectors begin at 0.
+    A space is a set of up to 64 named vectors. Each has the shapes and the dtype of the tensors and is stored
+    in the tensors' slices. ``"w"`` names the tensors themselves. All vectors begin at 0.
 
     While a space is open, only its programs change its tensors: pushes and assignments raise `ConfigError`.
-    Pulls, checkpoints and cuts go on. Use it as a context manager, or call `close`, which frees the
+    Pulls, checkpoints and cuts continue. Use it as a context manager, or call `close`, which frees the
     vectors. A space whose client has gone stays open, so that another client can take it over; `drop`
     frees it.
 
@@ -114,13 +114,13 @@ class Vectors:
         names: The tensors, all ``apply="exact"`` and of one dtype.
         vectors: Names of the vectors, not ``"w"``.
         space: Name of the space. If it is open with the same tensors and vectors and has no coordinator, this
-            object takes it over, with its vectors as they are: see `found`.
+            object takes it over, vectors included: see `found`.
         keep_for: Seconds that servers keep the space after its client has gone, at most a day.
         timeout: Seconds that each call may take; None: the timeout of `ps`.
 
     Attributes:
         found: Whether the space was open before.
-        stored: What the former coordinator saved last, or None.
+        stored: State that the former coordinator saved last, or None.
         dtype: The dtype of tensors and vectors.
         size: Number of elements of a vector.
         term: Number of this coordinator; former ones get `FencedError`.
@@ -276,7 +276,7 @@ class Vectors:
     # -- calls -----------------------------------------------------------------------------------------------
 
     def run(self, *operations: Operation, number: int | None = None) -> tuple[Any, ...]:
-        """Runs operations one after the other on every slice: all of them, or none.
+        """Runs operations in order on every slice: all of them, or none.
 
         Args:
             operations: At most 256, which name at most 4,352 vectors, a block as many as it has results.
@@ -361,7 +361,7 @@ class Vectors:
             samples: Number of samples, at least `portions`.
             min_replicas: Replicas that must be present before portions are dealt.
             backups: Whether idle replicas compute copies of outstanding portions.
-            wait: Seconds to wait; call again with the same arguments to go on.
+            wait: Seconds to wait; call again with the same arguments to continue.
 
         Raises:
             StalePush: A later batch has begun.
@@ -442,7 +442,7 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
         timeout: Seconds that the call may take; None: the timeout of `ps`.
 
     Returns:
-        Whether there was such a space.
+        True if there was such a space.
 
     >>> store = fastps.Store()
     >>> store.register("x", np.zeros(2, np.float32), fastps.SGD(lr=1.0))
@@ -460,7 +460,7 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
 
 
 def _own_name() -> str:
-    """What others call this coordinator."""
+    """Name of this coordinator for others."""
     return f"{socket.gethostname()[:200]}, process {os.getpid()}"
 
 

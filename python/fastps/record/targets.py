@@ -119,11 +119,11 @@ def to(*targets: str, every: int = 1) -> Recorder:
 
     Args:
         targets: ``"jsonl:FILE"`` appends one JSON object per step; ``"tensorboard:DIR"`` (package
-            tensorboard); ``"wandb:PROJECT"`` (package wandb). What a step does not know is left out.
-        every: Record only every so many steps.
+            tensorboard); ``"wandb:PROJECT"`` (package wandb). Unknown values of a step are left out.
+        every: Steps between two records.
 
     Raises:
-        ConfigError: A target is none of these; nothing was opened.
+        ConfigError: A target has another form; nothing was opened.
         ImportError: A package is not installed.
         OSError: A file cannot be written.
 

@@ -1,4 +1,4 @@
-"""What the algorithms of this package have in common."""
+"""Base class of this package's algorithms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Algorithm:
     name: ClassVar[str] = ""
     #: Whether the model estimates values beside the policy.
     estimates_values: ClassVar[bool] = True
-    #: Most numbers of a tensor: larger parameters are kept in several. None: no limit.
+    #: Maximum number of elements of a tensor: larger parameters are kept in several. None: no limit.
     largest_tensor: ClassVar[int | None] = None
 
     #: Whether observations are normalized.
@@ -33,7 +33,7 @@ class Algorithm:
         raise NotImplementedError
 
     def mode(self, ps: ParameterServer) -> Mode:
-        """Internal: the mode of the workers; raises `ConfigError` if they cannot train with this `ps`."""
+        """Internal: returns the workers' mode; raises `ConfigError` if `ps` does not support it."""
         raise NotImplementedError
 
     def register(self, ps: ParameterServer) -> None:

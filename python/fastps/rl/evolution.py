@@ -29,8 +29,8 @@ __all__ = ["EvolutionStrategies"]
 
 _log = logging.getLogger("fastps")
 
+#: Numbers of a slice. Tensors of one slice take each step whole or not at all, and have one version.
 _SLICE = 258_048
-"""Numbers of a slice. Tensors of one slice take each step whole or not at all, and have one version."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class EvolutionStrategies(Algorithm):
                     learner.worker.pull_model()
 
     def _version(self, learner: Learner, portions: data.Portions) -> Iterator[None]:
-        """Takes the step of the present version if all returns are there, else plays pairs for it."""
+        """Takes the step of the present version if all returns have arrived, else plays pairs for it."""
         seed, ps, worker = learner.run["seed"], learner.ps, learner.worker
         fetched = worker.versions
         assert fetched is not None

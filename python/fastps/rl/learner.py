@@ -40,8 +40,8 @@ __all__ = ["FRAMES", "OBSERVATIONS", "Learner", "Rollout", "Task", "observations
 
 _log = logging.getLogger("fastps")
 
+#: Seconds to wait for a place among synchronous workers.
 _PLACE_TIMEOUT = 60.0
-"""Seconds to wait for a place among synchronous workers."""
 _PREFIX = "model."
 
 
@@ -92,7 +92,7 @@ class Task:
         return versions
 
     def settings(self) -> dict[str, Any]:
-        """What all workers of a run must agree on; the model is described by its tensors."""
+        """Settings that all workers of a run must share; the model is described by its tensors."""
         model = ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.model.named_parameters())
         return {**self.algorithm.settings(), "environment": self.environment, "model": model}
 
@@ -109,7 +109,7 @@ class Task:
 
 
 def _parts(name: str, values: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
-    """A parameter as tensors of at most so many numbers, which share its memory."""
+    """Splits a parameter into tensors of at most `most` elements, which share its memory."""
     if values.numel() <= most:
         return {name: values}
     return {f"{name}.{k}": part for k, part in enumerate(torch.split(values.view(-1), most))}

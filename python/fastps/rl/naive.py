@@ -28,8 +28,8 @@ class Naive(Algorithm):
     """REINFORCE with a value baseline: each worker plays some steps and pushes the gradient of
 
     ``mean(-log pi(a_t | s_t) (R_t - V(s_t)) + value (R_t - V(s_t))^2)``, with the first ``R_t - V(s_t)`` as a
-    constant. R_t is the discounted return to the end of the episode; the value of the last state stands in
-    for what an episode brings after the last of these steps, or after its truncation.
+    constant. R_t is the discounted return to the end of the episode; the value of the last state replaces the
+    rewards of an episode after the last of these steps, or after its truncation.
 
     With `sync` this is one policy gradient of a large batch whose steps several machines play: the "HPC
     policy gradients" of O'Connor (2016) and Adamski et al. (ISC 2018). Returns against frames do not depend

@@ -29,8 +29,8 @@ __all__ = ["Policy", "Saved", "load", "read"]
 
 _KEY, _FORMAT = "fastps.rl", 1
 _MEAN, _VARIANCE = "rl.observations.mean", "rl.observations.variance"
+#: Types of a network's tensors that are saved; its integers and masks are the network's own.
 _DTYPES = (torch.float32, torch.float64)
-"""Types of a network's tensors that are saved; its integers and masks are the network's own."""
 
 
 class Saved(NamedTuple):
@@ -55,7 +55,7 @@ class Saved(NamedTuple):
 
 
 class Policy:
-    """The most probable actions of a trained network, with what normalizes its observations.
+    """The most probable actions of a trained network, with the normalization of its observations.
 
     `load` returns one, `fetch` one of a run, and `train` notes its own as `Run.policy`.
 
@@ -66,7 +66,7 @@ class Policy:
         mean_return: Mean undiscounted return of the evaluation that it was saved for; None if there is none.
         episodes: Episodes of that evaluation; 0 if there is none.
         mean: Mean of the observations that the workers saw, float64, of an observation's shape; None if the
-            network takes observations as they are.
+            network takes observations unchanged.
         variance: Their variance, of the same shape; None as well.
     """
 

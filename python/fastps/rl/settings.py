@@ -1,4 +1,4 @@
-"""What all workers of a run must agree on, kept beside the model as a tensor that is never stepped."""
+"""Settings that all workers of a run must share, kept beside the model as a tensor that is never stepped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fastps.rl.totals import is_shared
 
 __all__ = ["agree", "check", "disagreement", "present"]
 
+#: The setting taken from the first worker, whatever the others have.
 _OWN = "seed"
-"""The setting that is the first worker's, whatever the others have."""
 
 
 def present(ps: ParameterServer) -> dict[str, Any] | None:
-    """The settings of the run that is there; None if there is none."""
+    """Returns the settings of the present run; None without one."""
     check_ps(ps)
     if SETTINGS not in ps.names():
         return None
@@ -31,7 +31,7 @@ def present(ps: ParameterServer) -> dict[str, Any] | None:
 
 
 def check(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[str]) -> bool:
-    """Whether the run is there already.
+    """Returns whether the run exists already.
 
     Raises:
         ConfigError: It has other settings, or something else has tensors of these names.
@@ -70,7 +70,7 @@ def _shown(settings: Mapping[str, Any], keys: Iterable[str]) -> str:
 
 
 def agree(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:
-    """Registers the settings unless they are there; returns those of the run.
+    """Registers the settings unless the run has some; returns those of the run.
 
     Args:
         settings: Values of JSON; those of the first worker's ``"seed"`` are the run's.

@@ -24,14 +24,14 @@ _log = logging.getLogger("fastps")
 R = TypeVar("R")
 Floats = NDArray[np.float64]
 
+#: Maximum number of workers that share a store: each has a row.
 _ROWS = 256
-"""Workers that may share one store: each has a row of its own."""
+#: float32 values of a cache line; each row begins at one, so that no two workers write to the same.
 _CACHE_LINE = 16
-"""float32 values of a cache line; rows begin at one, so that no two workers write to the same."""
 
 
 def is_shared(ps: ParameterServer) -> bool:
-    """Whether several processes have the store open."""
+    """Returns whether several processes have the store open."""
     return isinstance(ps, Store) and ps.address is not None
 
 
@@ -47,11 +47,11 @@ def after_losses(call: Callable[[], R]) -> R:
 
 
 class Totals:
-    """Sums of numbers, in a tensor of its own group that all workers of a run add to.
+    """Sums of numbers, in a tensor of a separate group that all workers of a run add to.
 
     On servers and in a store of one process it is a float64 tensor, and a push adds to it, exactly once. In a
-    shared store, where racing additions may overwrite each other, each worker adds to a row of its own, and
-    a total is the sum over the rows. Shared stores hold float32, so a number is the sum of two of them there.
+    shared store, where racing additions may overwrite each other, each worker adds to its own row, and a
+    total is the sum over the rows. Shared stores hold float32, so a number is the sum of two of them there.
 
     Args:
         name: The tensor, which is registered if it does not exist.
@@ -110,7 +110,7 @@ class Moments:
 
     @classmethod
     def of(cls, totals: Floats, shape: tuple[int, ...]) -> Moments:
-        """Those of observations of a shape with this count, these sums, and these sums of squares."""
+        """Moments of observations of a shape, from their count, sums, and sums of squares."""
         count, size = float(totals[0]), math.prod(shape)
         sums, squares = totals[1 : 1 + size].reshape(shape), totals[1 + size :].reshape(shape)
         mean = sums / max(1.0, count)
@@ -122,7 +122,7 @@ class Moments:
         return np.concatenate(([self.count], sums.ravel(), squares.ravel()))
 
     def normalized(self, observation: Array) -> Array:
-        """The observation with mean 0 and variance 1, as far as it is one of those."""
+        """Normalizes an observation by these moments, clipped to -10 to 10."""
         return ((observation - self._mean) / self._std).clip(-10.0, 10.0)
 
 

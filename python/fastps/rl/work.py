@@ -50,8 +50,8 @@ def work(
         make_env: Makes a new gymnasium environment at each call. Its observations are a Box, its actions
             Discrete or a Box of floats.
         model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
-            to 0 to 1. It returns the policy and, but for `EvolutionStrategies`, values of shape (batch,) or
-            (batch, 1). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
+            to 0 to 1. It returns the policy and (except for `EvolutionStrategies`) values of shape (batch,)
+            or (batch, 1). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
             action; (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where
             -1 and 1 are the bounds of a number that has two. It is copied. It must be stateless (not
             recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are
@@ -62,7 +62,7 @@ def work(
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
         on_episode: Called with an `Episode` after each one.
         rank: Position in the order of workers, from 0; ``Naive(deterministic=True)`` needs it. In a shared
-            store each worker should have one of its own.
+            store each worker should have a different one.
         name: Name of this worker in errors; None: its rank, or machine and process.
 
     Returns:
@@ -74,7 +74,7 @@ def work(
             twice; the algorithm does not support its spaces, or the model does not fit them; the servers have
             a run with other settings, or other tensors under these names. Nothing was registered. Or the
             environment's ``reset`` or ``step`` returns another form than gymnasium's.
-        NonFiniteError: An observation, a reward, the policy or the loss is NaN or infinite, but for logits
+        NonFiniteError: An observation, a reward, the policy or the loss is NaN or infinite, except for logits
             of -inf, which mask actions; or a state has no action left. Names worker and step.
         ShapeError, DTypeError: The environment's observation has another shape than its space, or an
             observation, a reward or a flag is of another type; names worker, environment, seed and step.
@@ -111,7 +111,7 @@ def take_turns(
     """Trains with several logical workers that take turns in this thread.
 
     The staleness of asynchronous gradients is then exactly `workers` - 1, and a run repeats bit for bit with
-    its seed on one machine. It shows what an algorithm learns with so many workers, not how fast they are.
+    its seed on one machine. It shows what an algorithm learns with this number of workers, not their speed.
 
     Args:
         ps: As for `work`.

@@ -1,6 +1,6 @@
 """Simulated runs: many workers under a virtual clock, in one thread, on a real `fastps.Store`.
 
-`run` gives every logical worker a real `fastps.Worker`, a client of its own. Only time is simulated: when a
+`run` gives every logical worker a real `fastps.Worker`, a separate client. Only time is simulated: when a
 gradient is ready, when a worker is killed, and when its lease ends. Modes, codecs, staleness corrections and
 optimizers are those of the store.
 

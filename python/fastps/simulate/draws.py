@@ -6,7 +6,7 @@ import numpy as np
 
 __all__ = ["Draws"]
 
-#: What numbers are drawn for; part of the key.
+#: Purposes of the numbers; part of the key.
 _PURPOSES = {"durations": 1, "gradients": 2}
 
 

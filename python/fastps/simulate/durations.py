@@ -1,4 +1,4 @@
-"""How long gradients take, in virtual seconds: distributions, tables and functions."""
+"""Durations of gradients, in virtual seconds: distributions, tables and functions."""
 
 from __future__ import annotations
 

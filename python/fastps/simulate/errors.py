@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated run."""
+"""Errors of a simulated run."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class StandstillError(FastpsError):
 
 
 def place(worker: int, step: int, time: float) -> str:
-    """Where in a run something happened, for the end of an error text."""
+    """Formats the place in a run, for the end of an error text."""
     return f" (worker {worker}, step {step}, virtual time {time:.6g})"

@@ -1,4 +1,4 @@
-"""What events do to a simulated run: kills, pauses, ends of leases, and workers that join."""
+"""Effects of events on a simulated run: kills, pauses, ends of leases, and workers that join."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Happenings"]
 
 
 class Run(Protocol):
-    """What an event can change: see `Simulation`."""
+    """State that an event can change: see `Simulation`."""
 
     timeline: Timeline
     record: Record
@@ -44,7 +44,7 @@ class Happenings:
         return self._run.timeline.now
 
     def action(self, event: Event) -> Callable[[], None]:
-        """What happens at an event's time."""
+        """Returns the action for an event's time."""
         if isinstance(event, Kill):
             return lambda: self._kill(event)
         if isinstance(event, Pause):

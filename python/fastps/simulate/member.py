@@ -37,7 +37,7 @@ class Member:
         version: Updates of the store when its gradient was applied; 0 if it was not.
         born: Virtual seconds of its start; None before that.
         left: Virtual seconds at which it ended; None until then.
-        told: What its last step did.
+        told: Report of its last step.
         lost: The event by which it has lost its place.
     """
 
@@ -87,7 +87,7 @@ class Member:
             self.since = None
 
     def paused(self, now: float) -> bool:
-        """Whether it is stopped at this moment."""
+        """Returns whether it is paused at this time."""
         return now < self.resumes
 
     def put_off(self, now: float, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What `run` was asked for."""
+"""Arguments of `run`, checked."""
 
 from __future__ import annotations
 

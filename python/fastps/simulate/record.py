@@ -1,4 +1,4 @@
-"""What a simulated run notes for its trace."""
+"""Data that a simulated run collects for its trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        """Whether the updates that were asked for are made."""
+        """True once all planned updates are made."""
         return self.updates >= self._plan.updates
 
     def count(self, now: float) -> bool:

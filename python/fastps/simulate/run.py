@@ -24,7 +24,7 @@ from fastps.worker.arguments import check_mode
 
 __all__ = ["run"]
 
-#: Most events that the warning lists.
+#: Maximum number of events that the warning lists.
 _TOLD = 8
 
 
@@ -46,7 +46,7 @@ def run(
 ) -> Trace:
     """Trains a store with logical workers under a virtual clock, in this thread.
 
-    Each logical worker is a `fastps.Worker` of its own, so modes, codecs and the store are the real ones. A
+    Each logical worker is a separate `fastps.Worker`, so modes, codecs and the store are the real ones. A
     worker's step begins when it has fetched; its duration later the gradient is computed, at the worker's
     stale values, pushed, and new values are fetched. With `fastps.Sync` and `fastps.Bounded` the worker then
     waits for others in virtual time. The run is the same, bit for bit, each time that it is repeated with a
@@ -75,7 +75,7 @@ def run(
 
     Returns:
         A `Trace`. If no workers are left before the updates are made, its `complete` is False, and a
-        `RuntimeWarning` says what has become of them.
+        `RuntimeWarning` lists the events that ended them.
 
     Raises:
         ConfigError: An argument is invalid, or the store or the mode needs real workers; nothing happened.

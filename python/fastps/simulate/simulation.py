@@ -31,8 +31,8 @@ class Simulation:
         plan: Everything else.
 
     Attributes:
-        timeline: What happens when.
-        record: What has happened.
+        timeline: Planned actions and their times.
+        record: Steps, events and evaluations so far.
         members: All logical workers, by their index.
         waiting: Those that wait for others; those that have waited longest come first.
     """
@@ -99,7 +99,7 @@ class Simulation:
         self.timeline.arrives(member)
 
     def _arrive(self, member: Member) -> None:
-        """A gradient is there: pushes it, and fetches unless others have to come first."""
+        """Pushes a gradient that is ready, and fetches unless others have to come first."""
         worker = member.worker
         if worker is None:  # it lost its place while it was paused
             self._happenings.come_back(member)

@@ -1,4 +1,4 @@
-"""Who waits for whom, when nothing else will happen."""
+"""Describes which workers wait for which, when no other event is planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["standstill"]
 
 
 def standstill(now: float, members: Sequence[Member], waits: Sequence[Member]) -> StandstillError:
-    """The error that lists who waits for whom."""
+    """Returns the error that lists which workers wait for which."""
     waiting: dict[int, list[int]] = {}
     lines = []
     for member in waits:

@@ -11,7 +11,7 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """What happens when. Equal times keep the order in which they were planned.
+    """Planned actions by time. Equal times keep the order in which they were planned.
 
     Attributes:
         now: Virtual seconds.

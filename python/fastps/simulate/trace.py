@@ -15,12 +15,12 @@ __all__ = ["Evaluation", "Happened", "Row", "Trace"]
 
 
 class Happened(NamedTuple):
-    """What became of an event.
+    """Outcome of an event.
 
     Attributes:
         time: Virtual seconds.
         event: The `Kill`, `Pause` or `Join`.
-        effect: What it did, in words.
+        effect: Its effect, in words.
     """
 
     time: float
@@ -29,7 +29,7 @@ class Happened(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` returned.
+    """Result of `evaluate`.
 
     Attributes:
         updates: Updates that the values contain.
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a simulated run did. The arrays have one entry for each finished step, in the order of time.
+    """Trace of a simulated run. The arrays have one entry for each finished step, in the order of time.
 
     Attributes:
         times: Virtual seconds at which the step ended, float64.
@@ -72,8 +72,8 @@ class Trace:
         bytes: Bytes of the encoded gradients.
         waiting: For each worker, the virtual seconds that it waited for others.
         present: For each worker, the virtual seconds from its start to its end.
-        events: What each event did.
-        evaluations: What `evaluate` returned, and when.
+        events: Outcomes of the events.
+        evaluations: Results of `evaluate`.
         updates: Updates that the store made.
         seconds: Virtual seconds of the whole run.
         complete: Whether the store made as many updates as were asked for. If not, `run` has warned.
@@ -106,7 +106,7 @@ class Trace:
         return float(self.waiting.sum()) / present if present else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in lists, numbers and strings, as JSON has them; what is not finite becomes None."""
+        """Converts the trace to lists, numbers and strings for JSON; non-finite numbers become None."""
         events = [{"time": t, "event": repr(event), "effect": effect} for t, event, effect in self.events]
         return {
             "settings": self.settings,

@@ -19,7 +19,7 @@ _F = TypeVar("_F", bound=Callable[..., None])
 _EXPECTED = "(params, ps, optimizer)"
 _EXAMPLE = "(model.named_parameters(), fastps.connect(...), fastps.Adam(lr=1e-3))"
 
-#: What tells whose argument a value is.
+#: Test of each argument, to recognize swapped ones.
 _ARE: dict[str, Callable[[object], bool]] = {
     "params": lambda value: isinstance(value, (torch.nn.Module, Iterator, list)),
     "ps": lambda value: isinstance(value, ParameterServer),

@@ -45,7 +45,7 @@ def _wrapper(params: set[int]) -> str | None:
     imported = [getattr(sys.modules.get(module), name, None) for module, name in _AVERAGE]
     kinds = tuple(kind for kind in imported if kind is not None)
     for found in gc.get_objects():
-        # Its type is asked for alone: other objects may do work when they are asked for their class.
+        # By type(), not isinstance(): reading __class__ may run code of foreign objects.
         if issubclass(type(found), kinds) and any(id(param) in params for param in found.parameters()):
             return str(next(kind.__name__ for kind in kinds if issubclass(type(found), kind)))
     return None

@@ -1,4 +1,4 @@
-"""Finds parameters that are there twice: in one memory, or on servers under another name."""
+"""Finds duplicate parameters: two in the same memory, or one on the servers under another name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _end(param: torch.Tensor) -> int:
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two parameters, whose ranges of addresses overlap, have a byte in common."""
+    """Returns whether two parameters with overlapping address ranges share a byte."""
     if all(_end(param) - param.data_ptr() == param.numel() * param.element_size() for param in (a, b)):
         return True
     return bool(np.intersect1d(_bytes(a), _bytes(b)).size)
@@ -109,10 +109,10 @@ def _plain(name: str) -> str:
 
 
 def _tied(params: set[int]) -> dict[int, list[str]]:
-    """Those parameters that modules have in several places, and their attributes there."""
+    """Finds the parameters that modules have in several places, and their attribute names."""
     found: dict[int, list[str]] = {}
     for module in gc.get_objects():
-        # Its type is asked for alone: other objects may do work when they are asked for their class.
+        # By type(), not isinstance(): reading __class__ may run code of foreign objects.
         if issubclass(type(module), torch.nn.Module):
             for attribute, param in module.__dict__.get("_parameters", {}).items():
                 if id(param) in params:

@@ -16,17 +16,17 @@ from fastps._shared.text import quoted
 from fastps._shared.types import File
 from fastps.errors import ConfigError
 
-#: Where a file has its digests: a dict in what `fastps.torch.save` adds.
+#: Place of a file's digests: a dict in the entry that `fastps.torch.save` adds.
 _ADDED, _DIGESTS = "fastps", "sha256"
-#: The parts of which it has them.
+#: The parts with digests.
 _PARTS = ("model", "optimizer")
-#: What the file of a run has under names of its own.
+#: Reserved keys in the file of a run.
 OWN = {*_PARTS, _ADDED}
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What the file of a run says, beside its tensors.
+    """Metadata in the file of a run.
 
     Attributes:
         steps: Most steps that the run had taken with a parameter.
@@ -64,7 +64,7 @@ def peek(path: File, *, verify: bool = True) -> SavedRun:
 
 
 def read_run(path: File, verify: bool) -> dict[str, Any]:
-    """What is in the file of a run: the state dicts of a model and its optimizer, and more. As `read`."""
+    """Reads the file of a run: the state dicts of a model and its optimizer, and other entries. As `read`."""
     saved = read(path, verify)
     if not _is_run(saved):
         got = quoted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
@@ -76,7 +76,7 @@ def read_run(path: File, verify: bool) -> dict[str, Any]:
 
 
 def steps_of(optimizer: Mapping[str, Any]) -> int:
-    """Most steps that a parameter has taken in the state dict of an optimizer."""
+    """Maximum steps of any parameter in the state dict of an optimizer."""
     return max((int(state.get("step", 0)) for state in optimizer["state"].values()), default=0)
 
 
@@ -88,17 +88,17 @@ def rank_of(saved: Mapping[str, Any]) -> int | None:
 
 
 def more_of(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a run has beside its state dicts."""
+    """Returns the entries of a run's file other than its state dicts."""
     return {key: value for key, value in saved.items() if key not in OWN}
 
 
 def is_extra(key: str) -> bool:
-    """Whether it is the key of what a module's ``get_extra_state`` returns: anything, tensors or not."""
+    """Returns whether the key holds the result of a module's ``get_extra_state``, which may be any object."""
     return key.rpartition(".")[2] == "_extra_state"
 
 
 def _is_run(saved: object) -> bool:
-    """Whether a file has the state dicts of a model and of an optimizer."""
+    """Returns whether a file has the state dicts of a model and of an optimizer."""
     if not isinstance(saved, dict) or not isinstance(saved.get(_ADDED, {}), dict):
         return False
     model, optimizer = saved.get("model"), saved.get("optimizer")
@@ -117,7 +117,7 @@ def digests(saved: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read(path: File, verify: bool) -> Any:
-    """What is in a file.
+    """Reads a file.
 
     Args:
         path: A file of ``torch.save``, and of values that ``weights_only=True`` reads.
@@ -159,7 +159,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _check_archive(path: File) -> None:
-    """Compares the archive's own checksums, which torch does not read: also of what is no tensor."""
+    """Checks the archive's checksums, which torch does not read, for all entries."""
     if not zipfile.is_zipfile(path):  # before torch 1.6
         return
     try:

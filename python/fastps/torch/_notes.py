@@ -14,7 +14,7 @@ __all__ = ["note", "written"]
 
 
 def note(ps: ParameterServer, name: str, values: list[float]) -> list[float]:
-    """Writes a note unless there is one; returns the one that is there.
+    """Writes a note unless one exists; returns the note on the servers.
 
     Args:
         ps: The store or servers.

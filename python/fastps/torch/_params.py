@@ -33,7 +33,7 @@ class Gpu:
         self._stream = self._module.Stream(device=device)
 
     def pinned(self, shape: torch.Size) -> torch.Tensor:
-        """Memory that the GPU reads and writes by itself, for float32 values of this shape."""
+        """Allocates pinned memory, which the GPU accesses directly, for float32 values of this shape."""
         return torch.empty(shape, dtype=torch.float32, pin_memory=True)
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ class Entry:
     array: Array
     address: int | None
     gpu: Gpu | None = None
-    #: Where a gradient is copied to from the GPU.
+    #: Pinned memory for a gradient copied from the GPU.
     staged: torch.Tensor | None = None
     #: The gradient that is being copied: its memory must not be reused before the copy has ended.
     held: torch.Tensor | None = None
@@ -110,11 +110,11 @@ class Entry:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the parameter has the array's values in a type of fewer bits."""
+        """True if the parameter has another dtype than the float32 array."""
         return self.param.dtype != torch.float32
 
     def gradient(self, rows: bool) -> Array | Sparse | None:
-        """Of a GPU's parameter it is there after `Gpu.wait`."""
+        """Returns the gradient; that of a GPU's parameter is complete after `Gpu.wait`."""
         grad = self.param.grad
         if grad is None:
             return None
@@ -131,7 +131,7 @@ class Entry:
         return staged
 
     def shows(self, values: Array) -> bool:
-        """Whether the parameter has these values, but for the rounding to its type."""
+        """Returns whether the parameter equals these values, rounded to its dtype."""
         return rounds_to(values.reshape(self.param.shape), self.param)
 
 
@@ -164,7 +164,7 @@ class Filled:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether all are in CPU memory."""
+        """True if all parameters are in CPU memory."""
         return not self._on_gpu
 
     def check(self) -> None:
@@ -216,7 +216,7 @@ class Filled:
             gpu.wait()
 
     def show(self) -> None:
-        """What the worker has installed are the parameters' values."""
+        """Copies the values that the worker has installed into the parameters."""
         increment_version(self._params)
         if self._beside or self._on_gpu:
             with torch.no_grad():
@@ -227,14 +227,14 @@ class Filled:
         self.watched.note()
 
     def take(self) -> None:
-        """The parameters' values are what the worker has."""
+        """Copies the parameters' values to the worker's arrays."""
         beside = [*self._beside, *(entry for entries in self._on_gpu.values() for entry in entries)]
         for entry in beside:
             array, shown = torch.from_numpy(entry.array), entry.param.detach().cpu()
             array.copy_(torch.where(array.to(shown.dtype) == shown, array, shown))  # shown ones are rounded
 
     def equal(self, values: Mapping[str, Array]) -> bool:
-        """Whether the parameters have these values, but for the rounding to their type."""
+        """Returns whether the parameters equal these values, rounded to their dtypes."""
         return all(entry.shows(values[entry.name]) for entry in self._entries)
 
 
@@ -253,7 +253,7 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def rounds_to(values: Array, tensor: torch.Tensor) -> bool:
-    """Whether a tensor has these values, but for the rounding to its type."""
+    """Returns whether a tensor equals these values, rounded to its dtype."""
     return torch.equal(torch.from_numpy(values).to(tensor.dtype), tensor.detach().cpu())
 
 
@@ -286,7 +286,7 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
 
 
 def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]]) -> list[str]:
-    """Those that are not registered, of names with shapes and rules. Fails if one is registered otherwise."""
+    """Returns the unregistered names; fails if one is registered with another shape or rule."""
     check_ps(ps)
     present, shapes, others = rules.keys() & set(ps.names()), [], []
     check_float32(ps, sorted(present))
@@ -306,7 +306,7 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
 
 
 def _taken(ps: ParameterServer, others: list[tuple[str, str, str]], what: str, cure: str) -> ConfigError:
-    """The error of names that are registered otherwise: with ours, and with what is there."""
+    """Returns the error for names registered with another definition: shows both definitions."""
     name, ours, theirs = others[0]
     where, free = "", "unregister its tensors (ps.unregister)"
     if ps.run is not None:

@@ -28,9 +28,9 @@ from fastps.worker.gradients import finite
 __all__ = ["Buffers", "load"]
 
 _log = logging.getLogger("fastps")
-#: What a worker's last values weigh: they belong to the last parameters.
+#: Weight of a worker's final buffers, which match the final parameters.
 _LAST = 0.5
-#: How buffers are kept on the servers.
+#: Ways to keep buffers on the servers.
 Way = Literal["average", "latest", "local"]
 
 
@@ -64,7 +64,7 @@ class Buffers:
     servers cannot take (`common`), or whose shape changes, stays local, with one warning.
 
     Args:
-        ps: The store or servers; the buffers have a client of their own.
+        ps: The store or servers; the buffers use a separate client.
         model: The model.
         way: ``"average"`` or ``"latest"``.
         group: The parameters' group; that of the buffers is ``<group>.buffers``.
@@ -85,7 +85,7 @@ class Buffers:
         every: int,
     ) -> None:
         self._model, self._prefix, self._group = model, prefix, group + BUFFERS
-        #: Of the buffers that the servers have.
+        #: Values of the buffers that the servers have.
         self._arrays: dict[str, Array] = {}
         self._local: set[str] = set()
         self._rule = Average() if way == "average" else Average(lr=1.0)
@@ -241,7 +241,7 @@ class Buffers:
 
 @contextlib.contextmanager
 def _loss_is_bearable() -> Iterator[None]:
-    """Logs what went wrong with a push: the next one brings newer values, and training goes on."""
+    """Logs a failed push and lets training continue: the next push brings newer values."""
     try:
         yield
     except NonFiniteError:
@@ -261,15 +261,15 @@ def load(
 ) -> None:
     """Fills a model's parameters and floating-point buffers, to evaluate it or to use it elsewhere.
 
-    Integer buffers (BatchNorm's ``num_batches_tracked``) are not on the servers and stay as they are, and so
-    do float64 buffers and those that are not finite (masks), where the source lacks them.
+    Unchanged: integer buffers (BatchNorm's ``num_batches_tracked``), which the servers do not have, and
+    float64 and non-finite buffers (masks) that the source lacks.
 
     Args:
         model: The model; float tensors of any type and device.
         source: A `fastps.Store`, the result of `fastps.connect`, arrays by name, or a file: of ``fastps
             checkpoint export``, `fastps.checkpoint.save`, `fastps.evaluator` or `fastps.torch.save`.
         prefix: Put before every name.
-        strict: False: tensors that the source lacks stay as they are.
+        strict: False: tensors that the source lacks stay unchanged.
         verify: False: load a file's values though they differ from their checksums.
 
     Raises:
@@ -298,7 +298,7 @@ def load(
     if not isinstance(source, ParameterServer):
         values = source if isinstance(source, Mapping) else _from_file(source, verify)
     there = set(source.names()) if isinstance(source, ParameterServer) else set(values)
-    found = {id(param): name for name, param in wanted.items() if name in there}  # tied ones are there once
+    found = {id(param): name for name, param in wanted.items() if name in there}  # one name of tied ones
     pairs: list[tuple[str, torch.Tensor]] = [
         (name if name in there else found.get(id(param), name), param) for name, param in wanted.items()
     ]
@@ -333,7 +333,7 @@ def load(
 
 
 def _other_prefix(name: str, there: set[str]) -> str | None:
-    """What a name has in front of it where it is there, if that can be a prefix."""
+    """Returns a prefix under which the name exists, or None."""
     found = sorted(other.removesuffix(name) for other in there if other.endswith(name))
     return next((prefix for prefix in found if not prefix or prefix.endswith((".", "/"))), None)
 

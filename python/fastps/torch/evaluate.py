@@ -28,7 +28,7 @@ def evaluator(
     """Makes a reader that evaluates a model with the servers' parameters and buffers, beside the workers.
 
     Args:
-        model: A model of its own, which is filled each time, and put into its evaluation mode.
+        model: A model used only here; it is filled each time and put into evaluation mode.
         ps: As for `fastps.evaluator`.
         fn: Gets the model, without gradients, and returns numbers by name.
         prefix: Put before every name.

@@ -90,7 +90,7 @@ class Objective:
         self._check_layers()
 
     def register(self, ps: ParameterServer) -> None:
-        """Registers the parameters with the model's values; those that are there keep theirs.
+        """Registers the parameters with the model's values; existing ones keep theirs.
 
         Raises:
             ConfigError: A tensor of this name exists with another shape, dtype or optimizer.

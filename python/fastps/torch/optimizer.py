@@ -48,9 +48,9 @@ from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
 
 _log = logging.getLogger("fastps")
-#: Gradients leave during backward when so many bytes of them are there.
+#: Bytes of gradients that start a push during backward.
 _BUCKET = 1 << 20
-#: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
+#: Hooks of all optimizers. If this torch keeps them elsewhere, every step takes the hooked path.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
 _NO_GRADIENT = (
     "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
@@ -62,7 +62,7 @@ _NO_SETTINGS |= {"base_momentum", "max_momentum"}
 
 
 class _Schedule(Protocol):
-    """What gives the parameter groups their rates: a `GlobalSchedule`."""
+    """Sets the rates of the parameter groups: a `GlobalSchedule`."""
 
     def follow(self) -> None: ...
     def check_addition(self) -> None: ...
@@ -87,7 +87,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         codec: The encoding of gradients; None means `fastps.Float32`.
         prefix: Prefix of all names, for several models on one server.
         apply: How new parameters are registered, see `fastps.TensorSpec`.
-        push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
+        push_in_backward: Push gradients as soon as backward has computed them, while it computes others.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
             accumulation, no clipping, no `GradScaler`. After an exception in backward call `zero_grad`. Not
             with `fastps.Local`.
@@ -102,8 +102,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
     last) have a float32 copy beside them, as the server does, and are cast from it. Those of a CUDA GPU have
-    such a copy and one of the gradient in pinned memory, and copies run on a stream of their own. A parameter
-    without a gradient takes no step, but gets the others' values.
+    such a copy and one of the gradient in pinned memory, and copies run on a separate stream. A parameter
+    without a gradient takes no step, but receives the values that others push.
 
     Each worker trains with its own buffers. With `model`, the servers have them as well, in the group
     ``"default.buffers"``: a worker reads them when it starts, and `fastps.torch.load` when a model is
@@ -191,10 +191,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._told = on_step is not None
         self._push_in_backward = push_in_backward
         self._bucket: dict[str, Any] = {}
-        #: What has left already: the gradient, and the version of its memory.
+        #: Gradients already pushed, with the version of their memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
-        #: Whether a warning of a step without gradients was given.
+        #: Set after the warning of a step without gradients.
         self._warned = False
         try:
             super().__init__(params, settings_of(optimizer))
@@ -276,7 +276,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             loss: For ``on_step``, without a closure.
 
         Returns:
-            What the closure returned.
+            The closure's result.
 
         Raises:
             NonFiniteError: A gradient, or a buffer that this step pushes, is NaN or infinite; nothing was
@@ -285,7 +285,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 gradients were changed after they had left, or a parameter or its memory was replaced; this
                 step was not taken.
             ForeignWriteError: Something else wrote to a parameter; this step was not taken.
-            FastpsError: A push or fetch failed. What was refused goes with the next push.
+            FastpsError: A push or fetch failed. Refused gradients join the next push.
         """
         if self._is_watched():
             return self._watched_step(closure, loss=loss)
@@ -345,8 +345,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. With `push_in_backward` it also ends a step whose backward failed.
 
-        Gradients that had left then are applied, as a step of their parameters; the others are dropped, and
-        the next backward begins a new step.
+        Gradients pushed before the failure are applied, as a step of their parameters; the others are
+        dropped, and the next backward begins a new step.
 
         Args:
             set_to_none: As for torch's.
@@ -453,7 +453,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return self._open().global_step
 
     def is_first(self) -> bool:
-        """Whether this worker is the first one of those that are present now, in the order they joined.
+        """Returns whether this worker joined before all others that are present now.
 
         It is the one to save checkpoints: there is one in every run, and if it ends, the next one takes its
         place. In a warm start it is the worker that trains.
@@ -507,7 +507,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self.follow_schedule()
 
     def flush(self) -> None:
-        """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
+        """Waits until all pushes are acknowledged. The parameters stay unchanged."""
         self._check_open()
         self._open().flush()
 
@@ -532,7 +532,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._worker.close()
 
     def __repr__(self) -> str:
-        """What is known here, without asking a server, and torch's groups."""
+        """Shows local knowledge, without asking a server, and torch's groups."""
         own = "not open" if self._worker is None else repr(self._worker)
         groups = super().__repr__().partition("\n")[2].rstrip(")")
         return f"ParameterServerOptimizer (\n{self._optimizer!r} at {self._ps!r}\n{own}\n{groups})"
@@ -631,7 +631,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return next(entry for entry in self._entries if entry.name == name)
 
     def _register(self, entries: list[Entry]) -> None:
-        """Registers what is not there; what is there must be the same."""
+        """Registers missing tensors; existing ones must match."""
         rules = {
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
@@ -643,11 +643,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._ps.register(name, arrays[name], rules[name], self._apply)
 
     def _raw(self) -> dict[str, torch.Tensor]:
-        """The gradients as they are."""
+        """The gradients in torch's form."""
         return {entry.name: grad for entry in self._entries if (grad := entry.param.grad) is not None}
 
     def _gradients(self) -> dict[str, Any]:
-        """The gradients as a worker takes them, but for what has left already."""
+        """The gradients in a worker's form, except those already pushed."""
         for name, (grad, version) in self._ahead.items():
             now = self._by_name(name).param.grad
             if now is not grad or now._version != version:
@@ -667,7 +667,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return grads
 
     def _rates(self) -> float | dict[str, float]:
-        """The rate of each group, now; the other settings are as they were."""
+        """Returns the current rate of each group; raises if another setting has changed."""
         rates = []
         for rule, group in zip(self._rules, self.param_groups, strict=True):
             check_unchanged(rule, group)
@@ -726,5 +726,5 @@ def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _likeness(key: str, setting: str) -> float:
-    """How much a key of a parameter group looks like a setting, from 0 to 1."""
+    """Similarity of a parameter group's key to a setting, from 0 to 1."""
     return difflib.SequenceMatcher(None, key.lower(), setting).ratio()

@@ -16,11 +16,11 @@ __all__ = ["GlobalSchedule"]
 
 #: The note with the length of the run's schedule, in two numbers that float32 has exactly.
 _NOTE, _DIGITS = "fastps.schedule", 1 << 20
-#: What schedulers of torch call their length.
+#: Names of the lengths of torch's schedulers.
 _LENGTHS = ("total_steps", "T_max", "total_iters")
-#: What they keep in the parameter groups.
+#: Keys that they keep in the parameter groups.
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
-#: Schedulers that treat all groups alike, but for their base rates.
+#: Schedulers that treat all groups alike, except for their base rates.
 _ALIKE = (
     lr_scheduler.ConstantLR,
     lr_scheduler.CosineAnnealingLR,
@@ -51,8 +51,8 @@ class GlobalSchedule:
 
     Args:
         scheduler: Of `torch.optim.lr_scheduler`, over a `ParameterServerOptimizer`; not `ReduceLROnPlateau`.
-        length: Steps after which the rates stay as they are. None: `OneCycleLR` keeps its last rate,
-            others go on as torch defines.
+        length: Steps after which the rates stay constant. None: `OneCycleLR` keeps its last rate, others
+            continue as torch defines.
 
     Raises:
         ConfigError: The scheduler is of another kind or of another optimizer, or was made before its last
@@ -151,7 +151,7 @@ class GlobalSchedule:
         self.step()
 
     def _go_back(self) -> None:
-        """Undoes all steps: most schedulers go on from the groups' rates, and none goes back."""
+        """Undoes all steps: most schedulers continue from the groups' rates, and none goes back."""
         state, rates = self._copied(self._before)
         self._scheduler.load_state_dict(state)
         for group, rate in zip(self._optimizer.param_groups, rates, strict=False):
@@ -163,7 +163,7 @@ class GlobalSchedule:
         return copy.deepcopy(what, {id(self._optimizer): self._optimizer})
 
     def _rates(self) -> list[dict[str, Any]]:
-        """What schedulers keep in the parameter groups."""
+        """The schedulers' entries of the parameter groups."""
         groups = self._optimizer.param_groups
         return [{name: group[name] for name in _RATES if name in group} for group in groups]
 
@@ -187,7 +187,7 @@ class GlobalSchedule:
             )
 
     def _begin(self) -> None:
-        """Gives the groups the rates of the scheduler's own step: most schedulers go on from those."""
+        """Gives the groups the rates of the scheduler's step: most schedulers continue from those."""
         scheduler, groups = self._scheduler, self._optimizer.param_groups
         chained = isinstance(scheduler, lr_scheduler.ChainedScheduler)
         parts = scheduler._schedulers if chained else [scheduler]

@@ -11,7 +11,7 @@ __all__ = ["seed", "state"]
 
 
 def seed(base: int, ps: ParameterServer | None = None) -> int:
-    """Seeds torch with ``base + place``, so that every worker of a run draws batches of its own.
+    """Seeds torch with ``base + place``, so that every worker of a run draws different batches.
 
     Args:
         base: The run's seed.

@@ -1,4 +1,4 @@
-"""A model and its torch optimizer, and a store that goes on where they are: both ways."""
+"""Moves a torch model and optimizer into a store and back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fastps.connection import ParameterServer, check_ps
 from fastps.torch._duplicates import warn_of_other_names
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group
 
-#: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.
+#: State of one tensor, as `fastps.ParameterServer.state`, with one number of steps.
 State = dict[str, Any]
 
-#: Optimizers of torch and what they are here.
+#: Optimizers of torch and their counterparts here.
 _THEIRS: dict[str, type[optim.Optimizer]] = {
     "SGD": optim.SGD,
     "Adam": optim.Adam,
@@ -42,10 +42,10 @@ class Theirs(NamedTuple):
 def to_store(
     ps: ParameterServer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, prefix: str = ""
 ) -> None:
-    """Puts a model and its torch optimizer's state into a store, so that training goes on there.
+    """Puts a model and its torch optimizer's state into a store, so that training continues there.
 
-    Parameters that are not there are registered with the same rule and settings; those that are get the
-    values and state. No worker should push at the same time.
+    Missing parameters are registered with the same rule and settings; existing ones get the values and
+    state. No worker should push at the same time.
 
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
@@ -95,7 +95,7 @@ def theirs(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str
 
 
 def missing(ps: ParameterServer, those: list[Theirs]) -> list[str]:
-    """Which are not in the store; fails if one is there with another shape or rule."""
+    """Returns the names missing from the store; fails if one exists with another shape or rule."""
     return absent(ps, {name: (tuple(param.shape), rule) for name, param, rule in those})
 
 
@@ -141,7 +141,7 @@ def fetch(ps: ParameterServer, those: list[Theirs]) -> dict[str, State]:
 
 
 def fits(one: Theirs, state: Mapping[str, Any]) -> bool:
-    """Whether a saved state has the slots of a parameter's rule, each of its shape."""
+    """Returns whether a saved state has the slots of a parameter's rule, each of its shape."""
     new = new_state(one.rule, np.zeros(tuple(one.param.shape), np.float32))
     stored = as_stored(one.rule, state)
     if isinstance(one.rule, optim.SGD) and not stored["step"]:
@@ -172,7 +172,7 @@ def give(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> None:
 
 
 def as_stored(rule: optim.Optimizer, state: Mapping[str, Any]) -> State:
-    """What torch has of a parameter's state as a store takes it."""
+    """Converts torch's state of a parameter into a store's."""
     stored: State = {key: float32(t.detach()) for key, t in state.items() if key != "step" and t is not None}
     if isinstance(rule, optim.SGD):  # counts no steps: only whether there was one
         stored["step"] = int("momentum_buffer" in stored)

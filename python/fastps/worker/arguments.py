@@ -48,7 +48,7 @@ def check_codec(value: object) -> None:
 
 
 def like(base: type, value: object, example: str) -> str:
-    """A call of the subclass of `base` that a class or a name probably stands for."""
+    """Suggests a call of the subclass of `base` that a class or a name probably means."""
     name = value.__name__ if isinstance(value, type) else value
     near, kinds = None, list[type](base.__subclasses__())
     if isinstance(name, str) and not isinstance(value, base):

@@ -156,7 +156,7 @@ class Gradients:
 
 
 def part(gradient: Any, elements: range, like: Array) -> Gradient:
-    """The part of a gradient that lies in a range of the tensor's elements, as a copy."""
+    """Copies the part of a gradient in a range of the tensor's elements."""
     if not isinstance(gradient, Sparse):
         some = np.zeros_like(like)
         chosen = slice(elements.start, elements.stop)
@@ -173,7 +173,7 @@ def part(gradient: Any, elements: range, like: Array) -> Gradient:
 
 
 def finite(gradient: Any) -> bool:
-    """Whether all values are finite."""
+    """Returns whether all values are finite."""
     values = np.asarray(gradient.values) if isinstance(gradient, Sparse) else whole(gradient)
     with np.errstate(all="ignore"):
         # A finite sum proves that all values are finite, and costs one pass.
@@ -197,7 +197,7 @@ def check(name: str, gradient: Any, like: Array, check_finite: bool) -> None:
     if values.flags.c_contiguous and values.flags.aligned:
         _fastps.check_gradient(name, _with(gradient, values), like.shape, check_finite)
         return
-    # Memory that is never touched stands in for an array in another layout, which is scanned where it lies.
+    # An array in another layout is checked through untouched memory of its shape, and scanned in place.
     stand_in = np.empty(values.shape, values.dtype)
     _fastps.check_gradient(name, _with(gradient, stand_in), like.shape, False)
     if check_finite and not finite(values):

@@ -30,7 +30,7 @@ from fastps.worker.unapplied import Unapplied, overflowed
 
 __all__ = ["LISTS", "Pushes", "Refused"]
 
-#: Most bound lists to keep, one for each set of tensors that was pushed or stepped locally.
+#: Maximum number of bound lists, one for each set of tensors that was pushed or stepped locally.
 LISTS = 32
 
 #: The gradients themselves are invalid: nothing was sent or changed.
@@ -50,7 +50,7 @@ class _Push:
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it sends rows, which no codec encodes."""
+        """True if it sends rows, which no codec encodes."""
         return any(isinstance(gradient, Sparse) for gradient in self.gradients.values())
 
 
@@ -101,13 +101,13 @@ class _Batch:
         return self._rest.keys() - self._undo.keys()
 
     def commit(self, names: Iterable[str]) -> None:
-        """These gradients are sent, or dropped for their staleness: they do not return to the sum."""
+        """Keeps these gradients out of the sum: they are sent, or dropped for their staleness."""
         for name in names:
             self._rest.pop(name, None)
             self._undo.pop(name, None)
 
     def commit_begun(self) -> bool:
-        """Commits what was sent; returns whether anything was."""
+        """Commits the gradients that were sent; returns whether there are any."""
         begun = [push for push in self.pushes if push.flight.begun]
         for push in begun:
             self.commit(push.gradients)
@@ -125,7 +125,7 @@ class _Batch:
 
 
 class Pushes:
-    """Sends a worker's gradients, and keeps what was not applied for the next push.
+    """Sends a worker's gradients, and keeps unapplied ones for the next push.
 
     Each `base` has the versions that gradients were computed at.
 
@@ -177,22 +177,22 @@ class Pushes:
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether its codec is lossy."""
+        """True if its codec is lossy."""
         return self._feedback is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, is in progress or in doubt."""
+        """True if nothing waits, is in progress or in doubt."""
         return not (self._under_way or self.has_begun or self._doubts or self.sum.waiting)
 
     @property
     def has_begun(self) -> bool:
-        """Whether part of the next step was pushed; `turn` ends this with a single assignment."""
+        """True if part of the next step was pushed; `turn` ends this with a single assignment."""
         return self._pushed == self._filling
 
     @property
     def under_way_done(self) -> bool:
-        """Whether no push is still in progress."""
+        """True if no push is in progress."""
         return all(push.flight.done() for push in self._under_way if push.flight.begun)
 
     @property
@@ -252,9 +252,8 @@ class Pushes:
     def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
         """Starts to push gradients, each with what waits of its tensor; None pushes only what waits.
 
-        After an error the gradients that were not sent go with the next push. If nothing was sent and this
-        step is `Refused`, they do not: the sum is as it was before. An earlier push may fail with the same
-        errors here, which refuse nothing of this step.
+        Unsent gradients join the next push, unless the error is `Refused`: then the sum is unchanged. A push
+        before this one may fail with the same errors, and refuses nothing of it.
         """
         self.refused = own = False
         batch = _Batch(grads, self.sum, base)
@@ -306,7 +305,7 @@ class Pushes:
         return pushes
 
     def _check_sums(self, names: Iterable[str]) -> None:
-        """Raises if a sum would be refused, so that none of several pushes is sent."""
+        """Raises if a sum would be refused, before any of several pushes is sent."""
         for name in names:
             check(name, self.sum.waiting[name], self._params[name], self._native.check_finite)
 
@@ -393,7 +392,7 @@ class Pushes:
             self.turn()
 
     def turn(self) -> None:
-        """Leaves the sum that is being pushed alone until that is done, and fills the other one."""
+        """Switches to the other sum while this one is being pushed."""
         self._begun.clear()
         if not self.has_begun:
             return
@@ -450,7 +449,7 @@ class Pushes:
         return self._unapplied.take_back(self.sum, gradients, error)
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
-        """Whether a server has dropped this worker."""
+        """Returns whether a server has dropped this worker."""
         return self._unapplied.is_fenced(error)
 
     # -- state -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether a saved state fits a worker."""
+"""Checks that a saved state fits a worker."""
 
 from __future__ import annotations
 

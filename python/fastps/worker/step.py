@@ -8,7 +8,7 @@ __all__ = ["Step"]
 
 
 class Step(NamedTuple):
-    """What a worker's step did; the argument of `Worker`'s ``on_step``.
+    """Report of a worker's step; the argument of `Worker`'s ``on_step``.
 
     Attributes:
         step: Steps so far, this one included.

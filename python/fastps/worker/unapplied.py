@@ -1,4 +1,4 @@
-"""What of a failed push goes with the next one."""
+"""Returns the unapplied parts of a failed push to the next one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HOPELESS = (StalePush, LeaseError, NonFiniteError)
 
 
 class Unapplied:
-    """Returns to a sum what servers did not apply, and keeps what is in doubt.
+    """Returns unapplied gradients to a sum, and keeps those in doubt.
 
     Args:
         params: Names to the worker's arrays.
-        tally: Counts what was acknowledged and what was dropped.
-        residuals: With error feedback, residuals keep what was not applied of whole gradients.
+        tally: Counts acknowledged and dropped gradients.
+        residuals: With error feedback, residuals keep the unapplied parts of whole gradients.
         timeout: Seconds to wait for the answer about one part in doubt.
 
     Attributes:
@@ -96,14 +96,14 @@ class Unapplied:
         return part(gradient, elements, self._params[name]) if self._keeps(gradient) else None
 
     def _keeps(self, gradient: Any) -> bool:
-        """Whether what was not applied goes with the next push.
+        """Returns whether an unapplied gradient joins the next push.
 
         With `Sync` it does not: the next gradient is of another version.
         """
         return not self._shares_versions and (not self._residuals or isinstance(gradient, Sparse))
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
-        """Whether a server has dropped this worker; what was under way to it stays unknown."""
+        """Returns whether a server has dropped this worker; pushes under way to it stay unknown."""
         if isinstance(error, LeaseError):
             return True
         return self.doubts.forget_unknown() or _lease_ran_out(error)

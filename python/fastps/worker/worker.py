@@ -58,7 +58,7 @@ class Worker:
 
     With `fastps.Local` (Downpour's client) a `step` adds the gradients to a sum and takes a local step
     ``W <- W - lr * g``; every few steps it pushes the sum and fetches the parameters. With the other modes
-    every step pushes its gradients and fetches new values. A worker is a client of its own; it registers no
+    every step pushes its gradients and fetches new values. A worker is a separate client; it registers no
     tensors and pulls first. It has a place among the workers of its tensors' groups; a worker that misses its
     lease (10 s unless the server sets another) loses its place, and the others no longer wait for it.
 
@@ -68,9 +68,9 @@ class Worker:
             values are pulled.
         mode: `fastps.Async`, `fastps.Local`, `fastps.Bounded`, `fastps.Sync`, `fastps.Hogwild` or
             `fastps.WarmStart`.
-        codec: The encoding of gradients; None means `fastps.Float32`. What a codec drops is added to the next
-            push (error feedback), and so is what a server refuses or fences. Sparse gradients are sent as
-            float32.
+        codec: The encoding of gradients; None means `fastps.Float32`. The next push includes the error of a
+            lossy codec (error feedback) and gradients that a server refused or fenced. Sparse gradients are
+            sent as float32.
         copy: False: the worker takes over the memory of `params` and pulls values straight into it. They are
             writable, C-contiguous float32 arrays, buffers or torch CPU tensors. The next fetch overwrites
             what anything else writes there. Such writes raise `ForeignWriteError` for torch tensors, except
@@ -355,7 +355,7 @@ class Worker:
         self._pushes.begin(grads, lr, self._fetches.installed, pushing)
 
     def ready(self) -> bool:
-        """Whether ``step({})``, after `begin` was given all gradients, returns without waiting for others.
+        """Returns whether ``step({})``, after `begin` got all gradients, returns without waiting for others.
 
         With `fastps.Sync`: the version that the gradients belong to is made, or they were refused. With
         `fastps.Bounded`: the slowest worker is at most `staleness` steps behind. The first call reports the
@@ -409,7 +409,7 @@ class Worker:
         return True
 
     def _is_made(self) -> bool:
-        """Whether every slice of the pushes under way has a newer version than their base, in a store.
+        """Returns whether every slice of the pushes under way has a version above their base, in a store.
 
         The thread that ends a held push may not have run yet, so the push itself is not asked.
         """
@@ -633,7 +633,7 @@ class Worker:
         self._ps.close()
 
     def __repr__(self) -> str:
-        """What is known here; asks no server."""
+        """Shows local knowledge; asks no server."""
         closed = ", closed" * self._ps.closed
         return (
             f'<fastps.Worker "{self._groups.name}" {self.mode!r}, {counted(self._steps, "step")}, '
@@ -694,7 +694,7 @@ class Worker:
 
         Args:
             states: Digests of generators' states by name, beside those that every process has.
-            cure: The call that gives a worker a seed of its own.
+            cure: The call that gives a worker a separate seed.
         """
         self.has_stepped = True
         if self._seeds is not None:
@@ -751,7 +751,7 @@ class Worker:
         warn_of(lost, "worker", stacklevel=3)
 
     def _report(self, loss: float | None, lr: Rates) -> Step:
-        """What the last step did."""
+        """Reports the last step."""
         rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
         return Step(self._steps, loss, *self._tally.told, self.global_step, rate)
 

@@ -18,8 +18,8 @@ from fastps.commands.kit.datasets import load
 from fastps.commands.kit.net import evaluate, init_params, loss_and_grads
 from fastps.data import Dataset
 
+#: As in torch.optim.Adagrad: added outside the square root.
 ADAGRAD_EPS = 1e-10
-"""As in torch.optim.Adagrad: added outside the square root."""
 
 
 def serial_accuracy(config: Config, dataset: Dataset, updates: int) -> float:
@@ -65,11 +65,11 @@ def main() -> int:
 
     process.watch_stdin(on_line, lambda: os._exit(1))
     arrived.wait()
-    told = json.loads(lines[0])
-    process.hold_on_to(told["parent"])
-    config = Config.from_mapping(told["config"])
+    orders = json.loads(lines[0])
+    process.hold_on_to(orders["parent"])
+    config = Config.from_mapping(orders["config"])
     dataset = load(config.data, config.data_dir)
-    print(json.dumps({"accuracy": serial_accuracy(config, dataset, told["updates"])}), flush=True)
+    print(json.dumps({"accuracy": serial_accuracy(config, dataset, orders["updates"])}), flush=True)
     return 0
 
 

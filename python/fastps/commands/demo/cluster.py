@@ -1,4 +1,4 @@
-"""What the demo keeps in the parameter servers, and how it is registered, read and described there."""
+"""The demo's tensors on the parameter servers: registers, reads and describes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensor_names() -> tuple[str, ...]:
 
 
 def codec(name: str) -> Any:
-    """The codec that ``--codec name`` stands for."""
+    """Returns the codec of ``--codec name``."""
     return Codec.named(name)
 
 
@@ -31,7 +31,7 @@ def optimizer(config: Config) -> Any:
 
 
 def initial_params(config: Config, inputs: int, classes: int = 10) -> Params:
-    """The model that training starts from; depends on the seed alone."""
+    """Returns the initial model, which depends only on the seed."""
     return init_params(inputs, config.hidden, classes, np.random.default_rng([config.seed, 0]))
 
 

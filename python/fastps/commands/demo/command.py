@@ -1,4 +1,4 @@
-"""The ``demo`` subcommand: its options and what it prints and writes."""
+"""The ``demo`` subcommand: its options and output."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastps.commands.demo.config import CODECS, OPTIMIZERS, TASKS, Config, from_
 EPILOG = """\
 exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged
 pushes and the servers' versions do not reconcile; 130 stopped by Ctrl-C (128 + signal number). Every process
-that the demo starts ends with it; every file that it writes lies in the --out folder."""
+that the demo starts ends with it; it writes files only in the --out folder."""
 
+#: Files that a run leaves in its output folder; the next one removes them.
 OWN_FILES = ("report.json", "demo.png", "shard-*.log", "worker-*.log", "worker-*.ledger", "baseline.log")
-"""What a run may leave in its output folder, and the next one removes."""
 
 
 def _whole(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What one run of the demo is: the options, their defaults, and the settings of each data set."""
+"""Configuration of a demo run: the options, their defaults, and the settings of each data set."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fastps.optim import Optimizer
 
 CODECS = Codec.names()
 
+#: Values of ``--optimizer``; the others do not train a net.
 OPTIMIZERS = tuple(name for name in Optimizer.names() if name not in ("ftrl", "average"))
-"""Values of ``--optimizer``; the others do not train a net."""
 
+#: Rates in the shards where they differ from the optimizer's default.
 LEARNING_RATES = {"adagrad": 0.04, "sgd": 0.05, "rmsprop": 0.001}
-"""Rates in the shards where they differ from the optimizer's default."""
 
+#: Adagrad's initial sum of squares: keeps the first, stale steps of many workers from overshooting.
 ADAGRAD_START = 1e-3
-"""Adagrad's initial sum of squares: keeps the first, stale steps of many workers from overshooting."""
 
+#: Rate of a worker's own steps between two fetches.
 LOCAL_LR = 0.2
-"""Rate of a worker's own steps between two fetches."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Task:
 
     hidden: int
     batch: int
+    #: Standard deviation of the Gaussian noise added to each training batch (pixels are in [0, 1]).
     noise: float
-    """Standard deviation of the Gaussian noise added to each training batch (pixels are in [0, 1])."""
+    #: Training time when ``--seconds`` is not given; a slow machine gets more, until ``least_updates``.
     seconds: float
-    """Training time when ``--seconds`` is not given; a slow machine gets more, until ``least_updates``."""
     least_updates: int
+    #: Training ends here when neither ``--seconds`` nor ``--updates`` is given.
     most_updates: int
-    """Training ends here when neither ``--seconds`` nor ``--updates`` is given."""
+    #: Test accuracy that the run is expected to reach.
     goal: float
-    """Test accuracy that the run is expected to reach."""
 
 
 TASKS = {
@@ -48,8 +48,8 @@ TASKS = {
     "mnist": Task(192, 64, 0.2, 45.0, 12_000, 20_000, 0.975),
 }
 
+#: Without ``--seconds``, training may last this many times longer to reach ``least_updates``.
 EXTENSION = 3.0
-"""Without ``--seconds``, training may last this many times longer to reach ``least_updates``."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Config:
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> Config:
-        """Back from :meth:`to_json`."""
+        """Reads the result of `to_json`."""
         return cls(**values)
 
     @property
@@ -103,7 +103,7 @@ def learning_rate(optimizer: str) -> float:
 
 
 def from_arguments(args: argparse.Namespace) -> Config:
-    """The configuration that parsed command-line arguments stand for."""
+    """Returns the configuration of parsed command-line arguments."""
     task = TASKS[args.data]
     limits_given = args.seconds is not None or args.updates is not None
     updates = args.updates if limits_given else task.most_updates

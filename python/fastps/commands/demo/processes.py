@@ -28,7 +28,7 @@ class WorkerProcess(Child):
         self.tell(orders.to_json())
 
     def close(self) -> None:
-        """As for any child; the ledger file goes too."""
+        """Closes the child and removes its ledger file."""
         super().close()
         self.ledger_path.unlink(missing_ok=True)
 

@@ -25,16 +25,16 @@ from fastps.commands.kit.servers import LocalCluster
 from fastps.data import Dataset
 
 TICK = 0.05
+#: Seconds between two looks at the parameters; a fifth of it in the first second, when most is learned.
 EVALUATE_EVERY = 0.25
-"""Seconds between two looks at the parameters; a fifth of it in the first second, when most is learned."""
+#: Parts of the training after which worker 1 is killed and the late worker is started.
 KILL_AT, LATE_AT = 0.5, 0.6
-"""Parts of the training after which worker 1 is killed and the late worker is started."""
+#: Seconds a worker gets to say that it is connected.
 WORKER_TIMEOUT = 30.0
-"""Seconds a worker gets to say that it is connected."""
+#: Names another server program, run instead of ``fastps serve`` (``make acceptance`` runs a faulty one).
 SERVER_VARIABLE = "FASTPS_DEMO_SERVER"
-"""Names another server program, run instead of ``fastps serve`` (``make acceptance`` runs a faulty one)."""
+#: Training images on which the loss is measured.
 LOSS_SAMPLE = 2_000
-"""Training images on which the loss is measured."""
 
 
 class Training:
@@ -115,7 +115,7 @@ class Training:
                 if self.run.updates >= config.least_updates or self.run.seconds >= config.deadline:
                     return
                 if not extended:
-                    self.view.say(f"a slow machine: training goes on until {config.least_updates:,} updates")
+                    self.view.say(f"a slow machine: training continues to {config.least_updates:,} updates")
                 extended = True
             self.view.update(self.run)
             time.sleep(TICK)

@@ -1,6 +1,4 @@
-"""What is known about a run while it goes on and when it is over; the views, the plot and the report read
-it.
-"""
+"""State of a run, during it and afterwards; read by the views, the plot and the report."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from fastps.commands.kit.ledger import Balance
 
 
 class WorkerState:
-    """One worker as the parent sees it, from its reports."""
+    """The parent's view of one worker, from its reports."""
 
     def __init__(self, name: int, note: str = "") -> None:
         self.name = name
+        #: ``starting``, ``training``, ``killed`` or ``done``.
         self.state = "starting"
-        """``starting``, ``training``, ``killed`` or ``done``."""
         self.note = note
         self.steps = 0
         self.loss = float("nan")
@@ -54,10 +52,10 @@ class Point:
 
     seconds: float
     updates: int
+    #: Loss on a fixed sample of the training images.
     loss: float
-    """On a fixed sample of the training images."""
+    #: Accuracy on all test images, in [0, 1].
     accuracy: float
-    """On all test images, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,16 @@ class Moment:
 
 @dataclass
 class Run:
-    """All that a run has shown."""
+    """Record of a run."""
 
     config: Config
+    #: Features per image.
     inputs: int
-    """Features per image."""
     workers: list[WorkerState] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
+    #: Seconds of training so far; at the end, until the last worker was done.
     seconds: float = 0.0
-    """Seconds of training so far; at the end, until the last worker was done."""
     balance: Balance | None = None
     serial_accuracy: float | None = None
 

@@ -28,8 +28,8 @@ from fastps.commands.kit.datasets import load
 from fastps.commands.kit.ledger import COUNTER, Ledger
 from fastps.commands.kit.net import Array, loss_and_grads
 
+#: Seconds between two reports.
 REPORT_EVERY = 0.2
-"""Seconds between two reports."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Orders:
 
     config: Config
     addresses: str
+    #: Number of this worker process; the late one continues the count.
     name: int
-    """Number of this worker process; the late one continues the count."""
+    #: Index of its share of the training data, of ``config.workers``.
     share: int
-    """Which of ``config.workers`` shares of the training data it works on."""
     parent: int
     ledger: str
 
@@ -51,29 +51,29 @@ class Orders:
 
     @classmethod
     def from_json(cls, line: str) -> Orders:
-        """Back from :meth:`to_json`."""
+        """Reads the result of `to_json`."""
         values: dict[str, Any] = json.loads(line)
         return cls(**{**values, "config": Config.from_mapping(values["config"])})
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a worker has done so far, as it reports it."""
+    """Report of a worker's progress."""
 
     steps: int = 0
+    #: Mean training loss of the minibatches since the last report.
     loss: float = float("nan")
-    """Mean training loss of the minibatches since the last report."""
+    #: Pushes for all of whose tensors there is a receipt.
     acknowledged: int = 0
-    """Pushes for all of whose tensors there is a receipt."""
+    #: Histogram: pushes by others between a gradient's base and its application -> number of pushes.
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Histogram: pushes by others between a gradient's base and its application -> number of pushes."""
     bytes_pushed: int = 0
+    #: float32 bytes minus ``bytes_pushed``.
     bytes_saved: int = 0
-    """float32 bytes minus ``bytes_pushed``."""
 
 
 def snapshot(worker: fastps.Worker, steps: int, loss: float) -> Snapshot:
-    """The worker's own statistics as a :class:`Snapshot`."""
+    """Returns the worker's statistics as a `Snapshot`."""
     stats = worker.stats()
     pushes = min(stats["acknowledged"].values())
     return Snapshot(steps, loss, pushes, stats["staleness"], stats["bytes_pushed"], stats["bytes_saved"])

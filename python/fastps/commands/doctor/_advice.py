@@ -8,8 +8,8 @@ from dataclasses import asdict
 from fastps.commands.doctor._machine import Machine
 from fastps.commands.doctor._measure import GIB, MIB, Measured, Trial
 
+#: Clock sources that are read without a system call; the last two are the TSC of a virtual machine.
 CLOCKS = {"tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page"}
-"""Clock sources that are read without a system call; the last two are the TSC of a virtual machine."""
 
 TORN = (
     'a value of a tensor with apply="hogwild" can become a number that was never written. Use apply="exact", '
@@ -109,12 +109,12 @@ def about_speed(measured: Measured) -> Iterator[str]:
     if tcp and tcp > 500:
         yield (
             f"{tcp:.0f} us for a round trip over loopback (more than 500 is slow): "
-            "is there a firewall or a proxy in between, or is the machine busy?"
+            "a firewall or a proxy may be in between, or the machine may be busy"
         )
 
 
 def size_text(size: int | None) -> str:
-    """As ``--memory-limit`` takes it, but for the space."""
+    """Formats a size like ``--memory-limit``, with a space."""
     if size is None:
         return "unknown"
     for unit, factor in (("GiB", GIB), ("MiB", MIB)):

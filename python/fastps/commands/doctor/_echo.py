@@ -1,7 +1,7 @@
 """The other process of two measurements of `fastps doctor`; run as a file, without the package.
 
-``pipe``: gives back each byte of standard input. ``echo PORT SIZE``: gives back each SIZE bytes of a
-connection. ``drain PORT``: reads a connection to its end, then answers one byte.
+``pipe``: echoes each byte of standard input. ``echo PORT SIZE``: echoes each SIZE bytes of a connection.
+``drain PORT``: reads a connection to its end, then answers one byte.
 """
 
 import os

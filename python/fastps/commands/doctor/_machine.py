@@ -1,4 +1,4 @@
-"""What the operating system says about the machine, in `/proc`, `/sys` and cgroups; None: it does not say."""
+"""Description of the machine from `/proc`, `/sys` and cgroups; None: not given by the operating system."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+#: cgroup v1 writes "no limit" as a number near 2**63.
 UNLIMITED = 2**60
-"""cgroup v1 writes "no limit" as a number near 2**63."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,20 @@ class Machine:
     architecture: str
     cores_present: int | None
     cores_usable: int | None
+    #: CPUs that the quota is worth; None: no quota.
     cgroup_cpus: float | None
-    """CPUs that the quota is worth; None: no quota."""
+    #: None: no limit.
     cgroup_memory: int | None
-    """None: no limit."""
     memory_total: int | None
     memory_available: int | None
     swap_total: int | None
     swap_used: int | None
     transparent_huge_pages: str | None
     clock_source: str | None
+    #: Mean of the last minute.
     load_average: float | None
-    """Of the last minute."""
+    #: The soft limit of file descriptors (`ulimit -n`); None also where there is no limit.
     open_files: int | None
-    """The soft limit of file descriptors (`ulimit -n`); None also where there is no limit."""
 
 
 def examine(root: Path = Path("/")) -> Machine:
@@ -111,7 +111,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Where limits of this process may stand: its groups of v1 or v2 and all groups around them."""
+    """Yields the folders that may limit this process: its groups of v1 or v2 and all groups around them."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         fields = line.split(":", 2)
         if len(fields) != 3:

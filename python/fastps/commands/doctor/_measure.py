@@ -23,26 +23,26 @@ from fastps import _fastps
 MIB = 2**20
 GIB = 2**30
 PAGE = 4096
+#: Bytes of a round trip.
 MESSAGE = 4096
-"""Bytes of a round trip."""
+#: Loads of one call; calls are repeated until the time is up.
 LITMUS_LOADS = 20_000
-"""Of one call; calls are repeated until the time is up."""
+#: Seconds, in addition to those measured, after which the wait for a process ends.
 PATIENCE = 5.0
-"""Seconds, beside those measured, after which a process that does not answer is given up."""
 
 
 @dataclass
 class Trial:
-    """What the litmus saw of one instruction set at one place; see rust/core/src/kernel/litmus.rs."""
+    """Result of the litmus for one instruction set at one place; see rust/core/src/kernel/litmus.rs."""
 
     isa: str
+    #: Distance from the border of a cache line.
     shift_bytes: int
-    """Distance from the border of a cache line."""
     loads: int = 0
+    #: Loads that held lanes of both values: allowed, and the proof that there was a race.
     mixed: int = 0
-    """Loads that held lanes of both values: allowed, and the proof that there was a race."""
+    #: Lanes that held neither value.
     torn: int = 0
-    """Lanes that held neither value."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from fastps.errors import ConfigError
 
 @dataclass(frozen=True)
 class Report:
-    """All that ``fastps doctor`` found."""
+    """Findings of ``fastps doctor``."""
 
+    #: Instruction set in use; None: `FASTPS_ISA` names one that the CPU lacks.
     isa: str | None
-    """In use; None: `FASTPS_ISA` asks for one that is not there."""
     isas: list[str]
     options: dict[str, str]
     litmus: list[Trial]

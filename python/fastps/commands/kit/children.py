@@ -25,13 +25,13 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 
+#: The user's ``FASTPS_...`` variables that children inherit; the others configure the user's own server.
 _INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
-"""The user's ``FASTPS_...`` variables that children inherit; the others configure the user's own server."""
 
 
 def python_module(*arguments: str) -> list[str]:
     """The command that runs a module of this package in a fresh interpreter."""
-    # The working directory stays off the module path, unless fastps itself is there.
+    # The working directory stays off the module path, unless it has fastps itself.
     found_here = Path(__file__).resolve().parents[3] == Path.cwd()
     return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
 
@@ -93,7 +93,7 @@ class Child:
             return None
 
     def drained(self) -> bool:
-        """Whether all its output has been read."""
+        """Returns whether all its output has been read."""
         return not self._reader.is_alive() and self.lines.empty()
 
     def last_words(self) -> str:

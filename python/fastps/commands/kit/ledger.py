@@ -4,7 +4,7 @@ Each worker keeps three counters in a memory-mapped file of the output folder. T
 worker, so its part of the account is known to the last receipt: ``acknowledged`` pushes have certainly been
 applied, ``issued`` ones possibly. A counting tensor of one element rides along with each push (SGD with lr 1,
 its "gradient" is -1 a minibatch), so the *effect* of each push is counted too: a server that bumped versions
-without applying anything would be caught as well. The demo keeps its value small (:data:`CARRY_AT`).
+without applying anything would be caught as well. The demo keeps its value small (`CARRY_AT`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class LedgerError(CommandError):
     exit_code = EXIT_MISMATCH
 
 
+#: The counting tensor: its value is the number of minibatch gradients applied since the last carry.
 COUNTER = "minibatches"
-"""The counting tensor: its value is the number of minibatch gradients applied since the last carry."""
 
+#: Value at which the demo carries the count over to a Python int: float32 counts to 2^24.
 CARRY_AT = 2**23
-"""Value at which the demo carries it over to a number of its own: float32 counts to 2^24."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Balance:
     """The reconciled books of a run, in pushes."""
 
     acknowledged: int
+    #: Pushes that a killed worker had issued without a receipt: each may or may not have been applied.
     in_flight: int
-    """Pushes that a killed worker had issued without a receipt: each may or may not have been applied."""
+    #: Per tensor, by the servers' versions.
     applied: dict[str, int]
-    """Per tensor, by the servers' versions."""
     minibatches: int
 
 
@@ -88,7 +88,7 @@ def reconcile(
     applied: Mapping[str, Sequence[int]],
     minibatches: float,
 ) -> Balance:
-    """Hold the workers' accounts against the servers'; :class:`LedgerError` says what does not fit.
+    """Compares the workers' accounts with the servers'; `LedgerError` names the mismatch.
 
     Args:
         finished: accounts of workers that flushed and ended: everything issued is acknowledged.

@@ -14,7 +14,7 @@ __all__ = ["figure", "has_matplotlib"]
 
 
 def has_matplotlib() -> bool:
-    """Whether pictures can be drawn."""
+    """Returns whether pictures can be drawn."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

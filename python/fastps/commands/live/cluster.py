@@ -52,7 +52,7 @@ class Server:
 
     @property
     def child(self) -> Child:
-        """Its process."""
+        """Id of its process."""
         return self._child
 
     def kill(self) -> None:
@@ -62,7 +62,7 @@ class Server:
         self._child = self._start()
 
     def came_up(self) -> bool:
-        """Whether it has begun to listen since the last call; `LiveError` if it has ended."""
+        """Returns whether it has begun to listen since the last call; raises `LiveError` if it has ended."""
         if self.up:
             if self._child.process.poll() is None:
                 return False
@@ -117,11 +117,11 @@ class WorkerProcess(Child):
 
     @property
     def lives(self) -> bool:
-        """Whether it takes part, or soon will."""
+        """True if it takes part, or soon will."""
         return self.state in ("starting", "running", "paused")
 
     def reports(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last call; notes when it is ready, and when it has ended."""
+        """Yields its reports since the last call; notes when it is ready, and when it has ended."""
         ended = self.process.poll() is not None and self.drained()
         for report in self.events():
             if "ready" in report:
@@ -143,7 +143,7 @@ class WorkerProcess(Child):
         self.state, self.resumes = "paused", time.monotonic() + seconds
 
     def resume_if_due(self) -> bool:
-        """Lets it go on if its pause is over; whether it did."""
+        """Resumes it if its pause is over; returns whether it did."""
         if self.state != "paused" or time.monotonic() < self.resumes:
             return False
         os.kill(self.process.pid, signal.SIGCONT)
@@ -151,7 +151,7 @@ class WorkerProcess(Child):
         return True
 
     def leave(self) -> None:
-        """Asks it to end; a stopped one has to go on for that."""
+        """Asks it to end; resumes a stopped one for that."""
         if self.state == "paused":
             os.kill(self.process.pid, signal.SIGCONT)
         self.tell(json.dumps({"stop": True}))

@@ -1,4 +1,4 @@
-"""What can go wrong in `fastps live`."""
+"""Errors of `fastps live`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["LiveError", "RefusedError"]
 
 
 class LiveError(CommandError):
-    """``fastps live`` cannot go on. Exit code 1."""
+    """``fastps live`` cannot continue. Exit code 1."""
 
 
 class RefusedError(Exception):

@@ -29,7 +29,7 @@ class Listener:
 
 
 class Hub:
-    """All pages that read the stream. The first one has the controls."""
+    """The pages that read the stream. The first one has the controls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Hub:
                 self._listeners.remove(listener)
 
     def controls(self, number: int) -> bool:
-        """Whether the page of this number has the controls."""
+        """Returns whether the page of this number has the controls."""
         with self._lock:
             return bool(self._listeners) and self._listeners[0].number == number
 

@@ -1,4 +1,4 @@
-"""What the workers train: functions of two numbers, and a small net on handwritten digits.
+"""Problems that the workers train: functions of two numbers, and a small net on handwritten digits.
 
 A function's gradient is a pair of float64 numbers that are rounded once, to float32.
 """
@@ -42,7 +42,7 @@ class Plane:
         return {"w": np.array(point, np.float32)}
 
     def position(self, params: Any) -> tuple[float, float]:
-        """Where the tensors lie in the plane."""
+        """Position of the tensors in the plane."""
         x, y = params["w"]
         return float(x), float(y)
 

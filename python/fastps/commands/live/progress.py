@@ -1,4 +1,4 @@
-"""What a visit has come to: steps, losses and counts."""
+"""Progress of a visit: steps, losses and counts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastps.commands.live.settings import Settings
 
 __all__ = ["Progress"]
 
-#: What a page that comes later gets: steps, and points of the loss. All sums count from the beginning.
+#: Maximum numbers of steps and of points of the loss for a page that comes later. Sums count from the start.
 MOST_ROWS, MOST_POINTS = 4096, 2048
-#: Columns of the histogram of the staleness; the last one has all that is larger.
+#: Columns of the histogram of the staleness; the last one has all larger values.
 COLUMNS = 256
 #: Seconds between two evaluations of digits.
 EVALUATE_EVERY = 0.5

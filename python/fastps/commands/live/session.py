@@ -121,8 +121,8 @@ class Session:
         self._adjust()
 
     def _begin(self, settings: Settings, start_over: bool) -> None:
-        """Begins a course: other tensors, from the present point or from the start. If it raises, the course
-        until now goes on with its settings.
+        """Begins a course: other tensors, from the present point or from the start. If it raises, the present
+        course continues with its settings.
         """
         for server in self._servers:
             if not server.up:
@@ -168,15 +168,15 @@ class Session:
 
     @property
     def _wanted(self) -> int:
-        """How many workers there are to be, those that joined late included."""
+        """Number of workers to run, those that joined late included."""
         return min(MOST_WORKERS, self._settings.workers + self._late)
 
     def _orders(self, index: int) -> Orders:
         return Orders(self._addresses, index, self._course, pace(self._wanted), self._settings)
 
     def _adjust(self) -> None:
-        """Passes the settings to the workers, and ends those beyond the number that is wanted. A paused one
-        reads nothing; it gets them when it goes on.
+        """Passes the settings to the workers, and ends those beyond the wanted number. A paused one reads
+        them when it resumes.
         """
         for index, worker in list(self._workers.items()):
             if index >= self._wanted:
@@ -207,7 +207,7 @@ class Session:
             raise RefusedError(409, f"expected at most {MOST_WORKERS} workers, got one more")
         self._late += 1
         self._say("joined", self._wanted - 1, f"worker {self._wanted - 1} starts late")
-        self._adjust()  # so many may be slower
+        self._adjust()  # more workers have a slower pace
 
     def _kill_server(self, shard: int) -> None:
         if not 0 <= shard < len(self._servers) or not self._servers[shard].up:
@@ -235,7 +235,7 @@ class Session:
                 self._hear(worker, report)
             if worker.resume_if_due():
                 worker.tell(self._orders(worker.index).to_json())
-                self._say("paused", worker.index, f"worker {worker.index} goes on (SIGCONT)")
+                self._say("paused", worker.index, f"worker {worker.index} continues (SIGCONT)")
         self._reap()
         self._start_next()
         for server in self._servers:

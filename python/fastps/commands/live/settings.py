@@ -1,4 +1,4 @@
-"""What a visitor has chosen: checked once, when it arrives."""
+"""A visitor's settings, checked once on arrival."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _RANGES = {
     "lr": (0.0, 100.0),
     "momentum": (0.0, 0.999),
 }
-#: What reaches workers that go on, or changes only their number.
+#: Settings that running workers adopt, or that change only their number.
 _WHILE_RUNNING = ("workers", "durations", "spread", "straggler", "delay", "lr")
 
 
@@ -68,7 +68,7 @@ class Settings:
     """The controls of the page that mean something to real workers.
 
     Attributes:
-        problem: What is trained.
+        problem: The trained problem.
         x, y: Where a function of two numbers starts.
         workers: Worker processes.
         durations: Distribution of the time of a gradient.
@@ -84,7 +84,7 @@ class Settings:
         on_stale, delay_adaptive, momentum_matching: Of `fastps.Async`.
         codec: How gradients travel.
         seed: Of the times.
-        optimizer, lr, momentum, nesterov: What the servers do with a gradient.
+        optimizer, lr, momentum, nesterov: The servers' optimizer.
     """
 
     problem: str = "beale"
@@ -130,16 +130,16 @@ class Settings:
         return settings
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has them."""
+        """Returns the settings for JSON."""
         return asdict(self)
 
     def restarts(self, new: Settings) -> bool:
-        """Whether workers have to begin again to follow the new settings."""
+        """Returns whether workers have to restart to adopt the new settings."""
         same = {name: getattr(self, name) for name in _WHILE_RUNNING}
         return replace(new, **same) != self or (self.mode == "sync" and self.workers != new.workers)
 
     def starts_over(self, new: Settings) -> bool:
-        """Whether the new settings begin at their start instead of the present point."""
+        """Returns whether the new settings begin at their start instead of the present point."""
         return (self.problem, self.x, self.y) != (new.problem, new.x, new.y)
 
     def mean(self, worker: int) -> float:

@@ -1,6 +1,6 @@
 """The HTTP server: files of the page, a stream of frames, and the wishes of a visitor. Loopback only.
 
-A file needs no token: it is the same for everyone. The stream and every wish need the token of the link, so
+A file needs no token: all visitors get equal ones. The stream and every wish need the token of the link, so
 no other user and no other page of the browser can reach the workers.
 """
 
@@ -37,7 +37,7 @@ BEAT = 5.0
 
 
 class Site:
-    """The server, on threads of its own. It has its port from the beginning, and answers when it is opened.
+    """The server, on separate threads. It has its port from the start, and answers when it is opened.
 
     Args:
         port: 0: any free one.
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             session.hub.leave(listener)
 
     def _is_gone(self) -> bool:
-        """Whether the page has closed its end."""
+        """Returns whether the page has closed its end."""
         self.connection.setblocking(False)
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)

@@ -27,22 +27,22 @@ from fastps.commands.live.settings import Settings
 
 __all__ = ["Orders"]
 
-#: Seconds that a call may take; a server that is started again needs less.
+#: Timeout of a call in seconds; a server restarts in less.
 TIMEOUT = 10.0
-#: Seconds between two looks whether the other workers are there.
+#: Seconds between two checks for the other workers.
 LOOK_EVERY = 0.001
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker trains.
+    """Orders of a worker.
 
     Attributes:
         addresses: Of the shards.
         index: The worker's number.
         course: Number of the course; its tensors are of this course, too.
         pace: Mean seconds of a gradient.
-        settings: What the visitor has chosen.
+        settings: The visitor's settings.
     """
 
     addresses: str
@@ -57,7 +57,7 @@ class Orders:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Orders:
-        """Back from `to_json`."""
+        """Reads the result of `to_json`."""
         return cls(**{**values, "settings": Settings.from_mapping(values["settings"])})
 
 
@@ -67,7 +67,7 @@ def tensor(course: int, name: str) -> str:
 
 
 class Inbox:
-    """The lines that have come: ``{"train": orders}``, also with new settings of a course that goes on;
+    """Received lines: ``{"train": orders}``, also with new settings for the present course;
     ``{"nan": true}``; ``{"stop": true}``.
     """
 
@@ -105,7 +105,7 @@ class Course:
         ps: The servers.
         orders: What to train.
         task: The problem.
-        inbox: What may change the orders.
+        inbox: Receives changed orders.
     """
 
     def __init__(self, ps: Any, orders: Orders, task: Problem, inbox: Inbox) -> None:
@@ -125,7 +125,7 @@ class Course:
         )
         self._together = settings.mode in ("sync", "bounded")
         self._rng = np.random.default_rng([settings.seed, orders.index])
-        self._told: fastps.Step | None = None
+        self._last_step: fastps.Step | None = None
         self._fetched = 0.0  # when the last fetch began
         self._lost = 0
         self._rejected = 0
@@ -155,7 +155,7 @@ class Course:
                 return True
 
     def _step(self) -> bool:
-        """One step; whether the course goes on."""
+        """Takes one step; returns whether the course continues."""
         began = time.monotonic()
         params = self._params()
         at = self._task.position(params)
@@ -212,25 +212,25 @@ class Course:
         return False
 
     def _note(self, step: fastps.Step) -> None:
-        self._told = step
+        self._last_step = step
 
     def _report(self, at: tuple[float, float], loss: float, times: tuple[float, ...]) -> None:
-        assert self._told is not None
+        assert self._last_step is not None
         assert self._worker.versions is not None
-        told, stats = self._told, self._worker.stats()
+        last, stats = self._last_step, self._worker.stats()
         lost, rejected = max(stats["lost"].values(), default=0), stats["rejected"]
         tell(
             course=self._orders.course,
-            step=told.step,
+            step=last.step,
             updates=max(self._worker.versions[name] for name in self._names.values()) - 1,
             times=times,
             at=at,
             to=self._task.position(self._params()),
-            fetched=self._fetched_now(told.step),
+            fetched=self._fetched_now(last.step),
             residual=self._residual(),
-            staleness=told.staleness,
-            scale=told.scale,
-            bytes=told.bytes,
+            staleness=last.staleness,
+            scale=last.scale,
+            bytes=last.bytes,
             loss=loss,
             lost=lost - self._lost,
             rejected=rejected - self._rejected,
@@ -238,7 +238,7 @@ class Course:
         self._lost, self._rejected = lost, rejected
 
     def _fetched_now(self, step: int) -> bool:
-        """Whether the parameters are the servers' and not those of local steps."""
+        """Returns whether the parameters are the servers', not those of local steps."""
         settings = self._orders.settings
         return settings.mode != "local" or step % settings.pull_every == 0
 

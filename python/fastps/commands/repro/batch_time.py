@@ -1,4 +1,4 @@
-"""How long a batch takes in virtual time, when one replica is slow."""
+"""Virtual time of a batch with one slow replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastps.optimize import Vectors
 
 __all__ = ["SLOW", "batch_time"]
 
-#: How much longer the slow replica takes.
+#: Slowdown of the slow replica.
 SLOW = 10.0
 
 
@@ -28,7 +28,7 @@ class Logical:
         self._ask("rest")  # it is present
 
     def go_on(self) -> bool:
-        """Adds the portion that it holds to the sum, and takes the next; whether there is one."""
+        """Adds the portion that it holds to the sum, and takes the next; returns whether there is one."""
         report = None
         if self._held is not None:
             space, batch, portion = self._held

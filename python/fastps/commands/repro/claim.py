@@ -1,4 +1,4 @@
-"""What a claim is: how it is measured, when it holds, and its picture."""
+"""Definition of a claim: its measurement, the condition under which it holds, and its picture."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fastps.commands.repro.tasks import Task, task
 
 __all__ = ["Claim", "Figures", "Setting", "Verdict", "row"]
 
-#: What was measured, as JSON has it.
+#: Measured figures, in the types of JSON.
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How claims are run.
+    """Settings of a run of claims.
 
     Attributes:
         quick: On the digits in the package, with few runs.
@@ -49,7 +49,7 @@ class Setting:
 
 
 class Verdict(NamedTuple):
-    """Whether a claim holds, and the measured figures in words; None: it could not be measured."""
+    """Verdict on a claim (None: it could not be measured), and the measured figures in words."""
 
     holds: bool | None
     measured: str
@@ -60,23 +60,23 @@ class Claim:
     """A claim of a paper, or of ours, that a command can check.
 
     Attributes:
-        name: What the command line calls it.
+        name: Name on the command line.
         says: The claim in a sentence.
-        source: Who claims it.
+        source: Source of the claim.
         paper: The source's figure.
-        threshold: When it holds, in words.
-        measure: Runs it.
-        judge: Decides by the figures that `measure` returned.
+        threshold: Condition under which it holds, in words.
+        measure: Measures the figures.
+        judge: Judges the figures of `measure`.
         draw: Draws the figures; None: there is no picture.
-        forms: ``"both"``; ``"quick"`` or ``"full"`` if there is only one; ``"apart"``: a full form that takes
-            so long that ``all`` leaves it out.
+        forms: ``"both"``; ``"quick"`` or ``"full"`` if there is only one; ``"apart"``: a long full form that
+            ``all`` leaves out.
         needs: Data sets of the full form.
-        packages: What the full form needs besides NumPy, by the names that pip knows.
+        packages: Packages that the full form needs besides NumPy, by pip's names.
         clock: ``"virtual"``; ``"wall"`` if times are real ones; None if there are no times.
         repeats: Whether two runs on one machine print the same digits; real threads and processes do not.
         reproduces: Whether it is known to hold. If not, a run in which it does not hold reports it as not
             reproduced, with its figures, and does not fail.
-        note: What the reader should know besides.
+        note: Further information for the reader.
     """
 
     name: str

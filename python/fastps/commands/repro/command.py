@@ -34,7 +34,7 @@ The full form needs these folders in --data-dir:
 """
 
 
-#: What the list says about the forms of a claim.
+#: Remarks of the list on the forms of a claim.
 SHOWN = {
     "both": "",
     "quick": " (quick form only)",
@@ -46,7 +46,7 @@ FORMS = {"both": ("quick", "full"), "quick": ("quick",), "full": ("full",), "apa
 
 
 def is_installed(package: str) -> bool:
-    """Whether there is a package of this name, as pip knows it."""
+    """Returns whether a package with this name on pip is installed."""
     try:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -130,8 +130,8 @@ def execute(args: argparse.Namespace) -> int:
         status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "not reproduced")
     }
     picture = "" if has_matplotlib() else "; for pictures: pip install matplotlib"
-    told = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
-    print(f"\n{told}, in {time.perf_counter() - begin:.0f} s; files in {out}{picture}", file=stream)
+    summary = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
+    print(f"\n{summary}, in {time.perf_counter() - begin:.0f} s; files in {out}{picture}", file=stream)
     stream.flush()
     if args.json:
         print(json.dumps({"results": [{**r, "seconds": None} for r in results]}), flush=True)
@@ -139,7 +139,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _check(claims: list[Claim], setting: Setting) -> None:
-    """Raises unless the claims have this form, and their data and packages are there."""
+    """Raises unless the claims have this form, and their data and packages are present."""
     form = "quick" if setting.quick else "full"
     for claim in claims:
         if form not in FORMS[claim.forms]:

@@ -23,10 +23,10 @@ __all__ = ["WAYS", "Config", "Way", "final_values", "test_error"]
 
 @dataclass(frozen=True)
 class Way:
-    """How the net is trained; every way takes as many updates, with as many images in all.
+    """Way to train the net; all ways take equally many updates and images.
 
     Attributes:
-        optimizer: What the server steps with.
+        optimizer: The server's optimizer.
         mode: Of each worker.
         workers: Processes.
         batch: Images of one gradient.
@@ -107,10 +107,10 @@ def train(config: Config) -> None:
     rng = np.random.default_rng([config.seed, config.rank])
     steps = int(config.updates * way.share)
     kept: list[tuple[float, int, NDArray[np.float32]]] = []
-    told: list[fastps.Step] = []
+    reports: list[fastps.Step] = []
     with fastps.connect(config.address) as ps:
         optimizer = fastps.torch.ParameterServerOptimizer(
-            model.named_parameters(), ps, way.optimizer, way.mode, on_step=told.append, rank=config.rank
+            model.named_parameters(), ps, way.optimizer, way.mode, on_step=reports.append, rank=config.rank
         )
         begin = time.monotonic()
         for step in range(1, steps + 1):
@@ -120,7 +120,7 @@ def train(config: Config) -> None:
             loss.backward()
             optimizer.step(loss=loss)
             if config.out and step % (steps // config.points) == 0:
-                made = max(int(told[-1].global_step or 0), step)
+                made = max(int(reports[-1].global_step or 0), step)
                 kept.append((time.monotonic(), made, values_of(model)))
         optimizer.close()
     if config.out:

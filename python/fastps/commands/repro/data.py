@@ -1,4 +1,4 @@
-"""The data sets of the full form: their files, and where those come from."""
+"""The data sets of the full form: their files, and the sources of those."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataSet:
 
     Attributes:
         files: Their names.
-        source: Where they come from.
+        source: Their source.
     """
 
     files: tuple[str, ...]
@@ -44,7 +44,7 @@ DATA_SETS = {
 
 
 def check_data(names: Iterable[str], data_dir: str | None) -> None:
-    """Raises `CommandError`, which names all files that are missing, unless these data sets are there."""
+    """Raises `CommandError` unless these data sets are present; it names all missing files."""
     wanted = sorted(set(names), key=list(DATA_SETS).index)
     if data_dir is None and wanted:
         folders = "; ".join(

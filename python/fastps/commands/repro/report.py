@@ -1,4 +1,4 @@
-"""What a run of claims comes to: the lines on the terminal, and the page with table and pictures."""
+"""Report of a run of claims: the lines on the terminal, and the page with table and pictures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _table(results: list[Result]) -> list[str]:
 
 
 def _machine(results: list[Result]) -> str:
-    """What the figures depend on besides the code."""
+    """Describes what the figures depend on besides the code."""
     seeds = sorted({result["seed"] for result in results})
     software = f"Python {platform.python_version()}, NumPy {np.__version__} with one BLAS thread"
     first = ", ".join(map(str, seeds))
@@ -52,7 +52,7 @@ def _machine(results: list[Result]) -> str:
 
 
 def _processor() -> str:
-    """Its name, and on x86 its generation: BLAS adds in an order that depends on the instruction set."""
+    """Name of the CPU, and on x86 its generation: the instruction set determines the order of BLAS's sums."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,4 +1,4 @@
-"""Runs claims, each in a process of its own, and writes what came out as soon as it is known."""
+"""Runs claims, each in a separate process, and writes each result as soon as it is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Result = dict[str, Any]
 def run(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Generator[Result]:
     """Runs claims in up to `jobs` processes; yields each result when it is written.
 
-    A process that dies ends its whole pool. Each claim that is lost runs once more, in a process of its own.
+    A process that dies ends its whole pool. Each lost claim runs once more, in a separate process.
     """
     with _one_blas_thread(), _no_children_left():
         pool, lost, flights = _pool(jobs), {claim.name: claim for claim in claims}, []
@@ -51,7 +51,7 @@ def run(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Generato
 
 
 def _run_again(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Iterator[Result]:
-    """Runs up to `jobs` claims at a time, each in a pool of its own; fails those whose process dies."""
+    """Runs up to `jobs` claims at a time, each in a separate pool; fails those whose process dies."""
     waiting = deque(claims)
     flights: dict[concurrent.futures.Future[Result], tuple[Claim, ProcessPoolExecutor]] = {}
     while waiting or flights:

@@ -1,4 +1,4 @@
-"""What the claims train: a small net on digits or MNIST, in virtual time on a real store."""
+"""The net that the claims train: a small one on digits or MNIST, in virtual time on a real store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Run:
         loss: Mean cross-entropy on all training images; infinity if it or a gradient was not finite.
         error: Share of the test images that are classified wrongly, in percent.
         curve: Updates, virtual seconds, training loss and test error, for each evaluation.
-        trace: What the run did; None if a gradient was not finite.
+        trace: Trace of the run; None if a gradient was not finite.
     """
 
     loss: float

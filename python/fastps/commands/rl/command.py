@@ -25,8 +25,8 @@ from fastps.rl.training.train import Training
 
 __all__ = ["main", "parser"]
 
+#: Seconds between two states of the live line in a terminal; elsewhere lines come less often.
 _LINE_EVERY = 0.5
-"""Seconds between two states of the live line in a terminal; elsewhere lines come less often."""
 _PLAIN_EVERY = 5.0
 
 _EPILOG = """\
@@ -135,7 +135,7 @@ def _algorithm(args: argparse.Namespace) -> Algorithm:
 
 
 def _is_given(value: object) -> bool:
-    """Whether an option has a value of its own; 0 is one, though it equals False."""
+    """Returns whether an option was given; 0 is a value, though it equals False."""
     return value is not None and value is not False
 
 
@@ -180,7 +180,7 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
 
 
 def _can_save(stream: TextIO) -> bool:
-    """Whether the package for models in files is there."""
+    """Returns whether the package for models in files is installed."""
     try:
         tensor_file.library()
     except ImportError:
@@ -190,7 +190,7 @@ def _can_save(stream: TextIO) -> bool:
 
 
 def _draw(run: Run, title: str, out: Path, stream: TextIO) -> None:
-    """Draws the picture, if the package for it is there."""
+    """Draws the picture, if the package for it is installed."""
     try:
         from fastps.commands.rl.plot import draw
 

@@ -58,7 +58,7 @@ def _curve(axes: Any, run: Run, x: list[float], label: str) -> None:
 
 
 def _histogram(axes: Any, run: Run) -> None:
-    """How many pushes by others came between a gradient's base and its application."""
+    """Histogram of the staleness: pushes by others between a gradient's base and its application."""
     stale = run.staleness
     total = sum(stale.values())
     axes.set_xlabel("staleness (pushes by others in between)")

@@ -1,5 +1,5 @@
-"""``fastps sandblaster``: batch optimizers on real data, with replicas in processes of their own.
+"""``fastps sandblaster``: batch optimizers on real data, with replicas in separate processes.
 
-The pieces: :mod:`.problems` (losses and gradients in NumPy), :mod:`.replica` (a replica's process),
-:mod:`.run` (the course of a run), :mod:`.command` (options and output), :mod:`.plot`.
+The modules: `problems` (losses and gradients in NumPy), `replica` (a replica's process), `run` (the course
+of a run), `command` (options and output), `plot`.
 """

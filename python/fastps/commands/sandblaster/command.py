@@ -15,12 +15,12 @@ from fastps.commands.sandblaster.run import METHODS, Config, Curve, run
 __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
-Replicas are processes, which compute losses and gradients of portions; the vectors lie in a store of this
-process, or with --shards on servers in processes of their own. Kill or stop a replica while it runs: the
-result has the same bits. Kill the command itself, and --resume goes on with the same bits.
+Replicas are processes, which compute losses and gradients of portions; the vectors are in a store of this
+process, or with --shards on servers in separate processes. Kill or stop a replica while it runs: the result
+has the same bits. Kill the command itself, and --resume continues with the same bits.
 
 exit codes: 0 done; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C (128 + signal
-number). Every process that the command starts ends with it; every file lies in the --out folder."""
+number). Every process that the command starts ends with it; it writes files only in the --out folder."""
 
 
 def _count(text: str) -> int:
@@ -159,7 +159,7 @@ class _Screen:
 
 
 def _summary(curve: Curve) -> dict[str, Any]:
-    """What the report has of a method."""
+    """Returns a method's entry in the report."""
     summary = {
         "method": curve.name,
         "fun": curve.fun[-1],

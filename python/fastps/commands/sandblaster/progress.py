@@ -37,8 +37,8 @@ class Progress:
             self.end()
             return
         try:
-            told = json.loads(self._path.read_text())
-            before, self.done, self.curves = told["settings"], told["done"], told["curves"]
+            saved = json.loads(self._path.read_text())
+            before, self.done, self.curves = saved["settings"], saved["done"], saved["curves"]
         except (OSError, ValueError, KeyError, TypeError):
             raise CommandError(
                 f"nothing to resume in {out}: run fastps sandblaster first, without --resume"
@@ -50,9 +50,9 @@ class Progress:
 
     def save(self) -> None:
         """Writes the file."""
-        told = {"settings": self._settings, "done": self.done, "curves": self.curves}
+        state = {"settings": self._settings, "done": self.done, "curves": self.curves}
         with replaced(self._path) as path:
-            path.write_text(json.dumps(told))
+            path.write_text(json.dumps(state))
 
     def end(self) -> None:
         """Removes the file, and the servers' data."""

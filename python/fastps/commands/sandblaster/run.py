@@ -32,7 +32,7 @@ METHODS: dict[str, Method] = {
 
 #: Seconds in which the seat of a command that was killed becomes free; leases take 10.
 _SEAT_TIMEOUT = 60.0
-#: Of Downpour: samples of a minibatch, Adagrad's rate, and seconds between two looks at the loss.
+#: Downpour's samples of a minibatch, Adagrad's rate, and seconds between two evaluations of the loss.
 _BATCH, _LR, _LOOK = 64, 0.05, 0.25
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Config:
-    """What the command line said."""
+    """Options of the command line."""
 
     data: str
     data_dir: str | None
@@ -56,7 +56,7 @@ class Config:
 
 @dataclass
 class Curve:
-    """How the loss fell.
+    """Course of the loss.
 
     Attributes:
         name: The method's name on the command line, or ``"downpour"``.
@@ -83,7 +83,7 @@ def run(config: Config, problem: Problem, out: Path, live: Say, say: Say) -> lis
 
     Args:
         config: The options.
-        problem: What is minimized.
+        problem: The minimized problem.
         out: The folder for logs.
         live: Shows a line in place of the last one.
         say: Shows a line that stays.
@@ -92,13 +92,13 @@ def run(config: Config, problem: Problem, out: Path, live: Say, say: Say) -> lis
     settings = {name: value for name, value in vars(config).items() if name not in ("resume", "replicas")}
     progress = Progress(out, settings, config.resume)
     with contextlib.ExitStack() as stack:
-        say(f"starting {config.shards} servers, each in a process of its own")
+        say(f"starting {config.shards} servers, each in a separate process")
         options = ["--data-dir", str(out / "servers")]
         cluster = stack.enter_context(LocalCluster(config.shards, out, options))
         ps = stack.enter_context(fastps.connect(cluster.addresses, timeout=60.0))
         for name, values in problem.start.items():
             ps.register(name, values, optimizer=fastps.SGD(lr=1.0))
-        say(f"starting {config.replicas} replicas, each in a process of its own")
+        say(f"starting {config.replicas} replicas, each in a separate process")
         with _replicas(cluster.addresses, config, out) as failed:
             for method in config.methods:
                 curve = _minimize(ps, config, problem, method, live, progress)
@@ -146,7 +146,7 @@ def _replicas(addresses: str, config: Config, out: Path) -> Iterator[list[Comman
 def _minimize(
     ps: fastps.ParameterServer, config: Config, problem: Problem, method: str, live: Say, progress: Progress
 ) -> Curve:
-    """Minimizes by a method, or goes on with it, or finds it done."""
+    """Minimizes by a method, continues a stored run of it, or returns a finished one."""
     points = progress.curves.setdefault(method, [])
     if method in progress.done:
         return _curve(method, points, OptimizeResult(**progress.done[method], history=()))

@@ -1,8 +1,7 @@
-"""``fastps torture``: own servers and clients of every surface under faults, and a checker of what they saw.
+"""``fastps torture``: servers and clients of every surface under faults, and a checker of their history.
 
-The pieces: :mod:`.plan` (every action, from a seed and a step), :mod:`.source`, :mod:`.run` (executes them),
-:mod:`.servers`, :mod:`.faults` (what is done to servers and to the way to them),
-:mod:`.client_lane` and :mod:`.client` (a client, and its process), :mod:`.witness` and :mod:`.auditor` (those
-beside them), :mod:`.tensors`, :mod:`.history` (the record, JSON lines),
-:mod:`.check` (the checker, pure functions of a history), :mod:`.report` and :mod:`.command`.
+The modules: `plan` (every action, from a seed and a step), `source`, `run` (executes them), `servers`,
+`faults` (of servers and of connections), `client_lane` and `client` (a client, and its process), `witness`
+and `auditor` (further clients), `tensors`, `history` (the record, JSON lines), `check` (the checker, pure
+functions of a history), `report` and `command`.
 """

@@ -1,4 +1,4 @@
-"""A reader beside the clients: whole pulls with their versions, the catalogue, and what each server takes."""
+"""A reader beside the clients: whole pulls with versions, the catalogue, and each server's resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 10.0
 
 
 class Auditor:
-    """Looks at all servers, directly."""
+    """Inspects all servers, without proxies."""
 
     def __init__(self, shards: Sequence[Shard], history: History, lag: Lag) -> None:
         self._shards, self._history, self._lag = shards, history, lag
@@ -29,12 +29,12 @@ class Auditor:
         self._ps: fastps.ParameterServer | None = None
 
     def register(self) -> dict[str, list[int]]:
-        """Makes the tensors; the layout."""
+        """Registers the tensors; returns their layout."""
         with fastps.connect(self._addresses, timeout=60.0) as ps:
             return tensors.register(ps)
 
     def _try(self, step: int | None, verb: str, call: Callable[[fastps.ParameterServer], Any]) -> Any:
-        """A call and what became of it; None if it failed."""
+        """Makes a call and records its outcome; returns None if it failed."""
         self._calls += 1
         self._history.add("ask", step, life=None, n=self._calls, verb=verb, parts=[], limit=TIMEOUT)
         began, lag, error = time.monotonic(), self._lag.seconds(), None
@@ -61,7 +61,7 @@ class Auditor:
         return result
 
     def look(self, step: int | None, args: Mapping[str, Any], *, final: bool = False) -> bool:
-        """Pulls everything; whether that worked."""
+        """Pulls everything; returns whether that succeeded."""
         names = list(tensors.SHAPES)
         pulled = self._try(step, "pull", lambda ps: ps.pull(names, versions=True, timeout=TIMEOUT))
         if pulled is not None:
@@ -88,8 +88,8 @@ class Auditor:
             except fastps.UnknownTensorError as error:
                 failed[name] = str(error)
             except fastps.FastpsError:
-                return False  # the servers are away: nothing can be said
-        # One that was removed meanwhile is not listed any more.
+                return False  # the servers are away: no result
+        # A tensor removed meanwhile is no longer listed.
         still = self._try(step, "names", lambda ps: ps.names(timeout=TIMEOUT)) if failed else listed
         if still is None:
             return False
@@ -99,7 +99,7 @@ class Auditor:
         return True
 
     def sample(self, shard: Shard, at: str, step: int | None, sessions: int | None = None) -> dict[str, Any]:
-        """Records what a server takes."""
+        """Records a server's resources."""
         found = resources(shard.pid)
         if found is None:
             return {}
@@ -108,12 +108,12 @@ class Auditor:
         return sample
 
     def sessions(self) -> list[int] | None:
-        """How many each shard has; this one among them."""
+        """Number of sessions on each shard, this one included."""
         stats = self._try(None, "stats", lambda ps: ps.stats(timeout=TIMEOUT))
         return None if stats is None else [shard["counters"]["sessions"] for shard in stats["shards"]]
 
     def sample_all(self, at: str) -> list[dict[str, Any]]:
-        """Of every server, its sessions included."""
+        """Records the resources of every server, sessions included."""
         sessions: Sequence[int | None] = self.sessions() or [None] * len(self._shards)
         return [
             self.sample(shard, at, None, count) for shard, count in zip(self._shards, sessions, strict=True)

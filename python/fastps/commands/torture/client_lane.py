@@ -1,4 +1,4 @@
-"""A client as the run sees it: a process that is given actions, killed, stopped and replaced."""
+"""The run's side of a client: a process that receives actions and is killed, stopped and replaced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fastps.commands.torture.plan import SLOTS, Action
 
 __all__ = ["ClientLane"]
 
+#: Seconds after which a silent client process is replaced.
 HANG = 180.0
-"""Seconds after which a client's process that says nothing is given up."""
 
 
 class ClientLane:
-    """A client's process, and the one that follows when it was killed."""
+    """A client's process, and its successors after kills."""
 
     def __init__(self, slot: int, orders: dict[str, Any], history: History, folder: Path) -> None:
         self._slot, self._orders, self._history, self._folder = slot, orders, history, folder
@@ -39,7 +39,7 @@ class ClientLane:
         return child
 
     def _take(self, line: str) -> bool:
-        """Records an event; whether it says that the order was carried out."""
+        """Records an event; returns whether it says that the order was carried out."""
         with contextlib.suppress(json.JSONDecodeError):
             event = json.loads(line)
             if event["ev"] == "ready":
@@ -51,7 +51,7 @@ class ClientLane:
         return False
 
     def _wait(self, step: int | None, seconds: float) -> bool:
-        """Until it is ready; False if it ended or said nothing for too long, and another one was started."""
+        """Waits until it is ready; returns False if it ended or was silent for too long and was replaced."""
         late = time.monotonic() + seconds
         while time.monotonic() < late:
             line = self._child.read_line(0.2)
@@ -69,7 +69,7 @@ class ClientLane:
         return False
 
     def _replace(self, step: int | None) -> None:
-        """Kills it; another one takes its place."""
+        """Kills it and starts another one."""
         self._child.kill()
         while not self._child.drained():
             if (line := self._child.read_line(0.05)) is not None:
@@ -81,7 +81,7 @@ class ClientLane:
         self._child = self._start()
 
     def perform(self, action: Action) -> None:
-        """Has it carry out an action."""
+        """Makes it carry out an action."""
         self._child.tell(json.dumps({"step": action.step, "kind": action.kind, **action.args}))
         if action.kind == "interrupted":
             self._interrupt(action)
@@ -101,7 +101,7 @@ class ClientLane:
         self._wait(action.step, HANG)
 
     def _interrupt(self, action: Action) -> None:
-        """Sends signals until the order is carried out, or some time is over."""
+        """Sends signals until the order is carried out, at most for the planned time."""
         late = time.monotonic() + action.args["after"]
         while time.monotonic() < late:
             if self._life is not None:  # else it may not handle the signal yet
@@ -112,7 +112,7 @@ class ClientLane:
         self._wait(action.step, HANG)
 
     def settle(self) -> None:
-        """Has it find out what is still open, and end."""
+        """Makes it resolve open doubts and end."""
         self._child.tell(json.dumps({"step": None, "kind": "settle"}))
         if self._wait(None, HANG):
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""The ``torture`` subcommand: its options, what it prints, and how it ends."""
+"""The ``torture`` subcommand: options, output and exit codes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fastps.commands.torture.history import Event, read
 from fastps.commands.torture.plan import PROFILES, Action, Plan
 
 EPILOG = """\
-invariants: ledger, told, monotone, doubt, computed, budget, strangers, liveness, one owner, catalogue, no
-internal. exit codes: 0 all held; 1 one did not, the last line names it; 2 wrong usage; 130 stopped by Ctrl-C
-(128 + signal number). The history of a run that failed stays in the temporary folder that is named, for
+invariants: ledger, reported, monotone, doubt, computed, budget, strangers, liveness, one owner, catalogue,
+no internal. exit codes: 0 all held; 1 one did not, the last line names it; 2 wrong usage; 130 stopped by
+Ctrl-C (128 + signal number). The history of a failed run stays in a temporary folder, which is named, for
 --replay."""
 
 
+#: Maximum length of a run: each life of a client needs a separate column in every tensor.
 MAX_SECONDS = 1800.0
-"""Longest run: each life of a client needs a column of its own in every tensor."""
 
 
 class ViolationError(CommandError):
@@ -74,7 +74,7 @@ def _seconds(text: str) -> float:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Runs it; the exit code."""
+    """Runs it; returns the exit code."""
     with _signals_raise():
         return _execute(args)
 
@@ -108,13 +108,13 @@ def _execute(args: argparse.Namespace) -> int:
     run.history.write(history)
     events = read(history.read_text().splitlines())  # as --replay and the tests see it
     violations = check(events)
-    told = counts(events, violations)
-    print("\n".join(lines(told, violations)), file=stream, flush=True)
+    report = counts(events, violations)
+    print("\n".join(lines(report, violations)), file=stream, flush=True)
     if args.json:
         shown = [vars(violation) for violation in violations[:20]]
-        print(json.dumps({**told, "first_violations": shown, "history": str(history)}), flush=True)
+        print(json.dumps({**report, "first_violations": shown, "history": str(history)}), flush=True)
     if violations:
-        names = ", ".join(sorted(told["violations"]))
+        names = ", ".join(sorted(report["violations"]))
         raise ViolationError(f"{names}: does not hold; repeat it with fastps torture --replay {history}")
     _remove(folder)
     print("every invariant held", file=stream, flush=True)
@@ -141,7 +141,7 @@ def _remove(folder: Path) -> None:
 
 
 def _shows(stream: Any) -> Callable[[Action], object]:
-    """Prints an action: its step, its lane, what it is."""
+    """Returns a function that prints an action's step, lane and kind."""
 
     def show(action: Action) -> None:
         args = " ".join(f"{name}={value}" for name, value in action.args.items() if name != "pause")
@@ -157,7 +157,7 @@ def _shows(stream: Any) -> Callable[[Action], object]:
 
 @contextmanager
 def _live_line(run: Any, stream: Any) -> Iterator[None]:
-    """Says on a terminal, twice a second, how far a run is."""
+    """Shows a run's progress on a terminal, twice a second."""
     over = threading.Event()
 
     def say() -> None:
@@ -181,10 +181,10 @@ def _live_line(run: Any, stream: Any) -> Iterator[None]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first.
+    """Makes SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first.
 
-    Where SIGHUP was ignored, as under ``nohup``, it does nothing here, but the servers get its default back:
-    a child process inherits a signal that is ignored, and not one that is handled.
+    If SIGHUP was ignored, as under ``nohup``, it does nothing here, but the servers get its default back: a
+    child process inherits a signal that is ignored, and not one that is handled.
     """
 
     def interrupt(number: int, _: FrameType | None) -> None:

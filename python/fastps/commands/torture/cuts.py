@@ -1,4 +1,4 @@
-"""Consistent cuts while clients push, as an operator makes and reads them."""
+"""Consistent cuts while clients push, made and read as by an operator."""
 
 from __future__ import annotations
 

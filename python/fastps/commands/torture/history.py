@@ -8,7 +8,7 @@ belongs to; None for the run's own). Kinds:
 - ``action``: ``lane``, ``kind``, ``args``; ``layout``: ``tensors``, names to the shard of each slice
 - ``server``: ``shard``, ``what`` (``started``, ``killed``, ``terminated``, ``stopped``, ``continued``,
   ``died``), ``pid``
-- ``second``: ``shard``, ``started``: whether a second server came up on the first one's directory
+- ``second``: ``shard``, ``started``: True if a second server came up on the first one's directory
 - ``life``: a client begins: ``life`` (its number; None: the auditor's), ``slot``; ``ended``: ``life``,
   ``how`` (``killed``, ``closed``, ``gave up``)
 - ``ask``: ``life``, ``n``, ``verb``, ``parts`` ([[tensor, slice, units], ...] that it changes), ``limit``
@@ -18,25 +18,25 @@ belongs to; None for the run's own). Kinds:
   each), ``doubts`` ([[number, tensor, slice], ...]), ``lost`` ([[tensor, shard, own, seen, now], ...])
 - ``fate``: ``life``, ``doubt``, ``tensor``, ``slice``, ``fate``
 - ``seen``: ``life`` (None: the auditor), ``parts``: [[tensor, slice, version or None, {life: units}], ...]
-- ``assigned``: ``life``, ``tensor``, ``value``: what a pull found in a tensor that only this client assigns
-- ``told``: ``life``, ``own``: what ``stats()["client"]["pushes_lost"]`` says; ``settled``: ``life``,
+- ``assigned``: ``life``, ``tensor``, ``value``: found by a pull in a tensor that only this client assigns
+- ``reported``: ``life``, ``own``: value of ``stats()["client"]["pushes_lost"]``; ``settled``: ``life``,
   nothing is under way
-- ``worker``: ``life``, ``steps``, ``carried`` (most gradients that one push may have had), ``uncertain``,
+- ``worker``: ``life``, ``steps``, ``carried`` (maximum number of gradients in one push), ``uncertain``,
   ``lost``, ``torn`` (steps that a signal interrupted), ``tensors``
-- ``worked``: ``life``, ``tensor``, ``value``: what a worker's own tensor has after `flush`
+- ``worked``: ``life``, ``tensor``, ``value``: of a worker's own tensor after `flush`
 - ``program``, ``minimum``: ``life``, ``expected``, ``found``: a sum that counts programs,
   the bits of a solution
-- ``epoch``: ``life``, ``seen`` (indices), ``samples``, ``over``: whether the server said that it starts over
-- ``cut``: ``lives``: a client to what the two tensors of its pairs have of it in a consistent cut
+- ``epoch``: ``life``, ``seen`` (indices), ``samples``, ``over``: True if the server said that it starts over
+- ``cut``: ``lives``: clients to their values in the two tensors of pairs in a consistent cut
 - ``sample``: ``shard``, ``pid``, ``rss``, ``descriptors``, ``threads``, ``sessions`` (None: not asked),
   ``at`` (``start``, ``run`` or ``end``)
 - ``catalogue``: ``listed``, ``failed`` ({name: error})
-- ``attack``: ``kind``, ``sent``, ``cut``; ``charged``: ``least``, ``grown``: bytes of names and what was
+- ``attack``: ``kind``, ``sent``, ``cut``; ``charged``: ``least``, ``grown``: bytes of names, and bytes
   counted for them
 - ``stranger``: ``kind``, and either ``refused``, ``held`` (seconds), ``each`` (bytes), ``before`` and
-  ``after`` (values), ``least`` and ``grown`` (bytes), or ``failed``: nothing is known, a server was away
+  ``after`` (values), ``least`` and ``grown`` (bytes), or ``failed``: no result, a server was away
 - ``hung``: ``lane``, ``text``: something did not end
-- ``internal``: ``text``, a line of a server's log that tells of a bug; ``end``
+- ``internal``: ``text``, a line of a server's log that reports a bug; ``end``
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class History:
             self._tally[event["ev"]] += 1
 
     def tally(self) -> Counter[str]:
-        """How many events of each kind there are so far."""
+        """Number of events of each kind so far."""
         with self._lock:
             return self._tally.copy()
 
     def events(self) -> list[Event]:
-        """All so far, by time."""
+        """All events so far, by time."""
         with self._lock:
             return sorted(self._events, key=lambda event: float(event["t"]))
 

@@ -1,4 +1,4 @@
-"""How long the machine keeps this process waiting, so that a busy machine is not taken for a slow server."""
+"""Measures how long the machine delays this process, to tell a busy machine from a slow server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TICK = 0.01
 
 
 class Lag:
-    """Seconds by which a thread that sleeps for short woke up late, summed."""
+    """Sum of the seconds by which a thread woke up late from short sleeps."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -25,5 +25,5 @@ class Lag:
             self._total += max(0.0, time.monotonic() - self._asleep - 1.1 * _TICK)
 
     def seconds(self) -> float:
-        """So far; the difference of two calls is the time lost between them."""
+        """Sum so far; the difference of two calls is the time lost between them."""
         return self._total + max(0.0, time.monotonic() - self._asleep - 1.1 * _TICK)

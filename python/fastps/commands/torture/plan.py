@@ -1,9 +1,8 @@
 """Every action of a run, as a pure function of the seed and the step.
 
 Steps are dealt to lanes in turn: one for each client, for each shard's process and proxy, for hostile peers
-and for the auditor. A lane takes its own steps one after the other and waits for no other lane. What it
-does comes from a deck that has every kind of action and is shuffled again when it is used up, so even a
-short run has them all.
+and for the auditor. A lane takes its steps in order and waits for no other lane. Its actions come from a deck
+that has every kind of action and is shuffled again when it is used up, so even a short run has them all.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ __all__ = ["CLIENTS", "PROFILES", "SHARDS", "SLOTS", "Action", "Plan"]
 
 CLIENTS = 4
 SHARDS = 2
+#: Number of clients and witnesses; a life's number modulo this is its place.
 SLOTS = CLIENTS + SHARDS
-"""Places of clients and of the witnesses beside the shards; a life's number modulo this is its place."""
 
 PROFILES = ("crash", "net", "hostile", "all")
 
 
 @dataclass(frozen=True)
 class Action:
-    """What a lane does at a step."""
+    """Action of a lane at a step."""
 
     step: int
     lane: str
@@ -235,7 +234,7 @@ class Plan:
         self.lanes = tuple(self._decks)
 
     def action(self, step: int) -> Action:
-        """The action of a step; the same for every call, machine and run."""
+        """Returns the action of a step, equal for every call, machine and run."""
         turn, place = divmod(step, len(self.lanes))
         lane = self.lanes[place]
         deck = self._decks[lane]

@@ -1,4 +1,4 @@
-"""What a run amounts to: counts of what was done and seen, as one JSON object and as lines of text."""
+"""Summary of a run: counts of its actions and checks, as one JSON object and as lines of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAULTS = ("shard", "net", "hostile", "stranger")
 _CHECKS = (
     "seen",
     "assigned",
-    "told",
+    "reported",
     "fate",
     "sample",
     "second",
@@ -51,7 +51,7 @@ def counts(events: Sequence[Event], violations: Sequence[Violation]) -> dict[str
         "calls": len(done),
         "refused": sum(event["error"] is not None for event in done),
         "doubts": sum(len(event["doubts"]) for event in done),
-        "losses_told": sum(lost[2] or 0 for event in done for lost in event["lost"]),
+        "losses_reported": sum(lost[2] or 0 for event in done for lost in event["lost"]),
         "clients": sum(event["ev"] == "life" and event["life"] is not None for event in events),
         "restarts": sum(event["ev"] == "server" and event["what"] == "started" for event in events),
         "faults": dict(sorted(faults.items())),
@@ -60,14 +60,15 @@ def counts(events: Sequence[Event], violations: Sequence[Violation]) -> dict[str
     }
 
 
-def lines(told: dict[str, Any], violations: Sequence[Violation]) -> list[str]:
-    """The same for people; of each invariant that fails, the first violations."""
-    faults = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in told["faults"].items())
+def lines(report: dict[str, Any], violations: Sequence[Violation]) -> list[str]:
+    """Formats the counts as text, with the first violations of each failed invariant."""
+    faults = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in report["faults"].items())
     text = [
-        f"{told['pushes']} pushes and {told['calls']} calls of {told['clients']} clients",
-        f"{told['refused']} refused, {told['doubts']} slices in doubt, {told['losses_told']} losses told",
-        f"{sum(told['faults'].values())} faults, {told['restarts']} restarts: {faults}",
-        f"{told['checks']} checks",
+        f"{report['pushes']} pushes and {report['calls']} calls of {report['clients']} clients",
+        f"{report['refused']} refused, {report['doubts']} slices in doubt, "
+        f"{report['losses_reported']} losses reported",
+        f"{sum(report['faults'].values())} faults, {report['restarts']} restarts: {faults}",
+        f"{report['checks']} checks",
     ]
     shown: Counter[str] = Counter()
     for violation in violations:

@@ -1,4 +1,4 @@
-"""What a process takes, by what the system says (Linux)."""
+"""Resources of a process, from the operating system (Linux)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["resources"]
 
 
 def resources(pid: int) -> dict[str, int] | None:
-    """Resident bytes, open descriptors and threads; None if it is gone or the system does not tell."""
+    """Returns resident bytes, open descriptors and threads; None if it is gone or the system hides them."""
     with contextlib.suppress(OSError, ValueError):
         folder = Path(f"/proc/{pid}")
         pages = int((folder / "statm").read_text().split()[1])

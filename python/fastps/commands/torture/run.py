@@ -30,11 +30,11 @@ from fastps.commands.torture.witness import Witness
 
 __all__ = ["Run"]
 
+#: Seconds in which servers must have freed the clients' resources.
 BACK = 30.0
-"""Seconds in which servers must have given back what clients took."""
 
+#: Transports of the clients; the first two reach the servers through the proxies.
 TRANSPORTS = ("tcp", "tcp", "shm", "unix")
-"""Of the clients; the first two reach the servers through the proxies."""
 
 BUG = re.compile(r"panicked|internal error|\binternal:|assertion .* failed|a bug in fastps", re.IGNORECASE)
 
@@ -44,10 +44,10 @@ class Run:
 
     Args:
         source: The actions.
-        ack: What a receipt means to its clients.
-        begin: What the history says of it first.
-        folder: For everything it writes.
-        show: Called with each action that is not a client's.
+        ack: The clients' `ack`, the meaning of a receipt.
+        begin: Fields of the history's first event.
+        folder: Folder for all files of the run.
+        show: Called with each action, except a client's.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Run:
         self._at_rest = threading.Semaphore(0)
 
     def execute(self) -> list[Event]:
-        """Runs it to its end; the history."""
+        """Runs it to its end; returns the history."""
         addresses = [f"127.0.0.1:{port}" for port in free_ports(SHARDS)]
         with contextlib.ExitStack() as stack:
             stack.callback(self._over.set)
@@ -90,8 +90,8 @@ class Run:
             layout = auditor.register()
             self.history.add("layout", None, tensors=layout)
             for index in range(SHARDS):
-                told = (index, addresses, ack, layout, self.history, lag, self.folder)
-                self._witnesses.append(Witness(*told))
+                arguments = (index, addresses, ack, layout, self.history, lag, self.folder)
+                self._witnesses.append(Witness(*arguments))
                 stack.callback(self._witnesses[-1].close)
             auditor.sample_all("start")
             for slot in range(CLIENTS):
@@ -164,8 +164,8 @@ class Run:
         elif kind == "stranger":
             self._act(action)
         elif kind == "hostile":
-            told = hostile.HOSTILE[action.kind](self.shards[action.args["shard"]].address, action.args)
-            self.history.add("attack", action.step, kind=action.kind, **told)
+            result = hostile.HOSTILE[action.kind](self.shards[action.args["shard"]].address, action.args)
+            self.history.add("attack", action.step, kind=action.kind, **result)
             if action.kind == "registrations":
                 hostile.names_are_charged(self.shards[0].addresses, self.history, action.step)
         else:
@@ -205,7 +205,7 @@ class Run:
         auditor.sample_all("end")
 
     def _has_given_back(self, start: dict[int, dict[str, int]], auditor: Auditor) -> bool:
-        """Whether no server has more than at the start."""
+        """Returns whether no server has more than at the start."""
         sessions = auditor.sessions()
         if sessions is None:
             return False

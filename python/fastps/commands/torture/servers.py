@@ -18,17 +18,17 @@ from fastps.commands.torture.history import History
 
 __all__ = ["LEASE", "LIMIT", "Shard"]
 
+#: Seconds in which a server must listen.
 START = 60.0
-"""Seconds in which a server must listen."""
 
+#: Seconds in which it must end on request.
 END = 15.0
-"""Seconds in which it must end when it is asked to."""
 
+#: Memory limit of a shard, in bytes.
 LIMIT = 256 * 2**20
-"""Bytes of memory a shard."""
 
+#: Maximum silence of a client, in seconds.
 LEASE = 10.0
-"""Seconds for which a client may be silent."""
 
 _OPTIONS = ["--memory-limit", str(LIMIT), "--lease-ms", str(int(1000 * LEASE)), "--snapshot-every", "3"]
 
@@ -39,8 +39,8 @@ class Shard:
     Args:
         index: Its index.
         addresses: Of all shards.
-        folder: Where data, logs and the rest lie.
-        history: Where starts and ends are recorded.
+        folder: Folder for data, logs and other files.
+        history: Records starts and ends.
     """
 
     def __init__(self, index: int, addresses: list[str], folder: Path, history: History) -> None:
@@ -58,7 +58,7 @@ class Shard:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Id of its process."""
         return self.child.process.pid
 
     def _tell(self, what: str, step: int | None, **fields: Any) -> None:
@@ -79,7 +79,7 @@ class Shard:
         return child
 
     def start(self, step: int | None) -> None:
-        """Starts it again; records what it was if it does not come up."""
+        """Starts it again; records the error if it does not come up."""
         self.child.close()
         began = time.monotonic()
         try:
@@ -90,12 +90,12 @@ class Shard:
         self._tell("started", step, took=round(time.monotonic() - began, 3))
 
     def kill(self, step: int | None) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self._tell("killed", step)
         self.child.kill()
 
     def terminate(self, number: signal.Signals, step: int | None) -> None:
-        """Asks it to end by a signal; SIGKILL if it does not in time, which is a fault of its own."""
+        """Asks it to end by a signal; if it is late, records that and sends SIGKILL."""
         self._tell("terminated", step)
         self.child.process.send_signal(number)
         try:
@@ -109,7 +109,7 @@ class Shard:
         self._history.add("hung", step, lane=f"shard {self.index}", text=text)
 
     def stop(self, seconds: float, step: int | None) -> None:
-        """SIGSTOP, and SIGCONT after some time."""
+        """Sends SIGSTOP, and SIGCONT after some time."""
         self._tell("stopped", step)
         os.kill(self.pid, signal.SIGSTOP)
         time.sleep(seconds)
@@ -129,11 +129,11 @@ class Shard:
         child.close()
 
     def died(self) -> bool:
-        """Whether it ended although nothing was done to it; to be asked by its own lane alone."""
+        """Returns whether it ended unasked; only its own lane may call this."""
         return self.child.process.poll() is not None
 
     def revive(self, step: int | None) -> None:
-        """Records that it ended by itself, and starts it again."""
+        """Records that it ended unasked, and starts it again."""
         code, words = self.child.process.returncode, self.child.last_words()
         self._tell("died", step, text=f"exit code {code}: {words}")
         self.start(step)

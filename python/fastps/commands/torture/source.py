@@ -1,4 +1,4 @@
-"""Where a run's actions come from: a plan, or the history of another run."""
+"""Sources of a run's actions: a plan, or the history of another run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Planned", "Recorded", "Source"]
 
 
 class Source(Protocol):
-    """Where the actions come from."""
+    """Source of the actions."""
 
     lanes: tuple[str, ...]
 
     def next(self, lane: str, now: float) -> tuple[Action, float] | None:
-        """What a lane does next, and how long it waits before; None: no more."""
+        """Returns a lane's next action and the seconds to wait before it; None: no more."""
 
 
 class Planned:
@@ -33,13 +33,13 @@ class Planned:
         """As `Source`."""
         action = self._plan.action(self._plan.step(lane, self._turns[lane]))
         self._turns[lane] += 1
-        # A client's pause lies between its calls.
+        # A client pauses between its calls instead.
         pause = 0.0 if lane.startswith("client") else float(action.args.get("pause", 0.0))
         return None if now + pause >= self._seconds else (action, pause)
 
 
 class Recorded:
-    """Actions of a history, each no sooner than it was then."""
+    """Actions of a history, each no earlier than in that run."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._actions: dict[str, deque[tuple[float, Action]]] = {}

@@ -1,9 +1,9 @@
 """The tensors of a run, which count exactly: SGD with lr=1, and every push is -1 at its client's column of
 each slice.
 
-A column is one life of a client, so the value there is the number of its pushes (of their units, where what
-was refused goes with the next push), and a slice's version is 1 plus the sum of its columns where every
-push has one unit.
+A column is one life of a client, so the value there is the number of its pushes (of their units, where a
+refused part joins the next push), and a slice's version is 1 plus the sum of its columns where every push
+has one unit.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ __all__ = [
     "zeros",
 ]
 
+#: Maximum number of lives in a run; 300 seconds have some 500.
 COLUMNS = 4096
-"""Lives of clients that a run can have: some 500 in 300 seconds."""
+#: Elements of a float32 slice.
 SLICE = 63 * 4096
-"""Elements of a float32 slice."""
 
 DENSE = ("small0", "small1")
 TABLES = ("table0", "table1")
 BOUND = ("bound0", "bound1")
 INT8 = ("int80", "int81")
 WORKERS = ("worker0", "worker1")
+#: For the run's own checks; their pushes are not counted.
 PROBES = ("probe0", "probe1")
-"""For the run's own questions; their pushes are not counted."""
 BIG = "big"
+#: A client pushes to the second one after the first one's receipt.
 PAIR = ("pair0", "pair1")
-"""A client pushes to the second one after the first one's receipt."""
+#: A float64 tensor.
 WIDE = "wide"
-"""Of float64."""
 
 SHAPES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((*DENSE, *BOUND, *INT8, *WORKERS, *PROBES, *PAIR), (COLUMNS,)),
@@ -60,22 +60,22 @@ SHAPES: dict[str, tuple[int, ...]] = {
     WIDE: (COLUMNS,),
 }
 
+#: Tensors whose pushes have one unit each.
 COUNTED = (*DENSE, *BOUND, *TABLES, BIG, WIDE, *PAIR)
-"""Tensors of which every push has one unit."""
 
 
 def slices(name: str) -> int:
-    """How many slices it has."""
+    """Number of slices of a tensor."""
     return -(-int(np.prod(SHAPES[name])) // SLICE)
 
 
 def zeros(name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Its first values."""
+    """Initial values of a tensor."""
     return np.zeros(SHAPES[name], np.float64 if name == WIDE else np.float32)
 
 
 def gradient(name: str, life: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """-1 at a client's column of each slice."""
+    """A gradient of -1 at a client's column of each slice."""
     grad = zeros(name)
     if name in TABLES:
         grad[life] = -1.0
@@ -85,7 +85,7 @@ def gradient(name: str, life: int) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def columns(name: str, values: Any) -> list[dict[int, float]]:
-    """Of each slice, the columns that are not 0; -1 is what lies where no client pushes, if that is not 0."""
+    """Returns each slice's non-zero columns; key -1 marks non-zero values where no client pushes."""
     if name in TABLES:
         torn = bool((values[:, 0] != values[:, 1]).any())
         return [_found(values[:, 0], torn)]
@@ -99,7 +99,7 @@ def _found(part: Any, wrong: bool) -> dict[int, float]:
 
 
 def register(ps: fastps.ParameterServer) -> dict[str, list[int]]:
-    """Registers all of them; the shard of each slice, as far as the servers' counters tell."""
+    """Registers all tensors; returns the shard of each slice, as far as the servers' counters show."""
 
     def bytes_of() -> list[int]:
         return [shard["counters"]["memory_slices"] for shard in ps.stats()["shards"]]
@@ -110,6 +110,6 @@ def register(ps: fastps.ParameterServer) -> dict[str, list[int]]:
         ps.register(name, zeros(name), optimizer=fastps.SGD(lr=1.0))
         grown = [now - then for now, then in zip(bytes_of(), before, strict=True)]
         by_size = sorted((k for k, more in enumerate(grown) if more), key=lambda k: -grown[k])
-        # A slice is larger than the rest of its tensor; where both lie on one shard, both are there.
+        # A slice is larger than the rest of its tensor. If only one shard grew, it has both.
         layout[name] = (by_size * 2)[: slices(name)]
     return layout

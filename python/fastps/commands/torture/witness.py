@@ -1,5 +1,5 @@
-"""A client beside each shard that has just had receipts when its server is killed, and calls a chosen verb
-first when it is back: what is lost must be told by that call, whichever it is.
+"""A client beside each shard that gets receipts just before its server is killed, and calls a chosen verb
+first when it is back: that call must report the loss, whichever it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 class Witness:
-    """Of one shard; for the thread of its lane alone."""
+    """Witness of one shard; used only by the thread of its lane."""
 
     def __init__(
         self, index: int, addresses: list[str], ack: Any, layout: Mapping[str, list[int]], history: History,
@@ -61,19 +61,19 @@ class Witness:
         return self._life
 
     def push(self, args: Mapping[str, Any], step: int) -> None:
-        """Some pushes one after the other, the last of them answered just now."""
+        """Makes some pushes; the last of them has just been answered."""
         self._step = step
         for _ in range(args["pushes"]):
             self._living().push({"place": self._place, "big": False, "timeout": 10.0})
 
     def call(self, args: Mapping[str, Any], step: int) -> None:
-        """The first call after a restart."""
+        """Makes the first call after a restart."""
         self._step = step
         order = {"kind": args["first"], "count": 1, "timeout": 10.0, "place": self._place, "big": False}
         self._living().do({**order, "pause": 0.0, "size": 1})
 
     def settle(self) -> None:
-        """Finds out what is still open, and ends."""
+        """Resolves open doubts, and ends."""
         self._step = None
         if self._life is not None:
             self._living().settle(PATIENCE)

@@ -1,4 +1,4 @@
-"""How a model's output becomes an action: categorical for discrete actions, Gaussian for continuous ones."""
+"""Actions from a model's output: categorical for discrete actions, Gaussian for continuous ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fastps.errors import ConfigError
 
 __all__ = ["Actions", "Categorical", "Gaussian", "actions_of"]
 
+#: The range of a Gaussian's log standard deviation.
 _LOG_STD = (-5.0, 2.0)
-"""The range of a Gaussian's log standard deviation."""
 
 
 class Actions(Protocol):

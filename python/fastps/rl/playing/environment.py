@@ -18,8 +18,8 @@ __all__ = ["Answer", "Discarded", "Environment", "EpisodeError"]
 
 _log = logging.getLogger("fastps")
 
+#: Episodes in a row in which an environment may raise before the play ends.
 _MOST_FAILURES = 3
-"""Episodes in a row in which an environment may raise before the play ends."""
 
 
 class EpisodeError(FastpsError, RuntimeError):
@@ -44,11 +44,11 @@ class Environment:
 
     Args:
         make_env: Makes it.
-        who: Who plays it, for errors, such as ``"worker 3"``.
+        who: The player, for errors, such as ``"worker 3"``.
         observations: Those of the run.
 
     Attributes:
-        seed: What the present episode began with.
+        seed: Seed of the present episode.
         steps: Its steps so far.
         failures: Episodes in a row in which the environment raised.
     """

@@ -18,10 +18,10 @@ from fastps.rl.playing.observations import Observations, not_finite
 
 __all__ = ["GreedyPlayer"]
 
+#: Environments that are played side by side, so that the model sees a batch of observations.
 _AT_ONCE = 16
-"""Environments that are played side by side, so that the model sees a batch of observations."""
+#: Steps after which an episode is cut: a greedy policy may play on forever.
 _MOST_STEPS = 10_000
-"""Steps after which an episode is cut: a greedy policy may play on forever."""
 
 
 class GreedyPlayer:

@@ -15,10 +15,10 @@ __all__ = ["MakeEnv", "by_name", "environment_name", "made"]
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
+#: Namespaces of environments, and the packages that they come from.
 _PACKAGES = {"MinAtar": "minatar", "ALE": "ale-py"}
-"""Namespaces of environments, and the packages that they come from."""
+#: The environments of this process that still exist, without their wrappers, by their identity.
 _MADE: weakref.WeakValueDictionary[int, gymnasium.Env[Any, Any]] = weakref.WeakValueDictionary()
-"""The environments of this process that still exist, without their wrappers, by their identity."""
 
 
 def by_name(name: str) -> gymnasium.Env[Any, Any]:
@@ -47,11 +47,11 @@ def made(make_env: MakeEnv, who: str = "make_env") -> gymnasium.Env[Any, Any]:
     """A new environment.
 
     Args:
-        who: Who plays it, for errors.
+        who: The player, for errors.
 
     Raises:
-        ConfigError: There is none of this name, a package is missing, or `make_env` returned something else
-            than a new `gymnasium.Env`.
+        ConfigError: The name is unknown, a package is missing, or `make_env` returned something else than a
+            new `gymnasium.Env`.
     """
     try:
         env: Any = make_env()

@@ -18,15 +18,15 @@ from fastps.rl.playing.actions import Actions, Gaussian
 
 __all__ = ["ActorCritic", "checked", "for_greedy_play", "outputs"]
 
+#: Units of the hidden layer.
 _HIDDEN = 64
-"""Units of the hidden layer."""
 
 
 class ActorCritic(nn.Module):
     """A small policy and value network.
 
-    For observations of one dimension (or none) both are networks of their own with one hidden layer of 64
-    units. For images they share a 3x3 convolution and a fully connected layer, as in MinAtar (Young and Tian,
+    For observations of one dimension (or none) both are separate networks with one hidden layer of 64 units.
+    For images they share a 3x3 convolution and a fully connected layer, as in MinAtar (Young and Tian,
     arXiv:1903.03176). Images have shape (height, width, channels), or (channels, height, width) if the first
     axis is the shortest. Gaussian policies have standard deviations that do not depend on the observation.
 
@@ -38,7 +38,7 @@ class ActorCritic(nn.Module):
     Its output is a policy of shape (batch, actions.outputs) and values of shape (batch,), or the policy only.
 
     Raises:
-        ConfigError: The channels of the images cannot be told from their shape, or they are too small.
+        ConfigError: The shape of the images does not show their channels, or they are too small.
     """
 
     def __init__(self, space: gymnasium.spaces.Box, actions: Actions, value: bool = True) -> None:
@@ -82,7 +82,7 @@ class ActorCritic(nn.Module):
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether the first axis of images has the channels, not the last one."""
+    """Returns whether the channels are the first axis of images, not the last."""
     first, _, last = shape
     if last <= min(shape) and min(shape[:2]) >= 3:
         return False
@@ -158,7 +158,7 @@ def _shapes(shapes: list[tuple[int, ...]]) -> str:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """torch's random numbers, seeded inside and as they were outside."""
+    """Seeds torch's random numbers inside the context, and restores their state after it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0])
         yield

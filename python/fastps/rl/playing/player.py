@@ -18,7 +18,7 @@ class Episode(NamedTuple):
 
     Attributes:
         worker: Name of the worker.
-        seed: What the environment was reset with.
+        seed: Seed of the environment's reset.
         steps: Its length.
         total: Its undiscounted return.
         frames: Frames of all workers when it ended, as far as this worker knew.
@@ -69,7 +69,7 @@ class Player:
         self.observation: Array
 
     def begin(self, seed: int | None = None) -> None:
-        """Starts an episode, with a seed of its own unless one is given."""
+        """Starts an episode, with a new seed unless one is given."""
         while True:
             try:
                 first = self._env.begin(int(self._rng.integers(2**31)) if seed is None else seed)
@@ -83,7 +83,7 @@ class Player:
         """Takes one step of the episode, which is over after a terminated or truncated one.
 
         Args:
-            action: The action as it is noted in the transition.
+            action: The action for the transition.
             take: The action in the form that the environment takes.
 
         Raises:

@@ -15,12 +15,12 @@ def discounted(
 ) -> Floats:
     """The return of each step: its reward, and gamma times the return of the next step.
 
-    An episode that has terminated has no later rewards. Where it was cut off instead (truncated by a time
-    limit, or the last of these steps), the value of the state that follows stands in for them.
+    A terminated episode has no later rewards. If it was cut off instead (truncated by a time limit, or by
+    the last of these steps), the value of the next state replaces them.
 
     Args:
         rewards: Reward of each step.
-        terminated: Whether the step ended its episode for good.
+        terminated: Whether the step terminated its episode.
         cut: Whether the steps after it are of another episode, or missing.
         after: Value of the state after a step; read only where `cut` is set and `terminated` is not.
         gamma: Discount factor.

@@ -34,14 +34,14 @@ __all__ = ["Child", "Orders", "WorkerError", "evaluate", "learn", "reach"]
 
 _log = logging.getLogger("fastps")
 
+#: Seconds between two reports of a worker.
 REPORT_EVERY = 0.2
-"""Seconds between two reports of a worker."""
+#: Episodes of an evaluation, unless their mean reaches the threshold.
 _EPISODES = 20
-"""Episodes of an evaluation, unless their mean reaches the threshold."""
+#: Seconds that the evaluator rests per second of play, so that it takes little from the workers.
 _REST = 3.0
-"""Seconds that the evaluator rests per second of play, so that it takes little from the workers."""
+#: Seconds between two signs of life of an evaluator that plays.
 _ALIVE_EVERY = 1.0
-"""Seconds between two signs of life of an evaluator that plays."""
 
 
 class WorkerError(FastpsError, RuntimeError):
@@ -50,7 +50,7 @@ class WorkerError(FastpsError, RuntimeError):
 
 @dataclass(frozen=True)
 class Orders:
-    """What a child process is to do; it is pickled for it.
+    """Orders of a child process, pickled for it.
 
     The evaluator saves the policy with the best evaluation as `best`, if it is better than `best_so_far`.
     """
@@ -99,7 +99,7 @@ class Child:
         self.reported = self.done = False
 
     def reports(self) -> list[dict[str, Any]]:
-        """What has arrived since the last call, without a report in which the process was killed."""
+        """Reports since the last call, without one cut short by a kill."""
         found = []
         with contextlib.suppress(EOFError, OSError):
             while self.pipe.poll():

@@ -17,8 +17,8 @@ from fastps.rl.totals import Totals
 
 __all__ = ["Folder"]
 
+#: Settings that a run which continues another one cannot change.
 _SAME = ("algorithm", "environment", "model", "normalize")
-"""Settings that a run which continues another one cannot change."""
 
 
 class Folder:
@@ -30,7 +30,7 @@ class Folder:
 
     Attributes:
         best: The path of the policy with the best evaluation.
-        saved: What a run continues; None: it is a new one.
+        saved: The saved run to continue; None: a new one.
 
     Raises:
         ConfigError: There is nothing to continue.

@@ -1,4 +1,4 @@
-"""What a run has shown: the result of `train`, and what the live line, the picture and the files read."""
+"""Record of a run: the result of `train`, and the source of the live line, the picture and the files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fastps.rl.policy import Policy
 
 __all__ = ["JUDGED", "Point", "Run"]
 
+#: Episodes whose mean return decides whether an environment is solved.
 JUDGED = 100
-"""Episodes whose mean return decides whether an environment is solved."""
 
 
 class Point(NamedTuple):

@@ -34,18 +34,18 @@ from fastps.store import Store
 
 __all__ = ["Training", "train"]
 
+#: Seconds between two looks at the processes.
 _TICK = 0.05
-"""Seconds between two looks at the processes."""
+#: Seconds after which a worker that is gone loses its place, so that no other waits for it.
 _LEASE = 5.0
-"""Seconds after which a worker that is gone loses its place, so that no other waits for it."""
+#: Seconds that workers get to end by themselves when a run is stopped, and in which its model is fetched.
 _GRACE = 2.5
-"""Seconds that workers get to end by themselves when a run is stopped, and in which its model is fetched."""
+#: Seconds that workers get to end by themselves after the last frame: one that is suspended never does.
 _LAST = 10.0
-"""Seconds that workers get to end by themselves after the last frame: one that is suspended never does."""
+#: Seconds between two times at which the model is saved.
 _SAVE_EVERY = 30.0
-"""Seconds between two times at which the model is saved."""
+#: Seconds without a report after which the last evaluation is abandoned; enough for a slow start.
 _SILENCE = 120.0
-"""Seconds without a report after which the last evaluation is abandoned; enough for a slow start."""
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
 
     A script that calls this needs ``if __name__ == "__main__":`` around the call, as for `multiprocessing`.
     A worker that is killed costs its own episode; it is started again if it had started at all. One that
-    ends with an error is not: the others go on without it, and the error is raised if none is left.
+    ends with an error is not: the others continue without it, and the error is raised if none is left.
 
     Args:
         algorithm: `A3C`, `Naive` or `EvolutionStrategies`.
@@ -125,7 +125,7 @@ class Training:
     Arguments as for `train`; `logs` is a folder for what the processes write to standard error.
 
     Attributes:
-        run: What is known so far.
+        run: Record so far.
         fetched: The run's model is the last one.
         unsaved: Why the last policy is not in the folder; None: it is, or there is no folder.
     """
@@ -213,7 +213,7 @@ class Training:
         self._end()
 
     def _reach(self) -> ParameterServer:
-        """The parameters: of servers that are there or are started now, or in a shared store."""
+        """Returns the parameters: of given servers, of servers started here, or in a shared store."""
         self._shared = False
         if self._servers is not None:
             self._where = self._servers
@@ -317,7 +317,7 @@ class Training:
                 self.run.messages.append(how)
 
     def _look(self) -> bool:
-        """Takes in the evaluator's points; returns whether the last one is there."""
+        """Reads the evaluator's points; returns whether the last one has arrived."""
         if self._evaluator is None:
             return True
         code = self._evaluator.process.exitcode
@@ -405,5 +405,5 @@ class Training:
 
 
 def _ended(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Describes the end of a process, by its exit code."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -40,8 +40,8 @@ def save_distributed(
 ) -> None:
     """Writes a store's values and optimizer state as a checkpoint of `torch.distributed.checkpoint`.
 
-    The model and its optimizer get them, too, as from `from_store`. Buffers are the model's. What has taken
-    no step yet is there with a state of 0 steps. No worker should push at the same time.
+    The model and its optimizer get them, too, as from `from_store`. Buffers are the model's. A parameter
+    that has taken no step is saved with a state of 0 steps. No worker should push at the same time.
 
     Args:
         ps: As for `from_store`.
@@ -83,9 +83,9 @@ def load_distributed(
 ) -> None:
     """Puts a checkpoint of `torch.distributed.checkpoint` into a store, its optimizer state included.
 
-    The model and its optimizer get it, too; the optimizer's settings stay as they are. torch keeps what it
-    says of a checkpoint's tensors as a pickle: load only those you trust. A parameter of
-    whose state the checkpoint has nothing was not trained yet.
+    The model and its optimizer get it, too; the optimizer's settings stay unchanged. torch keeps the metadata
+    of a checkpoint as a pickle: load only checkpoints that you trust. A parameter without state in the
+    checkpoint counts as untrained.
 
     Args:
         ps: As for `to_store`.
@@ -129,13 +129,13 @@ def _named(
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer, those: list[Theirs]) -> list[str]:
-    """What parameters are called in a checkpoint."""
+    """Names of the parameters in a checkpoint."""
     groups = _named(model, optimizer, {one.param: {} for one in those})["param_groups"]
     return [name for group in groups for name in group["params"]]
 
 
 def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> dict[str, State]:
-    """Room for the state of parameters; none for that of one of which a checkpoint has nothing."""
+    """Allocates the state of the parameters whose state a checkpoint has."""
     saved = {key.rpartition(".")[0] for key, about in there.items() if not _is_none(key, about)}
     has_part = any(key.startswith(f"{part}.") for key in there)
     ours = {f"{part}.state.{name}" for name in those}
@@ -164,7 +164,10 @@ def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> d
 
 
 def _is_none(key: str, about: Any) -> bool:
-    """Whether it is what an SGD may have for a velocity before its first step. Only steps may be a number."""
+    """Returns whether an entry is the None that an SGD has for a velocity before its first step.
+
+    Only steps may be a number.
+    """
     return isinstance(about, BytesStorageMetadata) and not key.endswith(".step")
 
 

@@ -32,10 +32,10 @@ __all__ = ["resume", "save"]
 
 #: The note with the run that the servers' values belong to: whether they are complete, and its number.
 _NOTE = "fastps.run"
-#: What the name of another note has in addition, which the worker has that replaces this one.
+#: Suffix of the claim, a note with the number of the worker that restores.
 _CLAIM = ".claim"
 _UNFINISHED, _COMPLETE = 0.0, 1.0
-#: How often a worker asks whether another one has put the checkpoint on the servers, in seconds.
+#: Interval at which a worker asks whether another one has restored the checkpoint, in seconds.
 _POLL = 0.05
 
 
@@ -44,8 +44,8 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
 
     The file is a dict that ``torch.load`` reads: ``"model"`` and ``"optimizer"`` are state dicts that plain
     torch takes, too. Every call writes; one worker of a run should save: the one whose
-    ``optimizer.is_first()`` is true. Values and state are read one after the other, so steps of other workers
-    in between belong to some tensors and not to others; a snapshot with ``--cut`` is of one moment.
+    ``optimizer.is_first()`` is true. Values and state are read in turn, so a step that another worker takes
+    meanwhile may be in some tensors and not in others; a snapshot with ``--cut`` is of one moment.
 
     Args:
         model: The model.
@@ -204,7 +204,7 @@ def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[
 
 
 def _have(servers: ParameterServer, values: Mapping[str, Array]) -> bool:
-    """Whether servers have the values of a checkpoint."""
+    """Returns whether servers have the values of a checkpoint."""
     pulled = servers.pull(list(values))
     return all(np.array_equal(values[name], pulled[name]) for name in values)
 
@@ -214,7 +214,7 @@ def _plain(key: str) -> str:
 
 
 def _choose(saved: _Saved, held: OptimizerState, at: str, path: File) -> Literal["checkpoint", "servers"]:
-    """Whether the run goes on with the checkpoint's values or the servers'.
+    """Decides if the run continues with the checkpoint's values or with the servers'.
 
     ``"checkpoint"`` is the answer to one worker only, where several ask new servers at once.
     """
@@ -254,12 +254,12 @@ def _choose(saved: _Saved, held: OptimizerState, at: str, path: File) -> Literal
 
 
 def _claim(ps: ParameterServer, at: str, there: list[float] | None) -> bool:
-    """Whether this worker, of several that ask at once, is to put the checkpoint on the servers.
+    """Returns whether this worker, of several that ask at once, restores the checkpoint on the servers.
 
     Args:
         ps: The store or servers.
         at: The note of the run.
-        there: What it says: of a run that has taken no step, or nothing.
+        there: The note's values, of a run that has taken no step; None without a note.
     """
     number = _number()
     if there is None:

@@ -53,11 +53,11 @@ class Losses:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nothing says that the losses are means over rows, and it matters."""
+        """True if the losses are assumed to be means over rows, and it matters."""
         return self._reduction is None and not self._weights and len(self._values) > 1
 
     def factor(self, micro: int, rows: list[int]) -> float:
-        """What the loss of a micro-batch is multiplied by; NaN if all weights are 0."""
+        """Factor of the loss of a micro-batch; NaN if all weights are 0."""
         if self._weights:
             return 1 / sum(self._weights) if any(self._weights) else math.nan
         if self._reduction == "sum":

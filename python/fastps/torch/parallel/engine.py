@@ -26,13 +26,13 @@ from fastps.torch.parallel.synthetic.values import DecoupledValues
 
 __all__ = ["Engine", "Total"]
 
-#: How far the loss of a batch may be from the mean of those of its micro-batches, as a share, or in roundings
-#: of its dtype; and a loss that may be nothing but rounding.
+#: Tolerance for the loss of a batch against the mean of its micro-batches' losses, as a share and in
+#: roundings of its dtype; and a loss that may consist of rounding only.
 _TOLERANCE, _ROUNDINGS, _NEGLIGIBLE = 1e-3, 8, 1e-7
 
 
 class Total(NamedTuple):
-    """What is known at the end of a step.
+    """Totals at the end of a step.
 
     Attributes:
         loss: The newest loss that is known; NaN before the first.
@@ -89,7 +89,7 @@ class Engine:
         self._gradients: dict[tuple[int, int], torch.Tensor | None] = {}
         self._left: dict[tuple[int, int], int] = {}
         self._losses = Losses(plan.loss.reduction)
-        #: Whether the loss was found to be a mean over rows.
+        #: Set once the loss is known to be a mean over rows.
         self._is_mean = False
         self._newest_loss = math.nan
         self._decoupled = DecoupledValues(plan, parts, modules, seeds, number, mailbox, delay, self._returned)
@@ -218,7 +218,7 @@ class Engine:
         return result if isinstance(result, tuple) else (result,)
 
     def _called(self, node: Node, micro: int, taken: list[torch.Tensor]) -> Any:
-        """What a node's module returns; it draws under a generator of its own, or each of its layers does."""
+        """Calls a node's module, under a separate random generator for the node or for each of its layers."""
         module = self.modules.by_node[node.index]
         at = ("step", self._steps) if self._training else ("predict", self._call)
 
@@ -254,10 +254,10 @@ class Engine:
         """Compares the mean of the micro-batches' losses with the loss of the whole batch.
 
         Returns:
-            Whether they could be compared: the inputs can be joined, and the loss is finite.
+            True if they could be compared: the inputs can be joined, and the loss is finite.
 
         Raises:
-            ConfigError: The loss is a function of the rows, and no mean over them.
+            ConfigError: The loss is a function of the rows, but not their mean.
         """
         node, rows = self.plan.loss, self._batch.rows
         taken = [self._taken(node, micro) for micro in range(len(rows))]
@@ -347,7 +347,7 @@ class Engine:
         return summed(((edge.piece, self._returned(edge, micro, self._call)) for edge in edges), output)
 
     def _returned(self, edge: Edge, micro: int, call: int) -> torch.Tensor | None:
-        """What a consumer gave back: on another part also in an earlier call."""
+        """Returns a consumer's gradient; one from another part may have arrived in an earlier call."""
         if edge.part in self.parts:
             return self._gradients.pop((edge.number, micro))
         what = f'the gradient of node "{edge.value}", micro-batch {micro}'
@@ -374,7 +374,7 @@ class Engine:
     # -- at the end of a step --------------------------------------------------------------------------------
 
     def _exchange_totals(self, groups: list[list[int]]) -> dict[int, list[float]]:
-        """Sends this part's total to its group and waits for theirs: none goes on before all are done."""
+        """Sends this part's total to its group and waits for the others', so that all finish together."""
         members = [part for group in groups for part in group]
         own = {part: self._total(part) for part in self.parts}
         values = torch.tensor(own[self.parts[0]], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What goes wrong in a replica: texts that name part, node, message and step, and how they travel."""
+"""Errors of a replica, which name part, node, message and step, and their encoding for other parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KINDS: dict[str, type[FastpsError]] = {
 
 
 def encode(error: BaseException, part: int) -> torch.Tensor:
-    """An error as bytes for the other parts; what is no error of fastps means that the part has left."""
+    """Encodes an error for the other parts; for them, an error from outside fastps means a part that left."""
     text: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
     if isinstance(error, NodeError):
         text |= {"part": error.part, "node": error.node}

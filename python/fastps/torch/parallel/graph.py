@@ -26,7 +26,7 @@ LOSS = "loss"
 
 @dataclasses.dataclass(frozen=True)
 class Decoupling:
-    """How a value is decoupled; see `Graph.decouple`."""
+    """Settings of a decoupled value; see `Graph.decouple`."""
 
     #: The value's name.
     value: str
@@ -51,13 +51,13 @@ class Node:
     prefix: str = ""
     #: Number of its outputs, where they are a tuple.
     outputs: int | None = None
-    #: It passes its first input on, and its module predicts the gradient from all of them.
+    #: Set for a predictor, which passes its first input on and predicts the gradient from all inputs.
     decoupling: Decoupling | None = None
-    #: Of the loss: what its values are over the rows; see `Graph.loss`.
+    #: Of the loss: its reduction over the rows; see `Graph.loss`.
     reduction: str | None = None
 
     def taken(self, training: bool) -> tuple[Handle, ...]:
-        """What it takes: a prediction of outputs needs no conditions of a predictor of gradients."""
+        """Inputs of the node: a prediction of outputs needs no conditions of a predictor of gradients."""
         return self.inputs if training or self.decoupling is None else self.inputs[:1]
 
 
@@ -111,7 +111,7 @@ class Graph:
 
     Args:
         seed: For initial values and for what nodes draw (dropout): 0 to 2**64 - 1. Each node's factory runs
-            under a generator of its own, and so does each call of a node, so that parameters and masks do not
+            under a separate generator, and so does each call of a node, so that parameters and masks do not
             depend on how the graph is cut.
 
     >>> import torch, fastps.torch.parallel
@@ -214,9 +214,9 @@ class Graph:
     ) -> Handle:
         """A handle of the same value whose part does not wait for the parts above (synthetic gradients).
 
-        The part that computes the value goes on with the gradient that the predictor gives. The gradient at
+        The part that computes the value continues with the gradient that the predictor gives. The gradient at
         the value in the part above, the target, comes some steps later and trains the predictor. If that part
-        is decoupled, too, it made the target from a synthetic gradient of its own. See Jaderberg et al.,
+        is decoupled, too, it made the target from another synthetic gradient. See Jaderberg et al.,
         2017, "Decoupled Neural Interfaces using Synthetic Gradients".
 
         The predictor's loss is the squared error, summed over the elements of a row and averaged over the
@@ -345,7 +345,7 @@ class Graph:
 
         The graph has the input ``"input"`` and the output ``"output"``; with a loss, ``loss(output, target)``
         and the input ``"target"``; `reduction` is that of `loss`. Parameters have the names of
-        ``model.named_parameters()``. Each layer draws under a generator of its own, so that masks do not
+        ``model.named_parameters()``. Each layer draws under a separate generator, so that masks do not
         depend on the cuts.
 
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -17,7 +17,7 @@ from fastps.torch.parallel.random import Seeds
 
 __all__ = ["Modules", "Shapes", "check_parameters"]
 
-#: What nodes that share parameters have in common: `params` and True, or a node's own name and False.
+#: Key of the nodes that share parameters: `params` and True, or a node's name and False.
 Key: TypeAlias = tuple[str, bool]
 #: Names of nodes to names and shapes of their modules' parameters.
 Shapes: TypeAlias = dict[str, dict[str, list[int]]]
@@ -71,7 +71,7 @@ class Modules:
         return node.module
 
     def _own(self, node: Node, module: nn.Module) -> nn.Module:
-        """The module; for a second part a copy, as in a process of its own."""
+        """Returns the module; for a second part a copy, as in a separate process."""
         for param in module.parameters():
             user = self._users.get(id(param))
             if user is not None and key_of(user) != key_of(node):
@@ -128,7 +128,7 @@ class Modules:
                 module.train(mode)
 
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         for params in self._sets.values():
             for param in params.values():
                 return param.device
@@ -180,7 +180,7 @@ def check_same(first: Node, node: Node, shapes: Shapes) -> None:
 
 
 def _begins_in_place(module: nn.Module) -> bool:
-    """Whether a module may write to its input, as ``ReLU(inplace=True)`` does."""
+    """Returns whether a module may write to its input, as ``ReLU(inplace=True)`` does."""
     if isinstance(module, nn.Sequential):
         return len(module) > 0 and _begins_in_place(module[0])
     return any(getattr(child, "inplace", False) for child in module.modules())

@@ -30,7 +30,7 @@ def make_optimizer(
     on_step: Callable[[Step], object] | None,
     rank: int,
 ) -> ParameterServerOptimizer | NoParameters:
-    """Registers the parameters of some parts, each part's in a group of its own, and optimizes them.
+    """Registers the parameters of some parts, one group per part, and optimizes them.
 
     Those of predictors do not count in `ParameterServerOptimizer.global_step`.
     """
@@ -67,7 +67,7 @@ def check_fits_predictors(mode: Mode | None, edge: str) -> None:
 
 
 class NoParameters(torch.optim.Optimizer):
-    """The optimizer of a part without parameters of its own: its steps do nothing.
+    """The optimizer of a part without parameters: its steps do nothing.
 
     It has the methods of `ParameterServerOptimizer`, so that all parts run the same program.
 
@@ -83,7 +83,7 @@ class NoParameters(torch.optim.Optimizer):
         return None if closure is None else closure()
 
     def is_first(self) -> bool:
-        """It has nothing to save."""
+        """Returns False: there is nothing to save."""
         return False
 
     def stats(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def as_piece(index: Any, node: str) -> Piece:
 
 
 def text_of(piece: Piece) -> str:
-    """As it is written: ``[:, -1:]``."""
+    """Formats a piece like ``[:, -1:]``."""
 
     def bound(value: int | None) -> str:
         return "" if value is None else str(value)

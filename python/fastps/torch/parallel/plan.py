@@ -1,4 +1,4 @@
-"""What follows from a graph: who sends what to whom, and in which order each part computes."""
+"""Plan of a graph: the messages between parts, and the order in which each part computes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Edge:
 
     @property
     def name(self) -> str:
-        """As the statistics call it."""
+        """Name in the statistics."""
         return f"{self.value}: {self.origin} -> {self.part}"
 
 
@@ -204,7 +204,7 @@ class Plan:
         return {key: sorted(parts) for key, parts in users.items() if len(parts) > 1}
 
     def edge_of(self, node: Node) -> str:
-        """What errors call the edge of a decoupled value."""
+        """Name of the edge of a decoupled value, for errors."""
         assert node.decoupling is not None
         others = sorted({edge.part for edge in self.training.leaving[node.index]} - {node.part})
         return f"{node.decoupling.value}: {node.part} -> {', '.join(map(str, others))}"
@@ -259,7 +259,7 @@ def _part(node: Node) -> int:
 
 
 def _key(handle: Handle, part: int | None) -> tuple[int, int, str, int]:
-    """The same for uses of one value, or of one piece of it, on one part."""
+    """Key shared by all uses of one value, or of one piece of it, on one part."""
     assert part is not None
     return handle.node.index, handle.output or 0, text_of(handle.piece), part
 

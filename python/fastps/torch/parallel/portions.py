@@ -92,7 +92,7 @@ class ReplicaPortions:
             )
 
     def _received(self) -> Iterator[Indices]:
-        """What part 0 says."""
+        """Yields the portions that part 0 sends."""
         assert self._engine is not None
         while True:
             self._count += 1

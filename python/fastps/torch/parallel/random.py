@@ -1,4 +1,4 @@
-"""Random numbers of a replica: each construction and each call of a node has a generator state of its own."""
+"""Random numbers of a replica: each construction and each call of a node has a separate generator state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Seeds"]
 
 
 class Seeds:
-    """Runs functions under torch's generators, seeded by a key; the generators' own states stay as they are.
+    """Runs functions under torch's generators, seeded by a key, and restores the generators' states.
 
     Args:
         seed: The graph's.

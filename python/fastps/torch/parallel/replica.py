@@ -46,8 +46,8 @@ class Replica:
 
     Each part is a process with its own rank in a gloo group. ``torchrun --nproc-per-node PARTS`` starts them
     on one machine, and on several with ``--nnodes``. A replica is one unit: if a part fails, all parts raise,
-    and the replica starts again from the servers' values (``torchrun --max-restarts``). Other replicas go on.
-    Use it as a context manager, so that the others are told when this part leaves.
+    and the replica starts again from the servers' values (``torchrun --max-restarts``). Other replicas
+    continue. Use it as a context manager, so that the other parts learn when this part leaves.
 
     Args:
         graph: The same in all processes.
@@ -106,13 +106,13 @@ class Replica:
         number: int | None = None,
         delay: int = 0,
     ) -> Self:
-        """All parts in this process, one after the other: for a first try, and as the reference of a run.
+        """Creates all parts in this process, run in turn: for a first try, and as the reference of a run.
 
         Args:
             graph: The graph.
-            threads: True: each part in a thread of its own. torch has one generator of random numbers for a
-                process, so nodes that draw from it run one at a time; a node that draws nothing in its first
-                call (after `train` or `eval`) is taken to never draw.
+            threads: True: one thread per part. torch has one generator of random numbers per process, so
+                nodes that draw from it run one at a time; a node that draws nothing in its first call (after
+                `train` or `eval`) is taken to never draw.
             timeout: As for `Replica`, with threads.
             number: As for `Replica`.
             delay: Steps before the predictor of a decoupled value uses a target, >= 0: what late targets do
@@ -178,11 +178,10 @@ class Replica:
         Parts that a decoupled value connects do not wait for each other (`Graph.decouple`).
 
         Args:
-            micro_batches: Pieces of the batch, along the first dimension, that travel one after the other, so
-                that all parts have work. Their losses make that of the batch (`Graph.loss`). The same on all
-                parts.
+            micro_batches: Pieces of the batch, along the first dimension, processed in a pipeline so that all
+                parts have work. Their losses make that of the batch (`Graph.loss`). Equal on all parts.
             **inputs: Tensors by the names of the graph's inputs: at least those that this part's nodes use. A
-                tensor without dimensions goes to every micro-batch as it is.
+                tensor without dimensions goes to every micro-batch unchanged.
 
         Returns:
             The loss of the batch, on every part. A part that does not wait for the loss returns the
@@ -190,10 +189,10 @@ class Replica:
 
         Raises:
             ConfigError: An input is missing or unknown, a piece is out of range, an output is no tensor, the
-                loss is no mean over rows and nothing says what it is (`Graph.loss`), or the parts make
+                loss is not a mean over rows and its reduction is unknown (`Graph.loss`), or the parts make
                 different calls.
             NodeError: A node raised an exception, on any part.
-            NonFiniteError: The loss or a gradient is NaN or infinite, on any part; training may go on with
+            NonFiniteError: The loss or a gradient is NaN or infinite, on any part; training may continue with
                 other data, after ``zero_grad()``.
             ConnectionLostError: A part is gone.
             DeadlineError: A part hangs.
@@ -225,7 +224,7 @@ class Replica:
         """Scales this part's gradients if the norm of the whole model's is larger than `max_norm`.
 
         Call it on all parts, after `step` and before the optimizer's ``step()``. Parts that do not wait for
-        each other (`Graph.decouple`) have norms of their own; predictors do not count and are not scaled.
+        each other (`Graph.decouple`) have separate norms; predictors do not count and are not scaled.
 
         Returns:
             The norm before, of the gradients at the end of the last `step`.
@@ -239,7 +238,7 @@ class Replica:
         return whole
 
     def _gradients(self, parts: Collection[int]) -> list[torch.Tensor]:
-        """Those of the model, without predictors, on some of this process's parts."""
+        """Gradients of the model, without predictors, on some of this process's parts."""
         params = (
             param
             for engine in self._engines
@@ -444,10 +443,10 @@ class Replica:
 
     @contextlib.contextmanager
     def _told(self, mailbox: Mailbox | None = None) -> Iterator[None]:
-        """Tells the other parts of an error; by the mailbox while there is no engine."""
+        """Reports an error to the other parts; by the mailbox while there is no engine."""
         try:
             yield
-        except NonFiniteError:  # on all parts at once; they may go on
+        except NonFiniteError:  # on all parts at once; they may continue
             raise
         except BaseException as error:
             if self._engines and self._links:

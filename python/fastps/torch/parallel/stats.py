@@ -1,4 +1,4 @@
-"""What a part has computed, waited for, sent and received."""
+"""Statistics of a part: time computing and waiting, messages sent and received."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stats:
         self._held = max(self._held, size)
 
     def described(self, waiting: float) -> dict[str, Any]:
-        """As `Replica.stats` gives them."""
+        """Returns the statistics in the form of `Replica.stats`."""
         return {
             "steps": self.steps,
             "computing": self.computing,

@@ -86,11 +86,11 @@ def _call(
     errors: list[BaseException],
     precision: dict[str, torch.dtype],
 ) -> Any:
-    """What the function returns; adds to the errors what it raises."""
+    """Returns the function's result; adds its exception to the errors."""
     try:
         with _in_autocast(precision):
             return function(engine)
     except BaseException as error:
-        if not isinstance(error, NonFiniteError):  # which all parts raise at once, and may go on
+        if not isinstance(error, NonFiniteError):  # raised by all parts at once, which may continue
             engine.fail(error)
         errors.append(error)

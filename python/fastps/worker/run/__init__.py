@@ -1,1 +1,1 @@
-"""What a worker knows of the whole run: how far all workers together are."""
+"""A worker's view of the whole run: the progress of all workers together."""

@@ -36,7 +36,7 @@ class Groups:
         self._bound: Mode | None = None
         self._warm: Mode | None = None
         self._warm_group = ""
-        #: The most workers that were in one of its groups when it joined, itself included.
+        #: Maximum number of workers in one of its groups when it joined, itself included.
         self.present = 0
         #: Groups where a wait is not over, to the steps that are not reported there yet.
         self._due: dict[str, int] = {}
@@ -111,7 +111,7 @@ class Groups:
         return None
 
     def is_first(self) -> bool:
-        """Whether this worker joined before all others that are present; never while a warm start is on."""
+        """Returns whether this worker joined before all others present; never while a warm start is on."""
         if self._bound is None:
             return False
         mark, own = secrets.token_hex(8), self._name  # names are not unique
@@ -202,7 +202,7 @@ class Groups:
         return self._end_or_lead(mode, mode.warm_up_timeout)
 
     def warm_up_ended(self, mode: Mode) -> bool | None:
-        """Whether this worker trains in the warm start; None while another one does. Never waits."""
+        """Returns whether this worker trains in the warm start; None while another one does. Never waits."""
         try:
             return self._end_or_lead(mode, 0.0)
         except DeadlineError:

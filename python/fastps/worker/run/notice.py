@@ -15,7 +15,7 @@ def note_continuation(ps: ParameterServer, versions: Versions | None, alone: boo
     Args:
         ps: The store or servers.
         versions: Of the worker's tensors, or None.
-        alone: Log a warning: no worker of another program is there, so these may be the weights of a former
+        alone: Log a warning: no worker of another program is present, so these may be the weights of a former
             run.
     """
     updates = max((versions[name] for name in versions), default=1) - 1 if versions is not None else 0

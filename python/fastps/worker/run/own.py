@@ -43,12 +43,12 @@ class Own:
         self.entries.add(self)
 
     def closed(self) -> None:
-        """The worker has left its groups by itself."""
+        """Call it when the worker has left its groups."""
         self.entries.discard(self)
         self._entry.detach()
 
     def seems_to_replace(self) -> bool:
-        """Whether a worker like this one is open: same thread, run, name and tensors.
+        """Returns whether a worker like this one is open: same thread, run, name and tensors.
 
         Its program, such as a cell of a notebook, was probably run again.
         """

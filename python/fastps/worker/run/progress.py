@@ -1,4 +1,4 @@
-"""How many steps the servers have taken, from the versions that a worker gets anyway."""
+"""Counts the servers' steps from the versions that a worker receives anyway."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fastps.connection import ParameterServer
 
 __all__ = ["Progress"]
 
-#: How often a worker asks whose values are views of a store, in its own steps.
+#: Interval at which a worker whose values are views of a store asks, in its steps.
 _ASK_EVERY = 20
-#: How many slices are read at most, if pushes come in between; each one at least twice.
+#: Maximum number of slices read, if pushes come in between; each one at least twice.
 _READS = 10
 
 
@@ -68,7 +68,7 @@ class Progress:
         return max(most, self._most((name for name in names if name in there), installed))
 
     def _most(self, names: Iterable[str], versions: Versions) -> int:
-        """The most steps of a slice of these tensors, at these versions."""
+        """Maximum steps of any slice of these tensors, at these versions."""
         each = (map(sub, versions.slices(name), self._less[name]) for name in names)
         return max((steps for of_tensor in each for steps in of_tensor), default=0)
 
@@ -86,7 +86,7 @@ class Progress:
         versions = self._ps.versions(names)
         for name in names:
             own = versions.slices(name)
-            is_new = all(version == 1 for version in own)  # as it was registered
+            is_new = all(version == 1 for version in own)  # registered and never changed
             self._less[name] = own if is_new else self._without_steps(name, own)
 
     def _without_steps(self, name: str, before: tuple[int, ...]) -> tuple[int, ...]:

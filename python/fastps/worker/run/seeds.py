@@ -25,7 +25,7 @@ _PLACES = "fastps.places"
 
 
 def worker_seed(base: int, ps: ParameterServer | None = None) -> int:
-    """A seed of this worker's own, ``base + place``, so that every worker of a run draws batches of its own.
+    """Returns a separate seed for this worker, ``base + place``, so that workers draw different batches.
 
     Args:
         base: The run's seed.
@@ -65,8 +65,8 @@ class Seeds:
     """Warns a worker once, at its first step, if another process has a generator in the same state.
 
     Of NumPy's and Python's global generators only if they were used since the worker was made: a program that
-    does not draw from them may have a generator of its own, and forked processes begin with equal ones. Not
-    if the server shares out the samples (`fastps.data.Portions`).
+    does not draw from them may use another generator, and forked processes begin with equal ones. Not if the
+    server shares out the samples (`fastps.data.Portions`).
 
     Args:
         ps: The store or servers that the worker was made with.
@@ -83,7 +83,7 @@ class Seeds:
 
         Args:
             states: Digests of further generators' states, by name.
-            cure: The call that gives a worker a seed of its own.
+            cure: The call that gives a worker a separate seed.
             stacklevel: Of the warning.
         """
         used = {name: now for name, now in _states().items() if now != self._before.get(name)}
@@ -95,7 +95,7 @@ class Seeds:
             other, mark = found
             warnings.warn(
                 f"{self._groups.name} and {other} have equal states of {mark.partition(':')[0]}'s generator "
-                f"at their first step, so they draw the same batches. Give each worker a seed of its own, "
+                f"at their first step, so they draw the same batches. Give each worker a separate seed, "
                 f"{cure}, or share out the samples with fastps.data.Portions",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,

@@ -1,1 +1,1 @@
-"""What the demo shows: the view in the terminal, the report and the plot."""
+"""Output of the demo: the view in the terminal, the report and the plot."""

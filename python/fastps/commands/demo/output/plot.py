@@ -56,8 +56,8 @@ def _curves(axes: Any, run: Run, x: list[float], moments: list[tuple[float, str]
             (0.98, 100 * run.serial_accuracy), xycoords=("axes fraction", "data"),
             ha="right", va="bottom", fontsize=7, color=ACCURACY,
         )  # fmt: skip
-    for at, told in moments:
-        text = " " + told.split(",")[0]
+    for at, event in moments:
+        text = " " + event.split(",")[0]
         axes.axvline(at, color=EVENT, ls="--", lw=1)
         axes.annotate(
             text, (at, 0.35), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=EVENT,
@@ -66,7 +66,7 @@ def _curves(axes: Any, run: Run, x: list[float], moments: list[tuple[float, str]
 
 
 def _histogram(axes: Any, run: Run) -> None:
-    """How many pushes by others came between a gradient's base and its application."""
+    """Histogram of the staleness: pushes by others between a gradient's base and its application."""
     stale = run.staleness()
     total = sum(stale.values())
     top = percentile(stale, 0.99) or 0

@@ -1,4 +1,4 @@
-"""What a run comes to: the JSON object, the closing tables, the verdict on what happened around the kill."""
+"""Report of a run: the JSON object, the closing tables, and the verdict on the time around the kill."""
 
 from __future__ import annotations
 

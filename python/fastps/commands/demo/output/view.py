@@ -14,14 +14,14 @@ from fastps.commands.demo.state import Run, WorkerState
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+#: Seconds between two plain lines.
 PLAIN_EVERY = 2.0
-"""Seconds between two plain lines."""
 
 EXTRA = "pip install rich matplotlib"
 
 
 class View(Protocol):
-    """Where a run shows itself. A context manager: the live table is up inside."""
+    """Display of a run. A context manager: the live table is up inside."""
 
     def __enter__(self) -> Self: ...
 
@@ -166,7 +166,7 @@ def _table(run: Run) -> RenderableType:
 
 
 def has_rich() -> bool:
-    """Whether the live table can be drawn."""
+    """Returns whether the live table can be drawn."""
     return importlib.util.find_spec("rich") is not None
 
 

@@ -27,7 +27,7 @@ PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def measure(setting: Setting) -> Figures:
-    """Trains in every way, one after the other, with as many updates; two passes over the images."""
+    """Trains in each way in turn, with equally many updates; two passes over the images."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -40,8 +40,8 @@ def measure(setting: Setting) -> Figures:
 
 
 def train(way: str, folder: Path, seed: int) -> list[tuple[float, int, float]]:
-    """Seconds, updates and test error, in percent, at some points of a run on a server of its own; the last
-    point is that of the server when all workers have ended.
+    """Trains on a separate server. Returns seconds, updates and test error, in percent, at some points; the
+    last point is that of the server when all workers have ended.
     """
     out = folder / f"{way}.npz"
     workers: list[subprocess.Popen[bytes]] = []

@@ -24,7 +24,7 @@ WORKERS = 4
 
 
 def decoded(values: Any) -> Any:
-    """What is left of a gradient after 1-bit encoding: in blocks, the means of either sign."""
+    """Returns a gradient after 1-bit encoding: in blocks, the means of either sign."""
     flat = np.asarray(values, np.float32).reshape(-1)
     out = np.empty_like(flat)
     for at in range(0, len(flat), BLOCK):
@@ -38,7 +38,7 @@ def decoded(values: Any) -> Any:
 def without_feedback(task: Task) -> Callable[..., Any]:
     """A gradient function whose gradients are encoded, decoded, and pushed as float32.
 
-    The product refuses `OneBit` without error feedback, so this arm does it by itself.
+    The product refuses `OneBit` without error feedback, so this arm encodes here.
     """
 
     def gradient(*args: Any) -> Any:
@@ -49,7 +49,7 @@ def without_feedback(task: Task) -> Callable[..., Any]:
 
 
 def decoded_by_columns(values: Any) -> Any:
-    """What is left of a gradient if each column of a matrix, or a vector, has its own two means."""
+    """Returns a gradient after 1-bit encoding with two means for each column of a matrix, or for a vector."""
     columns = np.asarray(values, np.float32).reshape(len(values), -1)
     negative, out = np.signbit(columns), np.zeros_like(columns)
     for side in (negative, ~negative):
@@ -74,7 +74,7 @@ def feedback_by_columns(task: Task) -> Callable[..., Any]:
     return gradient
 
 
-#: How each arm encodes: in words, its codec, and what makes its gradient function of a task.
+#: Encoding of each arm: in words, its codec, and the function that makes its gradient function for a task.
 ARMS: dict[str, tuple[str, Codec | None, Callable[[Task], Any]]] = {
     "float32": ("float32", None, lambda _: None),
     "feedback": ("1 bit with\nerror feedback", fastps.OneBit(), lambda _: None),

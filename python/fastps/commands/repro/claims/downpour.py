@@ -64,12 +64,12 @@ def measure_collapse(setting: Setting) -> Figures:
 
 
 def judge_collapse(figures: Figures) -> Verdict:
-    told, ratio = [], {}
+    results, ratio = [], {}
     for name, by in figures["errors"].items():
         first, last = float(np.mean(by["1"])), float(np.mean(by[str(MANY)]))
         ratio[name] = last / first
-        told.append(f"{name} {first:.1f} to {last:.1f} % at rate {figures['chosen'][name]['rate']:g}")
-    text = f"error with {MANY} workers against 1: {', '.join(told)} (means of 3 seeds)"
+        results.append(f"{name} {first:.1f} to {last:.1f} % at rate {figures['chosen'][name]['rate']:g}")
+    text = f"error with {MANY} workers against 1: {', '.join(results)} (means of 3 seeds)"
     return Verdict(ratio["sgd"] >= 3 and ratio["adagrad"] <= 2, text)
 
 
@@ -112,11 +112,11 @@ def measure_tuned(setting: Setting) -> Figures:
 def judge_tuned(figures: Figures) -> Verdict:
     sgd, adagrad = figures["errors"]["sgd"], figures["errors"]["adagrad"]
     lower = sum(a < s for s, a in zip(sgd, adagrad, strict=True))
-    told = [
+    results = [
         f"{name} {np.mean(errors):.2f} % at rate {figures['chosen'][name]['rate']:g}"
         for name, errors in figures["errors"].items()
     ]
-    text = f"mean error with {MANY} workers: {', '.join(told)}; lower in {lower} of {len(sgd)} seeds"
+    text = f"mean error with {MANY} workers: {', '.join(results)}; lower in {lower} of {len(sgd)} seeds"
     return Verdict(lower == len(sgd), text)
 
 

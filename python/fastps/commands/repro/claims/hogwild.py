@@ -44,7 +44,7 @@ def ratings(folder: Path) -> Split:
 
 
 def labelled(folder: Path, name: str) -> Split:
-    """a9a has test examples of its own; of w8a it is every tenth."""
+    """Loads a data set; a9a has separate test examples, of w8a they are every tenth."""
     from sklearn.datasets import load_svmlight_file
 
     def load(file: str) -> tuple[Any, Any]:
@@ -119,7 +119,7 @@ def measure(setting: Setting) -> Figures:
 
 
 def changes(arms: dict[str, Any]) -> list[float]:
-    """How much larger the mean error is than with one thread, in percent; for each number of threads."""
+    """Increase of the mean error over one thread's, in percent; for each number of threads."""
     means = [float(np.mean(arm["errors"])) for arm in arms.values()]
     return [100 * (mean / means[0] - 1) for mean in means[1:]]
 
@@ -136,11 +136,11 @@ def judge(figures: Figures) -> Verdict:
     gains = {name: (speeds(arms)[0], speeds(arms, "apart")[0]) for name, arms in sets.items()}
     faster = all(gain >= SHARE * free for gain, free in (gains[name] for name in SPARSE))
     busy = any(gains[name][1] < FREE for name in SPARSE)
-    told = []
+    results = []
     for name, arms in sets.items():
         points = ", ".join(f"{change:+.2f}" for change in changes(arms))
-        told.append(f"{name} {points} %, {row(speeds(arms), 2)} x as fast")
-    text = f"test error with 2 and 4 threads against 1: {'; '.join(told)}; 2 threads that share nothing "
+        results.append(f"{name} {points} %, {row(speeds(arms), 2)} x as fast")
+    text = f"test error with 2 and 4 threads against 1: {'; '.join(results)}; 2 threads that share nothing "
     text += f"{row((free for _, free in gains.values()), 2)} x"
     if near and busy:
         return Verdict(None, f"{text}: the machine is too busy to judge the speed; run it on two idle cores")

@@ -159,7 +159,7 @@ def matched(setting: Setting, task: Any, rate: float, updates: int, workers: tup
 
 
 def ratios(figures: Figures) -> list[float]:
-    """How many times lower the mean loss is with matching."""
+    """Ratio of the mean loss without matching to that with it."""
     return [float(np.mean(arms["fixed"]) / np.mean(arms["matched"])) for arms in figures["losses"].values()]
 
 

@@ -59,7 +59,7 @@ def judge_nesterov(figures: Figures) -> Verdict:
 
 
 def measure_adam(_setting: Setting) -> Figures:
-    """How far 50 equal gradients move a parameter, in steps of the learning rate."""
+    """Distance that 50 equal gradients move a parameter, in steps of the learning rate."""
     with fastps.Store() as store:
         store.register("w", np.zeros(1, np.float32), fastps.Adam(lr=0.125, eps=0.0))
         for _ in range(50):

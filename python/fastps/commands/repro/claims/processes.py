@@ -52,13 +52,13 @@ def demo(setting: Setting, seed: int, faults: bool) -> tuple[dict[str, Any], Fig
         command += ["--seed", str(seed), "--out", out, *([] if faults else ["--no-kill"])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         pause = threads.submit(pause_a_worker, process, Path(out)) if faults else None
-        told, complaints = process.communicate()
+        output, complaints = process.communicate()
         if process.returncode != 0:  # 3: acknowledged pushes and versions do not reconcile
             why = complaints.splitlines()[-1:] or ["it left no message"]
             raise CommandError(
                 f"fastps demo ended with exit code {process.returncode} (seed {seed}): {why[0]}"
             )
-        return json.loads(told.splitlines()[-1]), pause.result() if pause else None
+        return json.loads(output.splitlines()[-1]), pause.result() if pause else None
 
 
 def pause_a_worker(demo: subprocess.Popen[str], out: Path) -> Figures | None:
@@ -116,7 +116,7 @@ def worker_process(demo: int, ledger: Path) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal (Linux)."""
+    """Returns whether a process is stopped by a signal (Linux)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -124,8 +124,8 @@ def judge(figures: Figures) -> Verdict:
     accuracy, pauses = figures["accuracy"], figures["pauses"]
     points = float(np.mean(accuracy["with"]) - np.mean(accuracy["without"]))
     exact = all(
-        told <= made <= told + flying
-        for told, versions, flying in figures["balances"]
+        acknowledged <= made <= acknowledged + flying
+        for acknowledged, versions, flying in figures["balances"]
         for made in versions.values()
     )
     paused = sum(pause is not None and pause["others"] > 0 == pause["meanwhile"] for pause in pauses)

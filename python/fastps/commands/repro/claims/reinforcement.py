@@ -12,8 +12,8 @@ from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict, row
 
 __all__ = ["CLAIMS"]
 
+#: Frames after which a run counts as unsolved.
 LIMIT = 400_000
-"""Frames after which a run counts as unsolved."""
 JUDGED, GOAL = 100, 475.0
 
 

@@ -33,7 +33,7 @@ CHECKPOINTS = (25, 50)
 
 
 def points(iterates: Iterator[Any]) -> list[Any]:
-    """Those at the checkpoints; the first iterate is the start."""
+    """Selects the iterates at the checkpoints; the first iterate is the start."""
     return [w for k, w in zip(range(CHECKPOINTS[-1] + 1), iterates, strict=False) if k in CHECKPOINTS]
 
 

@@ -220,8 +220,8 @@ def judge_adaptive(figures: Figures) -> Verdict:
     losses = figures["losses"]
     pairs = list(zip(losses["rate 4.0, factor off"], losses["rate 4.0, factor on"], strict=True))
     lower = sum(on < off for off, on in pairs)
-    told = "; ".join(f"{arm}: loss {row(found)}" for arm, found in losses.items())
-    return Verdict(lower == len(pairs), f"{told}; lower in {lower} of {len(pairs)} seeds at rate 4")
+    results = "; ".join(f"{arm}: loss {row(found)}" for arm, found in losses.items())
+    return Verdict(lower == len(pairs), f"{results}; lower in {lower} of {len(pairs)} seeds at rate 4")
 
 
 CLAIMS = [

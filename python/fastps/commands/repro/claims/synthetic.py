@@ -1,4 +1,4 @@
-"""Synthetic gradients: parts that go on with predicted gradients learn, and labels make them usable."""
+"""Synthetic gradients: parts that continue with predicted gradients learn, and labels make them usable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = 150
 def train(
     data: Dataset, how: str, net: str, seed: int, steps: int = STEPS, delay: int = 0
 ) -> tuple[float, float]:
-    """Trains a net in parts, one after the other.
+    """Trains a net in parts, in turn.
 
     Args:
         data: Images and labels.
@@ -100,28 +100,28 @@ def measure(setting: Setting) -> Figures:
 
 
 def judge(figures: Figures) -> Verdict:
-    """On the digits, whose test images are few, only large differences count."""
+    """Judges the errors; on the digits, whose test images are few, only large differences count."""
     errors, few = figures["errors"], figures["task"] == "digits"
-    holds, told = figures["highest"] <= 1.1, []
+    holds, results = figures["highest"] <= 1.1, []
     for net, most in (("4/2", 0.8), ("5/3", 0.5)):
         for backprop, cdni, dni, frozen in zip(*(errors[net][how] for how in HOWS), strict=True):
             if not few:
                 holds &= backprop < cdni < dni < frozen and cdni <= 2 * backprop and dni <= most * frozen
             elif net == "5/3":
                 holds &= backprop < cdni < dni and dni <= 0.8 * frozen
-        told.append(f"{net}: {row(np.mean([errors[net][how] for how in HOWS], 1))} %")
+        results.append(f"{net}: {row(np.mean([errors[net][how] for how in HOWS], 1))} %")
     if figures["long"]:
         after = max(np.divide(figures["long"]["cdni"], figures["long"]["backprop"]))
         holds &= after <= 1.5
-        told.append(f"cDNI {after:.2f} x backprop after {LONG} steps")
+        results.append(f"cDNI {after:.2f} x backprop after {LONG} steps")
     most_late = {"10": 1.5} if few else {"10": 1.2, "50": 1.5}
     for delay, found in figures["late"].items():
         cost = np.mean(np.divide(found, errors["4/2"]["cdni"]))
         holds &= cost <= most_late[delay]
-        told.append(f"targets {delay} steps late {cost:.2f} x")
+        results.append(f"targets {delay} steps late {cost:.2f} x")
     return Verdict(
         bool(holds),
-        f"mean error with backprop, cDNI, DNI, frozen: {'; '.join(told)}; highest loss "
+        f"mean error with backprop, cDNI, DNI, frozen: {'; '.join(results)}; highest loss "
         f"{figures['highest']:.2f} x the first",
     )
 
@@ -140,7 +140,7 @@ def draw(figures: Figures, figure: Any) -> None:
 CLAIMS = [
     Claim(
         name="synthetic-gradients",
-        says="Parts that go on with synthetic gradients learn, and with labels nearly as well.",
+        says="Parts that continue with synthetic gradients learn, and with labels nearly as well.",
         source="Jaderberg et al., ICML 2017",
         paper="3 to 6 layers, 500k steps: backprop 2.0, 1.8, 1.8, 1.8 %, cDNI 2.2, 1.9, 1.7, 1.6 %, "
         "DNI 1.9, 2.2, 3.4, 4.3 %, lower layers not trained 9.3, 12.6, 16.2, 21.4 %",

@@ -17,7 +17,7 @@ from fastps.optim import Optimizer
 __all__ = ["CLAIMS"]
 
 POINTS = 0.5
-#: How many times more updates Downpour takes, in less time; its error is that after as many as the others.
+#: Downpour takes this many times more updates, in less time; its error is that after as many as the others.
 LONGER = 3
 
 
@@ -68,15 +68,15 @@ def time_to(curve: list[Any], loss: float) -> float:
 
 
 def quicker(runs: dict[str, Any]) -> float:
-    """How many times sooner Downpour has serial SGD's last loss than the better of SGD and Adagrad alone."""
-    alone, together = 0.0, 0.0
+    """Speedup of Downpour to serial SGD's last loss over the better of one worker's SGD and Adagrad."""
+    single, together = 0.0, 0.0
     for serial, adagrad, downpour in zip(
         *(runs[name]["curves"] for name in ("serial", "Adagrad", "Downpour")), strict=True
     ):
         loss = serial[-1][2] if serial else -math.inf  # a run that diverges has no curve
-        alone += min(time_to(serial, loss), time_to(adagrad, loss))
+        single += min(time_to(serial, loss), time_to(adagrad, loss))
         together += time_to(downpour, loss)
-    return alone / together if together else 0.0
+    return single / together if together else 0.0
 
 
 def judge(figures: Figures) -> Verdict:
@@ -162,7 +162,7 @@ CLAIMS = [
         says="Sync and each optimizer come near serial SGD at equal updates; Downpour is quicker.",
         source="An Overview of Distributed Deep Learning",
         paper="-",
-        threshold=f"mean error of 3 seeds at most {POINTS} points above serial SGD's, but for Downpour's; 8 "
+        threshold=f"mean error of 3 seeds at most {POINTS} points above serial SGD's, except Downpour's; 8 "
         "workers with Downpour have serial SGD's loss at least 2 x sooner than one with SGD or Adagrad",
         measure=measure,
         judge=judge,

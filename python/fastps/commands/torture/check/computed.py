@@ -1,4 +1,4 @@
-"""The invariant of what servers compute for a coordinator, of samples that they share out, and of cuts."""
+"""The invariant of a coordinator's computations on servers, of samples that they share out, and of cuts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def computed(events: Sequence[Event]) -> Iterator[Violation]:
     """A program runs once, a minimum has the bits of an undisturbed run, an epoch has each sample once, and a
     cut is consistent.
 
-    Where receipts do not mean that a change is logged, a server that is killed takes changes with it.
+    If receipts do not mean that a change is logged, changes may be lost with a killed server.
     """
     logged = next((event["ack"] for event in events if event["ev"] == "begin"), "logged") == "logged"
     crashed = False

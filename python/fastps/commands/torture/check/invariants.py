@@ -1,4 +1,4 @@
-"""What must hold of every history: one function for each invariant, each a pure function of the events."""
+"""The invariants of every history: one function for each, a pure function of the events."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastps.commands.torture.check.computed import computed
-from fastps.commands.torture.check.values import doubt, ledger, monotone, told
+from fastps.commands.torture.check.values import doubt, ledger, monotone, reported
 from fastps.commands.torture.check.violation import Violation
 from fastps.commands.torture.history import Event
 
 __all__ = ["GRACE", "INVARIANTS", "SLACK", "SPARE", "Violation", "check", "kept", "starts"]
 
+#: Seconds by which a call may be late.
 GRACE = 0.25
-"""Seconds by which a call may be late."""
 
+#: Bytes that a server's process may have beyond its limit.
 SLACK = 64 * 2**20
-"""Bytes that a server's process may have beyond its limit."""
 
+#: Resources that a server may have gained at the end: files of the log and of a snapshot.
 SPARE = {"descriptors": 8, "threads": 0, "sessions": 0}
-"""What a server may have at the end beyond what it had at the start: files of the log and of a snapshot."""
 
 CUT = ("ping", "settings", "window_update", "priority", "unknown_frame")
+#: Frames of these kinds after which a connection must have been cut.
 FLOOD = 2000
-"""Frames of these kinds after which a connection must have been cut."""
 
+#: Message of a second server on a directory.
 OWNED = "another server"
-"""What a server says that is refused because its directory has one."""
 
+#: Errors that an honest call under faults may end with.
 _TYPED = {
     "CapacityError", "ConfigError", "ConnectionLostError", "DeadlineError", "FencedError", "LeaseError",
     "PartialPush", "PermissionDeniedError", "StalePush", "UnavailableError", "UnknownOutcomeError",
     "UnknownTensorError", "VersionsLost",
 }  # fmt: skip
-"""Errors that an honest call under faults may end with."""
 
 
 def budget(events: Sequence[Event]) -> Iterator[Violation]:
-    """A server keeps its memory limit, and at the end has what it had at the start."""
+    """A server keeps its memory limit, and ends with the resources that it started with."""
     limit = next((event["limit"] for event in events if event["ev"] == "begin"), None)
     start = starts(events)
     end: dict[int, Event] = {}
     for event in events:
         if event["ev"] == "attack" and event["kind"] in CUT and event["sent"] >= FLOOD and not event["cut"]:
-            evidence = f"{event['sent']} {event['kind']} frames, and the connection goes on"
+            evidence = f"{event['sent']} {event['kind']} frames, and the connection stays open"
             yield Violation("budget", event.get("step"), evidence)
         if event["ev"] == "charged" and event["grown"] < event["least"]:
             evidence = f"{event['least']} bytes of names were registered; {event['grown']} were counted"
@@ -64,7 +64,7 @@ def budget(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def starts(events: Sequence[Event]) -> dict[int, dict[str, int]]:
-    """The most that each shard's server had when it was started."""
+    """Maximum resources that each shard's server had at its starts."""
     most: dict[int, dict[str, int]] = {}
     for event in events:
         if event["ev"] == "sample" and event["at"] == "start":
@@ -75,7 +75,7 @@ def starts(events: Sequence[Event]) -> dict[int, dict[str, int]]:
 
 
 def kept(start: Mapping[str, int], sample: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """What a server has more of than at the start: how many there were, and what there is now."""
+    """Yields the resources that a server has gained: the count at the start, and a text for the end."""
     for what, spare in SPARE.items():
         allowed, now = start.get(what), sample.get(what)
         if allowed is not None and now is not None and now > allowed + spare:
@@ -83,7 +83,7 @@ def kept(start: Mapping[str, int], sample: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def liveness(events: Sequence[Event]) -> Iterator[Violation]:
-    """No call takes longer than its deadline, but for what the machine takes."""
+    """No call takes longer than its deadline, the machine's own delays excluded."""
     for event in events:
         if event["ev"] == "hung":
             yield Violation("liveness", event.get("step"), f"{event['lane']}: {event['text']}")
@@ -96,21 +96,21 @@ def liveness(events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation("liveness", event.get("step"), evidence)
 
 
+#: Seconds: servers hold writes for at most 2 s, and may be stopped and have a restart before them.
 LONGEST_HOLD = 6.0
-"""Seconds: servers hold writes for at most 2 s, and may be stopped and have a restart before them."""
 
+#: Bytes for the connections of a client that has pushed a slice of 1 MiB.
 MOST_CHARGED = 3 * 2**20
-"""Bytes for the connections of a client that has pushed a slice of 1 MiB."""
 
 _ACTS = {
     "seat": "ran a program of another client's space",
     "program": "ran a program of boundless work",
-    "join": "kept a client that trains by itself from pushing",
+    "join": "kept a client that trains freely from pushing",
 }
 
 
 def strangers(events: Sequence[Event]) -> Iterator[Violation]:
-    """No client acts for another, and none takes what others need."""
+    """No client acts for another or takes resources that others need."""
     for event in events:
         if event["ev"] != "stranger" or "failed" in event:
             continue
@@ -140,7 +140,7 @@ def one_owner(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def catalogue(events: Sequence[Event]) -> Iterator[Violation]:
-    """What the map lists can be pulled, and what was registered stays."""
+    """Every listed tensor can be pulled, and every registered tensor stays listed."""
     layout: set[str] = set()
     for event in events:
         if event["ev"] == "layout":
@@ -155,14 +155,14 @@ def catalogue(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def no_internal(events: Sequence[Event]) -> Iterator[Violation]:
-    """No error tells of a bug, and no server ends by itself."""
+    """No error reports a bug, and no server ends unasked."""
     for event in events:
         step = event.get("step")
         if event["ev"] == "internal":
             yield Violation("no internal", step, event["text"])
         if event["ev"] == "server" and event["what"] == "died":
             yield Violation(
-                "no internal", step, f"shard {event['shard']} ended by itself: {event.get('text', '')}"
+                "no internal", step, f"shard {event['shard']} ended unasked: {event.get('text', '')}"
             )
         if event["ev"] == "second" and not event["started"] and OWNED not in event["text"]:
             evidence = f"a second server on the directory of shard {event['shard']} ended for another reason"
@@ -177,7 +177,7 @@ def no_internal(events: Sequence[Event]) -> Iterator[Violation]:
 
 INVARIANTS: dict[str, Callable[[Sequence[Event]], Iterator[Violation]]] = {
     "ledger": ledger,
-    "told": told,
+    "reported": reported,
     "monotone": monotone,
     "doubt": doubt,
     "computed": computed,

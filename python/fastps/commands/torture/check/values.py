@@ -9,13 +9,13 @@ from fastps.commands.torture.check.violation import Violation
 from fastps.commands.torture.history import Event
 from fastps.commands.torture.tensors import COUNTED, WORKERS
 
-__all__ = ["doubt", "ledger", "monotone", "told"]
+__all__ = ["doubt", "ledger", "monotone", "reported"]
 
+#: Ends of a server that may lose pushes.
 _ENDS = ("killed", "died")
-"""Whatever else ends a server, it loses nothing."""
 
+#: Calls that raise no loss, or are another client's.
 _SILENT = ("stats", "worker", "step", "flush", "close_worker", "close")
-"""Calls that raise no loss, or are another client's."""
 
 
 def _books(events: Sequence[Event]) -> Iterator[tuple[Event, Books]]:
@@ -31,7 +31,7 @@ def _ack(events: Sequence[Event]) -> str:
 
 
 def _own(event: Event) -> Iterator[tuple[Key, float]]:
-    """What a client saw of itself."""
+    """Yields a client's view of its pushes."""
     if event["ev"] == "seen" and event["life"] is not None:
         for tensor, k, _, columns in event["parts"]:
             for life, value in columns.items():
@@ -40,7 +40,7 @@ def _own(event: Event) -> Iterator[tuple[Key, float]]:
 
 
 def _all(event: Event, books: Books) -> Iterator[tuple[Key, float]]:
-    """What the auditor saw of every client."""
+    """Yields the auditor's view of every client's pushes."""
     if event["ev"] == "seen" and event["life"] is None:
         for tensor, k, _, columns in event["parts"]:
             found = {int(life): value for life, value in columns.items()}
@@ -56,15 +56,15 @@ def _what(key: Key) -> str:
 
 
 def ledger(events: Sequence[Event]) -> Iterator[Violation]:
-    """A value is what was acknowledged, less what was told lost; what is in doubt may be there or not."""
+    """A value is the sum of acknowledged pushes less reported losses; pushes in doubt may count or not."""
     logged = _ack(events) == "logged"
     crashed = False
     least: dict[Key, float] = {}
     for event, books in _books(events):
         step = event.get("step")
         crashed |= event["ev"] == "server" and event["what"] in _ENDS
-        while books.untold:
-            life, n, parts = books.untold.pop()
+        while books.unreported:
+            life, n, parts = books.unreported.pop()
             yield Violation("ledger", step, f"call {n} of client {life} says nothing of {parts}")
         if event["ev"] == "done" and logged and any(lost[2] for lost in event["lost"]):
             yield Violation("ledger", step, f"client {event['life']} lost logged pushes: {event['lost']}")
@@ -87,7 +87,7 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
         if event["ev"] == "assigned":
             register = books.registers[event["tensor"]]
             allowed = register.allowed
-            # With "applied" a crash takes the last values; `told` checks that a call says so.
+            # With "applied" a crash loses the last values; `reported` checks that a call reports it.
             older = register.applied if crashed and not logged else []
             if event["value"] not in allowed and event["value"] not in older:
                 evidence = f"{event['tensor']!r} has {event['value']:g}, not one of {sorted(allowed)}"
@@ -95,7 +95,7 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def _whole(event: Event) -> Iterator[Violation]:
-    """A slice's version counts its pushes, and it is of one version."""
+    """A slice's version counts its pushes, and all of its elements are of one version."""
     if event["ev"] != "seen":
         return
     for tensor, k, version, columns in event["parts"]:
@@ -108,7 +108,7 @@ def _whole(event: Event) -> Iterator[Violation]:
             yield Violation("ledger", event.get("step"), f"{where}: version {version}, {total:g} pushes")
 
 
-def _workers(event: Event, books: Books, told: bool) -> Iterator[Violation]:
+def _workers(event: Event, books: Books, exact: bool) -> Iterator[Violation]:
     if event["ev"] != "seen" or event["life"] is not None:
         return
     for tensor, _, _, columns in event["parts"]:
@@ -123,22 +123,22 @@ def _workers(event: Event, books: Books, told: bool) -> Iterator[Violation]:
             value = found.get(life, 0.0)
             if value > high or (final and value < low):
                 evidence = f"{tensor!r}, worker {life}: {value:g}, not within {low:g} and {high:g}"
-                yield Violation("ledger" if told or value > high else "told", event.get("step"), evidence)
+                invariant = "ledger" if exact or value > high else "reported"
+                yield Violation(invariant, event.get("step"), evidence)
 
 
-def _own_tensor(event: Event, books: Books, told: bool) -> Iterator[Violation]:
-    """Of a worker that has flushed."""
+def _own_tensor(event: Event, books: Books, exact: bool) -> Iterator[Violation]:
+    """Checks the tensor of a worker that has flushed."""
     if event["ev"] == "worked":
         low, high = books.workers[event["life"]].bounds(event["tensor"])
         if not low <= event["value"] <= high:
             evidence = f"{event['tensor']!r}: {event['value']:g}, not within {low:g} and {high:g}"
-            yield Violation(
-                "ledger" if told or event["value"] > high else "told", event.get("step"), evidence
-            )
+            invariant = "ledger" if exact or event["value"] > high else "reported"
+            yield Violation(invariant, event.get("step"), evidence)
 
 
-class _Untold:
-    """What a call saw of a restart that it met; the next call of the same client must tell it."""
+class _Unreported:
+    """Losses seen by a call during a restart; the next call of the same client must report them."""
 
     def __init__(self) -> None:
         self._waiting: dict[int | None, list[tuple[str, Violation]]] = {}
@@ -150,53 +150,53 @@ class _Untold:
         if event["ev"] == "life":
             self._waiting.pop(event["life"], None)
         if event["ev"] == "done" and event["verb"] not in _SILENT:
-            told = {lost[0] for lost in event["lost"]}
-            yield from (v for tensor, v in self._waiting.pop(event["life"], []) if tensor not in told)
+            lost = {loss[0] for loss in event["lost"]}
+            yield from (v for tensor, v in self._waiting.pop(event["life"], []) if tensor not in lost)
 
 
-def told(events: Sequence[Event]) -> Iterator[Violation]:
+def reported(events: Sequence[Event]) -> Iterator[Violation]:
     """Every loss is reported once: by the first call after the restart, or the next if the first met it."""
     logged = _ack(events) == "logged"
     crashed = False
-    untold = _Untold()
+    unreported = _Unreported()
     for event, books in _books(events):
         step = event.get("step")
         crashed |= event["ev"] == "server" and event["what"] in _ENDS
         if logged or not crashed:
             continue
-        yield from untold.take(event)
+        yield from unreported.take(event)
         for key, value in _own(event):
             low, _ = books.accounts[key].bounds_without_fates
             if value < low:
-                evidence = f"{_what(key)}: {value:g} of {low:g}, and no loss was told"
-                untold.add(key[0], key[1], Violation("told", step, evidence))
+                evidence = f"{_what(key)}: {value:g} of {low:g}, and no loss was reported"
+                unreported.add(key[0], key[1], Violation("reported", step, evidence))
         if event["ev"] == "assigned":
             tensor, value = event["tensor"], event["value"]
             register = books.registers[tensor]
             if value in register.applied and value not in register.allowed:
-                evidence = f"{tensor!r} has {value:g}, not {register.applied[-1]:g}, and no loss was told"
-                untold.add(event["life"], tensor, Violation("told", step, evidence))
+                evidence = f"{tensor!r} has {value:g}, not {register.applied[-1]:g}, and no loss was reported"
+                unreported.add(event["life"], tensor, Violation("reported", step, evidence))
         for key, value in _all(event, books):
             low, _ = books.accounts[key].bounds_without_fates
             if event.get("final", False) and key[0] in books.settled and value < low:
-                yield Violation("told", step, f"{_what(key)}: {value:g} of {low:g}, and no loss was told")
-        if event["ev"] == "told":
-            own = books.told[event["life"]]
+                evidence = f"{_what(key)}: {value:g} of {low:g}, and no loss was reported"
+                yield Violation("reported", step, evidence)
+        if event["ev"] == "reported":
+            own = books.reported[event["life"]]
             if own is not None and own != event["own"]:
                 who = f"client {event['life']}"
-                yield Violation(
-                    "told", step, f"{who} was told of {own} lost pushes, and counts {event['own']}"
-                )
+                evidence = f"{own} losses were reported to {who}, which counts {event['own']}"
+                yield Violation("reported", step, evidence)
 
 
 def monotone(events: Sequence[Event]) -> Iterator[Violation]:
-    """What a client has seen it does not see undone, unless a loss is reported as `told` demands."""
+    """A client never sees a change undone that it has seen, unless its loss is reported (see `reported`)."""
     layout: dict[str, list[int]] = {}
     newest: dict[tuple[int | None, str, int], int] = {}
     values: dict[Key, float] = {}
-    untold = _Untold()
+    unreported = _Unreported()
     for event in events:
-        yield from untold.take(event)
+        yield from unreported.take(event)
         if event["ev"] == "layout":
             layout = dict(event["tensors"])
         if event["ev"] == "life" and event["life"] is None:
@@ -213,12 +213,12 @@ def monotone(events: Sequence[Event]) -> Iterator[Violation]:
             if version is not None and version < seen:
                 who = "the auditor" if event["life"] is None else f"client {event['life']}"
                 evidence = f"slice {k} of {tensor!r}: {who} saw version {seen}, then {version}"
-                untold.add(event["life"], tensor, Violation("monotone", event.get("step"), evidence))
+                unreported.add(event["life"], tensor, Violation("monotone", event.get("step"), evidence))
             newest[event["life"], tensor, k] = seen if version is None else version
         for key, value in _own(event):
             if value < values.get(key, 0.0):
-                evidence = f"{_what(key)}: it saw {values[key]:g} of its own, then {value:g}"
-                untold.add(key[0], key[1], Violation("monotone", event.get("step"), evidence))
+                evidence = f"{_what(key)}: it saw {values[key]:g} of its units, then {value:g}"
+                unreported.add(key[0], key[1], Violation("monotone", event.get("step"), evidence))
             values[key] = value
 
 
@@ -240,7 +240,7 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
             if key not in began:
                 yield Violation("doubt", step, f"{what}: was not reported as in doubt")
             if fates.setdefault(key, event["fate"]) != event["fate"]:
-                yield Violation("doubt", step, f"{what}: told {fates[key]!r}, then {event['fate']!r}")
+                yield Violation("doubt", step, f"{what}: reported {fates[key]!r}, then {event['fate']!r}")
             if event["fate"] == "unknown" and logged and key[0] not in gave_up:
                 yield Violation(
                     "doubt", step, f"{what}: 'unknown', although its session lives and pushes are logged"
@@ -248,8 +248,9 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
         if event["ev"] == "settled":
             for key in began:
                 if key[0] == event["life"] and key not in fates:
-                    yield Violation("doubt", step, f"doubt {key[1]} of client {key[0]} was never told")
-        # What a client sees of itself, by the word of the servers and without it.
+                    evidence = f"doubt {key[1]} of client {key[0]} has no reported outcome"
+                    yield Violation("doubt", step, evidence)
+        # A client's view of its pushes, with the servers' reports and without them.
         for key_of_value, value in _own(event):
             account = books.accounts[key_of_value]
             low, high = account.bounds
@@ -257,7 +258,5 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
             # With "applied", a push reported as applied may be lost, and that is reported later.
             low = low if logged or not crashed else loose[0]
             if loose[0] <= value <= loose[1] and not low <= value <= high:
-                evidence = (
-                    f"{_what(key_of_value)}: {value:g}; by what was told of its doubts {low:g} to {high:g}"
-                )
+                evidence = f"{_what(key_of_value)}: {value:g}; by the reported outcomes {low:g} to {high:g}"
                 yield Violation("doubt", step, evidence)

@@ -1,7 +1,7 @@
 """A client's process: reads orders from standard input, writes events to standard output, one line of JSON
 each.
 
-The first line says where the servers are; every other is an action of the plan, or ``settle``. ``ready``
+The first line has the servers' addresses; every other is an action of the plan, or ``settle``. ``ready``
 answers each.
 """
 
@@ -23,18 +23,18 @@ from fastps.commands.torture.client.life import Life
 from fastps.commands.torture.lag import Lag
 from fastps.commands.torture.plan import SLOTS
 
+#: Seconds in which servers must come back.
 PATIENCE = 60.0
-"""Seconds in which servers must come back."""
 
+#: Timeout of the connection.
 TIMEOUT = 10.0
-"""Of the connection."""
 
+#: Orders during which the process is disturbed, and the verb that it carries out meanwhile.
 VERBS = {"killed": "push", "stopped": "push", "interrupted": "step"}
-"""Orders during which something happens to the process, to what it does meanwhile."""
 
 
 class Client:
-    """One life after the other."""
+    """Runs a sequence of lives."""
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._orders = orders

@@ -1,4 +1,4 @@
-"""What every call of a client has in common: its record before it begins and when it ends, and its doubts."""
+"""Base of a client's calls: records each before it begins and when it ends, and resolves its doubts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Call", "Calls", "Part", "Parts", "all_of"]
 
 
 Part = tuple[str, int]
+#: Slices and the units that a push adds to each.
 Parts = dict[Part, float]
-"""Slices and the units that a push adds to each."""
 
 
 class Call:
@@ -30,11 +30,11 @@ class Call:
         self._ignored = 0.0
 
     def is_waited_for(self) -> None:
-        """The caller waits from here on; what it did before, past the deadline, is not the call's time."""
+        """Starts the caller's wait; its own work past the deadline is not the call's time."""
         self._ignored = max(0.0, time.monotonic() - self.began - self.limit)
 
     def took(self) -> float:
-        """Seconds that it has taken."""
+        """Seconds since it began, without ignored time."""
         return time.monotonic() - self.began - self._ignored
 
 
@@ -43,14 +43,14 @@ def all_of(*names: str, units: float = 1.0) -> Parts:
 
 
 class Calls:
-    """A client with an identity of its own, and a column.
+    """A client with a separate identity, and a column.
 
     Args:
         number: Its column.
         reach: Makes the connection.
         tell: Records an event.
-        lag: What the machine takes.
-        folder: For files of its own.
+        lag: Measures the machine's delays.
+        folder: Folder for the client's files.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Calls:
         self._worker: fastps.Worker | None = None
         self._refusals = 0
         self._uncertain = False
-        #: Its session is over, so it cannot go on.
+        #: Set when its session is over, so that it cannot continue.
         self.ended = False
         self.ps = reach()
         self._grads = {name: tensors.gradient(name, number) for name in tensors.SHAPES}
@@ -115,7 +115,7 @@ class Calls:
     def _try(
         self, verb: str, parts: Parts, limit: float, call: Callable[[], Any], counts: bool = True
     ) -> Any:
-        """Makes a call and records what became of it; None if it failed."""
+        """Makes a call and records its outcome; returns None if it failed."""
         record = self._begin(verb, parts, limit)
         try:
             result = call()
@@ -126,7 +126,7 @@ class Calls:
         return result
 
     def resolve(self, timeout: float) -> None:
-        """Asks what became of everything in doubt; keeps what is not known yet."""
+        """Asks for the outcomes of all doubts; keeps those still unknown."""
         asked, self._open = self._open, []
         for number, doubt, part in asked:
             # The second question gets the same answer.

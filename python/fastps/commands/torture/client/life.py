@@ -19,10 +19,10 @@ __all__ = ["Life"]
 
 
 class Life(Pushes, Pulls, Steps, Portions, Spaces):
-    """A client with an identity of its own, and a column. Arguments as for `Calls`."""
+    """A client with a separate identity, and a column. Arguments as for `Calls`."""
 
     def do(self, order: Mapping[str, Any]) -> None:
-        """Carries out an order: so many calls of one verb."""
+        """Carries out an order: a number of calls of one verb."""
         self.resolve(1.0)
         if order["kind"] == "push_async":
             for _ in self.push_async(order):
@@ -37,7 +37,7 @@ class Life(Pushes, Pulls, Steps, Portions, Spaces):
         self.resolve(1.0)
 
     def settle(self, patience: float) -> bool:
-        """Waits until nothing is under way or in doubt and every loss was told; whether that came in time."""
+        """Waits until nothing is under way or in doubt and all losses are reported; returns False if late."""
         late = time.monotonic() + patience
         while self._open and not self.ended and time.monotonic() < late:
             self.resolve(5.0)
@@ -57,7 +57,7 @@ class Life(Pushes, Pulls, Steps, Portions, Spaces):
             self.tell_own_tensor()
         stats = self._try("stats", {}, 10.0, lambda: self.ps.stats(timeout=10.0))
         if stats is not None:
-            self._tell("told", life=self.number, own=stats["client"]["pushes_lost"])
+            self._tell("reported", life=self.number, own=stats["client"]["pushes_lost"])
         settled = pulled is not None and stats is not None and not self._open and not self.ended
         if settled:
             self._tell("settled", life=self.number)

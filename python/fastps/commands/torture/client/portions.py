@@ -12,8 +12,8 @@ from fastps.commands.torture.client.calls import Calls
 __all__ = ["Portions"]
 
 SAMPLES, SIZE = 10, 3
+#: Failures after which the client gives up an epoch.
 TRIES = 20
-"""Failures after which an epoch is given up."""
 
 
 class Portions(Calls):

@@ -1,4 +1,4 @@
-"""Every way of pulling, and of asking."""
+"""Every kind of pull, and of other query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Pulls"]
 
 
 class Pulls(Calls):
-    """Each records what it saw of this client's column."""
+    """Calls that record the values found in this client's column."""
 
     def pull(self, order: Mapping[str, Any]) -> None:
         name, limit = tensors.DENSE[order["place"]], order["timeout"]

@@ -1,4 +1,4 @@
-"""Every way of pushing."""
+"""Every kind of push."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ IN_FLIGHT = 8
 
 
 class Pushes(Calls):
-    """Each adds units of this client's column."""
+    """Calls that add units to this client's column."""
 
+    #: True while all pushes of pairs were acknowledged.
     _paired = True
-    """Every push of a pair was acknowledged so far."""
 
     def _dense(self, order: Mapping[str, Any]) -> str:
         return tensors.BIG if order["big"] else tensors.DENSE[order["place"]]
@@ -40,7 +40,7 @@ class Pushes(Calls):
         )
 
     def push_pair(self, order: Mapping[str, Any]) -> None:
-        """One tensor after the other; a consistent cut never has the second push without the first."""
+        """Pushes two tensors in turn; a consistent cut never has the second push without the first."""
         limit = order["timeout"]
         for name in tensors.PAIR if self._paired else ():
             grad = self._grads[name]
@@ -57,7 +57,7 @@ class Pushes(Calls):
         self._try("push_list", all_of(*grads), limit, lambda: self.ps.push(grads, timeout=limit))
 
     def push_async(self, order: Mapping[str, Any]) -> Iterator[None]:
-        """Some under way at a time."""
+        """Keeps several pushes under way at a time."""
         name, limit = self._dense(order), order["timeout"]
         under_way: deque[tuple[Call, Any]] = deque()
         for _ in range(order["count"]):
@@ -67,7 +67,7 @@ class Pushes(Calls):
             try:
                 under_way.append((call, self.ps.push_async(name, self._grads[name], timeout=limit)))
             except fastps.PartialPush as error:
-                # Of an earlier push, whose handle will tell it again: this one has done nothing.
+                # Raised for an earlier push, whose handle reports it again: this one was not sent.
                 self._end(call, fastps.UnavailableError(f"an earlier push failed: {error}"))
             except Exception as error:
                 self._end(call, error)
@@ -93,13 +93,13 @@ class Pushes(Calls):
             self._try("push_bound", all_of(*tensors.BOUND), limit, lambda: self.ps.push(bound, timeout=limit))
 
     def push_int8(self, order: Mapping[str, Any]) -> None:
-        """What was refused goes with the next one: its residual says how much."""
+        """Pushes with a residual: it holds the refused part, which joins the next push."""
         limit = order["timeout"]
         if self._int8 is None:
             grads = {name: self._grads[name] for name in tensors.INT8}
             codec = fastps.Int8()
             self._int8 = self._try("bind", {}, 10.0, lambda: self.ps.bind(grads, codec=codec))
-        # A push of the list finds out itself what is in doubt, and takes along what was fenced.
+        # A push of the list resolves its doubts itself, and includes fenced parts.
         self.resolve(limit)
         if (bound := self._int8) and not any(part[0] in tensors.INT8 for _, _, part in self._open):
             assert bound.feedback is not None

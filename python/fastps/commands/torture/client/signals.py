@@ -15,11 +15,11 @@ _open = False
 
 
 class Interrupted(BaseException):
-    """Raised between any two instructions of a call that may be interrupted."""
+    """Raised between any two instructions of an interruptible call."""
 
 
 def install() -> None:
-    """The signal interrupts the calls of this process that allow it."""
+    """Lets the signal interrupt the calls of this process that allow it."""
     signal.signal(SIGNAL, _interrupt)
 
 

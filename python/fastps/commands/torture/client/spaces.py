@@ -1,4 +1,4 @@
-"""Programs on vectors, and batches of portions: what the shards compute for a coordinator."""
+"""Computations of the shards for a coordinator: programs on vectors, and batches of portions."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fastps.commands.torture.client.calls import Calls
 
 __all__ = ["Spaces"]
 
+#: Seconds for which servers keep the space of a client that was killed.
 KEEP = 20.0
-"""Seconds for which servers keep the space of a client that was killed."""
 
+#: Elements of each of the two tensors under a space.
 SIZE = 1000
-"""Elements of each of the two tensors under a space."""
 
+#: Answers that a program may miss before the client gives it up.
 TRIES = 20
-"""Answers that a program may miss before the client gives it up."""
 
+#: Sizes of the minimized problem.
 SAMPLES, PORTIONS, FEATURES, ITERATIONS = 60, 6, 8, 4
-"""Of the problem that is minimized."""
 
 
 class Spaces(Calls):
-    """A client's own space, in which it counts, and its own problem, whose solution is known to the bit."""
+    """A client's own space, in which it counts, and its own problem, with a solution known to the bit."""
 
     _vectors: optimize.Vectors | None = None
     _programs = 0

@@ -15,6 +15,7 @@ from fastps.commands.torture.client.calls import Calls
 
 __all__ = ["Steps"]
 
+#: Modes of the lives in turn. The last two bind their group, so they train separate tensors.
 _MODES: tuple[Callable[[], fastps.modes.Mode], ...] = (
     lambda: fastps.Async(delay_adaptive=False),  # scaled gradients would not count
     lambda: fastps.Local(push_every=3, pull_every=2, lr=1.0),
@@ -22,18 +23,17 @@ _MODES: tuple[Callable[[], fastps.modes.Mode], ...] = (
     lambda: fastps.Bounded(staleness=1),
     lambda: fastps.Sync(workers=1),
 )
-"""Of the lives in turn. The last two bind their group, so they have tensors of their own."""
 
 
 class Steps(Calls):
-    """By a worker of the client's, which is a client of its own with the same column."""
+    """Steps of the client's worker, which is a separate client with the same column."""
 
+    #: Steps that an exception of a signal's handler interrupted.
     _torn = 0
-    """Steps that an exception of a signal's handler interrupted."""
+    #: Torn steps that the worker's count of steps lacks.
     _uncounted = 0
-    """Those of them that the worker's count of steps lacks."""
+    #: Maximum number of gradients in one push.
     _carried = 1
-    """Most gradients that one push has."""
     _trained: Sequence[str] = tensors.WORKERS
 
     def step(self, order: Mapping[str, Any]) -> None:
@@ -80,9 +80,9 @@ class Steps(Calls):
                 self._refusals += 1
                 cause = error.error if isinstance(error, fastps.PartialPush) else error
                 self._uncertain |= isinstance(cause, fastps.UnknownOutcomeError | fastps.LeaseError)
-                # With Sync, what was refused is of an old version, and dropped.
+                # With Sync, a refused gradient is of an old version, and dropped.
                 self._uncertain |= self._worker is not None and self._worker.mode.shares_versions
-                # A worker keeps its own doubts.
+                # A worker resolves its doubts itself.
                 self._end(record, cause, counts=False)
                 return False
         self._end(record, None, counts=False)

@@ -1,1 +1,1 @@
-"""What is done to servers and to the way to them."""
+"""Faults of servers and of the connections to them."""

@@ -1,6 +1,4 @@
-"""Peers that mean harm, or know no better. None may keep an honest call waiting, or take memory that is not
-counted.
-"""
+"""Malicious and faulty peers. They must not delay an honest call, or take memory that is not counted."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ from fastps.commands.torture.history import History
 __all__ = ["HOSTILE"]
 
 Args = Mapping[str, Any]
+#: Frames sent between two reads of the answers.
 BATCH = 100
-"""Frames that are sent between two looks at what came back."""
 
 
 def _silent(address: str, args: Args) -> dict[str, Any]:
-    """Connections that say nothing."""
+    """Opens silent connections."""
     host, port = address.rsplit(":", 1)
     with contextlib.ExitStack() as stack:
         for _ in range(args["count"]):
@@ -37,7 +35,7 @@ def _silent(address: str, args: Args) -> dict[str, Any]:
 
 
 def _garbage(address: str, args: Args) -> dict[str, Any]:
-    """Random bytes, at once and behind a good beginning."""
+    """Sends random bytes, from the start and after a valid preface."""
     host, port = address.rsplit(":", 1)
     data = random.Random(args["seed"]).randbytes(args["bytes"])
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5.0) as plain:
@@ -49,13 +47,13 @@ def _garbage(address: str, args: Args) -> dict[str, Any]:
 
 
 def _flood(address: str, count: int, parts: Callable[[int], bytes]) -> dict[str, Any]:
-    """Small frames until the server has enough, or they are all sent."""
+    """Sends small frames until the server cuts the connection or all are sent."""
     sent, cut = 0, True
     with contextlib.suppress(OSError), contextlib.closing(Peer(address)) as peer:
         cut = False
         while sent < count and peer.send(b"".join(parts(k) for k in range(sent, sent + BATCH))):
             sent += BATCH
-        # Longer than a server is stopped.
+        # Longer than the run stops a server.
         peer.read(3.0 if sent >= 2000 else 0.2)
         cut = peer.cut
     return {"sent": sent, "cut": cut}
@@ -66,7 +64,7 @@ def _flood_of(parts: Callable[[int], bytes]) -> Callable[[str, Args], dict[str, 
 
 
 def _reset_stream(k: int) -> bytes:
-    """A call that is given up at once (CVE-2023-44487)."""
+    """A call that is reset immediately (CVE-2023-44487)."""
     stream = 2 * k + 1
     return http2.request("/fastps.v1.Control/Stats", stream) + frame(
         http2.RST_STREAM, 0, stream, b"\0\0\0\x08"
@@ -74,18 +72,18 @@ def _reset_stream(k: int) -> bytes:
 
 
 def _empty_data(k: int) -> bytes:
-    """A stream that goes on without saying anything."""
+    """A stream of empty data frames."""
     begin = http2.request("/fastps.v1.Data/Exchange", 1) if k == 0 else b""
     return begin + frame(http2.DATA, 0, 1)
 
 
 def _hello(k: int) -> bytes:
-    """A session of yet another client."""
+    """A session of another client."""
     return http2.Stranger().hello(2 * k + 1)
 
 
 def _registrations(address: str, args: Args) -> dict[str, Any]:
-    """Registrations that are begun and never finished, of tensors far beyond what the servers have."""
+    """Begins registrations that it never finishes, of tensors far beyond the servers' memory."""
     client = http2.Stranger()
     optimizer = http2.text(1, b"sgd")
 
@@ -132,12 +130,12 @@ HOSTILE: dict[str, Callable[[str, Args], dict[str, Any]]] = {
     **{name: _flood_of(parts) for name, parts in FLOODS.items()},
 }
 
+#: Number of tensors that `names_are_charged` makes, and the length of their names.
 NAMES, NAME = 30, 1000
-"""How many tensors `names_are_charged` makes, and how long their names are."""
 
 
 def names_are_charged(addresses: list[str], history: History, step: int | None) -> None:
-    """Registers tensors with long names, and records by how much shard 0's count of its map grew."""
+    """Registers tensors with long names, and records the growth of shard 0's count of its map."""
 
     def used(ps: fastps.ParameterServer) -> int | None:
         counters: dict[str, int] = ps.stats()["shards"][0]["counters"]

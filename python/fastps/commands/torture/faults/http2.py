@@ -1,4 +1,4 @@
-"""As much of HTTP/2, gRPC and protobuf as a hostile peer needs: it writes what no library would."""
+"""The parts of HTTP/2, gRPC and protobuf that a hostile peer needs: it writes what no library would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A header that no table has."""
+    """Encodes a header outside the tables."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -74,7 +74,7 @@ def _varint(value: int) -> bytes:
 
 
 class Peer:
-    """A connection that has begun HTTP/2 and reads whatever comes."""
+    """A connection that has begun HTTP/2 and reads all input."""
 
     def __init__(self, address: str, patience: float = 5.0) -> None:
         host, port = address.rsplit(":", 1)
@@ -82,12 +82,12 @@ class Peer:
         self._socket.settimeout(patience)
         self._received = b""
         self._patience = patience
-        #: The server ended the connection, or said that it will.
+        #: Set when the server has ended the connection, or announced it.
         self.cut = False
         self.send(PREFACE + frame(SETTINGS, 0, 0))
 
     def send(self, data: bytes) -> bool:
-        """Whether all of it was taken; reads meanwhile, so that the server is never kept waiting."""
+        """Sends data, and reads meanwhile, so that the server never waits; returns whether all was sent."""
         late = time.monotonic() + self._patience
         view = memoryview(data)
         while view and not self.cut and time.monotonic() < late:
@@ -102,7 +102,7 @@ class Peer:
         return not self.cut and not view
 
     def read(self, seconds: float) -> None:
-        """Takes what comes, for some time or until the connection is cut."""
+        """Reads input, for some time or until the connection is cut."""
         late = time.monotonic() + seconds
         while not self.cut:
             try:

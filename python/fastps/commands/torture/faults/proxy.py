@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that can stall, delay, cut, reset and count what passes."""
+"""A TCP proxy between a client and a server that can stall, delay, cut, reset and count its traffic."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import time
 from types import TracebackType
 from typing import Self
 
+#: Maximum length of a stall, in seconds.
 PATIENT = 60.0
-"""Longest stall, in seconds."""
 
+#: Zero linger time: closing sends RST.
 _RESET = struct.pack("ii", 1, 0)
-"""Linger for no time: closing sends RST."""
 
 
 class Proxy:
     """Forwards connections from `address` to `target` ("host:port").
 
     Attributes:
-        address: Where it listens.
-        cuts: How many of `cut_after` came about.
-        delay: Seconds that everything is kept, in both directions.
+        address: Its own address.
+        cuts: Number of completed `cut_after`.
+        delay: Delay of all data in both directions, in seconds.
     """
 
     def __init__(self, target: str) -> None:
@@ -45,11 +45,11 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stall(self, stalled: bool) -> None:
-        """Whether answers wait in the proxy."""
+        """Makes answers wait in the proxy, or releases them."""
         self._answers.clear() if stalled else self._answers.set()
 
     def freeze(self, frozen: bool) -> None:
-        """Whether nothing passes in either direction, while connections stay open."""
+        """Stops both directions while connections stay open, or releases them."""
         self._requests.clear() if frozen else self._requests.set()
         self.stall(frozen)
 
@@ -67,7 +67,7 @@ class Proxy:
             connection.close()
 
     def cut_after(self, count: int, to_server: bool = True) -> None:
-        """Cuts once `count` more bytes went towards the server, or came from it."""
+        """Cuts after `count` more bytes to the server, or from it."""
         with self._lock:
             self._left[to_server] = count
 
@@ -105,7 +105,7 @@ class Proxy:
         return None
 
     def _within(self, data: bytes, to_server: bool) -> tuple[bytes, bool]:
-        """What may pass, and whether that is all."""
+        """Returns the data to forward, and whether the connection is then cut."""
         with self._lock:
             left = self._left[to_server]
             if left is None:

@@ -1,4 +1,4 @@
-"""What is done to a shard's server and to the way to it, by the names of the plan."""
+"""Faults of a shard's server and of its connections, by the names of the plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fastps.commands.torture.witness import Witness
 
 __all__ = ["NET", "SHARD"]
 
-MENDED = 30.0
-"""Seconds in which a server must be durable again once its folder is back."""
+#: Seconds in which a server must be durable again once its folder is back.
+RECOVERY = 30.0
 
 Args = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def _kill(shard: Shard, witness: Witness, args: Args, step: int) -> None:
 
 
 def _kill_twice(shard: Shard, witness: Witness, args: Args, step: int) -> None:
-    """The second time as soon as it is there again."""
+    """Kills it again as soon as it listens."""
     witness.push(args, step)
     for _ in range(2):
         shard.kill(step)
@@ -58,17 +58,17 @@ def _remove_folder(shard: Shard, witness: Witness, args: Args, step: int) -> Non
     shutil.rmtree(shard.directory, ignore_errors=True)
     time.sleep(args["seconds"])
     shard.directory.mkdir(exist_ok=True)
-    late = time.monotonic() + MENDED
+    late = time.monotonic() + RECOVERY
     while not _is_durable(shard):
         if time.monotonic() > late:
-            shard.hung(step, f"pushes are not durable {MENDED:g} s after the folder came back")
+            shard.hung(step, f"pushes are not durable {RECOVERY:g} s after the folder came back")
             break
         time.sleep(0.2)
     shard.second(step)
 
 
 def _is_durable(shard: Shard) -> bool:
-    """Whether the server confirms a logged push."""
+    """Returns whether the server confirms a logged push."""
     try:
         with fastps.connect(shard.addresses, timeout=5.0, ack="logged") as ps:
             for name in tensors.PROBES:
@@ -87,7 +87,7 @@ def _cut_after(proxy: Proxy, args: Args) -> None:
 
 
 def _truncate(proxy: Proxy, args: Args) -> None:
-    """An answer ends in the middle."""
+    """Cuts an answer in the middle."""
     proxy.cut_after(args["bytes"], to_server=False)
 
 
@@ -98,7 +98,7 @@ def _delay(proxy: Proxy, args: Args) -> None:
 
 
 def _half_open(proxy: Proxy, args: Args) -> None:
-    """Nothing passes, and then the connections are gone without a word."""
+    """Stops all traffic, and then resets the connections."""
     proxy.freeze(True)
     time.sleep(args["seconds"])
     proxy.cut(reset=True)

@@ -1,4 +1,4 @@
-"""Clients that speak the protocol and act for others, or take everything: none of it may succeed."""
+"""Clients that speak the protocol and act for others, or take all resources: each attempt must fail."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Addresses = list[str]
 Args = Mapping[str, Any]
 
 TIMEOUT = 10.0
+#: Elements of a slice.
 SLICE = 63 * 4096
-"""Elements of a slice."""
 
+#: Size of the largest program that fits in a message.
 OPERATIONS, TERMS = 256, 64
-"""Of the largest program that a message takes."""
 
+#: Attempts to hold writes.
 HOLDS = 10
-"""Attempts to hold writes."""
 
+#: Pushes repeated after their session has ended.
 PUSHES = 20
-"""Pushes that are sent again after their session has ended."""
 
+#: Number of a client's spaces, and bytes of the state of each.
 STATES, STATE = 20, 60_000
-"""Spaces of a client, and the bytes of the state of each."""
 
+#: Number of clients that push a slice each: enough that the connections of others do not matter.
 WORKERS = 40
-"""Clients that push a slice each: enough that the connections of others do not matter."""
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def _tensor(ps: fastps.ParameterServer, name: str, size: int, **options: Any) ->
 
 
 def _refused(attempt: Callable[[], object]) -> bool:
-    """Whether a server refuses it; raises if the server is away."""
+    """Returns whether a server refuses an attempt; raises if the server is away."""
     try:
         attempt()
     except (fastps.ConnectionLostError, fastps.UnavailableError, fastps.UnknownOutcomeError):
@@ -90,7 +90,7 @@ def _seat(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _program(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Runs a program of as much work as a message can ask for."""
+    """Runs a program with the most work that a message can request."""
     name = f"program/{args['seed']}"
     with _clients(addresses, 1) as (own,), _tensor(own, name, SLICE):
         vectors = [f"v{k}" for k in range(4)]
@@ -104,7 +104,7 @@ def _program(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _join(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Binds the group of a client that pushes by itself to synchronous training."""
+    """Binds the group of a client that pushes freely to synchronous training."""
     name = f"join/{args['seed']}"
     with _clients(addresses, 2) as (own, other), _tensor(own, name, 10, group=name):
         ones = np.ones(10, np.float32)
@@ -117,7 +117,7 @@ def _join(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _hold(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Asks a shard to hold writes for as long as can be, again and again; measures how long a push waits."""
+    """Repeatedly asks a shard to hold writes for as long as possible; measures how long a push waits."""
     client, name, held = Stranger(), f"hold/{args['seed']}", 0.0
     with (
         _clients(addresses, 1) as (own,),
@@ -138,7 +138,7 @@ def _hold(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _workers(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Working clients, one after the other: measures what a server charges for the connection of each."""
+    """Measures the memory that a server charges for the connection of each of several working clients."""
     name, ones = f"workers/{args['seed']}", np.ones(SLICE, np.float32)
 
     def charged() -> int:
@@ -153,7 +153,7 @@ def _workers(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _states(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Stores the largest states that there are; measures by how much what shard 0 counts has grown."""
+    """Stores states of the maximum size; measures the growth of shard 0's count."""
     name = f"states/{args['seed']}"
 
     def counted() -> int:
@@ -170,7 +170,7 @@ def _states(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 class _Recorder:
-    """Forwards connections to a server, and keeps what the client sends."""
+    """Forwards connections to a server, and keeps the client's data."""
 
     def __init__(self, target: str) -> None:
         host, port = target.rsplit(":", 1)
@@ -207,7 +207,7 @@ def _forward(source: socket.socket, to: socket.socket, record: bytearray | None)
 
 
 def _replay(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Sends the bytes of a client again when its session is over, perhaps to a server that was restarted."""
+    """Repeats the bytes of a client after its session has ended, perhaps to a restarted server."""
     name, ones = f"replay/{args['seed']}", np.full(10, -1.0, np.float32)
     with _clients(addresses, 1) as (own,), _tensor(own, name, 10):
         before = _recorded(addresses, name, ones)
@@ -220,7 +220,7 @@ def _replay(addresses: Addresses, args: Args) -> dict[str, Any]:
 
 
 def _recorded(addresses: Addresses, name: str, grad: Any) -> list[tuple[str, list[bytes]]]:
-    """Some pushes of a client through recorders: what it sent to each server, but for its end."""
+    """Records the bytes that a client sends to each server for some pushes, without its end."""
     recorders = [_Recorder(address) for address in addresses]
     try:
         with _clients([recorder.address for recorder in recorders], 1, transport="tcp") as (client,):
@@ -248,6 +248,7 @@ def _value(ps: fastps.ParameterServer, name: str) -> float:
     return float(ps.pull(name)[0])
 
 
+#: Strangers by the names of the plan; each takes the addresses of all shards.
 STRANGERS: dict[str, Callable[[Addresses, Args], dict[str, Any]]] = {
     "seat": _seat,
     "program": _program,
@@ -257,4 +258,3 @@ STRANGERS: dict[str, Callable[[Addresses, Args], dict[str, Any]]] = {
     "states": _states,
     "replay": _replay,
 }
-"""By the names of the plan; each takes the addresses of all shards."""

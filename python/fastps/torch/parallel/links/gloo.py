@@ -21,11 +21,11 @@ from fastps.torch.parallel.links.messages import HEADER, INLINE, Kind, Message, 
 
 __all__ = ["Gloo"]
 
-#: Tags; the group may be a user's own. A large tensor has one of its own for each size of memory ahead.
+#: Tags; the group may be the user's. A large tensor has a separate tag for each size of memory ahead.
 _FIRST, _WITHOUT, _AHEAD = 0x6670, 0x6671, 0x6680
-#: The most memory that a part keeps ready for the next large tensor of another part, in bytes.
+#: Limit of the memory that a part keeps ready for the next large tensor of another part, in bytes.
 _MOST_AHEAD = 1 << 26
-#: How many buffers a part keeps for another part's tensors.
+#: Buffers that a part keeps for another part's tensors.
 _MOST_KEPT = 64
 #: A receiving thread waits without a limit: a part may compute for hours.
 _FOREVER = datetime.timedelta(days=3650)
@@ -34,7 +34,7 @@ _LINGER = 2.0
 
 
 class Ahead:
-    """How much memory is ready for the next large tensor from a part to another; both ends count alike.
+    """Size of the memory kept ready for the next large tensor from a part to another; both ends compute it.
 
     It is the least power of two that had room for all before it. So gloo can begin to send a tensor of a
     familiar size before its header is read.
@@ -46,11 +46,11 @@ class Ahead:
 
     @property
     def tag(self) -> int:
-        """The tag of what is sent into this memory."""
+        """The tag of tensors sent into this memory."""
         return _AHEAD + self._grown
 
     def grows(self, size: int) -> bool:
-        """Whether the memory is replaced after a tensor of this size."""
+        """Returns whether the memory is replaced after a tensor of this size."""
         return self.size < size <= _MOST_AHEAD
 
     def grow(self, size: int) -> None:
@@ -63,7 +63,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
-        #: How many references a storage has that is only kept here.
+        #: Reference count of a storage that is kept only here.
         self._alone = _references(torch.empty(1))
 
     def take(self, size: int) -> torch.Tensor:
@@ -92,8 +92,8 @@ class Gloo:
         group: A gloo group whose ranks are the parts.
         timeout: Seconds in which a tensor whose header has come must arrive, and to wait in `close` for the
             other parts to close.
-        together: The parts that end each step together with this one. What the others are sent is freed when
-            it has arrived, without `settle`, and they may leave earlier.
+        together: The parts that end each step together with this one. Messages to other parts are freed on
+            arrival, without `settle`, and those parts may leave earlier.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout: float, together: Collection[int]) -> None:
@@ -177,13 +177,13 @@ class Gloo:
                 continue  # the receiving thread reports a lost connection
 
     def _free(self) -> None:
-        """What the thread does that waits for sends to parts that may be late."""
+        """Body of the thread that waits for sends to parts that may be late."""
         while (sent := self._apart.get()) is not None:
             with contextlib.suppress(RuntimeError):  # a receiving thread reports a lost connection
                 sent[0].wait(_FOREVER)
 
     def _receive(self, part: int) -> None:
-        """What a receiving thread does."""
+        """Body of a receiving thread."""
         buffers, ahead = Buffers(), Ahead()
         ready: tuple[Any, torch.Tensor] | None = None
         try:

@@ -12,13 +12,13 @@ from fastps.errors import ConfigError, DeadlineError
 
 __all__ = ["leave_group", "number_of_replica", "open_group", "size_of"]
 
-#: Those of replicas of this process that are open, or have failed and may still get messages.
+#: Groups of this process's open replicas, and of failed ones that may still get messages.
 _in_use: list[dist.ProcessGroup] = []
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def size_of(group: dist.ProcessGroup | None) -> int:
-    """How many parts a replica in this group has; None is the default group, or what torchrun has set."""
+    """Number of parts of a replica in this group; None is the default group, or the one torchrun has set."""
     if group is not None or dist.is_initialized():
         return dist.get_world_size(group)
     missing = [name for name in _VARIABLES if not os.environ.get(name)]

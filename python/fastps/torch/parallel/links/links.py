@@ -30,7 +30,7 @@ class Links(Protocol):
     """Connections of a part.
 
     Attributes:
-        inbox: What has arrived from all other parts.
+        inbox: Messages from all other parts.
         waits_for: The part that this one waits for, or -1: the answer when others ask.
     """
 

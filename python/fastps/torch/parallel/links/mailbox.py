@@ -1,4 +1,4 @@
-"""Where a part waits for messages, and what it raises if they do not come."""
+"""Waits for a part's messages, and raises if they do not come."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Mailbox:
         Args:
             key: Of the message.
             source: The part that sends it.
-            what: What it is, for the text of an error.
-            step: The same.
-            patient: Without a deadline.
+            what: Description of the message, for error texts.
+            step: Training step, for error texts.
+            patient: Wait without a deadline.
 
         Raises:
             ConnectionLostError: A part is gone, this one or another.

@@ -17,11 +17,11 @@ _MAGIC = b"fps\x01"
 #: Magic, kind, dtype, dimensions, flags; call, step; micro-batch, micro-batches, number; rows, bytes.
 _FIXED = struct.Struct("<4sBBBBQQIIIqQ")
 _DIMENSIONS = 16
-#: Bytes of a header; what follows it in a buffer is aligned.
+#: Bytes of a header; the data behind it in a buffer is aligned.
 HEADER = 192
-#: A tensor of at most so many bytes is sent with its header.
+#: Maximum bytes of a tensor that is sent with its header.
 INLINE = 4096
-#: The largest tensor that travels, in bytes.
+#: Maximum bytes of a tensor.
 _MOST = 1 << 36
 
 _DTYPES = (
@@ -42,7 +42,7 @@ _REQUIRES_GRAD, _HAS_TENSOR = 1, 2
 
 
 class Kind(enum.IntEnum):
-    """What a message is about."""
+    """Kind of a message."""
 
     HELLO = 1
     VALUE = 2
@@ -64,7 +64,7 @@ class Message:
     """A message.
 
     Attributes:
-        kind: What it is about.
+        kind: Kind of the message.
         number: Which one of its kind: the edge of a value or gradient.
         call: Number of the call of `step` or `predict` that it belongs to, from 1.
         step: Training steps before it.

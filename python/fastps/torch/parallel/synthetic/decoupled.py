@@ -25,7 +25,7 @@ _RECENT = 100
 
 @dataclasses.dataclass
 class Pair:
-    """What a predictor gets and what it should give, of one step.
+    """Inputs of a predictor and the gradients that it should predict, of one step.
 
     Attributes:
         call: Number of the call of `step` that made the value; its messages have the same.
@@ -105,7 +105,7 @@ class Decoupled:
         return self._pairs[-1]
 
     def missing(self) -> Iterator[Missing]:
-        """What has not come yet, oldest first; the iterator is used up before anything is kept."""
+        """Yields missing gradients, oldest first; exhaust the iterator before you store any."""
         for pair in list(self._pairs):
             for edge in self.edges:
                 for micro in range(len(pair.inputs)):
@@ -117,7 +117,7 @@ class Decoupled:
         return len({pair.call for pair, _, _ in self.missing()})
 
     def target(self, pair: Pair, micro: int) -> torch.Tensor | None:
-        """The sum of what the consumers gave back; None if none of them did."""
+        """Sums the consumers' gradients; None if no consumer has one."""
         returned = [(edge.piece, pair.gradients[edge.number, micro]) for edge in self.edges]
         return summed(returned, pair.inputs[micro][0])
 
@@ -147,7 +147,7 @@ class Decoupled:
                 (torch.stack(losses).sum() / len(losses)).backward()  # type: ignore[no-untyped-call]
 
     def stats(self) -> dict[str, Any]:
-        """What `Replica.stats` says of the edge besides its messages."""
+        """Returns the entries of `Replica.stats` for the edge, except message counts."""
         return {
             "lag": dict(sorted(self._lags.items())),
             "waited": self.waited,

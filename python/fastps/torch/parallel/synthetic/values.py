@@ -88,7 +88,7 @@ class DecoupledValues:
             value.train(step)
 
     def failed(self, node: Node) -> bool:
-        """Whether a prediction or a target of this step was not finite; the next step begins without it."""
+        """Returns and clears the flag that a prediction or target of this step was not finite."""
         value = self._by_node.get(node.index)
         wrong = value is not None and value.wrong
         if value is not None:
