@@ -24,7 +24,7 @@ CORE_FOLDERS: dict[str, set[str]] = {
     "memory": {"base"},
     "kernel": {"base", "memory"},
     "hogwild": {"base", "memory"},
-    "tensor": {"base", "kernel"},
+    "tensor": {"base", "memory", "kernel"},
     "slice": {"base", "memory", "kernel", "tensor"},
     "coordination": {"base", "memory", "tensor", "slice"},
     "shard": {"base", "memory", "tensor", "slice", "coordination"},

@@ -15,13 +15,12 @@
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 
-use super::algorithm::no_decay;
+use super::algorithm::{corrections, no_decay};
 use super::settings::{Setting, SettingsTable, settings};
 use super::{Algorithm, AsItCame, Changed, LazyAdamRule, Prepare, SparseRule, Step, lerp};
 use crate::base::block::Lane;
 use crate::base::error;
 use serde::{Deserialize, Serialize};
-use std::cell::Cell;
 
 settings! {
     /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
@@ -92,7 +91,8 @@ impl Algorithm for Adam {
             return Err("lazy Adam, as torch's SparseAdam, has no amsgrad");
         }
         no_decay(self.weight_decay)?;
-        Ok(SparseRule::Adam(LazyAdamRule::new(self, step, lr)))
+        let betas = (self.beta1, self.beta2);
+        Ok(SparseRule::Adam(LazyAdamRule::new(betas, self.eps, self.maximize, step, lr)))
     }
 }
 
@@ -129,23 +129,6 @@ impl Algorithm for AdamW {
     fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
         self.0.sparse_rule(step, lr)
     }
-}
-
-/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list are mostly at the same step, so each
-/// thread caches its last result: the powers cost as much as the step of a small tensor.
-pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
-    type Known = ((f64, f64, u64), (f64, f64));
-    thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });
-    let asked = (beta1, beta2, step);
-    if let Some((known, answer)) = LAST.get()
-        && known == asked
-    {
-        return answer;
-    }
-    let t = step as f64 + 1.0;
-    let answer = (1.0 - beta1.powf(t), (1.0 - beta2.powf(t)).powf(0.5));
-    LAST.set(Some((asked, answer)));
-    answer
 }
 
 /// The scalars of one step of Adam or `AdamW`.

@@ -4,6 +4,7 @@ use super::settings::SettingsTable;
 use super::{EpsMode, Rule, SparseRule};
 use crate::base::block::Lane;
 use crate::kernel::real::Real;
+use std::cell::Cell;
 
 /// An optimizer: its state and the scalars of its steps.
 pub(crate) trait Algorithm: SettingsTable {
@@ -45,6 +46,23 @@ pub(crate) trait Algorithm: SettingsTable {
 /// Fails if a weight decay changes every row.
 pub(super) fn no_decay(weight_decay: f64) -> Result<(), &'static str> {
     if weight_decay == 0.0 { Ok(()) } else { Err("weight_decay shrinks every row") }
+}
+
+/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list are mostly at the same step, so each
+/// thread caches its last result: the powers cost as much as the step of a small tensor.
+pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
+    type Known = ((f64, f64, u64), (f64, f64));
+    thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });
+    let asked = (beta1, beta2, step);
+    if let Some((known, answer)) = LAST.get()
+        && known == asked
+    {
+        return answer;
+    }
+    let t = step as f64 + 1.0;
+    let answer = (1.0 - beta1.powf(t), (1.0 - beta2.powf(t)).powf(0.5));
+    LAST.set(Some((asked, answer)));
+    answer
 }
 
 /// Prepares the gradient for the rule. It is a type, so that the common case adds nothing to the loop.

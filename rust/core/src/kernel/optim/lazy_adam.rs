@@ -12,7 +12,7 @@
 //! `t` counts the steps of the slice, dense and sparse alike, as torch does for a tensor of one slice.
 
 use super::Step;
-use super::adam::{Adam, corrections};
+use super::algorithm::corrections;
 use crate::base::block::Lane;
 
 /// The scalars of one step of lazy Adam.
@@ -26,14 +26,16 @@ pub(crate) struct LazyAdamRule {
 }
 
 impl LazyAdamRule {
-    pub(crate) fn new(adam: &Adam, step: u64, lr: f64) -> Self {
-        let (correction1, root_correction2) = corrections(adam.beta1, adam.beta2, step);
+    /// The rule of Adam's settings at a rate, after `step` earlier steps.
+    pub(crate) fn new(betas: (f64, f64), eps: f64, maximize: bool, step: u64, lr: f64) -> Self {
+        let (beta1, beta2) = betas;
+        let (correction1, root_correction2) = corrections(beta1, beta2, step);
         Self {
             neg_size: -(lr * root_correction2 / correction1) as f32,
-            rest1: (1.0 - adam.beta1) as f32,
-            rest2: (1.0 - adam.beta2) as f32,
-            eps: adam.eps as f32,
-            maximize: adam.maximize,
+            rest1: (1.0 - beta1) as f32,
+            rest2: (1.0 - beta2) as f32,
+            eps: eps as f32,
+            maximize,
         }
     }
 }
@@ -58,9 +60,8 @@ mod tests {
 
     #[test]
     fn the_first_step_moves_by_the_rate() {
-        let adam = Adam { lr: 0.5, eps: 0.0, ..Adam::default() };
         for (maximize, expected) in [(false, 0.5), (true, 1.5)] {
-            let rule = LazyAdamRule::new(&Adam { maximize, ..adam }, 0, adam.lr);
+            let rule = LazyAdamRule::new((0.9, 0.999), 0.0, maximize, 0, 0.5);
             let (mut p, mut m, mut v) = ([1.0; 3], [0.0; 3], [0.0; 3]);
             rule.step(&mut p, &mut [&mut m, &mut v], &[4.0; 3]);
             assert!(p.iter().all(|p: &f32| (p - expected).abs() < 1e-6), "{p:?}");
