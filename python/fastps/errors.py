@@ -48,7 +48,7 @@ class FastpsError(Exception):
     """Base of all exceptions of fastps; raised directly only for a bug in fastps.
 
     Attributes:
-        message: What is wrong, without the fields below.
+        message: The problem, without the fields below.
         tensor: Name of the tensor, or None.
         shard: Index of the shard that refused, or None (in process, or before anything was sent).
         expected: The expected value, in words, or None.

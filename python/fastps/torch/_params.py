@@ -341,7 +341,7 @@ def settings_of(rule: optim.Optimizer) -> dict[str, Any]:
 
 
 def check_unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
-    """Raises if a parameter group has another setting than its rule, but for the rate."""
+    """Raises if a parameter group differs from its rule in more than the rate."""
     for name, was in settings_of(rule).items():
         now = group.get(name)
         now = tuple(now) if isinstance(now, list) else now

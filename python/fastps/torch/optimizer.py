@@ -594,7 +594,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self.schedule.follow()
 
     def track(self, left_out: Iterable[str] = ()) -> None:
-        """Internal: counts the steps of the parameters that are trained, but for some."""
+        """Internal: counts the steps of the trained parameters, except some."""
         entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
 
         def trained() -> list[str]:

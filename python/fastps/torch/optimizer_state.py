@@ -105,12 +105,12 @@ class OptimizerState:
         return states
 
     def takes_over_from(self, worker: Worker, rank: int | None) -> bool:
-        """Whether a worker takes the place of the one that saved: only one pushes its residuals.
+        """Returns whether a worker replaces the one that saved: only one pushes its residuals.
 
         Args:
             worker: The optimizer's.
             rank: Of the worker that saved. Without ranks it is the first worker of the run, and the one that
-                trains alone in a warm start. A rank on one side only is compared with 0.
+                trains in a warm start. A rank on one side only is compared with 0.
         """
         if rank is None and self.rank is None:
             return worker.began_alone
@@ -124,7 +124,7 @@ class OptimizerState:
             values: float32 values, for parameters that show them.
 
         Returns:
-            Whether the servers are at the saved step now.
+            True if the servers are at the saved step now.
         """
         if not states:
             return True
@@ -137,8 +137,8 @@ class OptimizerState:
                     self.ps.assign(entry.name, values[entry.name])
         elif now != saved:
             _log.warning(
-                "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "
-                'with theirs (fastps.torch.resume(..., keep="checkpoint") goes back to a checkpoint)',
+                "the servers have taken %d steps, the loaded optimizer state is of step %d: training uses "
+                'theirs (fastps.torch.resume(..., keep="checkpoint") returns to a checkpoint)',
                 now,
                 saved,
             )
@@ -169,7 +169,7 @@ def _on_cpu(state: Mapping[str, Any]) -> State:
 
 
 def is_of_one_worker(own: Mapping[str, Any]) -> bool:
-    """Whether a worker's state has gradients, which would count twice if two workers took it."""
+    """Returns whether a worker's state has gradients, which would count twice if two workers loaded it."""
     return bool(own["sum"] or own.get("rows")) or any(map(np.any, own["residuals"].values()))
 
 

@@ -78,7 +78,7 @@ class _Batch:
     def __init__(self, grads: Mapping[str, Any], waiting: Gradients, base: Versions | None) -> None:
         self._sum, self._base = waiting, base
         self._rest = {name: gradient for name, gradient in grads.items() if gradient is not None}
-        #: What the sum had of the tensors whose gradients have joined it.
+        #: Contents of the sum, before the gradients joined it, by tensor.
         self._undo: dict[str, Gradient | None] = {}
         self.pushes: list[_Push] = []
         self.refused: set[str] = set()
@@ -283,7 +283,7 @@ class Pushes:
             self._pushed = self._filling
 
     def _is_sent_in_place(self, gradient: Any) -> bool:
-        """Whether a gradient is sent from where it is: rows by every step that pushes, whatever the codec."""
+        """Returns whether a gradient is sent from its own memory: rows always, whatever the codec."""
         return self.direct or (self.every == 1 and isinstance(gradient, Sparse))
 
     def _plan(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> list[_Planned]:

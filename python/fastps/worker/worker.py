@@ -669,11 +669,11 @@ class Worker:
 
     @property
     def began_alone(self) -> bool:
-        """Internal: no other worker was there when it joined, or it trains alone in a warm start."""
+        """Internal: True if it joined before any other worker, or trains in a warm start."""
         return self._alone or self._groups.present == 1
 
     def is_first(self) -> bool:
-        """Internal: it joined before all others that are present, or trains alone in a warm start."""
+        """Internal: True if it joined before all present workers, or trains in a warm start."""
         return self._alone or self._groups.is_first()
 
     def count_steps_of(self, names: Callable[[], Iterable[str]]) -> None:

@@ -47,7 +47,7 @@ def tree(parser: argparse.ArgumentParser, summaries: dict[str, str]) -> list[Com
 
     Args:
         parser: That of ``fastps``. ``serve``, ``checkpoint`` and ``rl`` have parsers elsewhere.
-        summaries: What each command of ``fastps`` does.
+        summaries: One line about each command of ``fastps``.
 
     Returns:
         Every command. Without torch, ``fastps rl`` has no options here, because its parser needs torch.
@@ -126,7 +126,7 @@ def _listed(text: str, title: str, name: str) -> dict[str, str]:
 
 
 def _printed(call: Callable[[list[str]], int], arguments: list[str]) -> str:
-    """What a call prints in Rust, which knows no ``sys.stdout``."""
+    """Output of a call in Rust, which bypasses ``sys.stdout``."""
     sys.stdout.flush()
     own = os.dup(1)
     with tempfile.TemporaryFile("w+") as file:

@@ -69,7 +69,7 @@ class Rank:
         due: When its worker starts, by the monotonic clock.
         worker: Its running worker.
         restarts: How often its worker has started again.
-        code: Its exit code, once it has ended for good.
+        code: Final exit code, or None.
     """
 
     number: int

@@ -1,8 +1,8 @@
 """The children of the launcher: workers and servers.
 
-A worker leads no session of its own, but shares a process group with a guard: a shell that reads from the
+A worker shares a process group with a guard: a shell that reads from the
 launcher and, when the launcher ends in whatever way, kills the group. So the processes that a worker has
-started end with it. A server stops by itself then, see `fastps._shared.process`.
+started end with it. A server then stops, see `fastps._shared.process`.
 """
 
 from __future__ import annotations
