@@ -23,7 +23,7 @@
 //! - `store`: a parameter server in the caller's memory
 //! - `hogwild`: estimators trained by threads without locks
 //!
-//! Other crates name modules without their folder: `fastps_core::error`, `fastps_core::codec`.
+//! Other crates name modules without their folder, by the name of their file: `fastps_core::error`.
 
 mod base;
 mod coordination;
@@ -46,7 +46,7 @@ pub use hogwild::{factorize, linear};
 pub use kernel::{codec, finite, litmus, local_step, optim, rows};
 pub use push::sparse;
 #[cfg(not(loom))]
-pub use push::{check as outgoing, outcome, residue};
+pub use push::{outcome, outgoing, residue};
 pub use slice::{frame, identity, policy, record};
-pub use tensor::shared_directory as directory;
+pub use tensor::shared_directory;
 pub use tensor::{placement, program};

@@ -10,7 +10,6 @@
 
 use fastps_core::barrier::Barrier;
 use fastps_core::codec::CodecId;
-use fastps_core::directory::Directory;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::fault;
@@ -21,6 +20,7 @@ use fastps_core::mode::{Clocks, Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::shared_directory::Directory;
 use fastps_core::slice::{Resolved, Slice};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};

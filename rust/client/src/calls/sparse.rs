@@ -50,25 +50,18 @@ impl Client {
             let bases: Vec<_> = numbers.iter().map(base).collect();
             header::gradient_parts(target, &settings, on_wire, &bases)
         };
-        self.row_drafts(isa, (tensor, entry), gathered, (options.encoder(), sequence), header)
+        Self::row_drafts(isa, (tensor, entry), gathered, (options.encoder(), sequence), header)
     }
 
     /// The messages of an assignment of rows.
-    pub(crate) fn row_assignment(
-        &self,
-        isa: Isa,
-        entry: &Entry,
-        gathered: &Gathered,
-        epoch: u64,
-    ) -> Vec<Draft> {
+    pub(crate) fn row_assignment(isa: Isa, entry: &Entry, gathered: &Gathered, epoch: u64) -> Vec<Draft> {
         let target = Target { slice: SliceId(0), group: entry.group, epoch };
         let header = |_: &[usize], on_wire| header::assignment_parts(target, entry.spec.dtype, on_wire);
-        self.row_drafts(isa, (0, entry), gathered, (Codec::Float32, 0), header)
+        Self::row_drafts(isa, (0, entry), gathered, (Codec::Float32, 0), header)
     }
 
     /// The messages that carry these rows; `header` makes a header from the numbers of a message's parts.
     fn row_drafts(
-        &self,
         isa: Isa,
         (tensor, entry): (usize, &Entry),
         Gathered { plan, values }: &Gathered,

@@ -51,13 +51,7 @@ impl Caller for Results<'_> {
 
 impl Client {
     /// The messages of a program: each has as many slices of a shard and a group as its answer has room for.
-    fn program_drafts(
-        &self,
-        entries: &[Arc<Entry>],
-        epoch: u64,
-        command: Command,
-        program: &Program,
-    ) -> Vec<Draft> {
+    fn program_drafts(entries: &[Arc<Entry>], epoch: u64, command: Command, program: &Program) -> Vec<Draft> {
         let (payload, bytes) = (convert::program_to_wire(program), program.results() * size_of::<f64>());
         let mut slices: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (tensor, entry) in entries.iter().enumerate() {
@@ -162,7 +156,7 @@ impl VectorSpaces for Client {
     ) -> Result<Vec<Vec<f64>>> {
         let deadline = after(timeout);
         let (epoch, entries) = self.entries_of(command.space, deadline)?;
-        let drafts = self.program_drafts(&entries, epoch, command, program);
+        let drafts = Self::program_drafts(&entries, epoch, command, program);
         let mut results = Results::new(&entries, program.results());
         let call = self.complete(drafts, Vec::new(), deadline, &mut results)?;
         // A slice that has run a later program has run this one, so only failures elsewhere count.

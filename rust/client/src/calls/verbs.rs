@@ -140,7 +140,7 @@ impl PushTensors for Client {
         let (epoch, entries) = self.look_up(std::iter::once(&values.name), after(timeout))?;
         let (isa, entry) = (Isa::get()?, &entries[0]);
         let call = if let Some(rows) = outgoing::assigned_rows(isa, values.borrow(), &entry.spec)? {
-            let drafts = self.row_assignment(isa, entry, &rows, epoch);
+            let drafts = Self::row_assignment(isa, entry, &rows, epoch);
             let mut last = self.lock_sequence();
             self.submit(drafts, Vec::new(), after(timeout), Some(next(&mut last)))
         } else {

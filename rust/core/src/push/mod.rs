@@ -2,11 +2,11 @@
 //! is sent or changed, and receipts or an error from the slices' answers.
 
 #[cfg(not(loom))]
-pub mod check;
-#[cfg(not(loom))]
 pub(crate) mod held;
 #[cfg(not(loom))]
 pub mod outcome;
+#[cfg(not(loom))]
+pub mod outgoing;
 #[cfg(not(loom))]
 pub mod residue;
 pub mod sparse;

@@ -9,7 +9,7 @@ use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Mutex, Ordering, lock};
 use crate::base::text;
-use crate::push::check;
+use crate::push::outgoing;
 use crate::slice::Slice;
 use crate::slice::frame::Applied;
 use crate::tensor::TensorSpec;
@@ -79,13 +79,13 @@ impl Store {
         let given = || {
             gradients.iter().zip(&all.tensors).filter_map(|(gradient, tensor)| Some(((*gradient)?, tensor)))
         };
-        check::check_options(options, false)?;
-        rates.iter().flatten().try_for_each(|lr| check::check_lr(*lr))?;
+        outgoing::check_options(options, false)?;
+        rates.iter().flatten().try_for_each(|lr| outgoing::check_lr(*lr))?;
         for (gradient, tensor) in given() {
-            check::check_shape(gradient, &tensor.spec)?;
+            outgoing::check_shape(gradient, &tensor.spec)?;
         }
         let values = given().map(|(gradient, _)| gradient);
-        let largest = check::check_finite(self.shared.isa, values, options, None)?;
+        let largest = outgoing::check_finite(self.shared.isa, values, options, None)?;
         let pushed = Places::new(all.generation, given().map(|(_, tensor)| tensor.clone()).collect());
 
         let push = UnderWay { rates, ..UnderWay::new(self.identity(), options, largest) };

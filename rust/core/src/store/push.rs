@@ -7,8 +7,8 @@ use crate::base::dtype::View;
 use crate::base::error::{Kind, Result};
 use crate::base::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
 use crate::kernel::codec::{CodecId, ErrorFeedback, Position};
-use crate::push::check;
 use crate::push::outcome::Collect;
+use crate::push::outgoing;
 use crate::push::residue::Residue;
 use crate::push::sparse::Gathered;
 use crate::slice::Slice;
@@ -87,9 +87,9 @@ impl Store {
         let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
         let mut feedback = options.feedback.as_deref().map(lock);
         let both = gradients.iter().copied().zip(specs);
-        let largest = check::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
+        let largest = outgoing::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
         if gradients.iter().any(|gradient| gradient.indices.is_some()) {
-            places.sparse = check::gather(self.shared.isa, both, options)?;
+            places.sparse = outgoing::gather(self.shared.isa, both, options)?;
             let begun = self.push_sparse(&places, |k| gradients[k].values, options, largest)?;
             return Ok((places, begun));
         }
@@ -101,7 +101,7 @@ impl Store {
     pub fn bind(&self, gradients: Arc<Vec<Gradient>>) -> Result<Bound> {
         let places = self.look_up(gradients.iter().map(|gradient| &*gradient.name))?;
         for (gradient, tensor) in gradients.iter().zip(&places.tensors) {
-            check::check_shape(gradient.borrow(), &tensor.spec)?;
+            outgoing::check_shape(gradient.borrow(), &tensor.spec)?;
         }
         Ok(Bound { gradients, places: Mutex::new(places) })
     }
@@ -114,18 +114,18 @@ impl Store {
         if places.generation != self.shared.generation.load(Ordering::Acquire) {
             *places = self.look_up(gradients().map(|gradient| gradient.name))?;
             for (gradient, tensor) in gradients().zip(&places.tensors) {
-                check::check_shape(gradient, &tensor.spec)?;
+                outgoing::check_shape(gradient, &tensor.spec)?;
             }
         }
         let mut feedback = options.feedback.as_deref().map(lock);
-        check::check_options(options, feedback.is_some())?;
+        outgoing::check_options(options, feedback.is_some())?;
         if options.codec.is_some() || feedback.is_some() {
             for tensor in &places.tensors {
-                check::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
+                outgoing::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
             }
         }
         let isa = self.shared.isa;
-        let largest = check::check_finite(isa, gradients(), options, feedback.as_deref_mut())?;
+        let largest = outgoing::check_finite(isa, gradients(), options, feedback.as_deref_mut())?;
         let values = |k: usize| bound.gradients[k].values.view();
         let begun = self.push_to(&places, values, options, largest, feedback)?;
         self.settle(&places, begun, options.timeout)

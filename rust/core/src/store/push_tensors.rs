@@ -8,8 +8,8 @@ use super::settle::Begun;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
 use crate::kernel::codec::CodecId;
-use crate::push::check;
 use crate::push::outcome::Collect;
+use crate::push::outgoing;
 use crate::push::sparse::{Gathered, RowPart};
 use crate::slice::Slice;
 use crate::slice::frame::{Action, Push};
@@ -102,7 +102,7 @@ impl PushTensors for Store {
 
     fn assign(&self, given: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
         let tensor = self.tensor(&given.name)?;
-        let rows = check::assigned_rows(self.shared.isa, given.borrow(), &tensor.spec)?;
+        let rows = outgoing::assigned_rows(self.shared.isa, given.borrow(), &tensor.spec)?;
         let mut places = Places::new(0, vec![tensor.clone()]);
         places.sparse = vec![rows];
         let values = given.values.view();
@@ -124,7 +124,7 @@ impl PushTensors for Store {
         timeout: Duration,
     ) -> Result<Receipt, PushError> {
         let tensor = self.tensor(name)?;
-        let bodies = check::state_bodies(&tensor.spec, state)?;
+        let bodies = outgoing::state_bodies(&tensor.spec, state)?;
         let assign = |(body, step): (_, &u64)| (Action::AssignState { step: *step }, body);
         let actions: Vec<_> = bodies.iter().map(Vec::as_slice).zip(&state.steps).map(assign).collect();
         self.change(&Places::new(0, vec![tensor]), &actions, timeout)

@@ -6,7 +6,7 @@ use super::{Store, Tensor, unknown};
 use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Ordering, lock, write};
-use crate::push::check;
+use crate::push::outgoing;
 use crate::slice::frame::Action;
 use crate::tensor::shared_directory::{Directory, SharedTensor};
 use crate::tensor::{SliceId, TensorSpec};
@@ -20,7 +20,7 @@ impl TensorRegistry for Store {
 
     fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
         spec.validate()?;
-        check::check_values(self.shared.isa, values, &spec)?;
+        outgoing::check_values(self.shared.isa, values, &spec)?;
         let _one_at_a_time = lock(&self.shared.registering);
         if let Some(directory) = &self.shared.directory {
             return self.publish(directory, &spec, values, timeout);

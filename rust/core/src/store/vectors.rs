@@ -7,7 +7,7 @@ use crate::coordination::batch::BatchTask;
 use crate::coordination::spaces::{
     BatchReport, Claimant, ReplicaAnswer, ReplicaRequest, Seat, SeatRequest, SpaceSpec, SpaceWaiter,
 };
-use crate::push::check::portion_gradients;
+use crate::push::outgoing::portion_gradients;
 use crate::slice::Slice;
 use crate::tensor::program::{Command, Program};
 use crate::tensor::{SpaceId, check_tensors};

@@ -202,7 +202,7 @@ impl Control for ControlService {
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::seal(node, &m)).await
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::seal(node, m)).await
     }
 
     async fn commit(

@@ -71,7 +71,7 @@ pub(super) fn reserve(
 }
 
 /// Closes a reservation once all its values have arrived.
-pub(super) fn seal(node: &Node, m: &pb::SealRequest) -> Result<pb::SealResponse> {
+pub(super) fn seal(node: &Node, m: pb::SealRequest) -> Result<pb::SealResponse> {
     node.reservations.seal(m.reservation, Instant::now())?;
     Ok(pb::SealResponse {})
 }
