@@ -31,6 +31,7 @@ __all__ = [
     "VectorSpaces",
     "Versions",
     "__version__",
+    "body_len",
     "check_codec",
     "check_gradient",
     "check_optimizer",

@@ -81,7 +81,7 @@ def test_one_worker_is_the_first_one(ps, ranks, mode):
     while workers:
         firsts = [worker.is_first() for worker in workers]
         assert firsts == [True] + [False] * (len(workers) - 1)
-        assert f"{os.uname().nodename} pid {os.getpid()}" in workers[0]._worker._groups.workers()
+        assert f"{os.uname().nodename} pid {os.getpid()}" in workers[0]._worker._groups._join_again()[1][0]
         workers.pop(0).close()
 
 

@@ -35,7 +35,7 @@ LONG = "x" * 1024  # errors quote no more than that
 BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "unknown name": (calling("Unregister", name="nobody"), "unknown_tensor", "nobody", "", ""),
     "another shape": (registering(**SMALL_SPEC | {"shape": (14,)}), "precondition", "small", "13", "14"),
-    "another rule": (registering(**SMALL_SPEC | ADAM), "precondition", "small", "sgd", "adam"),
+    "another rule": (registering(**SMALL_SPEC | ADAM), "precondition", "small", "SGD", "Adam"),
     "another setting": (registering(**SMALL_SPEC | MOMENTUM), "precondition", "small", "0", "0.9"),
     "another apply": (registering(**SMALL_SPEC | {"apply": 2}), "precondition", "small", "exact", "hogwild"),
     "another group": (

@@ -68,7 +68,7 @@ def test_what_is_no_address_is_refused(wrong: object) -> None:
 )
 def test_the_characters_of_addresses_are_no_addresses(wrong: str | list[str]) -> None:
     with pytest.raises(
-        fastps.ConfigError, match=r"server\.address_list; got the characters of a str, '1', '2'"
+        fastps.ConfigError, match=r"server\.address_list, got the characters of a str, '1', '2'"
     ):
         fastps.connect(wrong)
 

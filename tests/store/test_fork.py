@@ -124,7 +124,7 @@ def test_pickle(server, store):
     for value in (fastps.Adam(), fastps.Int8(), fastps.Local(lr=1.0), fastps.Receipt(1, None, True, 1.0, 2)):
         assert pickle.loads(pickle.dumps(value)) == value
     error = pickle.loads(pickle.dumps(fastps.ShapeError("wrong", tensor="w", shard=1)))
-    assert (str(error), error.tensor, error.shard) == ("wrong", "w", 1)
+    assert (str(error), error.tensor, error.shard) == ('wrong (tensor "w", shard 1)', "w", 1)
 
 
 def ids_in_four_threads(client):

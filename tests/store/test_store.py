@@ -359,7 +359,7 @@ def test_connect_errors(server):
 
 
 def test_serve_errors(server):
-    with pytest.raises(fastps.ConfigError, match="in use"):
+    with pytest.raises(fastps.ConfigError, match="of this process uses it"):
         fastps.serve(listen=server.address_list[0])
     with pytest.raises(fastps.ConfigError):
         fastps.serve(listen="0.0.0.0:0")

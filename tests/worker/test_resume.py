@@ -379,7 +379,7 @@ def test_a_warning_about_other_steps_names_a_way_that_works(runs, caplog):
         fastps.torch.resume(model, optimizer, folder / "own.pt")
         train(model, optimizer, range(3))
         optimizer.load_state_dict(torch.load(folder / "own.pt", weights_only=True)["optimizer"])
-        assert 'resume(..., keep="checkpoint") goes back' in caplog.text
+        assert 'resume(..., keep="checkpoint") returns' in caplog.text
         fastps.torch.resume(model, optimizer, folder / "own.pt", keep="checkpoint")
         assert optimizer.global_step == 10
 

@@ -509,7 +509,10 @@ def test_what_sync_does_not_take(ps):
         (lambda: fastps.Bounded(staleness=-1), "an integer >= 0"),
         (lambda: fastps.Bounded(staleness=1.5), "an integer >= 0"),
         (lambda: fastps.Bounded(staleness=2**70), "an integer >= 0"),
-        (lambda: fastps.Worker(None, {}, fastps.Async(), rank=2**40), "an integer >= 0 and <= 4294967295"),
+        (
+            lambda: fastps.Worker(fastps.Store(), {}, fastps.Async(), rank=2**40),
+            "an integer >= 0 and <= 4294967295",
+        ),
         (lambda: fastps.Async(on_stale="reject"), "an integer >= 0 with on_stale='reject'"),
         (lambda: fastps.WarmStart(0, fastps.Async()), "an integer >= 1"),
         (lambda: fastps.WarmStart(1, "async"), "a mode other than WarmStart"),

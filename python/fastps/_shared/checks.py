@@ -101,7 +101,8 @@ def choice(name: str, value: str, known: Mapping[str, _T]) -> _T:
 def invalid(name: str, expected: str, got: object, advice: str | None = None) -> ConfigError:
     """The error of an argument. A text may look like the number that was expected, such as ``"0.1"``."""
     given = repr(got)
-    if isinstance(got, str) and re.search(r"\b(number|integer|seconds)\b", expected):
+    numbers = re.search(r"\b(number|integer|seconds)\b", expected)
+    if numbers and isinstance(got, str) and re.fullmatch(r"\s*[-+]?[\d.][\d._eE+-]*\s*", got):
         expected, given = f"{expected} without quotes", f"the str {given}"
     elif isinstance(got, type):
         given = f"the class {got.__module__}.{got.__qualname__}"

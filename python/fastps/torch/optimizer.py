@@ -201,7 +201,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._completing: Any = self.register_state_dict_post_hook(_complete)
             if model is not None and buffers != "local":
                 self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, buffers_every)
-            self._register(self._entries)
+            self._register(self._entries, stacklevel=4)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._filled.show()
@@ -250,7 +250,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled = Filled(self._entries, self._model)
         if self._worker is not None:
             try:
-                self._register(entries)
+                self._register(entries, stacklevel=3)
                 self._worker.add({entry.name: entry.array for entry in entries}, copy=False)
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
@@ -630,15 +630,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
 
-    def _register(self, entries: list[Entry]) -> None:
-        """Registers missing tensors; existing ones must match."""
+    def _register(self, entries: list[Entry], stacklevel: int) -> None:
+        """Registers missing tensors; existing ones must match. `stacklevel` is as for `warnings.warn`."""
         rules = {
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
         arrays = {entry.name: entry.array for entry in entries}
         new = absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()})
         params = {entry.name: entry.param for entry in self._entries}
-        warn_of_other_names(self._ps, new, params, self._prefix, stacklevel=3)
+        warn_of_other_names(self._ps, new, params, self._prefix, stacklevel)
         for name in new:
             self._ps.register(name, arrays[name], rules[name], self._apply)
 
