@@ -223,19 +223,24 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             ..ServerConfig::default()
         })?;
         log.flush(); // warnings of the start come first
-        let mut out = std::io::stdout();
-        for (index, address) in server.shards() {
-            writeln!(out, "fastps: shard {index} listening on {address}").map_err(io)?;
-        }
-        for (index, path) in server.sockets() {
-            writeln!(out, "fastps: shard {index} listening on unix://{}", path.display()).map_err(io)?;
-        }
-        writeln!(out, "fastps: {}", server.summary()).map_err(io)?;
-        out.flush().map_err(io)?;
+        announce(&server);
         stop.await;
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })
+}
+
+/// Prints where the server listens. A reader that has closed the pipe, as `head -1` does, does not end it.
+fn announce(server: &Server) {
+    let mut lines: Vec<_> =
+        server.shards().map(|(index, address)| format!("shard {index} listening on {address}")).collect();
+    lines.extend(
+        server.sockets().map(|(index, path)| format!("shard {index} listening on unix://{}", path.display())),
+    );
+    lines.push(server.summary().to_owned());
+    let text: String = lines.into_iter().map(|line| format!("fastps: {line}\n")).collect();
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 #[cfg(test)]
