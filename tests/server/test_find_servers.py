@@ -184,3 +184,19 @@ def test_a_server_says_what_it_keeps_and_how_much_memory_it_may_use(tmp_path: Pa
         assert re.search(r"; at 127\.0\.0\.1:\d+$", line)
     with serving("--data-dir", str(tmp_path / "data"), "--memory-limit", "64MiB") as (_, line):
         assert f"; data in {tmp_path / 'data'}; no TLS; memory limit 64.0 MiB (as configured); at" in line
+
+
+def test_a_server_serves_although_the_reader_of_its_first_lines_has_left() -> None:
+    """As behind ``| head -1``: the pipe is closed before the server prints."""
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "fastps", "serve", "--listen", f"127.0.0.1:{port}"]
+    read, write = os.pipe()
+    os.close(read)
+    with subprocess.Popen(command, stdout=write) as server:
+        os.close(write)
+        try:
+            with fastps.connect(port, wait=60) as ps:
+                assert ps.names() == []
+        finally:
+            server.terminate()
+        assert server.wait(60) == 0
