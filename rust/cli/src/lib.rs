@@ -232,13 +232,15 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
 
 /// Prints where the server listens. A reader that has closed the pipe, as `head -1` does, does not end it.
 fn announce(server: &Server) {
-    let mut lines: Vec<_> =
-        server.shards().map(|(index, address)| format!("shard {index} listening on {address}")).collect();
-    lines.extend(
-        server.sockets().map(|(index, path)| format!("shard {index} listening on unix://{}", path.display())),
-    );
-    lines.push(server.summary().to_owned());
-    let text: String = lines.into_iter().map(|line| format!("fastps: {line}\n")).collect();
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    for (index, address) in server.shards() {
+        let _ = writeln!(text, "fastps: shard {index} listening on {address}");
+    }
+    for (index, path) in server.sockets() {
+        let _ = writeln!(text, "fastps: shard {index} listening on unix://{}", path.display());
+    }
+    let _ = writeln!(text, "fastps: {}", server.summary());
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
