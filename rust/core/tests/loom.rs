@@ -13,7 +13,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::fault;
-use fastps_core::frame::{Action, Applied, Base, Identity, Push};
+use fastps_core::frame::{Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::lock::{MAX_OVERTAKES, SliceLock};
 use fastps_core::mode::{Clocks, Mode, PlaceRequest, Quorum};
@@ -80,11 +80,9 @@ fn push(shard: &Shard, slice: SliceId, client: u64) -> Answers {
 fn push_as(shard: &Shard, slice: SliceId, identity: Identity, once: bool) -> Answers {
     let answers = Answers::default();
     let sent = answers.clone();
-    let push = Push {
-        largest: Some(0.0),
-        once,
-        ..Push::gradient(slice, identity, 1, CodecId::Float32, &(-1.0_f32).to_le_bytes())
-    };
+    let body = (-1.0_f32).to_le_bytes();
+    let push =
+        Push { largest: Some(0.0), once, ..Push::gradient(slice, identity, 1, CodecId::Float32, &body) };
     shard.push(&push, move |result| sent.0.lock().unwrap().push(result));
     answers
 }
