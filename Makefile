@@ -120,9 +120,6 @@ pytest:
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
 	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest-$(REPORT).xml $(FILES) $(ARGS)
 
-beside-checkers: # at low priority, because tests have deadlines
-	@nice $(MAKE) --no-print-directory checkers
-
 checkers: .venv/.made ## loom, ThreadSanitizer, Miri, NEON, and clippy of all features
 	@for checker in loom tsan miri neon lint-features; do $(MAKE) --no-print-directory $$checker; done
 
