@@ -37,7 +37,7 @@ class Member:
         version: Updates of the store when its gradient was applied; 0 if it was not.
         born: Virtual seconds of its start; None before that.
         left: Virtual seconds at which it ended; None until then.
-        told: Report of its last step.
+        last_step: Report of its last step.
         lost: The event by which it has lost its place.
     """
 
@@ -57,7 +57,7 @@ class Member:
         self.version = 0
         self.born: float | None = None
         self.left: float | None = None
-        self.told: Step | None = None
+        self.last_step: Step | None = None
         self.lost: Event | None = None
 
     def join(self, store: Store, params: Mapping[str, Any], mode: Mode, codec: Codec | None) -> None:
@@ -68,7 +68,7 @@ class Member:
         )  # fmt: skip
 
     def _note(self, step: Step) -> None:
-        self.told = step
+        self.last_step = step
 
     def leave(self) -> None:
         """Ends the `Worker`, if there is one; nothing more is pushed."""

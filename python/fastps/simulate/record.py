@@ -63,18 +63,18 @@ class Record:
 
     def finished(self, now: float, member: Member) -> None:
         """Notes a finished step."""
-        told = member.told
-        assert told is not None
+        step = member.last_step
+        assert step is not None
         self._rows.append(
             Row(
                 now,
                 member.index,
                 member.step,
                 member.version,
-                -1 if told.staleness is None else told.staleness,
-                math.nan if told.scale is None else told.scale,
+                -1 if step.staleness is None else step.staleness,
+                math.nan if step.scale is None else step.scale,
                 member.loss,
-                told.bytes,
+                step.bytes,
             )
         )
 

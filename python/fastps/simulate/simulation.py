@@ -178,7 +178,9 @@ class Simulation:
             worker.step({}, loss=member.loss)
         except FastpsError as error:
             raise self._placed(error, member)  # noqa: B904 the same error
-        if self._mode.shares_versions and (member.told is None or member.told.scale is None):  # refused
+        if self._mode.shares_versions and (
+            member.last_step is None or member.last_step.scale is None
+        ):  # refused
             member.version = 0
         self.record.finished(self._now, member)
 
