@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -856,6 +857,8 @@ def connect(
         options["run"] = run
     if wait is not None:
         options["wait"] = number("wait", wait)
+        if not 0 <= options["wait"] < math.inf:
+            raise invalid("wait", "a finite number of seconds >= 0", wait)
     if name is not None:
         options["name"] = name
     try:

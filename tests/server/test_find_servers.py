@@ -200,3 +200,9 @@ def test_a_server_serves_although_the_reader_of_its_first_lines_has_left() -> No
         finally:
             server.terminate()
         assert server.wait(60) == 0
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "5"])
+def test_a_wait_that_is_no_time_is_refused_by_its_name(wait: object) -> None:
+    with pytest.raises(fastps.ConfigError, match="invalid wait"):
+        fastps.connect(free_port(), wait=wait)  # type: ignore[arg-type]
