@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Help of addresses: clippy would take the variable for an item of the code.
-const ADDRESSES: &str = "Addresses of some or all shards: host:port, or unix:// and a path [default: those in FASTPS_ADDRESSES, else 127.0.0.1:7070]";
+pub(crate) const ADDRESSES: &str = "Addresses of some or all shards: host:port, or unix:// and a path [default: those in FASTPS_ADDRESSES, else 127.0.0.1:7070]";
 
 /// Save, inspect, convert and copy snapshots. DIR is the --data-dir of the servers.
 #[derive(Debug, Parser)]

@@ -3,6 +3,7 @@
 use crate::human;
 use crate::listeners::Listeners;
 use crate::machine_memory::MachineMemory;
+use crate::web::WebAddress;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
 use fastps_core::record::Sink;
@@ -76,6 +77,8 @@ pub struct ServerConfig {
     pub copy_to: Option<String>,
     /// Start even if durable data cannot be read, and drop what is lost.
     pub accept_loss: bool,
+    /// Where the web listener is, which shows metrics, health and the state of the shards.
+    pub web: WebAddress,
 }
 
 impl Default for ServerConfig {
@@ -104,6 +107,7 @@ impl Default for ServerConfig {
             keep_for: Duration::ZERO,
             copy_to: None,
             accept_loss: false,
+            web: WebAddress::Off,
         }
     }
 }
@@ -275,7 +279,7 @@ impl ServerConfig {
 }
 
 /// All addresses of a name.
-fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
+pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().map_err(|error| {
         config(format!("invalid address to listen on: {error}")).expected("host:port", format!("{address:?}"))
     })?;
