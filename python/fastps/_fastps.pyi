@@ -43,6 +43,7 @@ __all__ = [
     "instruction_set",
     "instruction_sets",
     "serve_cli",
+    "status_cli",
     "tearing",
 ]
 __version__: str

@@ -9,11 +9,10 @@ the output is gone. ``FASTPS_TRACEBACK=1`` shows tracebacks instead of the one l
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastps._shared.process import (
     EXIT_FAILED,

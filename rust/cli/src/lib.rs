@@ -1,5 +1,6 @@
 //! The command line of `fastps-server` and of `fastps serve`.
 
+mod addresses;
 mod bucket;
 mod checkpoint;
 mod log;

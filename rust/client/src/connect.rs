@@ -292,8 +292,13 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
         }
     }
     failed.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut error = match &failed[..] {
-        [] => return Ok(met),
+    if failed.is_empty() { Ok(met) } else { Err(unreachable(&failed)) }
+}
+
+/// Error for servers that did not answer: their addresses and why.
+pub(crate) fn unreachable(failed: &[(String, Error)]) -> Error {
+    let mut error = match failed {
+        [] => Error::new(Kind::Config, "no address to connect to"),
         [(address, only)] => {
             let mut error = only.clone();
             error.message = format!("cannot connect to {address}: {}", only.message);
@@ -308,7 +313,7 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
     if error.kind == Kind::Connection {
         error.message.push_str("; is a server running there (fastps serve), and are host and port right?");
     }
-    Err(error)
+    error
 }
 
 /// Says hello to one address, and retries until the deadline while the server is away.

@@ -1,10 +1,11 @@
 //! A look at a cluster without a session: the statistics of each shard, or why it does not answer.
 
 use crate::address::{check_local, is_same};
-use crate::connect::MAX_SHARDS;
+use crate::connect::{MAX_SHARDS, unreachable};
 use crate::link::unary::request;
 use crate::options::Transport;
 use crate::state::time::after;
+use crate::stranger::stranger;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::verbs::{GroupState, SpaceInfo, WorkerState};
 use fastps_proto::v1 as pb;
@@ -56,7 +57,7 @@ pub struct ClusterView {
 }
 
 /// Asks every shard of a cluster for its statistics, by the addresses of some or all of them. Fails only if
-/// the addresses or the TLS files cannot be used.
+/// no shard answers, or if the addresses or the TLS files cannot be used.
 pub fn inspect(addresses: &[String], tls: &TlsFiles, timeout: Duration) -> Result<ClusterView> {
     addresses.iter().try_for_each(|address| check_local(address, Transport::Auto))?;
     let tls = ClientTls::load(tls, None)?;
@@ -69,6 +70,10 @@ async fn look(addresses: &[String], tls: Option<&ClientTls>, deadline: Instant) 
     let mut asked = addresses.to_vec();
     asked.dedup();
     let mut shards = ask_all(&asked, tls, deadline).await;
+    if shards.iter().all(|view| view.answer.is_err()) {
+        let failed = |view: ShardView| Some((view.address, view.answer.err()?));
+        return Err(unreachable(&shards.into_iter().filter_map(failed).collect::<Vec<_>>()));
+    }
     let listed = shards.iter().find_map(|view| Some(view.answer.as_ref().ok()?.cluster.clone()));
     let listed = listed.unwrap_or_default();
     if listed.len() > MAX_SHARDS {
@@ -115,7 +120,14 @@ async fn ask(address: &str, tls: Option<&ClientTls>, deadline: Instant) -> Shard
         stats.map(|answer| read(answer.into_inner())).map_err(|status| convert::error_from_status(&status))
     };
     let silent = || Error::new(Kind::Connection, "no answer within the timeout");
-    let answer = tokio::time::timeout_at(deadline.into(), answer).await.unwrap_or_else(|_| Err(silent()));
+    let mut answer = tokio::time::timeout_at(deadline.into(), answer).await.unwrap_or_else(|_| Err(silent()));
+    let strange = answer.as_ref().is_err_and(|e| matches!(e.kind, Kind::Internal | Kind::Connection));
+    if strange
+        && unix::path(address).is_none()
+        && let Some(error) = stranger(address, tls.is_some()).await
+    {
+        answer = Err(error);
+    }
     let shard = answer.as_ref().ok().map(|stats| stats.shard);
     ShardView { address: address.to_owned(), shard, answer }
 }

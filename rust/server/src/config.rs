@@ -3,7 +3,6 @@
 use crate::human;
 use crate::listeners::Listeners;
 use crate::machine_memory::MachineMemory;
-use crate::web::WebAddress;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
 use fastps_core::record::Sink;
@@ -20,6 +19,21 @@ use std::time::Duration;
 const MAX_SHARDS: u32 = 256;
 /// Memory for slices; the rest is for other processes, and for the allocator.
 const DEFAULT_PERCENT_OF_MEMORY: u64 = 80;
+
+/// Address of the web listener if none is asked for.
+pub const DEFAULT_WEB: &str = "127.0.0.1:7069";
+
+/// Where the web listener is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum WebAddress {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// At [`DEFAULT_WEB`], unless another process has taken it.
+    Default,
+    /// At this `host:port`.
+    At(String),
+}
 
 /// Settings of one server process.
 #[derive(Clone, Debug)]

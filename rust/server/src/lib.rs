@@ -20,7 +20,6 @@ mod persistence;
 pub mod server;
 mod web;
 
-pub use config::ServerConfig;
+pub use config::{DEFAULT_WEB, ServerConfig, WebAddress};
 pub use fastps_transport::TlsFiles;
 pub use server::Server;
-pub use web::{DEFAULT_WEB, WebAddress};

@@ -4,6 +4,7 @@ mod json;
 mod lines;
 mod warnings;
 
+use crate::addresses::{ADDRESSES, with_addresses};
 use crate::checkpoint::in_json;
 use clap::Parser;
 use fastps_client::{ClusterView, ShardView, TlsFiles, inspect};
@@ -17,8 +18,6 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Exit status when the reader of the output is gone, as a shell reports SIGPIPE.
 const PIPE_CLOSED: i32 = 128 + 13;
-/// Addresses of servers if none are given.
-const DEFAULT_ADDRESS: &str = "127.0.0.1:7070";
 
 /// Show the state of a running cluster: its shards, its workers, and what is wrong. The exit code is 1 if a
 /// shard does not answer or does not serve.
@@ -26,7 +25,7 @@ const DEFAULT_ADDRESS: &str = "127.0.0.1:7070";
 #[command(name = "fastps status")]
 struct StatusArgs {
     /// Addresses of the shards.
-    #[arg(value_delimiter = ',', help = crate::checkpoint::ADDRESSES)]
+    #[arg(value_delimiter = ',', help = ADDRESSES)]
     addresses: Vec<String>,
     /// Seconds to wait for an answer.
     #[arg(long, default_value = "5", value_name = "SECONDS", value_parser = crate::seconds)]
@@ -98,16 +97,13 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 
 /// The lines to print, and whether every shard serves.
 fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
-    let addresses = addresses(args.addresses);
     let tls = TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca };
-    let (start, before) = (Instant::now(), inspect(&addresses, &tls, args.timeout)?);
-    let any = before.shards.iter().any(|view| view.answer.is_ok());
-    if any {
+    let looks = with_addresses(args.addresses, |addresses| {
+        let (start, before) = (Instant::now(), inspect(addresses, &tls, args.timeout)?);
         std::thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
-    }
-    let apart = start.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
-    let now = inspect(&addresses, &tls, args.timeout)?;
-    let looks = Looks { now, before, apart };
+        let apart = start.elapsed().as_secs_f64();
+        Ok(Looks { now: inspect(addresses, &tls, args.timeout)?, before, apart })
+    })?;
     let warnings = warnings::of(&looks.now);
     let lines = if args.json {
         vec![in_json(&json::of(&looks, &warnings))?]
@@ -116,19 +112,6 @@ fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
     };
     let serving = |view: &ShardView| view.answer.as_ref().is_ok_and(|stats| stats.trouble.is_none());
     Ok((lines, looks.now.shards.iter().all(serving)))
-}
-
-fn addresses(given: Vec<String>) -> Vec<String> {
-    if !given.is_empty() {
-        return given;
-    }
-    let of_environment = std::env::var("FASTPS_ADDRESSES").unwrap_or_default();
-    let named: Vec<_> = of_environment.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
-    if named.is_empty() {
-        vec![DEFAULT_ADDRESS.to_owned()]
-    } else {
-        named.into_iter().map(str::to_owned).collect()
-    }
 }
 
 #[cfg(test)]

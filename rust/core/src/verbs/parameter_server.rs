@@ -23,7 +23,7 @@ pub trait ParameterServer:
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
     /// Replaces the worker's report about its training, which servers show to people: a cluster sends it with
-    /// renewals of the lease, at most once a second. Nothing in process, where nobody asks.
+    /// renewals of the lease, at most once a second. In process it is only checked.
     fn report(&self, report: WorkerReport) -> Result<()> {
         report.check()
     }

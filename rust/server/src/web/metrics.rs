@@ -1,4 +1,4 @@
-//! `/metrics`: the counters of this process's shards, the reports of its workers and its groups, for Prometheus.
+//! `/metrics`: the counters of this process's shards, its groups, and the reports of its workers.
 
 use super::Subject;
 use super::names::{Kind, SHARD};

@@ -1,5 +1,5 @@
-//! The web listener of a server process: metrics, health, and the state of its shards, for operators and their
-//! tools.
+//! The web listener of a server process: metrics, health, and the state of its shards, for operators and
+//! their tools.
 //!
 //! It speaks HTTP/1 on a thread with a runtime of its own, so no request runs on a shard's thread. It answers
 //! GET and HEAD only, and changes nothing.
@@ -12,6 +12,7 @@ mod names;
 mod serve;
 
 use crate::cluster::node::Node;
+use crate::config::{DEFAULT_WEB, WebAddress, resolve};
 use crate::listeners::Listeners;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
@@ -20,21 +21,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
-
-/// Address of the web listener if none is asked for.
-pub const DEFAULT_WEB: &str = "127.0.0.1:7069";
-
-/// Where the web listener is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum WebAddress {
-    /// Nowhere.
-    #[default]
-    Off,
-    /// At [`DEFAULT_WEB`], unless another process has taken it.
-    Default,
-    /// At this `host:port`.
-    At(String),
-}
 
 /// The shards of this process, as far as they have started.
 #[derive(Debug)]
@@ -85,7 +71,7 @@ impl Web {
             WebAddress::Default => (DEFAULT_WEB, false),
             WebAddress::At(text) => (text.as_str(), true),
         };
-        let addresses = crate::config::resolve(text)?;
+        let addresses = resolve(text)?;
         if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()).filter(|_| !insecure)
         {
             let error = "--web at an address other than loopback shows the cluster to everyone";
