@@ -22,6 +22,9 @@ import fastps
 # Other tests need the time in which torch's idle threads would spin. It must be set before OpenMP is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Servers of tests run side by side, so none may take the default port.
+os.environ["FASTPS_WEB"] = "off"
+
 #: Rust's `Debug` form, and Python's lists: options, structs, and lists of numbers or names.
 DEBUG = re.compile(r"""\b(?:Some|Ok|Err)\(|\w \{ \w+: |(?<!\w)\[(?:\d*(?:, \d+)*\]|["'])""")
 

@@ -91,12 +91,12 @@ def test_what_a_killed_server_left_is_replaced_and_a_live_one_is_not(tmp_path: P
     assert not path.exists()
 
 
-def test_the_command_line(tmp_path: Path, capsys):
+def test_the_command_line(tmp_path: Path, capfd):
     path = tmp_path / "socket"
     with serving(path) as process:
         line(process), line(process)
         assert main(["status", f"unix://{path}"]) == 0
-        assert f"unix://{path}" in capsys.readouterr().out
+        assert f"unix://{path}" in capfd.readouterr().out
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     assert not path.exists()

@@ -9,11 +9,10 @@ the output is gone. ``FASTPS_TRACEBACK=1`` shows tracebacks instead of the one l
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastps._shared.process import (
     EXIT_FAILED,
@@ -32,7 +31,7 @@ _COMMANDS = {
     "run and operate": {
         "run": "start servers and the workers of a script on this machine",
         "serve": "run shard servers",
-        "status": "show counters and open spaces of a running cluster",
+        "status": "show shards, workers and problems of a running cluster",
         "ls": "list the tensors of a running cluster, by run",
         "rm": "free the tensors of a run",
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
@@ -75,6 +74,8 @@ def _run(arguments: list[str]) -> int:
         return _serve(arguments[1:])
     if arguments[:1] == ["checkpoint"]:  # so are its options
         return _checkpoint(arguments[1:])
+    if arguments[:1] == ["status"]:  # and its options
+        return _status(arguments[1:])
     if arguments[:1] == ["rl"]:  # imports torch
         from fastps.commands.rl import command
 
@@ -149,23 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "rl",
         add_help=False,
     )
-    status = commands.add_parser(
-        "status",
-        description="Show the counters of all shards of a running cluster, and its open spaces.\n"
-        "The exit code is 1 if a shard does not answer.",
-    )
-    runs.add_addresses(status)
-    status.add_argument(
-        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
-    )
-    status.add_argument("--json", action="store_true", help="print one JSON object")
-    tls = status.add_argument_group("TLS")
-    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that signed the servers' certificates")
-    tls.add_argument(
-        "--tls-cert", metavar="FILE", help="the client certificate, for servers that require one"
-    )
-    tls.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert")
-    status.set_defaults(execute=_status)
+    commands.add_parser("status", add_help=False)
     lister = commands.add_parser(
         "ls",
         description="List the tensors of a running cluster, by run, with their last change.",
@@ -241,36 +226,11 @@ def _checkpoint(arguments: list[str]) -> int:
     return int(_fastps.checkpoint_cli(arguments))
 
 
-def _status(args: argparse.Namespace) -> int:
-    """Prints the counters of all shards, and the open spaces of vectors."""
-    import fastps
+def _status(arguments: list[str]) -> int:
+    """Runs the command line for the state of a cluster, in Rust."""
     from fastps import _fastps
 
-    tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
-    with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
-        fields = ("name", "number", "tensors", "vectors", "coordinator")
-        spaces = [
-            dict(zip(fields, space, strict=True)) for space in _fastps.VectorSpaces(ps.native).list(None)
-        ]
-        # Not the client's counters, which are of this command.
-        stats = {"shards": ps.stats()["shards"], "spaces": spaces}
-    if args.json:
-        print(json.dumps(stats, default=str))
-    else:
-        print("\n".join(_lines(stats)))
-    return EXIT_OK
-
-
-def _lines(value: Any, indent: str = "") -> list[str]:
-    """Nested dictionaries and lists as indented ``name: value`` lines."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    lines: list[str] = []
-    for name, item in items:
-        if isinstance(item, (dict, list, tuple)) and item:
-            lines += [f"{indent}{name}:", *_lines(item, indent + "  ")]
-        else:
-            lines.append(f"{indent}{name}: {item}")
-    return lines
+    return int(_fastps.status_cli(arguments))
 
 
 def _guarded(action: Callable[[], int]) -> int:

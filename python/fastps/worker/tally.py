@@ -66,6 +66,17 @@ class Tally:
             most[tensor] = max(most.get(tensor, 0), pushes)
         return most
 
+    def totals(self) -> dict[str, int | None]:
+        """The counters of all tensors together, as a worker's report has them."""
+        return {
+            "pushes": sum(self._acknowledged.values()),
+            "bytes": self._bytes_pushed,
+            "rejected": self.rejected,
+            "scaled": self._scaled,
+            "staleness_p50": percentile(self._staleness, 0.5),
+            "staleness_p99": percentile(self._staleness, 0.99),
+        }
+
     def stats(self, names: Iterable[str]) -> dict[str, Any]:
         """All counters; `names`: the worker's tensors."""
         acknowledged = dict.fromkeys(names, 0)

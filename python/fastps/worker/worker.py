@@ -44,6 +44,7 @@ from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.own import Own
 from fastps.worker.run.progress import Progress
+from fastps.worker.run.reporter import Reporter
 from fastps.worker.run.seeds import Seeds
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
@@ -164,6 +165,10 @@ class Worker:
         self._reported = False  # whether `ready` has reported the step that has begun
         self.has_stepped = False
         self._seeds: Seeds | None = None
+        self._reporter: Reporter | None = None
+        if not isinstance(ps, Store):
+            names = type(mode).__name__, type(codec).__name__
+            self._reporter = Reporter(self._native, self._groups, self._tally, *names)
         try:
             self._groups.add(params)
             if mode.warm_up_steps and params:
@@ -270,7 +275,7 @@ class Worker:
                 (with `fastps.Sync` all workers must give the same ones). A gradient may be `fastps.Sparse`,
                 but not with `fastps.Local`. The arrays may be reused after the call.
             lr: Learning rate of this step's push, or names to rates; None uses the optimizers'.
-            loss: Passed to ``on_step``.
+            loss: Passed to ``on_step``, and shown by ``fastps status``.
 
         Raises:
             NonFiniteError, ShapeError, DTypeError, ConfigError: A gradient is invalid; nothing was changed.
@@ -288,6 +293,8 @@ class Worker:
             self.first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
         self._watched.check()
+        if self._reporter is not None:
+            self._reporter.begin()
         if self.step_at_once(grads, lr, loss):
             return
         self._check_may_push(grads)
@@ -323,8 +330,7 @@ class Worker:
         if self._alone and not self._groups.stepped_alone():
             self._alone = False
             self._follow(self.mode.after_warm_up)
-        if self._on_step is not None:
-            self._on_step(self._report(loss, lr))
+        self._note_step(loss, lr)
 
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
         """Starts to push some gradients of the next step while others are still computed. With `accumulate`,
@@ -709,6 +715,8 @@ class Worker:
         """
         if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
+        if self._reporter is not None:
+            self._reporter.begin()
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
         base, correction = self._fetches.installed, self._mode.correction
         settings = _fastps.PushSettings(None, one, None, base, None, correction)
@@ -725,8 +733,7 @@ class Worker:
             failed = self._pushes.not_applied(grads, failed)
         if failed is not None:
             raise failed
-        if self._on_step is not None:
-            self._on_step(self._report(loss, lr))
+        self._note_step(loss, lr)
         return True
 
     # -- how -------------------------------------------------------------------------------------------------
@@ -750,8 +757,15 @@ class Worker:
         self._tally.lose(lost)
         warn_of(lost, "worker", stacklevel=3)
 
+    def _note_step(self, loss: float | None, lr: Rates) -> None:
+        """Reports the step that has ended to the servers and to ``on_step``."""
+        if self._reporter is not None:
+            self._reporter.end(self._steps, loss)
+        if self._on_step is not None:
+            self._on_step(self._report(loss, lr))
+
     def _report(self, loss: float | None, lr: Rates) -> Step:
-        """Reports the last step."""
+        """Describes the last step."""
         rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
         return Step(self._steps, loss, *self._tally.told, self.global_step, rate)
 

@@ -1,6 +1,7 @@
 //! `fastps checkpoint` and `fastps-server checkpoint`: data directories without a server, and snapshots of
 //! running servers.
 
+use crate::addresses::{ADDRESSES, with_addresses};
 use clap::{Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
 use fastps_core::error::{Error, Kind, Result};
@@ -11,11 +12,7 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
-
-/// Help of addresses: clippy would take the variable for an item of the code.
-const ADDRESSES: &str = "Addresses of some or all shards: host:port, or unix:// and a path [default: those in FASTPS_ADDRESSES, else 127.0.0.1:7070]";
 
 /// Save, inspect, convert and copy snapshots. DIR is the --data-dir of the servers.
 #[derive(Debug, Parser)]
@@ -155,30 +152,13 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// Connects to these addresses, or to those of the environment, or to the default one.
-fn connect(given: Vec<String>, options: ConnectOptions) -> Result<Arc<Client>> {
-    if !given.is_empty() {
-        return Client::connect(&given, options);
-    }
-    let set = std::env::var("FASTPS_ADDRESSES").unwrap_or_default();
-    let (text, source) = match set.trim() {
-        "" => ("127.0.0.1:7070", "the default address, since none is given and FASTPS_ADDRESSES is not set"),
-        set => (set, "the value of FASTPS_ADDRESSES, since no address is given"),
-    };
-    let addresses: Vec<_> = text.split(',').map(|one| one.trim().to_owned()).collect();
-    Client::connect(&addresses, options).map_err(|mut error| {
-        error.message = format!("{} ({text} is {source})", error.message);
-        error
-    })
-}
-
 /// Returns false if a check found damage.
 fn execute(command: Command) -> Result<bool> {
     match command {
         Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
             let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
             let options = ConnectOptions { timeout, tls, ..ConnectOptions::default() };
-            let client = connect(addresses, options)?;
+            let client = with_addresses(addresses, |addresses| Client::connect(addresses, options))?;
             let snapshots = match cut {
                 None => client.checkpoint(timeout)?,
                 Some(group) => client.checkpoint_of_cut(&group, timeout)?,

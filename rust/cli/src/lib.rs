@@ -1,13 +1,15 @@
 //! The command line of `fastps-server` and of `fastps serve`.
 
+mod addresses;
 mod bucket;
 mod checkpoint;
 mod log;
 mod signals;
+mod status;
 
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_server::{Server, ServerConfig, TlsFiles};
+use fastps_server::{Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
 use log::Log;
 use std::ffi::OsString;
@@ -22,8 +24,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 /// Help of `--copy-to`: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
-/// Run shards of a fastps parameter server. `checkpoint` in place of options works with snapshots and data
-/// directories: see `checkpoint --help`.
+/// Run shards of a fastps parameter server. In place of options, `checkpoint` works with snapshots and data
+/// directories, and `status` shows a running cluster: see `checkpoint --help` and `status --help`.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
@@ -91,6 +93,10 @@ struct ServeArgs {
     /// Start even if durable data in the data directory cannot be read, and drop what is lost.
     #[arg(long)]
     accept_loss: bool,
+    /// Show metrics, health and the state of the shards over HTTP here: HOST:PORT, or off [default:
+    /// 127.0.0.1:7069, if it is free].
+    #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
+    web: Option<String>,
     /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client may read and
     /// change everything.
     #[arg(long)]
@@ -149,11 +155,14 @@ fn log_filter(wanted: &str) -> Result<Targets> {
 }
 
 /// Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit status. The first argument is the program's
-/// name. If the second is `checkpoint`, runs that command instead.
+/// name. If the second is `checkpoint` or `status`, runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if args.get(1).is_some_and(|first| first == "checkpoint") {
         return run_checkpoint(args.into_iter().skip(1));
+    }
+    if args.get(1).is_some_and(|first| first == "status") {
+        return run_status(args.into_iter().skip(1));
     }
     let args = match ServeArgs::try_parse_from(args) {
         Ok(args) => args,
@@ -195,6 +204,11 @@ pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
     checkpoint::run(args)
 }
 
+/// Runs `status` and returns the exit status. The first argument is the program's name.
+pub fn run_status(args: impl IntoIterator<Item = OsString>) -> i32 {
+    status::run(args)
+}
+
 fn serve(args: ServeArgs, log: &Log) -> Result<()> {
     let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
@@ -220,6 +234,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             keep_for: args.keep_for,
             copy_to: args.copy_to,
             accept_loss: args.accept_loss,
+            web: web_address(args.web),
             ..ServerConfig::default()
         })?;
         log.flush(); // warnings of the start come first
@@ -228,6 +243,14 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })
+}
+
+fn web_address(wanted: Option<String>) -> WebAddress {
+    match wanted {
+        None => WebAddress::Default,
+        Some(off) if off == "off" => WebAddress::Off,
+        Some(address) => WebAddress::At(address),
+    }
 }
 
 /// Prints where the server listens. A reader that has closed the pipe, as `head -1` does, does not end it.
@@ -239,6 +262,9 @@ fn announce(server: &Server) {
     }
     for (index, path) in server.sockets() {
         let _ = writeln!(text, "fastps: shard {index} listening on unix://{}", path.display());
+    }
+    if let Some(address) = server.web() {
+        let _ = writeln!(text, "fastps: metrics and health at http://{address}");
     }
     let _ = writeln!(text, "fastps: {}", server.summary());
     let mut out = std::io::stdout();

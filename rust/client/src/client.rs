@@ -64,7 +64,7 @@ impl Client {
         self.shared.fence.check()
     }
 
-    fn is_open(&self) -> Result<()> {
+    pub(crate) fn is_open(&self) -> Result<()> {
         self.shared.process.check()?;
         if *self.closed.borrow() { Err(closed()) } else { Ok(()) }
     }

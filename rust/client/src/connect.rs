@@ -15,6 +15,7 @@ use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::places::Places;
+use crate::state::report::Reports;
 use crate::state::run::RunNames;
 use crate::state::runtime::{Driver, Process, random};
 use crate::state::shared::Shared;
@@ -39,7 +40,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 /// Most shards of a cluster.
-const MAX_SHARDS: usize = 4096;
+pub(crate) const MAX_SHARDS: usize = 4096;
 
 /// Identity, settings and deadline of a hello.
 #[derive(Clone)]
@@ -91,6 +92,7 @@ impl Client {
             fence: Fence::default(),
             lost: Losses::default(),
             places: Places::default(),
+            report: Reports::default(),
             doubts: Mutex::default(),
         });
         let link = |met: Met| {
@@ -290,8 +292,13 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
         }
     }
     failed.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut error = match &failed[..] {
-        [] => return Ok(met),
+    if failed.is_empty() { Ok(met) } else { Err(unreachable(&failed)) }
+}
+
+/// Error for servers that did not answer: their addresses and why.
+pub(crate) fn unreachable(failed: &[(String, Error)]) -> Error {
+    let mut error = match failed {
+        [] => Error::new(Kind::Config, "no address to connect to"),
         [(address, only)] => {
             let mut error = only.clone();
             error.message = format!("cannot connect to {address}: {}", only.message);
@@ -306,7 +313,7 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
     if error.kind == Kind::Connection {
         error.message.push_str("; is a server running there (fastps serve), and are host and port right?");
     }
-    Err(error)
+    error
 }
 
 /// Says hello to one address, and retries until the deadline while the server is away.
@@ -321,7 +328,7 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
         let client = random()?;
         // This end times out first, with a better message.
         let within = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-        let who = Who { client, secret: &secret, name: &name, ack, within, to: None };
+        let who = Who { client, secret: &secret, name: &name, ack, within, to: None, report: None };
         let hello = unary::hello(channel.clone(), who, false);
         let attempt = tokio::time::timeout_at(deadline.into(), hello);
         let what = || waiting::server(address, last.as_ref().map(|error| &*error.message));

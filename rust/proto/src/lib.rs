@@ -13,7 +13,7 @@ pub mod v1 {
 /// Leaves out the incarnation and the secret, which only the client may know.
 impl std::fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { protocol_minor, client: _, name, renew, ack, secret: _, close } = self;
+        let Self { protocol_minor, client: _, name, renew, ack, secret: _, close, report } = self;
         let mut fields = f.debug_struct("HelloRequest");
         fields
             .field("protocol_minor", protocol_minor)
@@ -21,6 +21,7 @@ impl std::fmt::Debug for v1::HelloRequest {
             .field("renew", renew)
             .field("ack", ack)
             .field("close", close)
+            .field("report", report)
             .finish_non_exhaustive()
     }
 }

@@ -148,6 +148,14 @@ pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
 
+/// Runs ``fastps status`` with these arguments; returns the exit status.
+#[pyfunction]
+pub(crate) fn status_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
+    call::run(py, true, || {
+        fastps_cli::run_status(std::iter::once(OsString::from("fastps status")).chain(args))
+    })
+}
+
 /// Runs ``fastps checkpoint`` with these arguments; returns the exit status.
 #[pyfunction]
 pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {

@@ -20,6 +20,21 @@ const MAX_SHARDS: u32 = 256;
 /// Memory for slices; the rest is for other processes, and for the allocator.
 const DEFAULT_PERCENT_OF_MEMORY: u64 = 80;
 
+/// Address of the web listener if none is asked for.
+pub const DEFAULT_WEB: &str = "127.0.0.1:7069";
+
+/// Where the web listener is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum WebAddress {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// At [`DEFAULT_WEB`], unless another process has taken it.
+    Default,
+    /// At this `host:port`.
+    At(String),
+}
+
 /// Settings of one server process.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -76,6 +91,8 @@ pub struct ServerConfig {
     pub copy_to: Option<String>,
     /// Start even if durable data cannot be read, and drop what is lost.
     pub accept_loss: bool,
+    /// Where the web listener is, which shows metrics, health and the state of the shards.
+    pub web: WebAddress,
 }
 
 impl Default for ServerConfig {
@@ -104,6 +121,7 @@ impl Default for ServerConfig {
             keep_for: Duration::ZERO,
             copy_to: None,
             accept_loss: false,
+            web: WebAddress::Off,
         }
     }
 }
@@ -275,7 +293,7 @@ impl ServerConfig {
 }
 
 /// All addresses of a name.
-fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
+pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().map_err(|error| {
         config(format!("invalid address to listen on: {error}")).expected("host:port", format!("{address:?}"))
     })?;

@@ -3,7 +3,7 @@
 //! A frame passes through `connection` (accepts it, knows the peer), `data` (one task per stream; the
 //! transport's `convert` validates once), `cluster` (session, epoch, reservation) and `fastps_core::shard`
 //! to `answers`. `control` serves the unary calls, `persistence` holds what a shard keeps on disk, and
-//! `backup` its snapshots and their copies elsewhere.
+//! `backup` its snapshots and their copies elsewhere. `web` shows metrics, health and state over HTTP.
 
 mod answers;
 mod auth;
@@ -18,7 +18,8 @@ mod listeners;
 mod machine_memory;
 mod persistence;
 pub mod server;
+mod web;
 
-pub use config::ServerConfig;
+pub use config::{DEFAULT_WEB, ServerConfig, WebAddress};
 pub use fastps_transport::TlsFiles;
 pub use server::Server;

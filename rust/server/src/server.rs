@@ -21,6 +21,7 @@ use crate::data::DataService;
 use crate::persistence::Files;
 use crate::persistence::checkpoint::Checkpoints;
 use crate::persistence::snapshots::{self, Snapshots, When};
+use crate::web::{Subject, Web};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
@@ -32,6 +33,7 @@ use fastps_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use fastps_transport::convert;
 use fastps_transport::tls::ServerTls;
 use fastps_transport::unix::Local;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,6 +62,7 @@ pub struct Server {
     threads: Mutex<Vec<JoinHandle<()>>>,
     snapshots: Mutex<Option<Snapshots>>,
     copies: Mutex<Option<Copies>>,
+    web: Option<Web>,
 }
 
 fn internal(what: &str, error: impl std::fmt::Display) -> Error {
@@ -86,6 +89,8 @@ impl Server {
         let files = bound.iter().map(|shard| Files::open(config, shard.index, cluster.len()));
         let files = files.collect::<Result<Vec<_>>>()?;
         let waiting = RecoveryListener::open(&bound, &files, tls.as_ref())?;
+        let subject = Subject::new(bound.iter().map(|b| b.index).zip(files.iter().cloned()).collect());
+        let web = Web::open(&config.web, config.insecure, subject.clone())?;
         let mut cores = Vec::new();
         for (shard, files) in bound.iter().zip(&files) {
             let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
@@ -161,7 +166,8 @@ impl Server {
         let when = When { every: config.snapshot_every, after: config.snapshot_after };
         let snapshots = Mutex::new(Some(Snapshots::start(shards, when)?));
         let threads = Mutex::new(threads);
-        Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies })
+        subject.show(&nodes);
+        Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -172,6 +178,11 @@ impl Server {
     /// Version, data directory, encryption, memory limit and addresses, in one line for people.
     pub fn summary(&self) -> &str {
         &self.summary
+    }
+
+    /// Address of the web listener, if there is one.
+    pub fn web(&self) -> Option<SocketAddr> {
+        self.web.as_ref().map(Web::address)
     }
 
     /// Index in the cluster and address of each shard of this process.

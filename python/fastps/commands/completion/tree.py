@@ -54,7 +54,7 @@ def tree(parser: argparse.ArgumentParser, summaries: dict[str, str]) -> list[Com
     """
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     found = [_command("fastps", parser)._replace(arguments={}, words=dict(summaries))]
-    elsewhere = {"serve": _serve, "checkpoint": _checkpoint, "rl": _rl}
+    elsewhere = {"serve": _serve, "status": _status, "checkpoint": _checkpoint, "rl": _rl}
     for name in summaries:
         if name in elsewhere:
             found += elsewhere[name]()
@@ -94,6 +94,12 @@ def _serve() -> Iterator[Command]:
     from fastps import _fastps
 
     yield _from_help("fastps serve", _printed(_fastps.serve_cli, ["-h"]))
+
+
+def _status() -> Iterator[Command]:
+    from fastps import _fastps
+
+    yield _from_help("fastps status", _printed(_fastps.status_cli, ["-h"]))
 
 
 def _checkpoint() -> Iterator[Command]:

@@ -79,6 +79,11 @@ class Groups:
             self.present = max(self.present, present)
 
     @property
+    def rank(self) -> int | None:
+        """The worker's position in the order of workers, if it has one."""
+        return self._rank
+
+    @property
     def name(self) -> str:
         """Shown where others wait for this worker."""
         return self._name

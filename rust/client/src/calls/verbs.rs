@@ -21,10 +21,10 @@ use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
     Caller, Gradient, OptimizerState, ParameterServer, Patient, PullTensors, Pulled, PushError, PushOptions,
-    PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether, Versions,
+    PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether, Versions, WorkerReport,
 };
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::Read;
+use fastps_transport::convert::{self, Read};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -258,14 +258,25 @@ impl ParameterServer for Client {
     fn stats(&self, timeout: Duration) -> Result<Stats> {
         self.alive()?;
         let deadline = after(timeout);
-        let mut shards = Vec::with_capacity(self.links.len());
+        let mut stats = Stats { client: self.shared.counters.list(), ..Stats::default() };
         for link in self.links.iter() {
             let answer = self.ask_stats(link, Vec::new(), deadline)?;
             let mut counters: Vec<_> = answer.counters.into_iter().collect();
             counters.sort();
-            shards.push((link.address.clone(), counters));
+            stats.shards.push((link.address.clone(), counters));
+            if link.shard() == 0 {
+                stats.workers = answer.sessions.into_iter().map(convert::worker_state_from_wire).collect();
+                stats.groups = answer.groups.into_iter().map(convert::group_state_from_wire).collect();
+            }
         }
-        Ok(Stats { shards, client: self.shared.counters.list() })
+        Ok(stats)
+    }
+
+    fn report(&self, report: WorkerReport) -> Result<()> {
+        report.check()?;
+        self.is_open()?;
+        self.shared.report.set(report);
+        Ok(())
     }
 
     fn lost(&self) -> Vec<Lost> {

@@ -13,13 +13,15 @@ use fastps_transport::convert::{self, Retry};
 use fastps_transport::wire::{Borrower, Messages, Outbox, keep_alive};
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest pause between two attempts to connect.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// Interval between pings to a silent server.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time between two reports of a worker.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Limit on one attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -101,6 +103,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         // Callers wait for less.
         within: link.lease.max(CONNECT_TIMEOUT),
         to: Some(link.addressee()),
+        report: if link.shard() == 0 { shared.report.take() } else { None },
     };
     let answer = match unary::hello(link.channel()?, who, renew).await {
         Err(error) if error.kind == Kind::Fenced => return Err(link.fenced(error)),
@@ -135,6 +138,7 @@ pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Sen
             ack: shared.ack,
             within: CONNECT_TIMEOUT,
             to: Some(link.addressee()),
+            report: None,
         };
         unary::goodbye(channel, who).await;
     })
@@ -192,10 +196,17 @@ async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
 
 /// Keeps the lease; returns when it is lost or the server does not answer for a whole lease.
 async fn heartbeat(link: &Arc<Link>) -> Error {
-    let mut missed = 0;
+    let (mut missed, interval) = (0, link.lease / 3);
+    let mut due = Instant::now() + interval;
     loop {
-        tokio::time::sleep(link.lease / 3).await;
-        match tokio::time::timeout(link.lease / 3, hello(link, true)).await {
+        let pause = due.saturating_duration_since(Instant::now());
+        tokio::time::sleep(if link.shard() == 0 { pause.min(REPORT_INTERVAL) } else { pause }).await;
+        let reports = link.shard() == 0 && link.shared.report.is_unsent();
+        if Instant::now() < due && !reports {
+            continue;
+        }
+        due = Instant::now() + interval;
+        match tokio::time::timeout(interval, hello(link, true)).await {
             Ok(Ok(())) => missed = 0,
             Ok(Err(error)) => return error,
             Err(_) if missed == 1 => return Error::new(Kind::Connection, "the server does not answer"),

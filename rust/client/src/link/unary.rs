@@ -6,6 +6,7 @@ use crate::options::Ack;
 use crate::state::time::jitter;
 use crate::state::waiting::{self, Wait};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::verbs::WorkerReport;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::addressee::Addressee;
@@ -48,6 +49,8 @@ pub(crate) struct Who<'a> {
     pub(crate) within: Duration,
     /// The addressee; `None`: any server at the address.
     pub(crate) to: Option<Addressee>,
+    /// The worker's report.
+    pub(crate) report: Option<WorkerReport>,
 }
 
 impl Who<'_> {
@@ -60,6 +63,7 @@ impl Who<'_> {
             ack: if self.ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
             secret: self.secret.bytes().into(),
             close,
+            report: self.report.as_ref().map(convert::worker_report_to_wire),
         };
         let mut hello = request(hello, self.within);
         if let Some(to) = self.to {

@@ -6,6 +6,7 @@ use crate::state::fence::Fence;
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::places::Places;
+use crate::state::report::Reports;
 use crate::state::runtime::{Process, lock};
 use crate::state::stats::{self, Counters};
 use fastps_core::codec::ErrorFeedback;
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) lost: Losses,
     /// The client's places in groups of workers.
     pub(crate) places: Places,
+    /// The worker's report, which goes to shard 0.
+    pub(crate) report: Reports,
     /// Doubts whose content may return to a residual.
     pub(crate) doubts: Mutex<Vec<Arc<Doubt>>>,
 }

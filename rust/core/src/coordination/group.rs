@@ -343,6 +343,16 @@ impl Groups {
         self.quorums.load(Ordering::Acquire) > 0
     }
 
+    /// Every group that has workers or a warm start: its number, mode, places, and slowest and fastest clock.
+    pub fn list(&self) -> Vec<(u32, Mode, u64, u64, u64)> {
+        let tables = lock(&self.tables);
+        let row = |((group, _), table): (&(u32, GroupPhase), &GroupTable)| {
+            let fastest = table.members.values().map(|member| member.clock).max().unwrap_or(0);
+            (*group, table.mode, table.members.len() as u64, table.slowest(), fastest)
+        };
+        tables.iter().map(row).collect()
+    }
+
     /// Number of taken places.
     pub fn len(&self) -> usize {
         lock(&self.tables).values().map(|table| table.members.len()).sum()

@@ -239,7 +239,7 @@ impl ParameterServer for Store {
             ("bytes_saved", &self.bytes_saved),
         ];
         let client = own.map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed))).to_vec();
-        Ok(Stats { shards: vec![(String::new(), counters)], client })
+        Ok(Stats { shards: vec![(String::new(), counters)], client, ..Stats::default() })
     }
 
     fn close(&self) {

@@ -4,6 +4,7 @@
 mod parameter_server;
 mod pull_tensors;
 mod push_tensors;
+mod report;
 mod tensor_registry;
 mod train_together;
 mod values;
@@ -18,10 +19,11 @@ pub use crate::tensor::{SliceVersion, Versions};
 pub use parameter_server::ParameterServer;
 pub use pull_tensors::PullTensors;
 pub use push_tensors::PushTensors;
+pub use report::WorkerReport;
 pub use tensor_registry::TensorRegistry;
 pub use train_together::TrainTogether;
 pub use values::{
-    Caller, Done, Fate, Gradient, GradientRef, InDoubt, OptimizerState, PartialPush, Patient, Pulled,
-    PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values,
+    Caller, Done, Fate, Gradient, GradientRef, GroupState, InDoubt, OptimizerState, PartialPush, Patient,
+    Pulled, PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values, WorkerState,
 };
 pub use vector_spaces::{OpenedSpace, SpaceInfo, VectorPull, VectorSpaces};

@@ -1,5 +1,6 @@
 //! [`ParameterServer`], the interface that the in-process store and the network client implement.
 
+use super::report::WorkerReport;
 use super::values::Stats;
 use super::{PullTensors, PushTensors, TensorRegistry, TrainTogether, VectorSpaces};
 use crate::base::error::{Lost, Result};
@@ -21,6 +22,11 @@ pub trait ParameterServer:
     }
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
+    /// Replaces the worker's report about its training, which servers show to people: a cluster sends it with
+    /// renewals of the lease, at most once a second. In process it is only checked.
+    fn report(&self, report: WorkerReport) -> Result<()> {
+        report.check()
+    }
     /// Takes the list of what restarted servers have lost although this client had receipts for it. After the
     /// first call, other calls no longer raise these losses. Empty in process.
     fn lost(&self) -> Vec<Lost> {

@@ -7,6 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::kernel::codec::{Codec, CodecId, ErrorFeedback};
 use crate::slice::frame::Applied;
 use crate::tensor::Versions;
+use crate::verbs::report::WorkerReport;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -337,9 +338,51 @@ impl<T: Clone + Send + Sync> Ticket<T> for Done<T> {
     }
 }
 
-/// Counters by name.
+/// A client's session at shard 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkerState {
+    /// Number of the session among those of its shard.
+    pub session: u64,
+    /// The client's name.
+    pub name: String,
+    /// Frames applied.
+    pub applied: u64,
+    /// Time since its last message.
+    pub idle: Duration,
+    /// Its last report, if it sent one.
+    pub report: Option<WorkerReport>,
+}
+
+impl WorkerState {
+    /// The worker's name, or that of its client.
+    pub fn shown_name(&self) -> &str {
+        let own = self.report.as_ref().map_or("", |report| &report.name);
+        if own.is_empty() { &self.name } else { own }
+    }
+}
+
+/// A group that has workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupState {
+    /// The group's name.
+    pub name: String,
+    /// Its mode, as text.
+    pub mode: String,
+    /// Workers present.
+    pub workers: u64,
+    /// The smallest clock of its workers.
+    pub slowest: u64,
+    /// The largest clock of its workers.
+    pub fastest: u64,
+}
+
+/// Counters by name, and the clients and groups of a cluster.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
+    /// Sessions of clients at shard 0; empty in process.
+    pub workers: Vec<WorkerState>,
+    /// Groups that have workers, at shard 0; empty in process.
+    pub groups: Vec<GroupState>,
     /// Per shard, in index order: its address (empty in process) and its counters.
     pub shards: Vec<(String, Vec<(String, u64)>)>,
     /// This client's own counters.

@@ -274,7 +274,7 @@ pub struct Refusal {
     pub retry_after_ms: ::core::option::Option<u64>,
 }
 /// Opens or renews a session.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct HelloRequest {
     /// Minor version of this protocol that the client speaks.
@@ -301,6 +301,59 @@ pub struct HelloRequest {
     /// With renew: the client is done, and its session ends now, as if its lease had run out. An older server renews it.
     #[prost(bool, tag = "7")]
     pub close: bool,
+    /// The worker's report about its training. Unset: the last one stays. An older server ignores it.
+    #[prost(message, optional, tag = "8")]
+    pub report: ::core::option::Option<WorkerReport>,
+}
+/// A worker's description of its training, for people: servers show the last one and never act on it. At most 512 bytes
+/// encoded, and numbers are finite; a server ignores any other, and logs it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WorkerReport {
+    /// The worker's rank. Unset: it has none.
+    #[prost(uint32, optional, tag = "1")]
+    pub rank: ::core::option::Option<u32>,
+    /// The host of its process.
+    #[prost(string, tag = "2")]
+    pub host: ::prost::alloc::string::String,
+    /// Steps taken.
+    #[prost(uint64, tag = "3")]
+    pub steps: u64,
+    /// Loss of the last step that had one.
+    #[prost(double, optional, tag = "4")]
+    pub loss: ::core::option::Option<f64>,
+    /// Pushes acknowledged.
+    #[prost(uint64, tag = "5")]
+    pub pushes: u64,
+    /// Bytes of gradients sent, as encoded.
+    #[prost(uint64, tag = "6")]
+    pub bytes: u64,
+    /// Staleness that half of the pushes do not exceed. Unset: unknown.
+    #[prost(uint64, optional, tag = "7")]
+    pub staleness_p50: ::core::option::Option<u64>,
+    /// Staleness that 99 % of the pushes do not exceed. Unset: unknown.
+    #[prost(uint64, optional, tag = "8")]
+    pub staleness_p99: ::core::option::Option<u64>,
+    /// Share of the time since the report before that the worker spent waiting for servers and other workers, 0 to 1.
+    #[prost(double, optional, tag = "9")]
+    pub waited: ::core::option::Option<f64>,
+    /// Pushes dropped as too stale or not finite.
+    #[prost(uint64, tag = "10")]
+    pub rejected: u64,
+    /// Pushes applied with a smaller rate because they were stale.
+    #[prost(uint64, tag = "11")]
+    pub scaled: u64,
+    /// The mode, such as "Async".
+    #[prost(string, tag = "12")]
+    pub mode: ::prost::alloc::string::String,
+    /// The codec, such as "Int8".
+    #[prost(string, tag = "13")]
+    pub codec: ::prost::alloc::string::String,
+    /// Mean seconds of a step since the report before, of those that ended. Unset: none ended.
+    #[prost(double, optional, tag = "14")]
+    pub step_seconds: ::core::option::Option<f64>,
+    /// The worker's name. Empty: that of its client.
+    #[prost(string, tag = "15")]
+    pub name: ::prost::alloc::string::String,
 }
 /// Describes the server.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -669,9 +722,43 @@ pub struct StatsResponse {
     /// the last change, to about a second.
     #[prost(map = "string, uint64", tag = "3")]
     pub changed_ms_ago: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
+    /// Index of this shard.
+    #[prost(uint32, tag = "4")]
+    pub shard: u32,
+    /// Addresses of all shards in the order of their indices. Empty: the server is of an earlier version.
+    #[prost(string, repeated, tag = "5")]
+    pub cluster: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Version of the server, such as "0.1.0".
+    #[prost(string, tag = "6")]
+    pub version: ::prost::alloc::string::String,
+    /// Why the shard refuses calls at present. Empty: it serves.
+    #[prost(string, tag = "7")]
+    pub trouble: ::prost::alloc::string::String,
+    /// Groups that have workers; on shard 0.
+    #[prost(message, repeated, tag = "8")]
+    pub groups: ::prost::alloc::vec::Vec<GroupState>,
+}
+/// A group of tensors that has workers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GroupState {
+    /// The group's name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its mode, for people.
+    #[prost(string, tag = "2")]
+    pub mode: ::prost::alloc::string::String,
+    /// Workers present.
+    #[prost(uint64, tag = "3")]
+    pub workers: u64,
+    /// The smallest clock of its workers.
+    #[prost(uint64, tag = "4")]
+    pub slowest: u64,
+    /// The largest clock of its workers.
+    #[prost(uint64, tag = "5")]
+    pub fastest: u64,
 }
 /// A client's session, without the client's incarnation.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Session {
     /// The name from its Hello.
     #[prost(string, tag = "2")]
@@ -685,6 +772,9 @@ pub struct Session {
     /// Its number among the sessions of this shard since its start, from 1. Unset (0): the server's minor version is 0.
     #[prost(uint64, tag = "5")]
     pub number: u64,
+    /// Its last report. Unset: it sent none to this shard. Native clients report to shard 0 only.
+    #[prost(message, optional, tag = "6")]
+    pub report: ::core::option::Option<WorkerReport>,
 }
 /// What binds the workers of a group. A field that its kind does not use must be unset.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -7,6 +7,7 @@ mod portion;
 mod pull;
 mod pull_flight;
 mod push;
+mod report;
 mod settings;
 mod vectors;
 mod waiting;
@@ -653,7 +654,17 @@ impl Client {
         let result = PyDict::new(py);
         result.set_item("client", counters(&stats.client)?)?;
         result.set_item("shards", shards.collect::<PyResult<Vec<_>>>()?)?;
+        let workers = stats.workers.iter().map(|state| report::worker_object(py, state));
+        result.set_item("workers", workers.collect::<PyResult<Vec<_>>>()?)?;
+        let groups = stats.groups.iter().map(|state| report::group_object(py, state));
+        result.set_item("groups", groups.collect::<PyResult<Vec<_>>>()?)?;
         Ok(result)
+    }
+
+    /// Replaces the worker's report; `fields` are those of `WorkerReport` by name.
+    fn report(&self, py: Python<'_>, fields: &Bound<'_, PyDict>) -> PyResult<()> {
+        let report = report::read_report(fields)?;
+        self.server.get(py)?.report(report).or_raise(py)
     }
 
     /// Waits for pushes in progress, at most the client's timeout, and ends the session; raises an unread

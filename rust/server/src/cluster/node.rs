@@ -12,9 +12,11 @@ use crate::human;
 use crate::persistence::Files;
 use crate::persistence::gate::Gate;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::Mode;
 use fastps_core::portions::Portions;
 use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
+use fastps_core::verbs::GroupState;
 use fastps_proto::v1 as pb;
 use fastps_transport::tls::ClientTls;
 use std::collections::HashMap;
@@ -25,6 +27,9 @@ use tokio::sync::{Semaphore, watch};
 
 /// The epoch of the cluster map; it will change when shards join or leave.
 pub(crate) const EPOCH: u64 = 1;
+
+/// Most groups listed in statistics.
+const MAX_LISTED_GROUPS: usize = 256;
 
 /// Retry delay after losing a race.
 const RETRY_AFTER_MS: u64 = 100;
@@ -250,6 +255,21 @@ impl Node {
         self.shard.note_changes(now);
         let last = self.shard.last_changes(&names.iter().map(String::as_str).collect());
         last.into_iter().map(|(name, at)| (name.to_string(), now.saturating_sub(at))).collect()
+    }
+
+    /// Why calls are refused at present; `None`: the shard serves.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.check_serving().err().map(|error| error.to_string())
+    }
+
+    /// The groups that have workers. Only shard 0 knows their names.
+    pub(crate) fn group_states(&self) -> Vec<GroupState> {
+        let Ok(map) = self.map() else { return Vec::new() };
+        let state = |(group, mode, workers, slowest, fastest): (u32, Mode, u64, u64, u64)| {
+            let name = map.group_name(group)?.to_string();
+            Some(GroupState { name, mode: mode.to_string(), workers, slowest, fastest })
+        };
+        self.shard.groups().list().into_iter().take(MAX_LISTED_GROUPS).filter_map(state).collect()
     }
 
     /// All counters.

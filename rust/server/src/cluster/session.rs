@@ -7,8 +7,9 @@ use crate::human;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
+use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_durable::{Catalog, Event, SecretHash};
-use fastps_proto::v1 as pb;
+use fastps_transport::convert::MAX_REPORT_BYTES;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -60,11 +61,14 @@ struct Session {
     applied: u64,
     /// Set when pushes are acknowledged only once durable.
     logged: bool,
+    /// The worker's last report.
+    report: Option<WorkerReport>,
     memory: Charge,
 }
 
-/// Memory of a session, with the longest name.
-const SESSION_BYTES: u64 = (MAX_CLIENT_NAME_BYTES + 2 * size_of::<(u64, Session)>()) as u64;
+/// Memory of a session, with the longest name and the texts of the longest report.
+const SESSION_BYTES: u64 =
+    (MAX_CLIENT_NAME_BYTES + MAX_REPORT_BYTES + 2 * size_of::<(u64, Session)>()) as u64;
 
 #[derive(Debug, Default)]
 struct SessionTable {
@@ -183,6 +187,13 @@ impl Sessions {
         Ok(Greeted { number, changed: true })
     }
 
+    /// Keeps a worker's report.
+    pub(crate) fn keep_report(&self, client: u64, report: WorkerReport) {
+        if let Some(session) = self.table().live.get_mut(&client) {
+            session.report = Some(report);
+        }
+    }
+
     /// The name of a client; empty without a session.
     pub(crate) fn name(&self, client: u64) -> String {
         self.table().live.get(&client).map(|session| session.name.clone()).unwrap_or_default()
@@ -242,7 +253,8 @@ impl Sessions {
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
         table.newest += 1;
         let (number, name) = (table.newest, name.to_owned());
-        let session = Session { number, secret, name, last_seen: now, applied: 0, logged, memory };
+        let session =
+            Session { number, secret, name, last_seen: now, applied: 0, logged, report: None, memory };
         table.live.insert(client, session);
         table.order.push_back(client);
         Ok(number)
@@ -358,13 +370,14 @@ impl Sessions {
     }
 
     /// The live sessions, at most `limit`.
-    pub(crate) fn list(&self, now: Instant, limit: usize) -> Vec<pb::Session> {
+    pub(crate) fn list(&self, now: Instant, limit: usize) -> Vec<WorkerState> {
         let table = self.table();
-        let session = |s: &Session| pb::Session {
-            number: s.number,
+        let session = |s: &Session| WorkerState {
+            session: s.number,
             name: s.name.clone(),
             applied: s.applied,
-            idle_ms: now.saturating_duration_since(s.last_seen).as_millis() as u64,
+            idle: now.saturating_duration_since(s.last_seen),
+            report: s.report.clone(),
         };
         table.live.values().take(limit).map(session).collect()
     }
@@ -526,8 +539,8 @@ mod tests {
             assert_eq!(sessions.hello(&stranger, late).unwrap_err().kind, Kind::Denied);
         }
         let listed = &sessions.list(late, 9)[0];
-        assert_eq!((listed.number, listed.name.as_str()), (number, "a"));
-        assert_eq!(u128::from(listed.idle_ms), (LEASE / 2).as_millis());
+        assert_eq!((listed.session, listed.name.as_str()), (number, "a"));
+        assert_eq!(listed.idle, LEASE / 2);
         // The client itself, also where the answer to its Hello got lost.
         assert!(!sessions.admit(1, Some(&own), late).unwrap());
         assert_eq!(hello(&sessions, 1, "a", false, late).unwrap().number, number);

@@ -58,10 +58,22 @@ fn answer(node: &Node, peer: &Peer, m: &pb::HelloRequest, logged: Result<bool>) 
     if session.changed {
         node.files.note(|| Event::SessionOpened(m.client, secret));
     }
+    keep_report(node, m);
     if !is_live {
         tracing::info!(shard = node.index(), session = session.number, name = m.name, "a client joined");
     }
     Ok(session.number)
+}
+
+/// Keeps the report, if there is one. A bad one never ends a session.
+fn keep_report(node: &Node, m: &pb::HelloRequest) {
+    let Some(report) = &m.report else { return };
+    match convert::worker_report_from_wire(report) {
+        Ok(report) => node.sessions.keep_report(m.client, report),
+        Err(error) => {
+            tracing::warn!(shard = node.index(), name = m.name, %error, "a worker's report is not shown");
+        }
+    }
 }
 
 fn close(node: &Node, client: u64, secret: &SecretHash) -> Result<u64> {

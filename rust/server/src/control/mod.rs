@@ -293,8 +293,18 @@ impl Control for ControlService {
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             Ok(pb::StatsResponse {
                 counters,
-                sessions: node.sessions.list(Instant::now(), MAX_LISTED_SESSIONS),
+                sessions: node
+                    .sessions
+                    .list(Instant::now(), MAX_LISTED_SESSIONS)
+                    .iter()
+                    .map(convert::worker_state_to_wire)
+                    .collect(),
                 changed_ms_ago: node.changed_ms_ago(&m.changed),
+                shard: node.index(),
+                cluster: node.cluster.to_vec(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                trouble: node.trouble().unwrap_or_default(),
+                groups: node.group_states().iter().map(convert::group_state_to_wire).collect(),
             })
         })
         .await

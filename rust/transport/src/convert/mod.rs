@@ -14,6 +14,7 @@ mod request;
 mod space;
 mod spec;
 mod vector;
+mod worker;
 
 pub use ack::{CAN_LOG, wants_log};
 pub use answer::{
@@ -40,4 +41,8 @@ pub use spec::{optimizer_from_wire, optimizer_to_wire, spec_from_wire, spec_to_w
 pub use vector::{
     MAX_SCALAR_BYTES, PortionOf, Run, VectorRead, portion_header, portion_receipt, program_to_wire,
     run_header, scalars, vector_read_header,
+};
+pub use worker::{
+    MAX_REPORT_BYTES, group_state_from_wire, group_state_to_wire, worker_report_from_wire,
+    worker_report_to_wire, worker_state_from_wire, worker_state_to_wire,
 };

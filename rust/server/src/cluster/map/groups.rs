@@ -43,6 +43,11 @@ impl Groups {
         Ok(())
     }
 
+    /// The name of a group.
+    pub(super) fn name(&self, number: u32) -> Option<Arc<str>> {
+        self.by_name.iter().find(|(_, group)| group.number == number).map(|(name, _)| name.clone())
+    }
+
     /// Counts a tensor whose registration begins; the number of its group.
     pub(super) fn enter(&mut self, name: &Arc<str>) -> Result<u32> {
         if let Some(group) = self.by_name.get_mut(name) {

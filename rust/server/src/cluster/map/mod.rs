@@ -280,6 +280,11 @@ impl Map {
         self.open.contains_key(&client)
     }
 
+    /// The name of a group.
+    pub(crate) fn group_name(&self, group: u32) -> Option<Arc<str>> {
+        self.groups.name(group)
+    }
+
     /// Returns whether tensors of this group exist.
     pub(crate) fn has_group(&self, group: u32) -> bool {
         self.groups.has(group)

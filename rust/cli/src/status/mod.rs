@@ -1,0 +1,128 @@
+//! `fastps status`: the state of a running cluster, for people and as JSON.
+
+mod json;
+mod lines;
+mod warnings;
+
+use crate::addresses::{ADDRESSES, with_addresses};
+use crate::checkpoint::in_json;
+use clap::Parser;
+use fastps_client::{ClusterView, ShardView, TlsFiles, inspect};
+use fastps_core::error::Result;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Time between the two looks that rates are computed from.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// Exit status when the reader of the output is gone, as a shell reports SIGPIPE.
+const PIPE_CLOSED: i32 = 128 + 13;
+
+/// Show the state of a running cluster: its shards, its workers, and what is wrong. The exit code is 1 if a
+/// shard does not answer or does not serve.
+#[derive(Debug, Parser)]
+#[command(name = "fastps status")]
+struct StatusArgs {
+    /// Addresses of the shards.
+    #[arg(value_delimiter = ',', help = ADDRESSES)]
+    addresses: Vec<String>,
+    /// Seconds to wait for an answer.
+    #[arg(long, default_value = "5", value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Duration,
+    /// Show all counters, all workers and the open spaces of vectors.
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// The CA that signed the servers' certificates (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The client certificate, for servers that require one (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+}
+
+/// Two looks at a cluster.
+#[derive(Debug)]
+struct Looks {
+    now: ClusterView,
+    before: ClusterView,
+    /// Seconds between them.
+    apart: f64,
+}
+
+impl Looks {
+    /// Increase of a shard's counter per second.
+    fn rate(&self, shard: Option<u32>, counter: &str) -> Option<f64> {
+        let of = |view: &ClusterView| {
+            let view = view.shards.iter().find(|view| view.shard == shard)?;
+            view.answer.as_ref().ok()?.counters.get(counter).copied()
+        };
+        let (now, before) = (of(&self.now)?, of(&self.before)?);
+        Some(now.saturating_sub(before) as f64 / self.apart)
+    }
+}
+
+/// Runs the command and returns the exit status. The first argument is the program's name.
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args = match StatusArgs::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let (lines, serves) = match look(args) {
+        Ok(found) => found,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: {error}");
+            return 1;
+        }
+    };
+    let mut out = std::io::stdout().lock();
+    match lines.iter().try_for_each(|line| writeln!(out, "{line}")).and_then(|()| out.flush()) {
+        Ok(()) => i32::from(!serves),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => PIPE_CLOSED,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: cannot print: {error}");
+            1
+        }
+    }
+}
+
+/// The lines to print, and whether every shard serves.
+fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
+    let tls = TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca };
+    let looks = with_addresses(args.addresses, |addresses| {
+        let (start, before) = (Instant::now(), inspect(addresses, &tls, args.timeout)?);
+        std::thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
+        let apart = start.elapsed().as_secs_f64();
+        Ok(Looks { now: inspect(addresses, &tls, args.timeout)?, before, apart })
+    })?;
+    let warnings = warnings::of(&looks.now);
+    let lines = if args.json {
+        vec![in_json(&json::of(&looks, &warnings))?]
+    } else {
+        lines::of(&looks, &warnings, args.all)
+    };
+    let serving = |view: &ShardView| view.answer.as_ref().is_ok_and(|stats| stats.trouble.is_none());
+    Ok((lines, looks.now.shards.iter().all(serving)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        StatusArgs::command().debug_assert();
+        assert_eq!(run(["x", "--no-such-option"].map(OsString::from)), 2);
+        assert_eq!(run(["x", "not an address"].map(OsString::from)), 1);
+    }
+}

@@ -1,0 +1,81 @@
+//! The paths of the web listener.
+
+use super::Subject;
+use super::cluster;
+use super::hosts::Hosts;
+use super::metrics::{self, Form};
+use bytes::Bytes;
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const PATHS: &str = "/metrics, /healthz, /readyz, /version and /api/v1/cluster";
+
+type Answer = Response<Full<Bytes>>;
+
+fn respond(status: StatusCode, kind: &'static str, body: String) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    answer
+}
+
+fn refuse(status: StatusCode, why: &str) -> Answer {
+    respond(status, TEXT, format!("{why}\n"))
+}
+
+/// Answers a request.
+pub(super) fn answer<B>(request: &Request<B>, hosts: &Hosts, subject: &Subject) -> Answer {
+    if let Some(refusal) = refusal(request, hosts) {
+        return refusal;
+    }
+    match request.uri().path() {
+        "/metrics" => {
+            let form = Form::wanted(text(request.headers(), &ACCEPT).unwrap_or_default());
+            match metrics::text(subject, form) {
+                Ok(body) => respond(StatusCode::OK, form.content_type(), body),
+                Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+            }
+        }
+        "/healthz" => respond(StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/readyz" => match subject.trouble() {
+            None => respond(StatusCode::OK, TEXT, "ok\n".to_owned()),
+            Some(trouble) => refuse(StatusCode::SERVICE_UNAVAILABLE, &trouble),
+        },
+        "/version" => {
+            respond(StatusCode::OK, JSON, format!("{{\"version\":\"{}\"}}\n", env!("CARGO_PKG_VERSION")))
+        }
+        "/api/v1/cluster" => respond(StatusCode::OK, JSON, cluster::json(subject)),
+        _ => refuse(StatusCode::NOT_FOUND, &format!("there is no such path; there are {PATHS}")),
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &http::HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Refuses requests that could change something, and those of foreign pages.
+fn refusal<B>(request: &Request<B>, hosts: &Hosts) -> Option<Answer> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut answer =
+            refuse(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD: nothing can be changed here");
+        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return Some(answer);
+    }
+    let headers = request.headers();
+    let mut given = headers.get_all(HOST).iter();
+    let host = given.next().and_then(|host| host.to_str().ok());
+    if given.next().is_some() || !host.is_some_and(|host| hosts.knows(host)) {
+        let why = "the Host header names another server; use the address that --web has";
+        return Some(refuse(StatusCode::MISDIRECTED_REQUEST, why));
+    }
+    if headers.contains_key(ORIGIN) && !text(headers, &ORIGIN).is_some_and(|origin| hosts.is_own(origin)) {
+        return Some(refuse(StatusCode::FORBIDDEN, "requests of foreign pages are refused"));
+    }
+    None
+}

@@ -1,0 +1,65 @@
+//! `/api/v1/cluster`: the state of this process's shards as JSON.
+
+use super::Subject;
+use super::metrics::MAX_WORKERS;
+use crate::cluster::node::Node;
+use fastps_core::verbs::{GroupState, WorkerState};
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// One object; docs/reference/metrics.md describes it.
+pub(super) fn json(subject: &Subject) -> String {
+    let nodes = subject.nodes();
+    let first = nodes.iter().find(|node| node.index() == 0);
+    let object = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "ready": subject.trouble().is_none(),
+        "trouble": subject.trouble(),
+        "cluster": nodes.first().map_or(&[][..], |node| &node.cluster),
+        "shards": nodes.iter().map(|node| shard(node)).collect::<Vec<_>>(),
+        "workers": first.map(|node| workers(node)),
+        "groups": first.map(|node| node.group_states().iter().map(group).collect::<Vec<_>>()),
+    });
+    format!("{object}\n")
+}
+
+fn shard(node: &Node) -> Value {
+    let counters: serde_json::Map<String, Value> =
+        node.counters().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    json!({ "shard": node.index(), "trouble": node.trouble(), "counters": counters })
+}
+
+fn workers(node: &Node) -> Vec<Value> {
+    let mut states = node.sessions.list(Instant::now(), usize::MAX);
+    states.retain(|state| state.report.is_some());
+    states.sort_by_key(|state| std::cmp::Reverse(state.report.as_ref().map(|report| report.steps)));
+    states.iter().take(MAX_WORKERS).map(worker).collect()
+}
+
+fn worker(state: &WorkerState) -> Value {
+    let report = state.report.clone().unwrap_or_default();
+    json!({
+        "session": state.session,
+        "name": state.shown_name(),
+        "idle_seconds": state.idle.as_secs_f64(),
+        "rank": report.rank,
+        "host": report.host,
+        "steps": report.steps,
+        "step_seconds": report.step_seconds,
+        "loss": report.loss,
+        "pushes": report.pushes,
+        "bytes": report.bytes,
+        "staleness_p50": report.staleness_p50,
+        "staleness_p99": report.staleness_p99,
+        "waited": report.waited,
+        "rejected": report.rejected,
+        "scaled": report.scaled,
+        "mode": report.mode,
+        "codec": report.codec,
+    })
+}
+
+fn group(state: &GroupState) -> Value {
+    let GroupState { name, mode, workers, slowest, fastest } = state;
+    json!({ "name": name, "mode": mode, "workers": workers, "slowest": slowest, "fastest": fastest })
+}

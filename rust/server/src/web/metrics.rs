@@ -1,0 +1,284 @@
+//! `/metrics`: the counters of this process's shards, its groups, and the reports of its workers.
+
+use super::Subject;
+use super::names::{Kind, SHARD};
+use fastps_core::verbs::{GroupState, WorkerReport, WorkerState};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Instant;
+
+/// Most workers with series of their own: those with most steps. The others are summed.
+pub(super) const MAX_WORKERS: usize = 64;
+/// Label of the workers that are summed.
+const OTHERS: &str = "(others)";
+
+/// Text format of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Prometheus,
+    OpenMetrics,
+}
+
+impl Form {
+    /// The form that an `Accept` header asks for.
+    pub(super) fn wanted(accept: &str) -> Self {
+        if accept.contains("application/openmetrics-text") { Self::OpenMetrics } else { Self::Prometheus }
+    }
+
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => prometheus_text::CONTENT_TYPE,
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Value {
+    Whole(u64),
+    Real(f64),
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A metric with its series.
+#[derive(Debug)]
+struct Family {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    series: Vec<(Labels, Value)>,
+}
+
+/// The text of all metrics.
+pub(super) fn text(subject: &Subject, form: Form) -> Result<String, fmt::Error> {
+    let mut families = vec![ready(subject)];
+    families.extend(shards(subject));
+    if let Some(first) = subject.nodes().iter().find(|node| node.index() == 0) {
+        families.extend(groups(&first.group_states()));
+        families.extend(workers(first.sessions.list(Instant::now(), usize::MAX)));
+    }
+    families.retain(|family| !family.series.is_empty());
+    encode(families, form)
+}
+
+fn encode(families: Vec<Family>, form: Form) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("fastps");
+    registry.register_collector(Box::new(Families(families)));
+    let mut out = String::new();
+    match form {
+        Form::Prometheus => prometheus_text::encode(&mut out, &registry)?,
+        Form::OpenMetrics => text::encode(&mut out, &registry)?,
+    }
+    Ok(out)
+}
+
+#[derive(Debug)]
+struct Families(Vec<Family>);
+
+impl Collector for Families {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for Family { name, kind, help, series } in &self.0 {
+            let of_kind = if *kind == Kind::Counter { MetricType::Counter } else { MetricType::Gauge };
+            // The registry adds the full stop that the format asks for to its own metrics only.
+            let help = format!("{help}.");
+            let mut metric = encoder.encode_descriptor(name, &help, None, of_kind)?;
+            for (labels, value) in series {
+                let mut point = metric.encode_family(labels)?;
+                match (kind, *value) {
+                    (Kind::Counter, Value::Whole(value)) => {
+                        point.encode_counter::<Labels, _, u64>(&value, None)?;
+                    }
+                    (Kind::Counter, Value::Real(value)) => {
+                        point.encode_counter::<Labels, _, u64>(&value, None)?;
+                    }
+                    (Kind::Gauge, Value::Whole(value)) => point.encode_gauge(&value)?,
+                    (Kind::Gauge, Value::Real(value)) => point.encode_gauge(&value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ready(subject: &Subject) -> Family {
+    let value = Value::Whole(u64::from(subject.trouble().is_none()));
+    let help = "1 while every shard of the process serves";
+    Family { name: "ready", kind: Kind::Gauge, help, series: vec![(Vec::new(), value)] }
+}
+
+fn shards(subject: &Subject) -> Vec<Family> {
+    let counters: Vec<(String, HashMap<&str, u64>)> = subject
+        .nodes()
+        .iter()
+        .map(|node| (node.index().to_string(), node.counters().into_iter().collect()))
+        .collect();
+    let mut families: Vec<Family> = Vec::new();
+    for metric in SHARD {
+        let series = counters.iter().filter_map(|(shard, counters)| {
+            let mut labels = vec![("shard", shard.clone())];
+            labels.extend(metric.label.map(|(label, value)| (label, value.to_owned())));
+            Some((labels, Value::Whole(*counters.get(metric.counter)?)))
+        });
+        match families.last_mut().filter(|last| last.name == metric.name) {
+            Some(last) => last.series.extend(series),
+            None => families.push(Family {
+                name: metric.name,
+                kind: metric.kind,
+                help: metric.help,
+                series: series.collect(),
+            }),
+        }
+    }
+    families
+}
+
+fn groups(states: &[GroupState]) -> Vec<Family> {
+    let family = |name, help, value: fn(&GroupState) -> u64| {
+        let series =
+            states.iter().map(|state| (vec![("group", state.name.clone())], Value::Whole(value(state))));
+        Family { name, kind: Kind::Gauge, help, series: series.collect() }
+    };
+    vec![
+        family("group_workers", "Workers present in the group", |state| state.workers),
+        family("group_clock_slowest", "Clock of the group's slowest worker", |state| state.slowest),
+        family("group_clock_fastest", "Clock of the group's fastest worker", |state| state.fastest),
+    ]
+}
+
+/// A metric of each worker.
+#[derive(Debug)]
+struct OfWorker {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&WorkerState, &WorkerReport) -> Option<Value>,
+}
+
+const fn counted(
+    name: &'static str,
+    help: &'static str,
+    value: fn(&WorkerState, &WorkerReport) -> Option<Value>,
+) -> OfWorker {
+    OfWorker { name, kind: Kind::Counter, help, value }
+}
+
+const fn gauge(
+    name: &'static str,
+    help: &'static str,
+    value: fn(&WorkerState, &WorkerReport) -> Option<Value>,
+) -> OfWorker {
+    OfWorker { name, kind: Kind::Gauge, help, value }
+}
+
+const WORKER: &[OfWorker] = &[
+    counted("worker_steps", "Steps of the worker", |_, r| Some(Value::Whole(r.steps))),
+    counted("worker_pushes", "Pushes of the worker that were acknowledged", |_, r| {
+        Some(Value::Whole(r.pushes))
+    }),
+    counted("worker_sent_bytes", "Bytes of gradients that the worker sent", |_, r| {
+        Some(Value::Whole(r.bytes))
+    }),
+    counted("worker_rejected", "Pushes of the worker that were dropped", |_, r| {
+        Some(Value::Whole(r.rejected))
+    }),
+    counted("worker_scaled", "Pushes of the worker applied with a smaller rate", |_, r| {
+        Some(Value::Whole(r.scaled))
+    }),
+    gauge("worker_step_seconds", "Mean time of the worker's latest steps", |_, r| {
+        r.step_seconds.map(Value::Real)
+    }),
+    gauge("worker_waited_ratio", "Share of time that the worker waited for servers and others", |_, r| {
+        r.waited.map(Value::Real)
+    }),
+    gauge("worker_loss", "Loss of the worker's last step", |_, r| r.loss.map(Value::Real)),
+    gauge("worker_staleness_p50", "Staleness that half of the worker's pushes do not exceed", |_, r| {
+        r.staleness_p50.map(Value::Whole)
+    }),
+    gauge("worker_staleness_p99", "Staleness that 99 % of the worker's pushes do not exceed", |_, r| {
+        r.staleness_p99.map(Value::Whole)
+    }),
+    gauge("worker_idle_seconds", "Time since the worker's last message", |s, _| {
+        Some(Value::Real(s.idle.as_secs_f64()))
+    }),
+];
+
+fn workers(mut states: Vec<WorkerState>) -> Vec<Family> {
+    states.retain(|state| state.report.is_some());
+    states.sort_by_key(|state| std::cmp::Reverse(state.report.as_ref().map(|report| report.steps)));
+    let mut named: HashMap<String, usize> = HashMap::new();
+    for state in &states {
+        *named.entry(state.shown_name().to_owned()).or_default() += 1;
+    }
+    let label = |state: &WorkerState| match named.get(state.shown_name()) {
+        Some(1) if !state.shown_name().is_empty() => state.shown_name().to_owned(),
+        _ => format!("{}#{}", state.shown_name(), state.session),
+    };
+    let rest = states.split_off(states.len().min(MAX_WORKERS));
+    let family = |metric: &OfWorker| {
+        let value = |state: &WorkerState| (metric.value)(state, state.report.as_ref()?);
+        let series = states.iter().filter_map(|state| Some((vec![("worker", label(state))], value(state)?)));
+        let mut series: Vec<_> = series.collect();
+        if metric.kind == Kind::Counter && !rest.is_empty() {
+            let whole = |value| if let Value::Whole(value) = value { value } else { 0 };
+            let sum = rest.iter().filter_map(value).map(whole).fold(0, u64::saturating_add);
+            series.push((vec![("worker", OTHERS.to_owned())], Value::Whole(sum)));
+        }
+        Family { name: metric.name, kind: metric.kind, help: metric.help, series }
+    };
+    WORKER.iter().map(family).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(session: u64, name: &str, steps: u64) -> WorkerState {
+        let report = WorkerReport { steps, loss: Some(0.5), ..WorkerReport::default() };
+        WorkerState { session, name: name.to_owned(), report: Some(report), ..WorkerState::default() }
+    }
+
+    fn of(states: Vec<WorkerState>) -> String {
+        encode(workers(states), Form::OpenMetrics).unwrap()
+    }
+
+    #[test]
+    fn every_worker_is_one_series() {
+        let text = of(vec![worker(1, "a", 3), worker(2, "a", 5), worker(3, "b", 4), worker(4, "", 1)]);
+        for line in [
+            "fastps_worker_steps_total{worker=\"a#1\"} 3",
+            "fastps_worker_steps_total{worker=\"a#2\"} 5",
+            "fastps_worker_steps_total{worker=\"b\"} 4",
+            "fastps_worker_steps_total{worker=\"#4\"} 1",
+            "fastps_worker_loss{worker=\"b\"} 0.5",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn names_of_workers_cannot_add_lines() {
+        let text = of(vec![worker(1, "a\"} 1\nfastps_worker_steps_total{worker=\"\\", 3)]);
+        let escaped =
+            r#"fastps_worker_steps_total{worker="a\"} 1\nfastps_worker_steps_total{worker=\"\\"} 3"#;
+        assert!(text.lines().any(|line| line == escaped), "{text}");
+    }
+
+    #[test]
+    fn at_most_64_workers_have_series_and_the_rest_are_summed() {
+        let text = of((0..100).map(|k| worker(k, &format!("w{k}"), k)).collect());
+        let series: Vec<_> = text.lines().filter(|l| l.starts_with("fastps_worker_steps_total")).collect();
+        assert_eq!(series.len(), MAX_WORKERS + 1);
+        let rest: u64 = (0..36).sum();
+        assert!(
+            text.contains(&format!("fastps_worker_steps_total{{worker=\"(others)\"}} {rest}\n")),
+            "{text}"
+        );
+        assert!(text.contains("{worker=\"w99\"} 99") && !text.contains("w35"));
+    }
+}

@@ -1,0 +1,121 @@
+//! The names of the metrics: a contract with dashboards and alerts. tests/vectors/metrics.json has the list.
+
+use Kind::{Counter, Gauge};
+
+/// Kind of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Only grows; its name gets the suffix `_total`.
+    Counter,
+    Gauge,
+}
+
+/// A metric of each shard, from one of its counters.
+#[derive(Debug)]
+pub(super) struct Metric {
+    /// Name of the counter in statistics.
+    pub(super) counter: &'static str,
+    /// Name without the prefix `fastps_` and without suffix.
+    pub(super) name: &'static str,
+    /// Label beside `shard` that tells the counters of one metric apart.
+    pub(super) label: Option<(&'static str, &'static str)>,
+    pub(super) kind: Kind,
+    pub(super) help: &'static str,
+}
+
+const fn metric(counter: &'static str, name: &'static str, kind: Kind, help: &'static str) -> Metric {
+    Metric { counter, name, label: None, kind, help }
+}
+
+const fn labelled(
+    counter: &'static str,
+    name: &'static str,
+    label: (&'static str, &'static str),
+    kind: Kind,
+    help: &'static str,
+) -> Metric {
+    Metric { counter, name, label: Some(label), kind, help }
+}
+
+const MEMORY: &str = "Memory in use, by purpose";
+const SESSIONS_ENDED: &str = "Sessions that ended, by reason";
+const UPDATES: &str =
+    "Updates of one block of hogwild tensors that were probed, and those overwritten by a racing push";
+
+/// Every counter of a shard. Counters of one metric are neighbours.
+pub(super) const SHARD: &[Metric] = &[
+    metric("slices", "slices", Gauge, "Slices on the shard"),
+    metric(
+        "slices_touched",
+        "slices_touched",
+        Counter,
+        "Slices visited by removals, leaving workers and ending clients",
+    ),
+    metric("versions", "versions", Gauge, "Sum of the versions of all slices"),
+    metric("pushes", "pushes", Counter, "Gradients applied, per slice"),
+    metric("assigns", "assigns", Counter, "Assignments of values or state applied, per slice"),
+    metric("duplicates", "duplicates", Counter, "Repeated pushes that were answered and not applied again"),
+    metric("refused", "refused", Counter, "Pushes refused"),
+    metric("pulls", "pulls", Counter, "Slices pulled"),
+    metric("slice_copies", "slice_copies", Counter, "Copies of slices made because a push met a pull"),
+    metric("workers", "places", Gauge, "Places of workers in groups"),
+    metric(
+        "slices_not_finite",
+        "slices_not_finite",
+        Gauge,
+        "Slices in which the last scan found NaN or infinity",
+    ),
+    labelled("updates_probed", "updates", ("kind", "probed"), Counter, UPDATES),
+    labelled("updates_lost", "updates", ("kind", "lost"), Counter, UPDATES),
+    metric("identity_entries", "identity_entries", Gauge, "Clients remembered, summed over the slices"),
+    metric("memory_used", "memory_used_bytes", Gauge, "Memory in use"),
+    metric("memory_limit", "memory_limit_bytes", Gauge, "Limit on the memory in use"),
+    labelled("memory_slices", "memory_bytes", ("kind", "slices"), Gauge, MEMORY),
+    labelled("memory_copies", "memory_bytes", ("kind", "copies"), Gauge, MEMORY),
+    labelled("memory_answers", "memory_bytes", ("kind", "answers"), Gauge, MEMORY),
+    labelled("memory_held", "memory_bytes", ("kind", "held"), Gauge, MEMORY),
+    labelled("memory_identities", "memory_bytes", ("kind", "identities"), Gauge, MEMORY),
+    labelled("memory_connections", "memory_bytes", ("kind", "connections"), Gauge, MEMORY),
+    labelled("memory_map", "memory_bytes", ("kind", "map"), Gauge, MEMORY),
+    labelled("memory_vectors", "memory_bytes", ("kind", "vectors"), Gauge, MEMORY),
+    metric("sessions", "sessions", Gauge, "Clients with a live lease"),
+    labelled("sessions_expired", "sessions_ended", ("reason", "expired"), Counter, SESSIONS_ENDED),
+    labelled("sessions_gave_way", "sessions_ended", ("reason", "gave_way"), Counter, SESSIONS_ENDED),
+    labelled("sessions_closed", "sessions_ended", ("reason", "closed"), Counter, SESSIONS_ENDED),
+    metric("reservations", "reservations", Gauge, "Registrations in progress on the shard"),
+    metric("reservations_expired", "reservations_expired", Counter, "Registrations that were abandoned"),
+    metric("connections", "connections", Gauge, "Open connections"),
+    metric(
+        "connections_refused",
+        "connections_refused",
+        Counter,
+        "Connections refused for lack of memory or places",
+    ),
+    metric("handshakes_failed", "handshakes_failed", Counter, "Connections that TLS refused"),
+    metric("floods_cut", "floods_cut", Counter, "Connections closed because of too many control frames"),
+    metric("streams_reset", "streams_reset", Counter, "Streams of slow readers that were reset"),
+    metric("values_lent", "values_lent", Counter, "Full slices that clients read in shared memory"),
+    metric("frames", "frames", Counter, "Frames read"),
+    metric("frames_refused", "frames_refused", Counter, "Frames answered with a refusal"),
+    metric("log_pending", "log_pending_bytes", Gauge, "Changes that are not durable yet"),
+    metric("log_syncs", "log_syncs", Counter, "Syncs of the log"),
+    metric("log_broken", "log_broken", Gauge, "1 while changes cannot become durable"),
+    metric("snapshot", "snapshot", Gauge, "Number of the newest snapshot; 0: none yet"),
+    metric("snapshot_age_s", "snapshot_age_seconds", Gauge, "Age of the newest snapshot, or of the server"),
+    metric("snapshots_failed", "snapshots_failed", Counter, "Failed attempts to write a snapshot"),
+    metric("copy", "copy", Gauge, "Number of the last snapshot copied; 0: none since the start"),
+    metric("copy_age_s", "copy_age_seconds", Gauge, "Time since the last copy, or since the start"),
+    metric("copies_failed", "copies_failed", Counter, "Failed attempts to copy a snapshot"),
+    metric("tensors", "tensors", Gauge, "Tensors in the map; shard 0 only"),
+    metric("registrations", "registrations", Gauge, "Registrations in progress; shard 0 only"),
+    metric("bytes_placed", "placed_bytes", Gauge, "Bytes placed on all shards; shard 0 only"),
+    metric(
+        "tensors_touched",
+        "tensors_touched",
+        Counter,
+        "Entries visited by look-ups and removals; shard 0 only",
+    ),
+    metric("portion_names", "portion_names", Gauge, "Names under which workers share samples; shard 0 only"),
+    metric("portion_workers", "portion_workers", Gauge, "Workers that share samples; shard 0 only"),
+    metric("portions_leased", "portions_leased", Gauge, "Portions that workers hold; shard 0 only"),
+];

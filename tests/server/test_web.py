@@ -1,0 +1,241 @@
+"""The web listener: metrics, health and the state of a cluster over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
+
+import fastps
+
+FASTPS = [sys.executable, "-m", "fastps"]
+
+ROOT = Path(__file__).parents[1]
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Served:
+    """A process of ``fastps serve`` with a web listener."""
+
+    def __init__(self, *options: str) -> None:
+        command = [*FASTPS, "serve", "--listen", "127.0.0.1:0", "--web", "127.0.0.1:0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        assert self.process.stdout is not None
+        self.addresses: list[str] = []
+        for line in self.process.stdout:
+            if found := re.search(r"shard \d+ listening on (\S+)", line):
+                self.addresses.append(found[1])
+            elif found := re.search(r"at http://127.0.0.1:(\d+)$", line):
+                self.port = int(found[1])
+                break
+
+    def ask(
+        self, path: str, method: str = "GET", host: str | None = None, **headers: str
+    ) -> tuple[int, str, http.client.HTTPMessage]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        found = answer.status, answer.read().decode(), answer.headers
+        connection.close()
+        return found
+
+    def get(self, path: str) -> str:
+        status, body, _ = self.ask(path)
+        assert status == 200, body
+        return body
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Served]:
+    served = Served(*options)
+    try:
+        yield served
+    finally:
+        served.process.terminate()
+        served.process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    data = tmp_path_factory.mktemp("data")
+    with serving("--shards", "2", "--data-dir", str(data), "--copy-to", (data / "copies").as_uri()) as one:
+        yield one
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in prometheus(text)
+        for sample in family.samples
+    }
+
+
+def test_every_counter_is_a_metric_and_equals_that_of_stats(served: Served) -> None:
+    with fastps.connect(served.addresses) as ps:
+        ps.register("w", np.zeros(600_000, np.float32), fastps.Adam())
+        with fastps.Worker(
+            ps, {"w": np.zeros(600_000, np.float32)}, fastps.Async(), name="trainer"
+        ) as worker:
+            worker.step({"w": np.ones(600_000, np.float32)}, loss=0.25)
+            deadline = time.monotonic() + 60
+            while not (reports := [one["report"] for one in ps.stats()["workers"] if one["report"]]):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            text, stats = served.get("/metrics"), ps.stats()
+        ps.unregister("w")
+    found = samples(text)
+    names = json.loads((ROOT / "vectors/metrics.json").read_text())
+    moving = {
+        "frames",
+        "log_syncs",
+        "log_pending",
+        "snapshot_age_s",
+        "copy_age_s",
+        "snapshot",
+        "copy",
+        "pulls",
+    }
+    for shard in (0, 1):
+        counters = stats["shards"][shard]["counters"]
+        assert set(counters) <= set(names["shard"]), "a counter has no metric"
+        for counter, value in counters.items():
+            metric = names["shard"][counter]
+            labels = {**metric.get("labels", {}), "shard": str(shard)}
+            own = found[metric["name"], tuple(sorted(labels.items()))]
+            assert own == value or counter in moving or counter.startswith(("memory_", "connections")), (
+                counter
+            )
+    assert found["fastps_ready", ()] == 1
+    label = (("worker", "trainer"),)
+    assert found["fastps_worker_steps_total", label] == reports[0]["steps"] == 1
+    assert found["fastps_worker_loss", label] == 0.25
+    assert found["fastps_group_workers", (("group", "default"),)] == 1
+
+
+def test_the_names_are_those_of_the_list(served: Served) -> None:
+    """A dashboard relies on them: a change of this list is a change of a contract."""
+    names = json.loads((ROOT / "vectors/metrics.json").read_text())
+    allowed = {one["name"] for one in names["shard"].values()} | set(names["others"])
+    found = {sample.name for family in prometheus(served.get("/metrics")) for sample in family.samples}
+    assert found <= allowed
+    assert {one["name"] for one in names["shard"].values()} <= found
+    assert all(re.fullmatch(r"fastps_[a-z0-9_]+", name) for name in allowed)
+
+
+def test_both_formats_are_well_formed(served: Served) -> None:
+    status, text, headers = served.ask("/metrics", Accept=OPEN_METRICS)
+    assert (status, headers["Content-Type"]) == (
+        200,
+        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    )
+    families = {family.name: family.type for family in open_metrics(text)}
+    assert families["fastps_pushes"] == "counter"
+    assert families["fastps_memory_used_bytes"] == "gauge"
+    status, text, headers = served.ask("/metrics")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert {family.name for family in prometheus(text)} == set(families)
+
+
+def test_health_version_and_the_cluster(served: Served) -> None:
+    assert served.get("/healthz") == served.get("/readyz") == "ok\n"
+    assert json.loads(served.get("/version")) == {"version": fastps.__version__}
+    cluster = json.loads(served.get("/api/v1/cluster"))
+    assert cluster["cluster"] == served.addresses
+    assert [shard["shard"] for shard in cluster["shards"]] == [0, 1]
+    assert (cluster["ready"], cluster["trouble"], cluster["workers"]) == (True, None, [])
+    status, body, headers = served.ask("/metrics", method="HEAD")
+    assert (status, body) == (200, "")
+    assert int(headers["Content-Length"]) > 1000
+
+
+def test_nothing_can_be_changed_and_foreign_pages_are_refused(served: Served) -> None:
+    own = f"127.0.0.1:{served.port}"
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        status, _, headers = served.ask("/metrics", method=method)
+        assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    for path in ("/", "/metrics/", "/metrics/../healthz", "//metrics", "/%6detrics", "/api/v1", "/METRICS"):
+        assert served.ask(path)[0] == 404, path
+    assert served.ask("/metrics?x=1")[0] == 200
+    for host in ("", "evil.example", f"evil.example:{served.port}", "127.0.0.1:1", f"x@{own}"):
+        assert served.ask("/metrics", host=host)[0] in (400, 421), host
+    for host in (own, f"localhost:{served.port}", "localhost"):
+        assert served.ask("/metrics", host=host)[0] == 200, host
+    assert served.ask("/metrics", Origin="http://evil.example")[0] == 403
+    assert served.ask("/metrics", Origin="null")[0] == 403
+    assert served.ask("/metrics", Origin=f"http://localhost:{served.port}")[0] == 200
+    assert "Access-Control-Allow-Origin" not in served.ask("/metrics")[2]
+
+
+def test_peers_that_send_too_much_or_nothing_are_cut_and_training_continues(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ")
+        with pytest.raises(ConnectionError):  # until the listener closes the connection
+            for _ in range(64):
+                peer.sendall(b"x" * (1 << 16))
+                time.sleep(0.01)
+            while peer.recv(1 << 16):
+                pass
+            raise ConnectionResetError
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(200)]
+    with fastps.connect(served.addresses) as ps:
+        ps.register("idle", np.zeros(10, np.float32), fastps.SGD(lr=1.0))
+        for _ in range(20):
+            ps.push("idle", np.ones(10, np.float32))
+        assert ps.pull("idle")[0] == -20.0
+        ps.unregister("idle")
+    for one in idle:  # each is closed at once, or when it has sent no head for 5 seconds
+        assert one.recv(1 << 16) == b""
+        one.close()
+    assert served.get("/healthz") == "ok\n"
+
+
+def test_a_port_that_is_asked_for_and_taken_is_an_error_and_off_is_off() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = f"127.0.0.1:{holder.getsockname()[1]}"
+        command = [*FASTPS, "serve", "--listen", "127.0.0.1:0", "--web", taken]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 1
+        assert f"cannot listen on {taken}" in ran.stderr
+    for open_address in ("0.0.0.0:0", "not an address"):
+        command = [*FASTPS, "serve", "--listen", "127.0.0.1:0", "--web", open_address]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 1
+        assert "loopback" in ran.stderr or "host:port" in ran.stderr
+    command = [*FASTPS, "serve", "--listen", "127.0.0.1:0", "--web", "off"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.terminate()
+    assert "listening on" in lines[0]
+    assert "version" in lines[1]
+
+
+def test_the_page_and_the_alerts_have_the_names_of_the_list() -> None:
+    names = json.loads((ROOT / "vectors/metrics.json").read_text())
+    every = {one["name"] for one in names["shard"].values()} | set(names["others"])
+    docs = ROOT.parent / "docs"
+    page = (docs / "reference/metrics.md").read_text()
+    assert set(re.findall(r"^\| `(fastps_\w+)` \|", page, re.MULTILINE)) == every
+    alerts = (docs / "how-to/monitoring/alerts.yml").read_text()
+    used = {name for line in re.findall(r"expr: (.*)", alerts) for name in re.findall(r"fastps_\w+", line)}
+    assert used
+    assert used <= every
