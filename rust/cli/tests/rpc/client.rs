@@ -76,7 +76,7 @@ fn one(ps: &dyn ParameterServer, name: &str, n: u64) -> Vec<f32> {
 }
 
 fn numbers_of(versions: &Versions) -> Vec<Vec<(u64, u64)>> {
-    versions.tensors.iter().map(|(_, slices)| slices.iter().map(|s| (s.version, s.own)).collect()).collect()
+    versions.tensors().iter().map(|(_, slices)| slices.iter().map(|s| (s.version, s.own)).collect()).collect()
 }
 
 fn optimizers() -> Vec<Optimizer> {
