@@ -483,7 +483,7 @@ fn closing_wakes_whoever_waits() {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pull.wait(Duration::from_mins(1)).unwrap().unwrap_err());
             assert!(pull.wait(Duration::from_millis(50)).is_none());
-            client.close();
+            client.close(TIMEOUT);
             let error = waiting.join().unwrap();
             assert!(error.message.contains("closed"), "{error}");
         });
