@@ -591,19 +591,22 @@ class ParameterServer:
         other.assigned = self.assigned
         return other
 
-    def close(self) -> None:
+    def close(self, *, timeout: float | None = None) -> None:
         """Waits for pushes in progress and ends the session; raises errors of pushes that were not read.
 
         Issues a `RuntimeWarning` for a loss (`VersionsLost`) that no call has raised. A second call does
         nothing; every other method then raises `ConfigError`.
-        """
-        self._close(stacklevel=3)
 
-    def _close(self, stacklevel: int) -> None:
+        Args:
+            timeout: Seconds to wait; None: the timeout of this client.
+        """
+        self._close(stacklevel=3, timeout=timeout)
+
+    def _close(self, stacklevel: int, timeout: float | None = None) -> None:
         if self._native.closed:
             return
         try:
-            self._native.close()
+            self._native.close(timeout)
         finally:
             warn_of(map(Lost._make, self._native.lost()), "client", stacklevel)
 

@@ -76,6 +76,34 @@ def test_decoupled_weight_decay_is_compared(store, tmp_path, kind, rule, named):
     torch.testing.assert_close(model["a"].weight, plain["a"].weight, rtol=1e-5, atol=1e-6)
 
 
+LOOKALIKES = {
+    "RAdam": (lambda params: torch.optim.RAdam(params, lr=0.05), fastps.Adam(lr=0.05)),
+    "RAdam, decoupled": (
+        lambda params: torch.optim.RAdam(params, lr=0.05, weight_decay=0.01, decoupled_weight_decay=True),
+        fastps.AdamW(lr=0.05, weight_decay=0.01),
+    ),
+    "Muon": (
+        lambda params: torch.optim.Muon(params, lr=0.05, weight_decay=0.1, momentum=0.95, nesterov=True),
+        fastps.SGD(lr=0.05, weight_decay=0.1, momentum=0.95, nesterov=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+@pytest.mark.parametrize("kind", LOOKALIKES)
+def test_states_of_other_optimizers_with_the_same_slots_are_refused(store, tmp_path, kind, named):
+    make, rule = LOOKALIKES[kind]
+    if not hasattr(torch.optim, kind.partition(",")[0]):
+        pytest.skip("this torch has no such optimizer")
+    plain = net()
+    other = make(plain.named_parameters() if named else plain.parameters())
+    train(plain, other)
+    torch.save({"model": plain.state_dict(), "optimizer": other.state_dict()}, tmp_path / "plain.pt")
+    model, optimizer = build(store, rule)
+    match = rf"expected {type(rule).__name__}, got a state with the settings of {kind.partition(',')[0]}"
+    assert_refused(model, optimizer, tmp_path / "plain.pt", store, match)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_s_own_state_says_it_too(store, tmp_path, rule):
     other = RULES["Adam" if rule == "AdamW" else "AdamW"]

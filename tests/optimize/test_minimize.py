@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -825,6 +826,50 @@ def test_no_replica_within_the_timeout_says_how_to_start_one():
         assert 'space "mine" waits for replicas: expected 1 or more, got 0' in str(raised.value)
         assert 'fastps.optimize.Replica(ps, objective, space="mine").run()' in str(raised.value)
         store.push("w", np.zeros(7))
+
+
+def test_a_coordinator_warns_when_all_replicas_have_left_and_continues_with_another(monkeypatch):
+    """Without a timeout it waits; a replica that raises is named by its own error only."""
+    warned, seen, texts, errors = threading.Event(), threading.Event(), [], []
+    batch = Vectors.batch
+
+    def noted(*arguments, **options):
+        report = batch(*arguments, **options)
+        if report.replicas > 0:
+            seen.set()
+        return report
+
+    def warn(text, *_, **__):
+        texts.append(text)
+        warned.set()
+
+    class Mean(Logistic):
+        def __call__(self, params, indices):
+            seen.wait(60.0)
+            loss, gradients = super().__call__(params, indices)
+            return loss / len(indices), {name: value / len(indices) for name, value in gradients.items()}
+
+    def replicas(store):
+        try:
+            Replica(store, Mean()).run()
+        except fastps.ConfigError as error:
+            errors.append(error)
+        if warned.wait(60.0):
+            Replica(store, Logistic()).run()
+
+    monkeypatch.setattr(warnings, "warn", warn)
+    monkeypatch.setattr(Vectors, "batch", noted)
+    with fastps.Store() as store, store.another() as other:
+        Logistic().register(store)
+        thread = threading.Thread(target=replicas, args=(other,))
+        thread.start()
+        begin = time.monotonic()
+        assert minimize(store, Logistic.names, **OPTIONS).success
+        assert time.monotonic() - begin < 25.0
+        thread.join()
+    assert len(errors) == 1
+    (text,) = texts
+    assert 'space "minimize" waits for replicas, and all that were there have left' in text
 
 
 def test_an_objective_that_hangs_is_given_up_after_the_timeout():

@@ -41,7 +41,12 @@ def rows() -> str:
 
 def imported(code: str = "import fastps", **environment: str) -> str:
     """Standard error of a process that imports fastps."""
-    command = [sys.executable, "-c", code]
+    return printed("-c", code, **environment)
+
+
+def printed(*arguments: object, **environment: str) -> str:
+    """Standard error of a Python program."""
+    command = [sys.executable, *map(str, arguments)]
     own = {name: value for name, value in os.environ.items() if not name.startswith("FASTPS_")}
     ran = subprocess.run(command, env=own | environment, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -54,9 +59,9 @@ def test_the_table_has_what_sources_read() -> None:
         for path in sources()
         for name in re.findall(r"\bFASTPS_[A-Z_]*[A-Z]\b", path.read_text(errors="replace"))
     }
-    # Of the rest, `fastps run` sets three.
+    # Of the rest, `fastps run` sets three, and the table's module one.
     assert found <= NAMES
-    assert NAMES - found <= {"FASTPS_ADDRESSES", "FASTPS_RANK", "FASTPS_WORKERS"}
+    assert NAMES - found <= {"FASTPS_ADDRESSES", "FASTPS_RANK", "FASTPS_WORKERS", "FASTPS_WARNED_OF"}
 
 
 def test_servers_have_the_options_of_their_variables() -> None:
@@ -85,6 +90,32 @@ def test_an_unknown_variable_is_warned_of_once(name: str, hint: str) -> None:
 def test_known_variables_are_silent() -> None:
     known = dict.fromkeys(NAMES, "") | {"FASTPS_ISA": "scalar"}
     assert imported(**known, fastps_other="1", FASTPSX="1") == ""
+
+
+SPAWNS = """
+import multiprocessing, sys
+import fastps
+
+def work(queue):
+    queue.put(fastps.worker_seed(0, fastps.Store()))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    for _ in range(2):
+        process = context.Process(target=work, args=(queue,))
+        process.start()
+        queue.get(timeout=60)
+        process.join()
+        assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_processes_of_a_process_do_not_repeat_its_warning(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    assert printed(script, method, FASTPS_QQQ="1").count("FASTPS_QQQ is unknown") == 1
 
 
 def test_commands_warn_too() -> None:

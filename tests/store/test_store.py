@@ -1,5 +1,7 @@
 """The calls, in process and remote: their arguments, results and errors."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -369,3 +371,26 @@ def test_serve_errors(server):
         assert open_server.addresses.startswith("127.0.0.1:")
     server.stop()
     server.stop()
+
+
+def test_the_versions_of_many_tensors_are_found_by_name():
+    """The last of 500 tensors as fast as the first."""
+    names = [f"tensor {k:03}" for k in range(500)]
+    with fastps.Store() as store:
+        for name in names:
+            store.register(name, np.zeros(1, np.float32), optimizer=fastps.SGD())
+        versions = store.versions(names)
+
+    def seconds(name):
+        def once():
+            begin = time.perf_counter()
+            for _ in range(200):
+                assert versions[name] == 1
+            return time.perf_counter() - begin
+
+        return min(once() for _ in range(20))
+
+    assert seconds(names[-1]) < 5 * seconds(names[0])
+    assert "tensor" not in versions
+    with pytest.raises(KeyError):
+        versions["tensor"]

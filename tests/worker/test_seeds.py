@@ -43,7 +43,8 @@ with fastps.connect(sys.argv[1]) as ps:
     rng = np.random.default_rng(fastps.worker_seed(7, ps))
     if how == "portions":
         fastps.data.Portions(ps, n=10)
-    with fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async()) as worker:
+    rank = int(sys.argv[3]) if how == "ranks" else None
+    with fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async(), rank=rank) as worker:
         for _ in range(3):
             batch = rng.normal(size=3) if how == "own" else np.random.normal(size=3)
             worker.step({"w": batch.astype(np.float32)})
@@ -61,7 +62,7 @@ def test_two_workers(server, how):
         assert said[0::2] == ["seed 7", "seed 8"]
 
 
-@pytest.mark.parametrize("how", ["equal", "portions", "seed", "own"])
+@pytest.mark.parametrize("how", ["equal", "ranks", "portions", "seed", "own"])
 def test_two_workers_with_numpy(server, how):
     """A generator of its own is not warned of, though the global ones are equal."""
     two(server, ARRAYS, how, "fastps.worker_seed(base, ps)")
@@ -71,9 +72,9 @@ def two(server, script, how, cure):
     """Runs two workers, and returns what they print."""
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
     workers, pids, said = [], [], []
-    for _ in range(2):
+    for rank in range(2):
         worker = subprocess.Popen(
-            [sys.executable, "-c", script, server.addresses, how],
+            [sys.executable, "-c", script, server.addresses, how, str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -89,8 +90,9 @@ def two(server, script, how, cure):
     errors = [worker.communicate("\n", timeout=200)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], errors
     assert "RuntimeWarning" not in errors[0]
-    assert errors[1].count(cure) == int(how == "equal"), errors[1]
-    if how == "equal":
+    equal = how in ("equal", "ranks")
+    assert errors[1].count(cure) == int(equal), errors[1]
+    if equal:
         assert all(f"pid {pid}" in errors[1] for pid in pids)
     return said
 

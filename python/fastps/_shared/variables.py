@@ -6,7 +6,7 @@ docs/reference/environment.md shows it. Importing fastps warns of variables that
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import NamedTuple
 
 from fastps._shared.text import meant
@@ -14,6 +14,7 @@ from fastps._shared.text import meant
 __all__ = ["VARIABLES", "Variable", "warn_of_unknown"]
 
 _PREFIX = "FASTPS_"
+_WARNED = "FASTPS_WARNED_OF"
 
 
 class Variable(NamedTuple):
@@ -73,6 +74,9 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
     ),
     "Internal": (
         Variable("LIFELINE", "`stdin`: a server stops when its standard input ends; set by commands"),
+        Variable(
+            "WARNED_OF", "names of variables that a process has been warned of, for those that it starts"
+        ),
         Variable("DEMO_SERVER", "program that `fastps demo` starts as its server, in tests"),
         Variable("FAILPOINT", "place where a build for tests kills the process or fails"),
         Variable("MUTANT", "seeded fault of a build of `make mutants`"),
@@ -99,12 +103,17 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
 }
 
 
-def warn_of_unknown(environment: Mapping[str, str] = os.environ) -> None:
-    """Warns, by the logger ``"fastps"``, of each variable that looks like one of these and is not."""
+def warn_of_unknown(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Warns, by the logger ``"fastps"``, of each variable that looks like one of these and is not.
+
+    Notes the names in the environment, so that the processes of this one do not repeat the warning.
+    """
     known = {str(variable) for group in VARIABLES.values() for variable in group}
-    unknown = sorted(name for name in environment if name.startswith(_PREFIX) and name not in known)
+    warned = environment.get(_WARNED, "").split()
+    unknown = sorted({name for name in environment if name.startswith(_PREFIX)} - known - {*warned})
     if not unknown:
         return
+    environment[_WARNED] = " ".join([*warned, *unknown])
     import logging  # slow to import, and rarely needed
 
     names = [name.removeprefix(_PREFIX) for name in known]

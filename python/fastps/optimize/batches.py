@@ -20,8 +20,8 @@ __all__ = ["Batches", "LocalReplica"]
 #: Maximum delay of a server's answer, in seconds.
 _WAIT = 0.25
 _WAIT_LOCAL = 0.02
-#: Seconds without a replica after which a warning says how to start one.
-_PATIENCE = 30.0
+#: Seconds without enough replicas after which a warning says how to start one; and after all have left.
+_PATIENCE, _PATIENCE_LEFT = 30.0, 5.0
 
 
 class LocalReplica:
@@ -87,6 +87,7 @@ class Batches:
         self.issued = 0
         self.won = 0
         self.shares: Counter[str] = Counter()
+        self._had_replicas = False
 
     def compute(self, batch: int, asked: int) -> BatchReport:
         """Returns when portions 0 to `asked` of a batch are added to its sum, or one cannot be."""
@@ -98,6 +99,7 @@ class Batches:
 
     def _wait(self, batch: int, asked: int) -> BatchReport:
         done, since, warned = -1, 0.0, False
+        enough = time.monotonic()  # when enough replicas were last present
         while True:
             report = self._v.batch(
                 batch,
@@ -112,13 +114,17 @@ class Batches:
                 return report
             if self._local is not None:
                 self._local.check()
+            now = time.monotonic()
             finished = sum(portion is not None for portion in report.finished)
             if finished != done:
-                done, since = finished, time.monotonic()
-            idle = time.monotonic() - since
-            if self._timeout is not None and idle > self._timeout:
+                done, since = finished, now
+            if self._timeout is not None and now - since > self._timeout:
                 raise self._late(report)
-            if idle > _PATIENCE and report.replicas < self._min_replicas and not warned:
+            self._had_replicas |= report.replicas > 0
+            if report.replicas >= self._min_replicas:
+                enough = now
+            all_left = self._had_replicas and report.replicas == 0
+            if now - enough > (_PATIENCE_LEFT if all_left else _PATIENCE) and not warned:
                 warnings.warn(str(self._late(report)), RuntimeWarning, stacklevel=2)
                 warned = True
 
@@ -130,10 +136,13 @@ class Batches:
                 f"{report.replicas} replicas are present"
             )
         space = self._v.space
+        all_left = self._had_replicas and report.replicas == 0
         return DeadlineError(
-            f'space "{space}" waits for replicas',
+            f'space "{space}" waits for replicas{", and all that were there have left" if all_left else ""}',
             expected=f"{self._min_replicas} or more",
             got=str(report.replicas),
-            advice="give minimize an objective, or start a thread with "
+            advice="see why they ended, and "
+            * all_left
+            + "give minimize an objective, or start a thread with "
             f'fastps.optimize.Replica(ps, objective, space="{space}").run()',
         )

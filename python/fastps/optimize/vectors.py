@@ -177,7 +177,7 @@ class Vectors:
                     self._native.close(self._id, countdown.left())
                 raise
         except BaseException:
-            self._ps.close()
+            self._ps.close(timeout=countdown.left())
             raise
         self.found = not new
         self.stored = stored.decode(errors="replace") if stored else None
@@ -397,11 +397,12 @@ class Vectors:
         """Gives up the seat and leaves the space open, so that another `Vectors` can take it over."""
         if not self._closed:
             self._closed = True
+            countdown = Countdown(self._timeout)
             try:
                 with suppress(FastpsError):  # the seat is free in any case when the client's session ends
-                    self._native.leave(self._id, self.term, self._timeout)
+                    self._native.leave(self._id, self.term, countdown.left())
             finally:
-                self._ps.close()
+                self._ps.close(timeout=countdown.left())
 
     def close(self) -> None:
         """Frees the vectors; the tensors keep their values and take pushes again. A space that another
@@ -409,13 +410,13 @@ class Vectors:
         """
         if not self._closed:
             self._closed = True
+            countdown = Countdown(self._timeout)
             try:
                 with suppress(FencedError, ConfigError):  # another coordinator has it, or it is closed
-                    countdown = Countdown(self._timeout)
                     self._native.store(self._id, self.term, b"", countdown.left())
                     self._native.close(self._id, countdown.left())
             finally:
-                self._ps.close()
+                self._ps.close(timeout=countdown.left())
 
     def __enter__(self) -> Self:
         return self

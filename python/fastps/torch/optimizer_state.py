@@ -17,7 +17,7 @@ from fastps.checkpoint import new_state
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.torch._params import Entry, check_unchanged, rounds_to, settings_of
-from fastps.torch.state import State, Theirs, as_stored, fetch, fits
+from fastps.torch.state import State, Theirs, as_stored, fetch, fits, lookalike
 from fastps.worker import Worker
 
 __all__ = ["OptimizerState", "arrays_of", "is_of_one_worker"]
@@ -87,6 +87,9 @@ class OptimizerState:
             if sizes != [len(group) for group in by_group]:
                 ours, theirs = (", ".join(map(str, n)) for n in (map(len, by_group), sizes))
                 raise _misfit(f"groups of {ours} parameters", f"groups of {theirs}")
+            for rule, group in zip(self._rules, groups, strict=True):
+                if (other := lookalike(rule, group)) is not None:
+                    raise _misfit(type(rule).__name__, f"a state with the settings of {other}")
         if others != by_group:
             raise _misfit(f"the groups {_groups(by_group)}", _groups(others))
         for rule, group in zip(self._rules, groups, strict=True):

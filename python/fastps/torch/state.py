@@ -151,6 +151,13 @@ def fits(one: Theirs, state: Mapping[str, Any]) -> bool:
     )
 
 
+def lookalike(rule: optim.Optimizer, group: Mapping[str, Any]) -> str | None:
+    """The other optimizer of torch that has a parameter group's settings, if its state has a rule's slots."""
+    if isinstance(rule, (optim.Adam, optim.AdamW)) and "weight_decay" in group and "amsgrad" not in group:
+        return "RAdam"
+    return "Muon" if isinstance(rule, optim.SGD) and "ns_steps" in group else None
+
+
 def as_torch(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> State:
     """A store's state of a parameter as tensors that go with it."""
     steps = int(state["step"])

@@ -138,14 +138,14 @@ impl Client {
         })
     }
 
-    pub(crate) fn shut(&self) {
+    pub(crate) fn shut(&self, within: Duration) {
         if self.shared.process.check().is_err() || self.closed.send_replace(true) {
             return;
         }
         let goodbyes: Vec<_> = self.links.iter().filter_map(goodbye).collect();
         self.links.iter().for_each(|link| link.close());
         if !goodbyes.is_empty() {
-            self.driver.finish(futures_util::future::join_all(goodbyes), GOODBYE_TIMEOUT);
+            self.driver.finish(futures_util::future::join_all(goodbyes), GOODBYE_TIMEOUT.min(within));
         }
         self.driver.end();
     }
@@ -153,7 +153,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.shut();
+        self.shut(GOODBYE_TIMEOUT);
         if self.shared.process.check().is_err() {
             // A forked child must not touch what the parent's runtime might have held locked.
             std::mem::forget((std::mem::take(&mut self.links), self.driver.clone()));

@@ -108,8 +108,9 @@ class Groups:
         finally:
             self._name = own
         for shown in joined[1]:
-            name, _, told = shown.strip('"').rpartition(" [")
-            theirs = told.rstrip("]").split()
+            quoted, _, _ = shown.rpartition('"')  # a rank may follow
+            name, _, listed = quoted.removeprefix('"').removesuffix("]").rpartition(" [")
+            theirs = listed.split()
             mark = next((mark for mark in marks if mark in theirs), None)
             if mark is not None and theirs[0] != process:
                 return name, mark

@@ -76,7 +76,7 @@ fn one(ps: &dyn ParameterServer, name: &str, n: u64) -> Vec<f32> {
 }
 
 fn numbers_of(versions: &Versions) -> Vec<Vec<(u64, u64)>> {
-    versions.tensors.iter().map(|(_, slices)| slices.iter().map(|s| (s.version, s.own)).collect()).collect()
+    versions.tensors().iter().map(|(_, slices)| slices.iter().map(|s| (s.version, s.own)).collect()).collect()
 }
 
 fn optimizers() -> Vec<Optimizer> {
@@ -483,7 +483,7 @@ fn closing_wakes_whoever_waits() {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pull.wait(Duration::from_mins(1)).unwrap().unwrap_err());
             assert!(pull.wait(Duration::from_millis(50)).is_none());
-            client.close();
+            client.close(TIMEOUT);
             let error = waiting.join().unwrap();
             assert!(error.message.contains("closed"), "{error}");
         });

@@ -556,7 +556,7 @@ fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
         assert_eq!(client.names(PATIENT).unwrap(), ["w".into()]);
         assert_eq!(pull(&client, "w"), vec![1.0; 100]);
         assert_eq!(served.terminate(), Some(1), "its end says that what it holds is not on its disk");
-        other.close();
+        other.close(PATIENT);
         assert_eq!(large.join().unwrap().tensor.as_deref(), Some("large"));
     });
     served.start();

@@ -79,7 +79,7 @@ fn options(codec: Codec) -> PushOptions {
 /// The versions of the tensor's slices.
 fn versions(client: &Client) -> Vec<u64> {
     let versions = client.versions(&["w".into()], TIMEOUT).unwrap();
-    versions.tensors[0].1.iter().map(|slice| slice.version).collect()
+    versions.tensors()[0].1.iter().map(|slice| slice.version).collect()
 }
 
 #[test]

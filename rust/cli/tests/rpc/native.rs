@@ -366,6 +366,6 @@ fn a_callers_memory_comes_back_at_the_deadline() {
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     assert!(matches!(error, PushError::Partial(partial) if !partial.in_doubt.is_empty()));
     assert_eq!(Arc::strong_count(&values), 1, "the caller's memory is still in use");
-    client.close();
+    client.close(Duration::from_secs(3));
     runtime.shutdown_background();
 }

@@ -311,7 +311,7 @@ fn without_room_the_unix_socket_does() {
     register(&client, 3);
     let way = &client.transport()[0].1;
     assert!(way.starts_with("unix: ") && way.contains("memory is full"), "{way}");
-    client.close();
+    client.close(PATIENT);
     let client = connect(address, Transport::Shm, PATIENT).unwrap();
     let push =
         Gradient { name: name(3), shape: vec![SIZES[3] as u64], values: Arc::new(vec![1.0; SIZES[3]]) };

@@ -51,13 +51,13 @@ impl Client {
 
     /// Returns the portions and seats of this client's workers and replicas at once; an unreachable server
     /// frees them when the lease expires.
-    pub(crate) fn leave_portions(&self) {
+    pub(crate) fn leave_portions(&self, within: Duration) {
         if self.alive().is_err() || !self.has_portions.swap(false, Ordering::Relaxed) {
             return;
         }
         let link = self.links[0].clone();
         let longest = if link.is_connected() { LEAVE_TIMEOUT } else { DISCONNECTED_LEAVE_TIMEOUT };
-        let deadline = after(longest.min(self.options.timeout));
+        let deadline = after(longest.min(self.options.timeout).min(within));
         let _ = self.block(async move {
             call(&link, deadline, |mut client, left| {
                 let then = pb::PortionThen::Leave.into();

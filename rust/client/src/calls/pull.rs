@@ -117,7 +117,7 @@ pub(crate) fn versions(call: &Call, client: u64) -> Versions {
         };
         (slices[0].0.name.clone(), slices.iter().filter_map(version).collect())
     });
-    Versions { client, tensors: tensors.collect() }
+    Versions::new(client, tensors.collect())
 }
 
 /// A pull under way that keeps its values until they are taken.

@@ -166,7 +166,7 @@ pub(crate) fn in_order(versions: Versions, rows: &[Rows]) -> Versions {
         slices.sort_unstable_by_key(|version| version.slice);
         (rows.name.clone(), slices)
     };
-    Versions { client: versions.client, tensors: rows.iter().map(of).collect() }
+    Versions::new(versions.client, rows.iter().map(of).collect())
 }
 
 /// Copies rows to the caller's destination.

@@ -291,8 +291,9 @@ impl ParameterServer for Client {
         self.links.iter().map(|link| (link.address.clone(), link.route.present())).collect()
     }
 
-    fn close(&self) {
-        self.leave_portions();
-        self.shut();
+    fn close(&self, within: Duration) {
+        let end = after(within);
+        self.leave_portions(within);
+        self.shut(end.saturating_duration_since(Instant::now()));
     }
 }

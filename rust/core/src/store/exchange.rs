@@ -160,7 +160,7 @@ impl Store {
             Ok((tensor.spec.name.clone(), slices))
         };
         let tensors = all.tensors.iter().map(of).collect::<Result<_>>();
-        Exchanged { pushed, versions: tensors.map(|tensors| Versions { client: self.client, tensors }) }
+        Exchanged { pushed, versions: tensors.map(|tensors| Versions::new(self.client, tensors)) }
     }
 }
 

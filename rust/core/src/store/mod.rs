@@ -242,7 +242,7 @@ impl ParameterServer for Store {
         Ok(Stats { shards: vec![(String::new(), counters)], client, ..Stats::default() })
     }
 
-    fn close(&self) {
+    fn close(&self, _within: Duration) {
         let _ends = self.shared.deadlines.end_complete_at_last();
         self.shared.shard.forget_client(self.client);
         lock(&self.shared.portions).forget_client(self.client);
@@ -252,7 +252,7 @@ impl ParameterServer for Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.close();
+        self.close(Duration::ZERO);
     }
 }
 

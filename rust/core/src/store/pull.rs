@@ -22,15 +22,15 @@ impl Store {
 impl PullTensors for Store {
     fn pull(&self, names: &[Arc<str>], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(names.len()) };
+        let mut versions = Vec::with_capacity(names.len());
         for (k, tensor) in tensors.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(tensor.slices.len());
             for slice in &tensor.slices {
                 of_slices.push(self.pull_slice(slice, |at, bytes| caller.take(k, at, bytes))?);
             }
-            versions.tensors.push((tensor.spec.name.clone(), of_slices));
+            versions.push((tensor.spec.name.clone(), of_slices));
         }
-        Ok(versions)
+        Ok(Versions::new(self.client, versions))
     }
 
     fn pull_rows(&self, rows: &[Rows], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
@@ -39,7 +39,7 @@ impl PullTensors for Store {
             Ok((Plan::new(&tensor.spec, &rows.indices)?, tensor))
         };
         let plans = rows.iter().map(plan).collect::<Result<Vec<_>>>()?;
-        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(rows.len()) };
+        let mut versions = Vec::with_capacity(rows.len());
         let mut values = Vec::new();
         for (k, (plan, tensor)) in plans.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(plan.parts().len());
@@ -49,9 +49,9 @@ impl PullTensors for Store {
                 of_slices.push(slice.pull_rows(self.client, plan.indices(part), &mut values)?);
                 plan.scatter(part.elements.start, &values, |at, values| caller.take(k, at, values));
             }
-            versions.tensors.push((tensor.spec.name.clone(), of_slices));
+            versions.push((tensor.spec.name.clone(), of_slices));
         }
-        Ok(versions)
+        Ok(Versions::new(self.client, versions))
     }
 
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
@@ -92,6 +92,6 @@ impl PullTensors for Store {
             });
             Ok((name.clone(), slices.collect()))
         };
-        Ok(Versions { client: self.client, tensors: names.iter().map(of).collect::<Result<_>>()? })
+        Ok(Versions::new(self.client, names.iter().map(of).collect::<Result<_>>()?))
     }
 }

@@ -1,7 +1,9 @@
 //! Versions of slices: what a pull or a receipt reports, and what a later push is based on.
 
 use super::SliceId;
-use std::sync::Arc;
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 
 /// A slice's version, as a pull or a receipt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,18 +17,40 @@ pub struct SliceVersion {
 }
 
 /// Versions of tensors, per slice: opaque to users, comparable, and the base of later pushes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Versions {
     /// The client that asked; the `own` counts are valid only for it.
     pub client: u64,
-    /// Per tensor, in slice order.
-    pub tensors: Vec<(Arc<str>, Vec<SliceVersion>)>,
+    tensors: Vec<(Arc<str>, Vec<SliceVersion>)>,
+    /// The place of each tensor, made for the first search.
+    places: OnceLock<HashMap<Arc<str>, usize, RandomState>>,
 }
 
+impl PartialEq for Versions {
+    fn eq(&self, other: &Self) -> bool {
+        (self.client, &self.tensors) == (other.client, &other.tensors)
+    }
+}
+
+impl Eq for Versions {}
+
 impl Versions {
+    /// Versions that a client has asked for: per tensor, in slice order.
+    pub fn new(client: u64, tensors: Vec<(Arc<str>, Vec<SliceVersion>)>) -> Self {
+        Self { client, tensors, places: OnceLock::new() }
+    }
+
+    /// All tensors, with their slices' versions in slice order.
+    pub fn tensors(&self) -> &[(Arc<str>, Vec<SliceVersion>)] {
+        &self.tensors
+    }
+
     /// A tensor's versions, if they are included.
     pub fn tensor(&self, name: &str) -> Option<&[SliceVersion]> {
-        self.tensors.iter().find(|(n, _)| &**n == name).map(|(_, v)| v.as_slice())
+        let places = self.places.get_or_init(|| {
+            self.tensors.iter().enumerate().rev().map(|(k, (name, _))| (name.clone(), k)).collect()
+        });
+        places.get(name).and_then(|k| self.tensors.get(*k)).map(|(_, versions)| versions.as_slice())
     }
 
     /// A slice's version among its tensor's, which is probably the k-th.

@@ -38,6 +38,6 @@ pub trait ParameterServer:
     fn transport(&self) -> Vec<(String, String)> {
         Vec::new()
     }
-    /// Ends the client's session; further calls fail.
-    fn close(&self);
+    /// Ends the client's session, and waits at most this long for the servers; further calls fail.
+    fn close(&self, within: Duration);
 }

@@ -128,7 +128,7 @@ fn equals_a_push_and_a_pull() {
             let stale = pushed.iter().zip(&plain).filter(|(_, g)| !g.values.view().is_empty());
             assert!(step == 0 || stale.into_iter().all(|(r, _)| r.staleness == Some(0)));
             let versions = done.versions.unwrap();
-            assert_eq!(versions.tensors.len(), lengths.len());
+            assert_eq!(versions.tensors().len(), lengths.len());
             for (k, values) in values.iter().enumerate() {
                 assert_eq!(bits(values), bits(&pull(&two, k)), "{apply:?} {threads} step {step} tensor {k}");
                 assert_eq!(bits(values), bits(&pull(&one, k)));
@@ -215,7 +215,7 @@ fn what_is_wrong_changes_nothing() {
         assert_eq!(done.err().map(|error| error.kind), kind);
         assert!(kind.is_some() || values[1] == [3.0; 7]);
     }
-    assert_eq!(store.versions(&["0".into()], SECOND).unwrap().tensors[0].1[0].version, 2);
+    assert_eq!(store.versions(&["0".into()], SECOND).unwrap().tensors()[0].1[0].version, 2);
 }
 
 #[test]
@@ -271,7 +271,9 @@ fn the_values_contain_what_a_policy_held() {
         let (done, values) = exchange(&store, &list, &gradients, &lengths, (&how, &[]));
         let done = done.unwrap();
         assert_eq!(done.pushed.unwrap().len(), 2);
-        assert!(done.versions.unwrap().tensors.iter().flat_map(|(_, slices)| slices).all(|s| s.version == 2));
+        assert!(
+            done.versions.unwrap().tensors().iter().flat_map(|(_, slices)| slices).all(|s| s.version == 2)
+        );
         for (k, values) in values.iter().enumerate() {
             assert_ne!(bits(values), bits(&waves(lengths[k], 0.7)));
             assert_eq!(bits(values), bits(&pull(&store, k)));

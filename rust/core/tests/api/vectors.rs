@@ -767,7 +767,7 @@ fn a_second_coordinator_waits_for_the_first_to_go_and_fences_it() {
     first.coordinate(space, &store_state(seat.term, 9), SECOND).unwrap();
     let too_long = first.coordinate(space, &store_state(seat.term, (1 << 16) + 1), SECOND).unwrap_err();
     assert_eq!(too_long.kind, Kind::Config);
-    first.close();
+    first.close(SECOND);
     let next = second.coordinate(space, &take("second"), SECOND).unwrap();
     assert_eq!((next.term, &next.state[..]), (seat.term + 1, &[7_u8; 9][..]));
     assert_eq!(second.spaces(SECOND).unwrap()[0].coordinator.as_deref(), Some("second"));

@@ -667,19 +667,18 @@ impl Client {
         self.server.get(py)?.report(report).or_raise(py)
     }
 
-    /// Waits for pushes in progress, at most the client's timeout, and ends the session; raises an unread
-    /// error.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let server = self.server.get(py)?;
+    /// Waits for pushes in progress, at most the timeout, and ends the session; raises an unread error.
+    fn close(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
+        let (server, timeout) = (self.server.get(py)?, self.timeout(py, timeout)?);
         if self.closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        let end = std::time::Instant::now() + self.timeout;
-        while !self.unread.all_done() && std::time::Instant::now() < end {
+        let begin = std::time::Instant::now();
+        while !self.unread.all_done() && begin.elapsed() < timeout {
             py.detach(|| std::thread::sleep(Duration::from_millis(1)));
             py.check_signals()?;
         }
-        self.call(py, server, |server| server.close())?;
+        self.call(py, server, move |server| server.close(timeout.saturating_sub(begin.elapsed())))?;
         sweep(py);
         self.unread.raise_last(py)
     }

@@ -34,7 +34,7 @@ impl Versions {
     }
 
     fn __len__(&self) -> usize {
-        self.0.tensors.len()
+        self.0.tensors().len()
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -43,7 +43,7 @@ impl Versions {
 
     /// Names of the tensors.
     fn names(&self) -> Vec<&str> {
-        self.0.tensors.iter().map(|(n, _)| &**n).collect()
+        self.0.tensors().iter().map(|(n, _)| &**n).collect()
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
@@ -51,14 +51,14 @@ impl Versions {
     }
 
     fn __hash__(&self) -> u64 {
-        self.0.tensors.iter().flat_map(|(_, s)| s).fold(0, |h, s| h.rotate_left(7) ^ s.version)
+        self.0.tensors().iter().flat_map(|(_, s)| s).fold(0, |h, s| h.rotate_left(7) ^ s.version)
     }
 
     fn __repr__(&self) -> String {
         let slices = |v: &[verbs::SliceVersion]| {
             v.iter().map(|s| s.version.to_string()).collect::<Vec<_>>().join(", ")
         };
-        let each = self.0.tensors.iter().map(|(n, v)| format!("{n:?}: [{}]", slices(v)));
+        let each = self.0.tensors().iter().map(|(n, v)| format!("{n:?}: [{}]", slices(v)));
         format!("<Versions {{{}}}>", each.collect::<Vec<_>>().join(", "))
     }
 }
