@@ -559,7 +559,7 @@ CASES: dict[str, Case] = {
             "flush": lambda worker: worker.flush(),
             "pull_model": lambda worker: worker.pull_model(),
             "push_model": lambda worker: worker.push_model(),
-            "add": lambda worker: worker.add({"other": ONES}),
+            "add": lambda worker: worker.add_params({"other": ONES}),
         }.items()
     },
     **{

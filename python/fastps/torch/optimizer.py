@@ -251,7 +251,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self._worker is not None:
             try:
                 self._register(entries, stacklevel=3)
-                self._worker.add({entry.name: entry.array for entry in entries}, copy=False)
+                self._worker.add_params({entry.name: entry.array for entry in entries}, copy=False)
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
                 for param in named.values():

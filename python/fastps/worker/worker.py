@@ -11,6 +11,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
+from fastps._shared.deprecated import warn_renamed
 from fastps._shared.handles import Receipts
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
@@ -84,8 +85,8 @@ class Worker:
             start is over, and until then `step` and `begin` raise. The other modes never wait there.
 
     Attributes:
-        params: The worker's own float32 arrays by name. They change only in `step` and `add`; treat them as
-            read-only.
+        params: The worker's own float32 arrays by name. They change only in `step` and `add_params`; treat
+            them as read-only.
         mode: The mode passed to the constructor.
 
     Raises:
@@ -194,7 +195,7 @@ class Worker:
         #: Set if a step pushes and fetches in one call.
         self._exchanged: _fastps.Exchange | None = None
 
-    def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
+    def add_params(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
         """Adds parameters from the next step on. Arguments as for `Worker`.
 
         With `fastps.Local` only these are pulled; with other modes all are, so that the next gradients are
@@ -221,6 +222,11 @@ class Worker:
             raise
         if self._local is None:
             self._fetches.restart()  # those under way know no versions of the new ones
+
+    def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
+        """Deprecated: `add_params`."""
+        warn_renamed("Worker.add", "Worker.add_params")
+        self.add_params(params, copy=copy)
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._views or copy:
