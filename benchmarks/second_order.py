@@ -216,7 +216,7 @@ def main() -> int:
         "",
         *table(["method", name], rows),
         "",
-        *table(["goal", "found", "asked", "reached"], [goal.row() for goal in kept]),
+        *table(["figure", "found", "asked", "reached"], [goal.row() for goal in kept]),
     ]
     print("\n".join(lines))
     if args.output:
