@@ -31,9 +31,13 @@ def renamed_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]
 
 
 def renamed_argument(old: str, new: str) -> Callable[[_C], _C]:
-    """Decorates a function that took the keyword argument `new` as `old`."""
+    """Decorates a function, or a class, that took the keyword argument `new` as `old`."""
 
     def decorate(function: _C) -> _C:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if old in kwargs:
