@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fastps._shared.checks import at_least, invalid
-from fastps._shared.deprecated import warn_renamed
+from fastps._shared.idioms.deprecated import warn_renamed
 from fastps.loggers import JSONL, Collection, Console, Logger, TensorBoard, WandB
 
 __all__ = ["live", "to"]

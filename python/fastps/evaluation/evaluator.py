@@ -14,7 +14,7 @@ import numpy as np
 from fastps._fastps import Versions
 from fastps._shared import tensor_file
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
-from fastps._shared.deprecated import renamed_argument
+from fastps._shared.idioms.deprecated import renamed_argument
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File

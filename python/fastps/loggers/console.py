@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
+from fastps._shared.idioms.closing import Closing
 from fastps.worker import Step
 
 __all__ = ["Console"]
@@ -18,7 +18,7 @@ _EVERY, _EVERY_ELSEWHERE = 0.2, 10.0
 _NEW = 0.05
 
 
-class Console:
+class Console(Closing):
     """Shows steps, speed, loss, staleness and rate: on a terminal in place, elsewhere a line every 10 s.
 
     Args:
@@ -76,11 +76,3 @@ class Console:
         if self._terminal and self._seen is not None:
             self._file.write("\n")
             self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

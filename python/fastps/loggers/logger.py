@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import Self
+from abc import abstractmethod
 
 from fastps._shared.checks import at_least
+from fastps._shared.idioms.closing import Closing
 from fastps.errors import ConfigError
 from fastps.worker import Step
 
 __all__ = ["Collection", "Logger"]
 
 
-class Logger(ABC):
+class Logger(Closing):
     """Base of all loggers; a subclass writes values by name. A call after `close` raises `ConfigError`.
 
     Args:
@@ -48,16 +47,8 @@ class Logger(ABC):
             self._closed = True
             self.finish()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Collection:
+class Collection(Closing):
     """Several loggers as one: passes each step to all of them, and closes them together.
 
     >>> import tempfile
@@ -83,11 +74,3 @@ class Collection:
         with contextlib.ExitStack() as stack:
             for logger in reversed(self._loggers):
                 stack.callback(logger.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

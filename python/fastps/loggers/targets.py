@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-from fastps._shared.missing import missing
+from fastps._shared.idioms.missing import missing
 from fastps._shared.types import File
 from fastps.loggers.logger import Logger
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastps._shared.checks import given, integer
-from fastps._shared.deprecated import renamed_argument, warn_renamed
+from fastps._shared.idioms.deprecated import renamed_argument, warn_renamed
 from fastps.optimize.method import COMMON, Accepted, Method
 from fastps.optimize.vectors import Operation, Vectors, exact_sum
 

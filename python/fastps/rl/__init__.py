@@ -17,8 +17,8 @@ Needs gymnasium and torch: ``pip install gymnasium torch``.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from fastps._shared.deprecated import renamed_names as _renamed_names
-from fastps._shared.missing import missing as _missing
+from fastps._shared.idioms.deprecated import renamed_names as _renamed_names
+from fastps._shared.idioms.missing import missing as _missing
 
 try:
     import gymnasium as _gymnasium

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from fastps._shared.deprecated import renamed_names as _renamed_names
+from fastps._shared.idioms.deprecated import renamed_names as _renamed_names
 from fastps.simulate.durations import Constant, Duration, Exponential, Pareto
 from fastps.simulate.errors import DeadlockError, GradientError
 from fastps.simulate.events import Event, Join, Kill, Pause

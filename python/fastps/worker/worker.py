@@ -10,7 +10,7 @@ import numpy as np
 
 from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
-from fastps._shared.deprecated import warn_renamed
+from fastps._shared.idioms.deprecated import warn_renamed
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
