@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -27,11 +27,15 @@ class Ahead:
         self._pushed: dict[str, tuple[Entry, torch.Tensor, int]] = {}
 
     def __bool__(self) -> bool:
-        """Returns whether a gradient of the step was pushed."""
+        """Returns whether a gradient was pushed."""
         return bool(self._pushed)
 
     def __contains__(self, name: str) -> bool:
         return name in self._pushed
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the pushed gradients."""
+        return iter(self._pushed)
 
     def collect(self, entry: Entry, rows: bool) -> list[tuple[Entry, Any]]:
         """Adds a complete gradient. Returns those to push now, by entry; none while they are few.
