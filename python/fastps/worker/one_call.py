@@ -56,7 +56,7 @@ class OneCall:
         settings = _fastps.PushSettings(None, one, None, self._fetches.installed, None, correction)
         return self._native.exchange(self._arrays, grads, rates, settings, threads)
 
-    def finish(self, grads: dict[str, Any], exchanged: Exchanged) -> None:
+    def finish(self, grads: Mapping[str, Any], exchanged: Exchanged) -> None:
         """Counts the outcome of `run`; raises the error of the push, whose gradients go with the next one."""
         receipts, versions, failed = exchanged
         if versions is not None:
@@ -64,6 +64,6 @@ class OneCall:
         if receipts is not None:
             self._tally.acknowledge(receipts.names(), Receipts(receipts))
         elif failed is not None:
-            failed = self._pushes.not_applied(grads, failed)
+            failed = self._pushes.not_applied(dict(grads), failed)
         if failed is not None:
             raise failed
