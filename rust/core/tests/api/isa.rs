@@ -8,7 +8,9 @@ use fastps_core::error::Kind;
 use fastps_core::finite;
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Average, EpsMode, Ftrl, Lion, Optimizer, Rmsprop, Sgd};
+use fastps_core::optim::{
+    Adadelta, Adagrad, Adam, AdamW, Average, EpsMode, Ftrl, Lion, Optimizer, Rmsprop, Sgd,
+};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use sha2::{Digest, Sha256};
