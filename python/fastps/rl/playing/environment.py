@@ -133,7 +133,7 @@ class Environment:
         found = _scalar(value, kinds)
         if found is None:
             raise does_not_fit(DTypeError, which, self._where(), expected, described(value))
-        return kind(found)  # type: ignore[call-arg]
+        return kind(found)
 
     # -- errors ----------------------------------------------------------------------------------------------
 
