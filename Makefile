@@ -199,10 +199,10 @@ acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check a
 	$(BIN)/python tests/long/acceptance.py $(ARGS)
 
 repro: .venv/.test-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
-	$(BIN)/fastps repro all --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
+	$(BIN)/fastps repro all --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synthetic gradients learn, with data from FASTPS_DATA_DIR, into target/repro
-	$(BIN)/fastps repro synthetic-gradients --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
+	$(BIN)/fastps repro synthetic-gradients --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)

@@ -130,10 +130,29 @@ def machine() -> list[str]:
     ]
 
 
+#: Columns of a figure's goal, which the scripts print and the document leaves out.
+GOALS = {"asked", "reached", "target"}
+
+
+def without_goals(lines: Iterable[str]) -> list[str]:
+    """Leaves the columns of goals out of tables."""
+    shown: list[str] = []
+    kept: list[int] = []
+    for line in lines:
+        if not line.startswith("| "):
+            kept = []
+            shown.append(line)
+            continue
+        cells = line[2:-2].split(" | ")
+        kept = kept or [k for k, cell in enumerate(cells) if cell not in GOALS]
+        shown.append("| " + " | ".join(cells[k] for k in kept) + " |")
+    return shown
+
+
 def write_between_markers(path: Path, section: str, lines: list[str]) -> None:
-    """Replaces what stands between the markers of this section; each section belongs to one suite."""
+    """Replaces the text between the markers of this section; each section belongs to one suite."""
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     text = path.read_text()
     before, rest = text.split(begin)
     _, after = rest.split(end)
-    path.write_text("\n".join([before + begin, *lines, end + after]))
+    path.write_text("\n".join([before + begin, *without_goals(lines), end + after]))

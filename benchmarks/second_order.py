@@ -113,21 +113,21 @@ def distances(problem: Problem, others: int = 5) -> list[tuple[int, float, float
     """At each checkpoint: the iteration, the distance of L-BFGS to the two-loop form, and the largest one of
     that form to itself with the portions summed in so many other orders; relative to the point's length.
     """
-    found = compare(problem, LBFGS(history=10), others)
+    found = compare(problem, LBFGS(history_size=10), others)
     assert found["same bits"], "three replicas gave other bits than one"
     return list(zip(CHECKPOINTS, found["shards"], found["itself"], strict=True))
 
 
 def minimum(problem: Problem) -> float:
     """The least value of f, as far as float64 shows it."""
-    return solve(problem, LBFGS(history=20), portions=1, tol=1e-11)[0].fun
+    return solve(problem, LBFGS(history_size=20), portions=1, tol=1e-11)[0].fun
 
 
 def counts(problem: Problem, steepest: bool = True) -> dict[str, int]:
     """Evaluations to a small relative gap, by method."""
     target = minimum(problem) * (1 + GAP)
     found = {str(method): evaluations(problem, method, target) for method in METHODS}
-    found[FLOAT32] = evaluations(problem, LBFGS(history=10), target, np.float32)
+    found[FLOAT32] = evaluations(problem, LBFGS(history_size=10), target, np.float32)
     if steepest:
         found["GradientDescent()"] = evaluations(problem, GradientDescent(), target)
     for method in ("L-BFGS-B", "CG"):
@@ -137,7 +137,7 @@ def counts(problem: Problem, steepest: bool = True) -> dict[str, int]:
 
 def gap_of_float32(problem: Problem) -> float:
     """The relative gap after 300 iterations in float32; computed in float64."""
-    _, w = solve(problem, LBFGS(history=10), dtype=np.float32, portions=1, max_iterations=300)
+    _, w = solve(problem, LBFGS(history_size=10), dtype=np.float32, portions=1, max_iterations=300)
     return on_arrays(problem, np.arange(1), 1)(w)[0] / minimum(problem) - 1
 
 
@@ -159,7 +159,7 @@ class Goal:
 
 def goals(name: str, column: dict[str, int], gap: float) -> list[Goal]:
     """What the evaluations on a problem should be."""
-    lbfgs = column["LBFGS(history=10)"]
+    lbfgs = column["LBFGS(history_size=10)"]
     cg = min(count for method, count in column.items() if method.startswith("CG("))
     ratios = [
         ("L-BFGS / scipy's L-BFGS-B", lbfgs / column["scipy's L-BFGS-B"], 1.15),
@@ -173,8 +173,15 @@ def goals(name: str, column: dict[str, int], gap: float) -> list[Goal]:
     return [Goal(f"{name}: {what}", found, most) for what, found, most in ratios]
 
 
-FLOAT32 = "LBFGS(history=10), float32"
-METHODS = (LBFGS(history=3), LBFGS(history=10), LBFGS(history=20), CG("PR+"), CG("HS"), CG("FR"))
+FLOAT32 = "LBFGS(history_size=10), float32"
+METHODS = (
+    LBFGS(history_size=3),
+    LBFGS(history_size=10),
+    LBFGS(history_size=20),
+    CG("PR+"),
+    CG("HS"),
+    CG("FR"),
+)
 
 
 def main() -> int:
@@ -209,7 +216,7 @@ def main() -> int:
         "",
         *table(["method", name], rows),
         "",
-        *table(["goal", "found", "asked", "reached"], [goal.row() for goal in kept]),
+        *table(["figure", "found", "asked", "reached"], [goal.row() for goal in kept]),
     ]
     print("\n".join(lines))
     if args.output:

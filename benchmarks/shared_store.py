@@ -130,7 +130,7 @@ def rows(rounds: int, seconds: float) -> list[str]:
         "processes",
         "torch, samples/s",
         "fastps, samples/s",
-        "fastps / torch (asked: 0.98)",
+        "fastps / torch",
         "worst test accuracy",
         "updates lost",
     ]

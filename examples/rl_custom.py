@@ -46,5 +46,5 @@ class Table(nn.Module):
 
 algorithm = fastps.rl.A3C(steps=10, lr=0.02)
 with fastps.connect(sys.argv[1] if len(sys.argv) > 2 else sys.exit(__doc__)) as ps:
-    fastps.rl.work(ps, algorithm, Corridor, Table(), seed=int(sys.argv[2]), frames=10_000)
+    fastps.rl.run_worker(ps, algorithm, Corridor, Table(), seed=int(sys.argv[2]), frames=10_000)
     print("mean return", np.mean(fastps.rl.evaluate(ps, algorithm, Corridor, 10, Table())))  # at best 0.2

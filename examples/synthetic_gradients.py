@@ -10,8 +10,8 @@ that a small predictor gives, with cdni the predictor also knows the labels. Wit
 their initial values. --slow lets a part sleep in each step. --all runs the four ways one after the other and
 draws loss and test error against steps and time, and how good the predictors are.
 
-The images are the four original MNIST .gz files in mnist/ of --data-dir, or else the small digits that come
-with fastps. The servers and the parts run on this machine.
+The images are the four original MNIST .gz files in mnist/ of --dataset-dir, or else the small digits that
+come with fastps. The servers and the parts run on this machine.
 """
 
 import argparse
@@ -83,7 +83,9 @@ def run_part(rank, address, folder, arguments, how):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{how}", rank=rank, world_size=arguments.parts
     )
-    data = fastps.data.mnist(f"{arguments.data_dir}/mnist") if arguments.data_dir else fastps.data.digits()
+    data = (
+        fastps.data.mnist(f"{arguments.dataset_dir}/mnist") if arguments.dataset_dir else fastps.data.digits()
+    )
     x, y, test_x = map(torch.from_numpy, (data.train_x, data.train_y, data.test_x))
     rng, lines, spent = np.random.default_rng(arguments.seed), [], 0.0
     with (
@@ -180,7 +182,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", default=os.environ.get("FASTPS_DATA_DIR"), help="folder with mnist/")
+    parser.add_argument("--dataset-dir", default=os.environ.get("FASTPS_DATA_DIR"), help="folder with mnist/")
     parser.add_argument("--how", choices=HOWS, default="cdni")
     parser.add_argument("--all", action="store_true", help="run all four and draw a picture")
     parser.add_argument("--layers", type=int, default=5)
@@ -200,7 +202,7 @@ def main():
     runs = {how: run(how, arguments) for how in (HOWS if arguments.all else [arguments.how])}
     if arguments.all:
         slow = f", part {arguments.slow[0]} sleeps {arguments.slow[1]} ms a step" if arguments.slow else ""
-        name = "MNIST" if arguments.data_dir else "digits"
+        name = "MNIST" if arguments.dataset_dir else "digits"
         draw(runs, f"{name}: {arguments.layers} layers in {arguments.parts} parts{slow}", arguments.output)
         print(f"picture: {arguments.output}")
     for how, parts in runs.items():

@@ -23,9 +23,9 @@ y = (x.square().sum(1) < 0.5).long()  # inside the circle?
 model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 ps = fastps.connect(sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__))
-record = fastps.record.to(f"tensorboard:runs/worker-{os.getpid()}")
+logger = fastps.loggers.TensorBoard(f"runs/worker-{os.getpid()}")
 optimizer = fastps.torch.ParameterServerOptimizer(
-    model.named_parameters(), ps, fastps.Adam(lr=3e-3), on_step=record
+    model.named_parameters(), ps, fastps.Adam(lr=3e-3), on_step=logger
 )
 for epoch in range(3):
     for inputs, labels in data:
@@ -36,4 +36,4 @@ for epoch in range(3):
     accuracy = (model(x).argmax(1) == y).float().mean().item()
     print(f"epoch {epoch}  loss {loss.item():.3f}  accuracy {accuracy:.3f}", flush=True)
 optimizer.close()
-record.close()
+logger.close()

@@ -292,6 +292,31 @@ class AdamW(Adam):
         super().__init__(lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
 
 
+class Lion(Reference):
+    """torch has none: written from `lion_pytorch.py` of google/automl, the code of Chen et al., 2023."""
+
+    names = ("exp_avg",)
+
+    def __init__(
+        self,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(lr, weight_decay, maximize)
+        self.betas = betas
+
+    def update(self, p: Array, g: Array, lr: float) -> Array:
+        beta1, beta2 = self.betas
+        if self.weight_decay != 0:
+            p = p * F32(1 - lr * self.weight_decay)
+        mean = self.state["exp_avg"]
+        self.state["exp_avg"] = add(mean * F32(beta2), g, 1 - beta2)
+        return add(p, np.sign(mean * F32(beta1) + g * F32(1 - beta1)), -lr)
+
+
 class Ftrl(Reference):
     """torch has none: written from algorithm 1 of McMahan et al., KDD 2013, in the order that
     `rust/core/src/kernel/optim/ftrl.rs` states."""
@@ -339,6 +364,7 @@ OPTIMIZERS: dict[str, type[Reference]] = {
     "Adadelta": Adadelta,
     "Adam": Adam,
     "AdamW": AdamW,
+    "Lion": Lion,
     "Ftrl": Ftrl,
     "Average": Average,
 }

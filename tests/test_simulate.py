@@ -290,10 +290,10 @@ def test_the_warning_of_a_run_that_is_not_complete_lists_some_events():
         go(workers=20, durations=1.0, events=events, updates=90)
 
 
-def test_a_standstill_names_who_waits_for_whom():
+def test_a_deadlock_names_who_waits_for_whom():
     kill = [simulate.Kill(1, at=2.5)]
     with pytest.raises(
-        simulate.StandstillError, match=r"worker 0 has waited in step 3 since 3 for worker 1 \(killed\)"
+        simulate.DeadlockError, match=r"worker 0 has waited in step 3 since 3 for worker 1 \(killed\)"
     ) as e:
         go(fastps.Bounded(0), workers=2, durations=1.0, events=kill, lease=math.inf)
     assert (e.value.waiting, e.value.time) == ({0: [1]}, 3.0)
@@ -307,7 +307,7 @@ def test_workers_that_push_different_tensors_to_one_version_stand_still():
         name = "wv"[worker]
         return {name: params[name] * 1}
 
-    with store, pytest.raises(simulate.StandstillError) as e:
+    with store, pytest.raises(simulate.DeadlockError) as e:
         simulate.run(
             store, {"w": START, "v": START}, one_each,
             workers=2, mode=fastps.Sync(workers=2), durations=1.0, updates=5,

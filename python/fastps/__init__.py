@@ -49,7 +49,7 @@ from fastps.errors import (
 )
 from fastps.evaluation import Evaluation, Evaluator, evaluator
 from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
-from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Optimizer, RMSprop
+from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Lion, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import Store, _forked
 from fastps.worker import Step, Worker, worker_seed
@@ -59,6 +59,7 @@ if _TYPE_CHECKING:
     from fastps import data as data
     from fastps import hogwild as hogwild
     from fastps import jax as jax
+    from fastps import loggers as loggers
     from fastps import optimize as optimize
     from fastps import record as record
     from fastps import rl as rl
@@ -97,6 +98,7 @@ __all__ = [
     "InDoubt",
     "Int8",
     "LeaseError",
+    "Lion",
     "Local",
     "Lost",
     "NonFiniteError",
@@ -134,7 +136,7 @@ __all__ = [
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.
-_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch")
+_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "loggers", "optimize", "record", "rl", "simulate", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

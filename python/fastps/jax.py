@@ -25,7 +25,7 @@ import numpy as np
 
 from fastps import optim
 from fastps._shared.handles import Receipts
-from fastps._shared.missing import missing
+from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer, PushOptions, check_ps

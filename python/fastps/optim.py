@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 from fastps import _fastps
 from fastps._shared.checks import choice
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Average", "Ftrl", "Optimizer", "RMSprop"]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Average", "Ftrl", "Lion", "Optimizer", "RMSprop"]
 
 EpsMode = Literal["outside", "inside", "both"]
 
@@ -37,7 +37,7 @@ class Optimizer:
         """The names that `named` accepts, which are those on the wire.
 
         >>> fastps.optim.Optimizer.names()
-        ('sgd', 'adagrad', 'rmsprop', 'adadelta', 'adam', 'adamw', 'ftrl', 'average')
+        ('sgd', 'adagrad', 'rmsprop', 'adadelta', 'adam', 'adamw', 'lion', 'ftrl', 'average')
         """
         return tuple(each._kind for each in Optimizer.__subclasses__())
 
@@ -237,6 +237,32 @@ class AdamW(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 1e-2
     amsgrad: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion: sign descent along two running means of the gradient (Chen et al., NeurIPS 2023, algorithm 2).
+
+    Every step moves every element by the rate, or not at all. The authors advise a rate 3 to 10 times smaller
+    than that of `AdamW`, and a weight decay as many times larger. It keeps half as much state.
+
+    Args:
+        lr: Learning rate, >= 0.
+        betas: Share of the running mean in the direction of a step, and its decay, each in [0, 1).
+        weight_decay: Every step first shrinks the parameters by ``1 - lr * weight_decay``; >= 0.
+        maximize: Ascend instead of descend.
+
+    State: ``exp_avg``.
+
+    >>> fastps.Lion().betas
+    (0.9, 0.99)
+    """
+
+    _kind = "lion"
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
     maximize: bool = False
 
 

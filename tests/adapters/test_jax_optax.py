@@ -17,6 +17,7 @@ SAME = {
     "nesterov": (optax.sgd(LR, 0.9, nesterov=True), fastps.SGD(lr=LR, momentum=0.9, nesterov=True)),
     "adam": (optax.adam(LR), fastps.Adam(lr=LR)),
     "adamw": (optax.adamw(LR), fastps.AdamW(lr=LR, weight_decay=1e-4)),
+    "lion": (optax.lion(LR), fastps.Lion(lr=LR, weight_decay=1e-3)),
     "adadelta": (optax.adadelta(LR), fastps.Adadelta(lr=LR)),
     "rmsprop": (optax.rmsprop(LR, eps=1e-3), fastps.RMSprop(lr=LR, alpha=0.9, eps=1e-3, eps_mode="inside")),
     "rmsprop, eps outside": (

@@ -12,7 +12,7 @@ from torch import nn
 import fastps
 import fastps.torch
 from fastps.torch import ParameterServerOptimizer
-from fastps.torch import optimizer as module
+from fastps.torch.step import ahead
 
 
 class Failing(torch.autograd.Function):
@@ -53,7 +53,7 @@ def backward(model):
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
-    monkeypatch.setattr(module, "_BUCKET", 1)
+    monkeypatch.setattr(ahead, "_BUCKET", 1)
     monkeypatch.setattr(Failing, "times", 0)
 
 
@@ -90,13 +90,13 @@ def test_training_goes_on_after_an_exception_in_backward(ps, mode, codec, set_to
 
 def test_gradients_that_have_not_left_are_dropped(store, monkeypatch):
     """The second backward does not reach the last layer, whose gradient of the first one waits for a push."""
-    monkeypatch.setattr(module, "_BUCKET", 1 << 20)
+    monkeypatch.setattr(ahead, "_BUCKET", 1 << 20)
     model, Failing.times = Model(), 1
     optimizer = wrap(model, store)
     with pytest.raises(ValueError, match="in backward"):
         backward(model)
     optimizer.zero_grad()
-    monkeypatch.setattr(module, "_BUCKET", 1)
+    monkeypatch.setattr(ahead, "_BUCKET", 1)
     model.first(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert store.versions("last.weight")["last.weight"] == 1

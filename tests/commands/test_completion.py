@@ -54,7 +54,9 @@ def test_bash_completes_options_wherever_their_parser_is(bash) -> None:
     assert bash("fastps", "demo", "--seed", "1", "--cod") == {"--codec"}
     assert bash("fastps", "serve", "--listen") == {"--listen", "--listen-unix"}
     assert bash("fastps", "checkpoint", "verify", "--js") == {"--json"}
-    assert bash("fastps", "checkpoint", "save", "--cut", "--time") == {"--timeout"}, "--cut needs no value"
+    assert bash("fastps", "checkpoint", "save", "--consistent", "--time") == {"--timeout"}, (
+        "--consistent needs no value"
+    )
     assert bash("fastps-server", "--shar") == {"--shards"}
     assert bash("fastps", "demo", "--listen") == set(), "an option of another command"
 

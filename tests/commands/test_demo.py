@@ -203,7 +203,7 @@ def test_wrong_usage_is_one_line_and_code_2(tmp_path: Path) -> None:
         assert ran.stderr.splitlines()[-1].endswith(f"argument {option}: {says}")
     ran = demo("--data", "mnist", cwd=tmp_path)
     assert ran.returncode == 1
-    assert ran.stderr.startswith("fastps: --data mnist needs --data-dir")
+    assert ran.stderr.startswith("fastps: --data mnist needs --dataset-dir")
     assert len(ran.stderr.splitlines()) == 1
     (tmp_path / "taken").write_text("")
     ran = demo("--out", str(tmp_path / "taken"), cwd=tmp_path)
@@ -265,7 +265,7 @@ MNIST = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere")) / "mnist"
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not MNIST.is_dir(), reason="FASTPS_DATA_DIR names no folder with mnist/")
 def test_mnist_from_its_original_files(tmp_path: Path) -> None:
-    options = ["--data", "mnist", "--data-dir", str(MNIST), "--json"]
+    options = ["--data", "mnist", "--dataset-dir", str(MNIST), "--json"]
     limits = ["--updates", "1500", "--seconds", "270"]
     command = [sys.executable, "-m", "fastps", "demo", *options, *limits]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=360)

@@ -108,5 +108,5 @@ def test_idx_files_are_read_and_checked(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(gzip.decompress(_idx(images))[:-1]))
     with pytest.raises(CommandError, match="the bytes of shape"):
         load("mnist", str(tmp_path))
-    with pytest.raises(CommandError, match="--data-dir"):
+    with pytest.raises(CommandError, match="--dataset-dir"):
         load("mnist")

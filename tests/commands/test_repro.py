@@ -83,10 +83,10 @@ def test_the_list_names_every_claim():
     ("arguments", "text"),
     [
         (["no-such-claim"], "no claim 'no-such-claim'; fastps repro list"),
-        (["all"], "needs --data-dir DIR with mnist/ in it: train-images-idx3-ubyte.gz"),
-        (["onebit", "--data-dir", "nowhere"], "lacks train-images-idx3-ubyte.gz, train-labels"),
+        (["all"], "needs --dataset-dir DIR with mnist/ in it: train-images-idx3-ubyte.gz"),
+        (["onebit", "--dataset-dir", "nowhere"], "lacks train-images-idx3-ubyte.gz, train-labels"),
         (["hogwild"], "w8a/ in it: w8a.gz (LIBSVM's data page, compressed with gzip); a9a/ in it: a9a.gz"),
-        (["hogwild", "--data-dir", "nowhere"], "nowhere/movielens-latest-small lacks ratings.csv.gz"),
+        (["hogwild", "--dataset-dir", "nowhere"], "nowhere/movielens-latest-small lacks ratings.csv.gz"),
         (["cifar10"], "cifar10/ in it: cifar10-jpeg.tar.xz, train_labels_in_official_order.txt.gz"),
         (["cifar10", "--quick"], "cifar10 has no quick form"),
         (["int8", "--quick"], "int8 has no quick form"),
@@ -133,7 +133,7 @@ def test_a_claim_that_cannot_be_measured_fails_and_the_others_finish(tmp_path):
     arguments = [
         "int8",
         "nesterov",
-        "--data-dir",
+        "--dataset-dir",
         str(tmp_path),
         "--out",
         str(tmp_path / "out"),
@@ -206,7 +206,7 @@ def is_running(pid):
 def test_the_help_says_which_data_a_claim_needs():
     told = repro("--help")
     assert "w8a/: w8a.gz\n    for sandblaster, conjugate-gradients, hogwild" in told
-    assert "full form needs: cifar10/ in --data-dir, torch, pillow" in repro("list")
+    assert "full form needs: cifar10/ in --dataset-dir, torch, pillow" in repro("list")
 
 
 # -- error feedback ------------------------------------------------------------------------------------------

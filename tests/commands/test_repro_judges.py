@@ -119,7 +119,7 @@ def a_rough_search(patch):
 
 
 def another_history(patch):
-    patch.setattr(sandblaster, "LBFGS", lambda history: LBFGS(history=5))
+    patch.setattr(sandblaster, "LBFGS", lambda history_size: LBFGS(history_size=5))
 
 
 def other_bits(patch):

@@ -127,7 +127,7 @@ def test_a_replica_that_ends_has_last_words(tmp_path: Path) -> None:
     finally:
         process.close()
     assert text.startswith("replica 7 ended with exit code 1: ")
-    assert "needs --data-dir" in text
+    assert "needs --dataset-dir" in text
 
 
 def test_downpour_begins_at_the_start_also_after_an_interrupted_one() -> None:
@@ -144,9 +144,9 @@ WRONG = [
     (["--method", "newton"], 2, "'newton' is not one of lbfgs, cg-pr, cg-hs, cg-fr, gd"),
     (["--replicas", "0"], 2, "'0' is not a whole number above 0"),
     (["--tol", "-1"], 2, "'-1' is not a number >= 0"),
-    (["--data", "a9a"], 1, "--data a9a needs --data-dir DIR"),
+    (["--data", "a9a"], 1, "--data a9a needs --dataset-dir DIR"),
     (["--resume"], 1, "nothing to resume in"),
-    (["--data", "w8a", "--data-dir", "."], 1, "w8a.gz cannot be read"),
+    (["--data", "w8a", "--dataset-dir", "."], 1, "w8a.gz cannot be read"),
 ]
 
 

@@ -128,14 +128,16 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
             ps.register(name, values, optimizer=fastps.Adam(lr=0.5))
         ps.push({name: np.ones_like(values) for name, values in kept.items()})
         kept, state = {name: ps.pull(name) for name in kept}, ps.state("w")
-        checkpoint("save", "--cut", "--", f"127.0.0.1:{port}")
+        checkpoint("save", "--consistent", "--", f"127.0.0.1:{port}")
         until_copied(url, log, {0: 1, 1: 1})
         ps.push({name: np.ones_like(values) for name, values in kept.items()})
         for shard in ps.stats()["shards"]:
             told = shard["counters"]
             assert (told["snapshot"], told["copy"], told["copies_failed"], told["log_broken"]) == (1, 1, 0, 0)
     assert 'a cut over group "default"' in checkpoint("list", url)
-    assert "shard 1: snapshot 1" in checkpoint("fetch", "--cut", url, str(tmp_path / "fetched as a cut"))
+    assert "shard 1: snapshot 1" in checkpoint(
+        "fetch", "--consistent", url, str(tmp_path / "fetched as a cut")
+    )
     target = str(tmp_path / "fetched")
     assert "shard 1: snapshot 1" in checkpoint("fetch", url, target)
     assert "is not empty" in checkpoint("fetch", url, target, fails=True)
@@ -202,7 +204,7 @@ def test_a_cut_is_copied_although_newer_snapshots_follow(url: str, tmp_path: Pat
         ps.register("w", np.ones(3, np.float32), optimizer=fastps.SGD(lr=1.0))
         checkpoint("save", server.addresses)
         copied(ps, 1)
-        checkpoint("save", "--cut", "--", server.addresses)
+        checkpoint("save", "--consistent", "--", server.addresses)
         checkpoint("save", server.addresses)
         copied(ps, 3)
     stored = json.loads(checkpoint("list", url, "--json"))["snapshots"]

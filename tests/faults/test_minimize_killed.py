@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
     "samples": SAMPLES,
     "portions": 4,
     "l2": 0.01,
-    "method": LBFGS(history=3),
+    "method": LBFGS(history_size=3),
     "max_iterations": 12,
     "tol": 0.0,
 }

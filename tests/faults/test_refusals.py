@@ -208,7 +208,7 @@ STORES: dict[str, Callable[[Any], object]] = {
     "optimize.Vectors": lambda ps: fastps.optimize.Vectors(ps, ["w"], ["g"], space="s"),
     "optimize.Replica": lambda ps: fastps.optimize.Replica(ps, _objective),
     "optimize.drop": lambda ps: fastps.optimize.drop(ps, "s"),
-    "rl.work": lambda ps: fastps.rl.work(ps, fastps.rl.A3C(), _cart_pole, seed=0, frames=1),
+    "rl.run_worker": lambda ps: fastps.rl.run_worker(ps, fastps.rl.A3C(), _cart_pole, seed=0, frames=1),
     "rl.evaluate": lambda ps: fastps.rl.evaluate(ps, fastps.rl.A3C(), _cart_pole, episodes=1),
     "torch.ParameterServerOptimizer": lambda ps: _torch(_named(), ps, fastps.Adam()),
     "torch.seed": lambda ps: fastps.torch.seed(0, ps),
@@ -559,7 +559,7 @@ CASES: dict[str, Case] = {
             "flush": lambda worker: worker.flush(),
             "pull_model": lambda worker: worker.pull_model(),
             "push_model": lambda worker: worker.push_model(),
-            "add": lambda worker: worker.add({"other": ONES}),
+            "add": lambda worker: worker.add_params({"other": ONES}),
         }.items()
     },
     **{

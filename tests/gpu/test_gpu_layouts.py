@@ -24,7 +24,7 @@ from torch import nn
 
 import fastps
 import fastps.torch
-from fastps.torch import optimizer as module
+from fastps.torch.step import ahead
 from pretended_gpu import REHEARSAL
 
 
@@ -192,7 +192,7 @@ def test_compiled_models(ps, device):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sending_while_backward_runs(ps, device, monkeypatch, overlap):
     """Gradients that leave during backward are complete when they leave."""
-    monkeypatch.setattr(module, "_BUCKET", 100)
+    monkeypatch.setattr(ahead, "_BUCKET", 100)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).to(device)
     with wrap(
         model, ps, fastps.SGD(lr=0.5), mode=fastps.Async(overlap=overlap), push_in_backward=True

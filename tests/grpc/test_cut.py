@@ -64,7 +64,7 @@ def test_writes_wait_until_all_shards_have_begun(stubs: Stubs, tmp_path: Path) -
             tmp_path / "data",
             tmp_path / "cut",
         ]
-        subprocess.run([*command, "--cut"], check=True, capture_output=True)
+        subprocess.run([*command, "--consistent"], check=True, capture_output=True)
         assert (load_file(tmp_path / "cut")["w"] == 1).all()
         # After an abandoned cut, every client continues.
         hold(foreign, 0, cut=6, hold_ms=10_000)

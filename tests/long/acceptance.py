@@ -74,7 +74,17 @@ def judge(options: list[str], goal: float, limit: float) -> tuple[str, str | Non
 def seconds_to(goal: float, workers: int, seed: int, mnist: str) -> float:
     """Seconds until workers of one server reach this test accuracy; infinity if they never do."""
     with tempfile.TemporaryDirectory(prefix="fastps-acceptance-") as folder:
-        options = ["--data", "mnist", "--data-dir", mnist, "--seed", str(seed), "--no-kill", "--shards", "1"]
+        options = [
+            "--data",
+            "mnist",
+            "--dataset-dir",
+            mnist,
+            "--seed",
+            str(seed),
+            "--no-kill",
+            "--shards",
+            "1",
+        ]
         options += ["--workers", str(workers), *RACE]
         code, _, err, _ = demo(options, Path(folder), 300.0)
         if code != 0:
@@ -147,7 +157,7 @@ def main() -> int:
         print()
     if args.mnist:
         directory = str(Path(args.mnist).resolve())
-        cell, problem = judge(["--data", "mnist", "--data-dir", directory], 97.5, 300.0)
+        cell, problem = judge(["--data", "mnist", "--dataset-dir", directory], 97.5, 300.0)
         print(f"mnist {cell}")
         problems += [problem] if problem else []
         problem = race(97.5, 3, directory)

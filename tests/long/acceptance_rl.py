@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 import fastps
-from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, take_turns
+from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, train_round_robin
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.training.train import Training
 
@@ -59,7 +59,7 @@ def frames_to_goal(algorithm: Algorithm, workers: int, seed: int, limit: int) ->
                 solved.append(frames)
             return bool(solved)
 
-        take_turns(
+        train_round_robin(
             store, algorithm, cart_pole, workers,
             seed=seed, frames=limit, on_episode=lambda episode: last.append(episode.total), until=until,
         )  # fmt: skip

@@ -107,6 +107,8 @@ def settings(optimizer: str, rng: np.random.Generator) -> dict[str, Any]:
         case "Adam" | "AdamW":
             own |= {"betas": (pick(0.9, 0.99, 0.51, 0.5, 0.3, 0.0), pick(0.999, 0.9, 0.5, 0.0, 0.9999))}
             own |= {"eps": pick(1e-8, 0.0, 1e-3, 1e-42), "amsgrad": flag()}
+        case "Lion":
+            own |= {"betas": (pick(0.9, 0.99, 0.5, 0.3, 0.0), pick(0.99, 0.9, 0.5, 0.0, 0.999))}
         case "Ftrl":
             own = {"lr": own["lr"] or 0.1, "maximize": own["maximize"], "beta": pick(1.0, 0.0, 0.1)}
             own |= {"l1": pick(0.0, 0.1, 10.0), "l2": pick(0.0, 0.1, 10.0)}
@@ -314,8 +316,8 @@ def ulps(got: Array, expected: Array, size: NDArray[np.float64]) -> float:
     return float(np.max(distance / np.spacing(size[both].astype(np.float32)), initial=0.0))
 
 
-# FTRL-proximal and the running average are not in torch.
-TORCH = [optimizer for optimizer in OPTIMIZERS if optimizer not in ("Ftrl", "Average")]
+# Lion, FTRL-proximal and the running average are not in torch.
+TORCH = [optimizer for optimizer in OPTIMIZERS if optimizer not in ("Lion", "Ftrl", "Average")]
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from fastps.optimize.state import State
 from instruction_sets import ISAS, printed_on
 
 SAMPLES = 96
-METHODS = [LBFGS(history=4), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
+METHODS = [LBFGS(history_size=4), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
 
 
 def ids(value):
@@ -280,7 +280,7 @@ def dying(monkeypatch, moments):
 
 
 #: `make second-order` runs all methods.
-KILLED = METHODS if os.environ.get("FASTPS_SECOND_ORDER") else [LBFGS(history=2), CG("HS")]
+KILLED = METHODS if os.environ.get("FASTPS_SECOND_ORDER") else [LBFGS(history_size=2), CG("HS")]
 
 
 @pytest.mark.parametrize("method", KILLED, ids=ids)

@@ -21,7 +21,13 @@ from fastps.optimize.vectors import _plain
 #: message.
 LONG = bool(os.environ.get("FASTPS_SECOND_ORDER"))
 SAMPLES = 60
-OPTIONS = {"samples": SAMPLES, "portions": 6, "l2": 0.01, "max_iterations": 4, "method": LBFGS(history=2)}
+OPTIONS = {
+    "samples": SAMPLES,
+    "portions": 6,
+    "l2": 0.01,
+    "max_iterations": 4,
+    "method": LBFGS(history_size=2),
+}
 
 
 class Logistic:
@@ -185,7 +191,7 @@ def dying(monkeypatch, moments):
     return made
 
 
-METHODS = [LBFGS(history=2), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
+METHODS = [LBFGS(history_size=2), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
 
 
 @pytest.mark.timeout(600)

@@ -44,12 +44,12 @@ def test_lbfgs_follows_a_two_loop_form_on_arrays(benchmark, w8a):
 
 def test_evaluations_are_as_few_as_those_of_scipy(benchmark, w8a):
     target = benchmark.minimum(w8a) * (1 + 1e-6)
-    lbfgs = benchmark.evaluations(w8a, LBFGS(history=10), target)
+    lbfgs = benchmark.evaluations(w8a, LBFGS(history_size=10), target)
     cg = min(benchmark.evaluations(w8a, CG(beta), target) for beta in ("PR+", "HS", "FR"))
     assert lbfgs <= 1.15 * benchmark.scipy_evaluations(w8a, "L-BFGS-B", target)
     assert cg <= 0.8 * benchmark.scipy_evaluations(w8a, "CG", target)
     assert lbfgs <= 0.7 * cg
-    assert benchmark.evaluations(w8a, LBFGS(history=10), target, np.float32) <= 1.3 * lbfgs
+    assert benchmark.evaluations(w8a, LBFGS(history_size=10), target, np.float32) <= 1.3 * lbfgs
 
 
 def test_float32_reaches_a_gap_below_1e_minus_8(benchmark, w8a):

@@ -29,7 +29,7 @@ MODULES = [
     "rl.evolution",
     "rl.naive",
     "rl.playing.returns",
-    "rl.work",
+    "rl.workers",
     "server",
     "store",
     "torch",

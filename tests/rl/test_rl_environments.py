@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import fastps
-from fastps.rl import A3C, EpisodeError, EvolutionStrategies, evaluate, take_turns, work
+from fastps.rl import A3C, EpisodeError, EvolutionStrategies, evaluate, run_worker, train_round_robin
 from rl.environments import GOES_ON, TERMINATED, Faulty, Scripted, cart_pole
 
 
@@ -21,7 +21,7 @@ def _episodes_from_zero() -> None:
 @pytest.fixture
 def run(store: fastps.Store) -> fastps.Store:
     """A run of an environment with the spaces of `Faulty`."""
-    work(store, A3C(), Faulty, seed=0, frames=10)
+    run_worker(store, A3C(), Faulty, seed=0, frames=10)
     Faulty.episodes = 0
     return store
 
@@ -69,7 +69,7 @@ def test_an_environment_that_cannot_be_made_again_at_once_costs_episodes(store: 
             raise ConnectionError("the simulator restarts")
         return Faulty(range(1, 2))
 
-    assert work(store, A3C(), make_env, seed=0, frames=40)["frames"] >= 40
+    assert run_worker(store, A3C(), make_env, seed=0, frames=40)["frames"] >= 40
     assert len(calls) == 4
 
 
@@ -88,7 +88,7 @@ def test_one_object_for_two_calls_is_refused(store: fastps.Store, run: fastps.St
             fastps.ConfigError,
             match=r"returned one object twice \(worker bob, environment Faulty\): expected a new",
         ):
-            work(empty, A3C(), one_object(wrapped), seed=0, frames=10, name="bob")
+            run_worker(empty, A3C(), one_object(wrapped), seed=0, frames=10, name="bob")
         assert empty.names() == []
     with pytest.raises(
         fastps.ConfigError, match=r"returned one object twice \(evaluation, environment Faulty\)"
@@ -100,14 +100,14 @@ def test_workers_in_turn_share_no_environment(store: fastps.Store) -> None:
     envs = [Faulty() for _ in range(3)]
     calls = iter(range(100))
     with pytest.raises(fastps.ConfigError, match="returned one object twice"):
-        take_turns(store, A3C(), lambda: envs[next(calls) % 3], 2, seed=0, frames=100)
+        train_round_robin(store, A3C(), lambda: envs[next(calls) % 3], 2, seed=0, frames=100)
 
 
 def test_a_vector_environment_is_refused(store: fastps.Store) -> None:
     with pytest.raises(
         fastps.ConfigError, match=r"expected a gymnasium.Env, got SyncVectorEnv; .*vector environments"
     ):
-        work(store, A3C(), lambda: gymnasium.vector.SyncVectorEnv([cart_pole] * 2), seed=0, frames=10)
+        run_worker(store, A3C(), lambda: gymnasium.vector.SyncVectorEnv([cart_pole] * 2), seed=0, frames=10)
     assert store.names() == []
 
 
@@ -172,9 +172,9 @@ ODD = [
 def test_answers_that_do_not_fit_are_named(
     store: fastps.Store, odd: dict, kind: type[fastps.FastpsError], expected: str, got: str, step: int
 ) -> None:
-    work(store, A3C(), Odd, seed=0, frames=10)
+    run_worker(store, A3C(), Odd, seed=0, frames=10)
     for who, play in (
-        ("worker bob", lambda: work(store, A3C(), lambda: Odd(**odd), seed=0, frames=99, name="bob")),
+        ("worker bob", lambda: run_worker(store, A3C(), lambda: Odd(**odd), seed=0, frames=99, name="bob")),
         ("evaluation", lambda: evaluate(store, A3C(), lambda: Odd(**odd), 3)),
     ):
         with pytest.raises(kind) as raised:
@@ -190,7 +190,7 @@ def test_answers_that_do_not_fit_are_named(
 @pytest.mark.parametrize("flag", [False, np.False_, 0, np.array(False)])
 def test_plain_numbers_and_flags_of_all_kinds_are_taken(store: fastps.Store, reward, flag) -> None:
     plain = stepped(GOOD.tolist(), reward, flag, flag)
-    work(store, A3C(), lambda: Odd(**plain), seed=0, frames=10)
+    run_worker(store, A3C(), lambda: Odd(**plain), seed=0, frames=10)
     assert evaluate(store, A3C(), lambda: Odd(**plain), 2) == [4.0, 4.0]
 
 
@@ -199,11 +199,11 @@ def test_evolution_strategies_name_an_odd_answer(store: fastps.Store) -> None:
     with pytest.raises(
         fastps.DTypeError, match=r"reward does not fit \(worker bob, environment Odd, .* step 2\)"
     ):
-        work(store, EvolutionStrategies(pairs=1), lambda: Odd(**odd), seed=0, frames=10, name="bob")
+        run_worker(store, EvolutionStrategies(pairs=1), lambda: Odd(**odd), seed=0, frames=10, name="bob")
 
 
 def test_a_new_environment_per_call_may_share_what_it_plays_with(store: fastps.Store) -> None:
     shared: list[tuple] = []
     make_env = lambda: Scripted([GOES_ON, TERMINATED], record=shared)  # noqa: E731
-    assert work(store, A3C(), make_env, seed=0, frames=20)["frames"] == 20
+    assert run_worker(store, A3C(), make_env, seed=0, frames=20)["frames"] == 20
     assert len(shared) == 20

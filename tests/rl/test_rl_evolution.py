@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import fastps
-from fastps.rl import EvolutionStrategies, evaluate, take_turns, work
+from fastps.rl import EvolutionStrategies, evaluate, run_worker, train_round_robin
 from fastps.rl.learner import Learner
-from fastps.rl.work import Evaluator
+from fastps.rl.workers import Evaluator
 from rl.environments import Scripted, cart_pole, slow_cart_pole
 
 ES, TWO = EvolutionStrategies(pairs=6), EvolutionStrategies(pairs=2)
@@ -53,7 +53,7 @@ def test_the_model_does_not_depend_on_the_workers() -> None:
 
 def test_exactly_one_push_counts() -> None:
     with fastps.Store() as store:
-        stats = take_turns(store, ES, cart_pole, 3, seed=0, frames=3000)
+        stats = train_round_robin(store, ES, cart_pole, 3, seed=0, frames=3000)
         made = version(store) - 1
         assert made > 3
         assert sum(one["steps"] - one["rejected"] for one in stats) == made
@@ -62,7 +62,7 @@ def test_exactly_one_push_counts() -> None:
 
 def learn(address: str, rank: int) -> None:
     with fastps.connect(address) as ps:
-        work(ps, ES, slow_cart_pole, seed=4, rank=rank)
+        run_worker(ps, ES, slow_cart_pole, seed=4, rank=rank)
 
 
 @pytest.mark.timeout(240)
@@ -186,7 +186,7 @@ def test_it_learns() -> None:
     best = 0.0
     for seed in range(3):
         with fastps.Store() as store:
-            take_turns(
+            train_round_robin(
                 store, EvolutionStrategies(), cart_pole, 2, seed=seed, frames=40_000,
                 until=lambda _: version(store) >= 12,
             )  # fmt: skip
@@ -198,7 +198,7 @@ def test_it_learns() -> None:
 
 def test_a_run_continues_with_more_frames_in_the_middle_of_a_version(store: fastps.Store) -> None:
     """The first worker returns the pair that it had not finished."""
-    frames = [work(store, ES, cart_pole, seed=0, frames=limit)["frames"] for limit in (100, 800)]
+    frames = [run_worker(store, ES, cart_pole, seed=0, frames=limit)["frames"] for limit in (100, 800)]
     assert 100 <= frames[0] < 800 <= sum(frames)
     assert [sum(frames)] == store.pull("rl.frames").tolist()
 
@@ -221,5 +221,5 @@ def test_frozen_parameters_stay_as_they_are_unless_all_are_frozen(
 def test_a_shared_store_is_refused() -> None:
     with fastps.Store(shared=True) as store:
         with pytest.raises(fastps.ConfigError, match="shared store"):
-            work(store, ES, lambda: Scripted([0]), seed=0, frames=10)
+            run_worker(store, ES, lambda: Scripted([0]), seed=0, frames=10)
         assert store.names() == []

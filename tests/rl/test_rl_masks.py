@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 import fastps
-from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, work
+from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, run_worker
 from fastps.rl.playing.actions import Categorical, actions_of
 from rl.environments import GOES_ON, TERMINATED, Scripted
 
@@ -43,7 +43,7 @@ def test_every_algorithm_trains_with_masks(store: fastps.Store, algorithm, maske
         envs.append(three_actions())
         return envs[-1]
 
-    assert work(store, algorithm, make_env, Masked(masked), seed=0, frames=60)["frames"] >= 60
+    assert run_worker(store, algorithm, make_env, Masked(masked), seed=0, frames=60)["frames"] >= 60
     evaluate(store, algorithm, make_env, 2, Masked(masked))
     assert not {action for env in envs for _, action, *_ in env.record} & set(masked)
     for name in store.names():
@@ -87,9 +87,9 @@ def test_a_policy_that_leaves_no_action_is_named(
 
     with pytest.raises(fastps.NonFiniteError, match=f"the policy is not finite .*got {got}") as raised:
         if play == "train":
-            work(store, A3C(), three_actions, Fixed(outputs), seed=0, frames=10, name="bob")
+            run_worker(store, A3C(), three_actions, Fixed(outputs), seed=0, frames=10, name="bob")
         else:
-            work(store, A3C(), three_actions, Fixed([0.0] * 3), seed=0, frames=10)
+            run_worker(store, A3C(), three_actions, Fixed([0.0] * 3), seed=0, frames=10)
             evaluate(store, A3C(), three_actions, 1, Fixed(outputs))
     assert raised.value.got == got
 

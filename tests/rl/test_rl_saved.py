@@ -17,7 +17,7 @@ from torch import nn
 import fastps
 from fastps._shared import tensor_file
 from fastps.commands import cli
-from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, fetch, load, train, work
+from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, fetch, load, run_worker, train
 from fastps.rl.learner import FRAMES, OBSERVATIONS, Task
 from fastps.rl.policy import read
 from fastps.rl.training import train as train_module
@@ -60,7 +60,7 @@ def shifted() -> gymnasium.Env:
     ids=["normalized", "a3c", "naive", "es"],
 )
 def test_a_loaded_policy_plays_as_the_run_does(store: fastps.Store, algorithm, tmp_path: Path) -> None:
-    work(store, algorithm, shifted, seed=0, frames=600)
+    run_worker(store, algorithm, shifted, seed=0, frames=600)
     expected = evaluate(store, algorithm, shifted, 20, seed=7)
     policy = fetch(store, algorithm, shifted)
     policy.save(tmp_path / "policy.safetensors")
@@ -79,14 +79,14 @@ def test_a_loaded_policy_plays_as_the_run_does(store: fastps.Store, algorithm, t
 
 
 def test_a_policy_acts_in_the_environment_s_form(store: fastps.Store, tmp_path: Path) -> None:
-    work(store, NORMALIZED, lambda: Faulty(), seed=0, frames=50)
+    run_worker(store, NORMALIZED, lambda: Faulty(), seed=0, frames=50)
     policy = fetch(store, NORMALIZED, Faulty)
     assert policy.action(np.zeros(2)) in (1, 2)  # its first action is 1
     with pytest.raises(fastps.ShapeError, match=r"does not fit \(policy\): expected shape \(2,\)"):
         policy.action(np.zeros(3))
     with fastps.Store() as other:
         box = spaces.Box(-2.0, 2.0, (2, 2), np.float64)
-        work(other, A3C(), lambda: Scripted([TERMINATED], box), seed=0, frames=20)
+        run_worker(other, A3C(), lambda: Scripted([TERMINATED], box), seed=0, frames=20)
         action = fetch(other, A3C(), lambda: Scripted([TERMINATED], box)).action(np.zeros(3, np.float32))
         assert box.contains(action)
 
@@ -106,7 +106,7 @@ class Own(nn.Module):
 
 
 def test_a_network_of_one_s_own_is_saved_and_loaded(store: fastps.Store, tmp_path: Path) -> None:
-    work(store, A3C(), cart_pole, Own(), seed=0, frames=300)
+    run_worker(store, A3C(), cart_pole, Own(), seed=0, frames=300)
     policy = fetch(store, A3C(), cart_pole, Own())
     path = tmp_path / "own.safetensors"
     policy.save(path)
@@ -138,7 +138,7 @@ def test_files_that_are_no_policies_are_refused(store: fastps.Store, tmp_path: P
         tensor_file.write(path, {"policy.0.weight": np.zeros((2, 2), np.float32)}, {"fastps.rl": about})
         with pytest.raises(kind, match=text):
             load(path)
-    work(store, NORMALIZED, cart_pole, seed=0, frames=50)
+    run_worker(store, NORMALIZED, cart_pole, seed=0, frames=50)
     fetch(store, NORMALIZED, cart_pole).save(path)
     whole = path.read_bytes()
     for at in range(len(whole) - 1, len(whole) // 2, -997):
@@ -194,7 +194,7 @@ def ps(request: pytest.FixtureRequest):
 def saved_run(folder: Path, algorithm, env=cart_pole, frames: int = 600) -> fastps.Store:
     """A run of a store whose folder was saved."""
     store, task = fastps.Store(), Task(algorithm, env, None, 0)
-    work(store, algorithm, env, seed=0, frames=frames)
+    run_worker(store, algorithm, env, seed=0, frames=frames)
     one = Folder(folder, resume=False)
     task.register(store)
     folder.mkdir(exist_ok=True)
@@ -226,7 +226,7 @@ def test_a_resumed_run_has_all_that_the_first_one_had(ps, algorithm, tmp_path: P
         count = first.pull(OBSERVATIONS)[0]
         assert now._moments.count == count > 600
         np.testing.assert_allclose(now.variance, before.variance, rtol=1e-5)
-    stats = work(ps, algorithm, shifted, seed=1, frames=int(now.frames) + 100)
+    stats = run_worker(ps, algorithm, shifted, seed=1, frames=int(now.frames) + 100)
     assert 100 <= stats["frames"] < 2000
     first.close()
 
@@ -277,7 +277,7 @@ def test_what_cannot_be_resumed_is_refused_and_stays(tmp_path: Path) -> None:
         with pytest.raises(fastps.ConfigError, match=text):
             Training(algorithm, env, 1, 100, 0, 1, True, folder=folder, resume=True)
     with fastps.serve() as server, fastps.connect(server.address_list) as ps:
-        work(ps, NORMALIZED, cart_pole, seed=0, frames=20)
+        run_worker(ps, NORMALIZED, cart_pole, seed=0, frames=20)
         versions = ps.versions()
         with pytest.raises(fastps.ConfigError, match="the servers have a run already"):
             train(NORMALIZED, cart_pole, folder=folder, resume=True, servers=server.addresses)
@@ -350,7 +350,7 @@ def test_the_command_says_why_it_plays_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.safetensors").write_bytes(b"no tensors")
-    work(store, A3C(), cart_pole, seed=0, frames=20)
+    run_worker(store, A3C(), cart_pole, seed=0, frames=20)
     fetch(store, A3C(), cart_pole).save("good.safetensors")
     assert cli.main(["rl", "play", *arguments]) == 1
     printed = capsys.readouterr()

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 import fastps
-from fastps.rl import A3C, ActorCritic, EvolutionStrategies, evaluate, fetch, load, work
+from fastps.rl import A3C, ActorCritic, EvolutionStrategies, evaluate, fetch, load, run_worker
 from fastps.rl.playing.actions import Gaussian, actions_of
 from fastps.rl.playing.observations import Observations
 from rl.environments import GOES_ON, TERMINATED, Scripted
@@ -60,7 +60,7 @@ class Seen(nn.Module):
 @pytest.mark.parametrize("algorithm", [A3C(), EvolutionStrategies(pairs=1)], ids=["a3c", "es"])
 def test_images_of_uint8_are_seen_from_0_to_1(store: fastps.Store, algorithm, tmp_path: Path) -> None:
     Seen.numbers.clear()
-    work(store, algorithm, Images, Seen(), seed=0, frames=10)
+    run_worker(store, algorithm, Images, Seen(), seed=0, frames=10)
     evaluate(store, algorithm, Images, 2, Seen())
     policy = fetch(store, algorithm, Images, Seen())
     policy.save(tmp_path / "policy")
@@ -84,7 +84,7 @@ def test_uint8_is_scaled_by_its_bounds(low: int, high: int) -> None:
     [((8, 6, 3), 3), ((3, 8, 6), 3), ((10, 10, 10), 10), ((4, 84, 84), 4), ((84, 84, 1), 1), ((5, 5, 4), 4)],
 )
 def test_channels_are_found(store: fastps.Store, shape: tuple[int, ...], channels: int) -> None:
-    work(store, A3C(), functools.partial(Images, shape), seed=0, frames=5)
+    run_worker(store, A3C(), functools.partial(Images, shape), seed=0, frames=5)
     assert store.spec("model.trunk.0.weight").shape == (16, channels, 3, 3)
 
 
@@ -103,10 +103,10 @@ def test_images_without_clear_channels_are_refused(store: fastps.Store, shape: t
     with pytest.raises(
         fastps.ConfigError, match=r"channels of the images cannot be found .*got shape"
     ) as raised:
-        work(store, A3C(), functools.partial(Images, shape), seed=0, frames=5)
+        run_worker(store, A3C(), functools.partial(Images, shape), seed=0, frames=5)
     assert raised.value.got == f"shape {shape}"
     assert store.names() == []
-    assert work(store, A3C(), functools.partial(Images, shape), Seen(), seed=0, frames=5)["frames"] == 5
+    assert run_worker(store, A3C(), functools.partial(Images, shape), Seen(), seed=0, frames=5)["frames"] == 5
 
 
 INF = np.inf
@@ -131,7 +131,7 @@ def test_actions_use_their_bounds(dtype, low: list, high: list, action: list, ta
 def test_a_new_policy_explores_the_range_of_its_actions(store: fastps.Store) -> None:
     space, record = spaces.Box(0.0, 1000.0, (1,), np.float32), []
     make_env = functools.partial(Scripted, [GOES_ON, TERMINATED], space, record)
-    work(store, A3C(lr=0.0), make_env, seed=0, frames=400)
+    run_worker(store, A3C(lr=0.0), make_env, seed=0, frames=400)
     taken = np.array([action[0] for _, action, *_ in record])
     assert abs(taken.mean() - 500) < 100
     assert taken.std() > 200

@@ -22,7 +22,7 @@ from torch import nn
 import fastps
 from fastps.commands import cli
 from fastps.commands.kit.servers import ServerProcess, free_ports
-from fastps.rl import A3C, ActorCritic, Naive, Point, Run, WorkerError, train, work
+from fastps.rl import A3C, ActorCritic, Naive, Point, Run, WorkerError, run_worker, train
 from fastps.rl.learner import FRAMES
 from fastps.rl.playing.actions import actions_of
 from fastps.rl.training import train as train_module
@@ -216,7 +216,7 @@ def test_a_run_continues_after_its_server_was_killed(tmp_path: Path) -> None:
     ended: list[dict] = []
     with fastps.connect(address, timeout=60.0) as ps:
         worker = threading.Thread(
-            target=lambda: ended.append(work(ps, A3C(steps=20), slow_cart_pole, seed=0, frames=2000)),
+            target=lambda: ended.append(run_worker(ps, A3C(steps=20), slow_cart_pole, seed=0, frames=2000)),
             daemon=True,
         )
         worker.start()

@@ -147,8 +147,8 @@ def test_the_text_of_a_partial_push_is_not_composed_again():
 def test_errors_with_more_arguments_can_be_copied():
     lost = fastps.VersionsLost("x", lost=[("w", 0, 3, 12, 9)], tensor="w")
     gradient = fastps.simulate.GradientError("bad", 1, 2, 0.5)
-    standstill = fastps.simulate.StandstillError("all wait", {0: [1]}, 2.0)
-    for error in (lost, gradient, standstill):
+    deadlock = fastps.simulate.DeadlockError("all wait", {0: [1]}, 2.0)
+    for error in (lost, gradient, deadlock):
         for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
             assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 

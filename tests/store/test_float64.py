@@ -165,7 +165,7 @@ def test_workers_and_adapters_refuse(w: fastps.ParameterServer) -> None:
             for copy in (True, False):
                 refused(lambda mode=mode, a=array, c=copy: fastps.Worker(w, {"w": a}, mode, copy=c))
     with fastps.Worker(w, {"v": np.zeros(4, np.float32)}, fastps.Async()) as worker:
-        refused(lambda: worker.add({"w": np.zeros(4, np.float32)}))
+        refused(lambda: worker.add_params({"w": np.zeros(4, np.float32)}))
 
 
 def test_torch_and_jax_refuse(w: fastps.ParameterServer) -> None:
@@ -213,7 +213,7 @@ def test_what_a_server_held_is_there_when_it_is_started_again(
         ps.register("v", np.ones(3, np.float32), optimizer=fastps.SGD(lr=0.5))
         ps.push("w", rng.standard_normal(SLICE + 5))
         assert main(["checkpoint", "save", server.addresses]) == 0
-        assert main(["checkpoint", "save", server.addresses, "--cut"]) == 0
+        assert main(["checkpoint", "save", server.addresses, "--consistent"]) == 0
         for _ in range(2):  # only in the log
             ps.push({"w": rng.standard_normal(SLICE + 5), "v": np.ones(3, np.float32)})
         held, state = ps.pull("w"), ps.state("w")

@@ -82,6 +82,8 @@ def test_no_server_is_asked(tmp_path):
             os.waitpid(server.process.pid, os.WUNTRACED)
             assert repr(ps) == f"<fastps.ParameterServer {address}, 1 shard, 1 tensor>"
             assert '"me"' in repr(worker)
+            assert f"<td>{address}</td>" in ps._repr_html_()
+            assert "<td>me</td>" in worker._repr_html_()
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
         worker.close()

@@ -1,16 +1,13 @@
 """What a notebook draws of an object: a small table, escaped; no server is asked."""
 
 import html
-import os
 import re
-import signal
 import subprocess
 import sys
 
 import numpy as np
 
 import fastps
-from fastps.commands.kit.servers import ServerProcess, free_ports
 
 ONES = {"w": np.ones(3, np.float32)}
 
@@ -53,26 +50,6 @@ def test_of_workers_escaped():
         assert rows(shown) == ("fastps.Worker", known)
         worker.close()
         assert rows(worker._repr_html_())[1]["state"] == "closed"
-
-
-def test_no_server_is_asked(tmp_path):
-    """The server's process has stopped: a call would take as long as its timeout, and the test would fail."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    server = ServerProcess(address, [address], tmp_path / "log")
-    assert server.listens(60.0), server.last_words()
-    with fastps.connect(address, timeout=1e6) as ps:
-        ps.register("w", ONES["w"], fastps.SGD())
-        worker = fastps.Worker(ps, ONES, fastps.Async(), name="me")
-        os.kill(server.process.pid, signal.SIGSTOP)
-        try:
-            os.waitpid(server.process.pid, os.WUNTRACED)
-            assert rows(ps._repr_html_())[1] == {"servers": address, "shards": "1", "tensors": "1"}
-            assert rows(worker._repr_html_())[1]["name"] == "me"
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
-        worker.close()
-    server.kill()
-    server.close()
 
 
 def test_an_unpickled_client_stays_unconnected():

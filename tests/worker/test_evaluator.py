@@ -166,7 +166,7 @@ def test_a_server_that_goes_back_is_evaluated_at_once(store):
     assert next(iter(evaluator)).version == 3
 
 
-def test_a_cut_is_of_one_moment(server):
+def test_a_consistent_evaluation_is_of_one_moment(server):
     """Both tensors of each pull had the same number of pushes."""
     stop = threading.Event()
 
@@ -185,7 +185,7 @@ def test_a_cut_is_of_one_moment(server):
             evaluator = fastps.evaluator(
                 ps,
                 lambda p: {"apart": float(abs(p["a"] - p["b"]).max()), "most": max(p["a"][0], p["b"][0])},
-                cut=True,
+                consistent=True,
             )
             found = [evaluator.now() for _ in range(30)]
         finally:
@@ -232,7 +232,7 @@ def test_bad_arguments_are_refused(store):
         ({"patience": 0, "by": "w"}, "patience"),
         ({"patience": 3}, "patience needs by="),
         ({"by": 3}, "by"),
-        ({"cut": 1}, "cut"),
+        ({"consistent": 1}, "consistent"),
         ({"idle": 0}, "idle"),
         ({"fn": None}, "fn"),
         ({"names": "weights"}, "invalid names: expected a list of names, or None, got 'weights'"),
@@ -264,7 +264,7 @@ def test_a_torch_model_is_judged_with_its_buffers(ps, tmp_path):
         assert not torch.is_grad_enabled()
         return {"loss": float(judged(x).square().mean())}
 
-    found = fastps.torch.evaluator(other, ps, judge, by="loss", goal="min", keep=path, cut=True).now()
+    found = fastps.torch.evaluator(other, ps, judge, by="loss", goal="min", keep=path, consistent=True).now()
     assert found.metrics["loss"] == pytest.approx(float(model.eval()(x).detach().square().mean()), rel=0.2)
     third = build().eval()
     fastps.torch.load(third, path)

@@ -286,17 +286,17 @@ def test_parameters_that_come_later(ps, rng):
     for mode in (fastps.Async(), fastps.Async(overlap=True), fastps.Local(lr=1.0)):
         with fastps.Worker(ps, zeros(), mode=mode) as worker:
             worker.step(random(rng))
-            worker.add({"late": np.empty(3)})
+            worker.add_params({"late": np.empty(3)})
             assert worker.params["late"].tolist() == ps.pull("late").tolist()
             before = ps.pull("late")
             worker.step({**random(rng), "late": np.ones(3, np.float32)})
             worker.flush()
             np.testing.assert_array_equal(ps.pull("late"), before - 1)
             with pytest.raises(fastps.ConfigError) as caught:
-                worker.add({"late": np.empty(3)})
+                worker.add_params({"late": np.empty(3)})
             assert caught.value.tensor == "late"
             with pytest.raises(fastps.UnknownTensorError):
-                worker.add({"later": np.empty(3)})
+                worker.add_params({"later": np.empty(3)})
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -307,7 +307,7 @@ def test_the_first_gradient_of_what_comes_later_says_what_it_is_based_on(ps, ove
     with fastps.Worker(ps, zeros(), mode=mode) as worker:
         for _ in range(2):
             worker.step({"b": np.ones(4, np.float32)})
-        worker.add({"late": np.empty(3)})
+        worker.add_params({"late": np.empty(3)})
         ps.push("late", np.ones(3, np.float32))
         worker.step({"late": np.ones(3, np.float32)})
         worker.flush()
@@ -527,7 +527,7 @@ class Failing:
 
     def __init__(self, worker, *errors):
         self._native, self._pushes, self.errors = worker._native, worker._pushes, list(errors)
-        worker._native = worker._pushes._native = self
+        worker._native = worker._pushes._native = worker._one_call._native = self
 
     def __getattr__(self, name):
         return getattr(self._native, name)
@@ -614,7 +614,7 @@ def test_parts_of_a_sum_return_whole(store):
         Failing(worker, partial)
         worker.begin({"b": np.full(4, -1, np.float32)})
         with pytest.raises(fastps.PartialPush):
-            worker.add({"s": np.zeros(())})
+            worker.add_params({"s": np.zeros(())})
         worker.flush()
         assert (store.pull("b") == 1).all()
 
@@ -704,7 +704,7 @@ def test_gradients_that_are_no_arrays_return_as_well(store, lend, overlap, long_
     gradients = {n: lend(np.ones(s, np.float32)) for n, s in SHAPES.items()}
     with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
         if long_way:
-            worker._exchanged = None
+            worker._one_call.drop()
         Failing(worker, partial, fastps.ConnectionLostError("gone"))
         for error in (fastps.PartialPush, fastps.ConnectionLostError):
             with pytest.raises(error):

@@ -111,13 +111,13 @@ def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
             filled(b, 4)
             kept = a.pull("weight")
             for group in ("exp1/default", "run:exp3/default"):
-                assert cli.main(["checkpoint", "save", server.addresses, f"--cut={group}"]) == 1
+                assert cli.main(["checkpoint", "save", server.addresses, f"--consistent={group}"]) == 1
                 assert f'no tensor of group "{group}" is registered' in capfd.readouterr().err
-            assert cli.main(["checkpoint", "save", server.addresses, "--cut=run:exp1/default"]) == 0
+            assert cli.main(["checkpoint", "save", server.addresses, "--consistent=run:exp1/default"]) == 0
             a.push("weight", np.ones((1, 2), np.float32))
         assert cli.main(["checkpoint", "list", str(data)]) == 0
         assert 'a cut over group "run:exp1/default"' in capfd.readouterr().out
-        assert cli.main(["checkpoint", "export", str(data), str(file), "--cut"]) == 0
+        assert cli.main(["checkpoint", "export", str(data), str(file), "--consistent"]) == 0
     with pytest.raises(fastps.ConfigError, match='prefix="run:exp1/"'):
         fastps.torch.load(model, file)
     fastps.torch.load(model, file, prefix="run:exp1/")

@@ -224,7 +224,7 @@ def test_local_workers_have_it_before_they_fetch_what_came_later(ps):
     told = []
     mode = fastps.Local(2, 2, lr=0.1, overlap=False)
     with fastps.Worker(ps, {"w": np.zeros(3)}, mode, on_step=told.append) as worker:
-        worker.add({"late": np.zeros(2)})
+        worker.add_params({"late": np.zeros(2)})
         for _ in range(4):
             worker.step(ones)
         assert [step.global_step for step in told] == [0, 1, 1, 2]

@@ -442,7 +442,7 @@ def test_parameters_that_a_worker_does_not_get_leave_it_as_it_was(groups):
             ({"y": np.zeros(4)}, fastps.ShapeError),
         ):
             with pytest.raises(error):
-                worker.add(wrong)
+                worker.add_params(wrong)
             worker.step(step_of("x"))
         # Its place in the group of y was given back.
         with fastps.Worker(groups, {"y": np.zeros(3)}, mode=fastps.Sync(workers=1)) as other:
@@ -475,7 +475,7 @@ def test_sync_takes_on_parameters_that_come_later(ps):
     ps.register("late", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
     with fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1)) as worker:
         worker.step(ones(-1))
-        worker.add({"late": np.empty(3)})
+        worker.add_params({"late": np.empty(3)})
         worker.step({**ones(-1), "late": np.full(3, -1, np.float32)})
         assert {n: p.max() for n, p in worker.params.items()} == {**dict.fromkeys(SHAPES, 2), "late": 1}
 
@@ -486,7 +486,7 @@ def test_what_sync_does_not_take(ps):
         fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1, deterministic=True))
     with fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1)) as worker:
         ps.register("m", np.zeros((3, 5), np.float32), optimizer=fastps.SGD(lr=1.0, momentum=0.9))
-        worker.add({"m": np.zeros((3, 5))})
+        worker.add_params({"m": np.zeros((3, 5))})
         with pytest.raises(fastps.ConfigError, match="momentum moves every row"):
             worker.step({"m": fastps.Sparse(np.array([1]), np.ones((1, 5), np.float32))})
         worker.step({"b": np.ones(4, np.float32)})

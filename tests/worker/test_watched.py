@@ -185,7 +185,7 @@ def test_a_worker_over_torch_tensors(store, mode):
         tensor.fill_(5)
         for call in (
             lambda: worker.step(ones),
-            lambda: worker.add({}),
+            lambda: worker.add_params({}),
             lambda: worker.load_state_dict(worker.state_dict()),
         ):
             with pytest.raises(fastps.ForeignWriteError, match=r"worker\.push_model\(\).*worker\.pull_model"):
@@ -246,6 +246,6 @@ def test_two_arrays_in_one_memory_are_refused(store):
             fastps.Worker(store, {"a": x[:2], "b": second}, fastps.Async(), copy=False)
     with fastps.Worker(store, {"b": x[2:4], "a": x[:2]}, fastps.Async(), copy=False) as worker:
         with pytest.raises(fastps.ConfigError, match="share memory"):
-            worker.add({"late": x[3:]}, copy=False)
+            worker.add_params({"late": x[3:]}, copy=False)
         worker.step({"a": np.ones(2, np.float32)})
     assert x.tolist() == [-1, -1, 0, 0, 0]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.files import replaced
-from fastps._shared.missing import missing
+from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array, File
 from fastps.errors import DamagedFileError, DTypeError
 

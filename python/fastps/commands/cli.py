@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fastps._shared.process import (
@@ -120,27 +121,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="see below")
-    demo = commands.add_parser(
+    _add(
+        commands,
         "demo",
-        description="Start shard servers and workers on this machine and train a classifier on handwritten\n"
+        command,
+        "Start shard servers and workers on this machine and train a classifier on handwritten\n"
         "digits with Downpour SGD. Kill a worker half-way, start another late; training continues.",
     )
-    command.add_arguments(demo)
-    demo.set_defaults(execute=command.execute)
-    blaster = commands.add_parser(
+    _add(
+        commands,
         "sandblaster",
-        description="Minimize a classifier's loss over all samples with batch optimizers. Replica processes\n"
+        sandblaster,
+        "Minimize a classifier's loss over all samples with batch optimizers. Replica processes\n"
         "compute portions of the samples, idle ones repeat slow portions; neither changes the result.",
     )
-    sandblaster.add_arguments(blaster)
-    blaster.set_defaults(execute=sandblaster.execute)
-    launcher = commands.add_parser(
+    _add(
+        commands,
         "run",
-        description="Start servers and the workers of a script on this machine, and start dead ones again.\n"
+        run,
+        "Start servers and the workers of a script on this machine, and start dead ones again.\n"
         "A worker that dies does not end the others.",
     )
-    run.add_arguments(launcher)
-    launcher.set_defaults(execute=run.execute)
     commands.add_parser("serve", add_help=False)
     commands.add_parser(
         "checkpoint",
@@ -166,35 +167,35 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_arguments(remover)
     remover.add_argument("--run", metavar="NAME", required=True, help="the run whose tensors are freed")
     remover.set_defaults(execute=runs.rm)
-    physician = commands.add_parser(
+    _add(
+        commands,
         "doctor",
-        description="Examine this machine, measure it for about ten seconds, and warn about problems.\n"
+        doctor,
+        "Examine this machine, measure it for about ten seconds, and warn about problems.\n"
         "The exit code is 1 if vector lanes tear, otherwise 0.",
     )
-    doctor.add_arguments(physician)
-    physician.set_defaults(execute=doctor.execute)
-    torturer = commands.add_parser(
+    _add(
+        commands,
         "torture",
-        description="Start servers and clients on this machine, inject faults, and compare what each client\n"
+        torture,
+        "Start servers and clients on this machine, inject faults, and compare what each client\n"
         "received with the servers' state.",
     )
-    torture.add_arguments(torturer)
-    torturer.set_defaults(execute=torture.execute)
-    reproducer = commands.add_parser(
+    _add(
+        commands,
         "repro",
-        description="Check claims from papers, and our own, with simulated runs of the real store. Print\n"
+        repro,
+        "Check claims from papers, and our own, with simulated runs of the real store. Print\n"
         "the measured figures beside the thresholds and the papers' figures, and draw pictures.",
     )
-    repro.add_arguments(reproducer)
-    reproducer.set_defaults(execute=repro.execute)
-    viewer = commands.add_parser(
+    _add(
+        commands,
         "live",
-        description="Start shard servers and workers on this machine and serve a page that shows them:\n"
+        live,
+        "Start shard servers and workers on this machine and serve a page that shows them:\n"
         "stale gradients, waiting, codecs, and what happens when one is killed. The page also runs the\n"
         "same parameter server inside the browser.",
     )
-    live.add_arguments(viewer)
-    viewer.set_defaults(execute=live.execute)
     completer = commands.add_parser(
         "completion",
         description="Print a script that completes commands, options and choices in this shell.\n"
@@ -202,13 +203,20 @@ def _parser() -> argparse.ArgumentParser:
         "in fish: fastps completion fish | source.",
     )
     completion.add_arguments(completer, all_commands)
-    samples = commands.add_parser(
+    _add(
+        commands,
         "examples",
-        description="List the examples of the package, each with the extras that it needs; or copy them.",
+        examples,
+        "List the examples of the package, each with the extras that it needs; or copy them.",
     )
-    examples.add_arguments(samples)
-    samples.set_defaults(execute=examples.execute)
     return parser
+
+
+def _add(commands: Any, name: str, command: ModuleType, description: str) -> None:
+    """Adds a command of a module with `add_arguments` and `execute`."""
+    parser = commands.add_parser(name, description=description)
+    command.add_arguments(parser)
+    parser.set_defaults(execute=command.execute)
 
 
 def _serve(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from fastps._fastps import Versions
 from fastps._shared import tensor_file
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
+from fastps._shared.idioms.deprecated import renamed_argument
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
@@ -70,7 +71,7 @@ class Evaluator:
         fn: Callable[[dict[str, Array]], Mapping[str, float]],
         every: int,
         names: list[str] | None,
-        cut: bool,
+        consistent: bool,
         keep: File | None,
         rule: _Rule,
         idle: float,
@@ -78,7 +79,7 @@ class Evaluator:
         self.best: Evaluation | None = None
         self.stopped: Literal["patience", "idle", "stop"] | None = None
         self._ps, self._fn, self._every, self._names = ps, fn, every, names
-        self._cut, self._keep, self._rule, self._idle = cut, keep, rule, idle
+        self._consistent, self._keep, self._rule, self._idle = consistent, keep, rule, idle
         self._groups: dict[str, str] = {}
         self._last: Versions | None = None  # of the last evaluation
         self._since = 0  # evaluations since the best one
@@ -90,7 +91,8 @@ class Evaluator:
         Raises:
             NonFiniteError: A parameter or a metric is NaN or infinite; the best parameters stay unchanged.
             ConfigError: `fn` did not return numbers by name, or not the metric to compare by.
-            DeadlineError: With `cut`: the parameters changed during every pull until the timeout of `ps`.
+            DeadlineError: With `consistent`: the parameters changed during every pull until the timeout of
+                `ps`.
             FastpsError: The servers could not be reached.
             Exception: Whatever `fn` raised, with a note of the version.
         """
@@ -179,13 +181,13 @@ class Evaluator:
         while True:
             values, versions = self._ps.pull(names, versions=True)
             # Equal versions before and after a read: it was of one moment (Afek et al., JACM 1993).
-            if not self._cut or self._ps.versions(names) == versions:
+            if not self._consistent or self._ps.versions(names) == versions:
                 return values, versions
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"the parameters changed during every pull for {self._ps.native.timeout:g} s, so none "
                     "was of one moment; let workers push less often, or evaluate what "
-                    "fastps checkpoint export --cut writes"
+                    "fastps checkpoint export --consistent writes"
                 )
 
     def _checked(self, metrics: Any) -> dict[str, float]:
@@ -206,13 +208,14 @@ class Evaluator:
         return found
 
 
+@renamed_argument("cut", "consistent")
 def evaluator(
     ps: ParameterServer,
     fn: Callable[[dict[str, Array]], Mapping[str, float]],
     *,
     every: int = 100,
     names: Iterable[str] | None = None,
-    cut: bool = False,
+    consistent: bool = False,
     keep: File | None = None,
     by: str | None = None,
     goal: Literal["max", "min"] = "max",
@@ -226,8 +229,8 @@ def evaluator(
         fn: Called with a dict of float32 arrays by name; returns a dict of metrics by name.
         every: Steps of all workers together (versions) between two evaluations.
         names: The tensors; None: all.
-        cut: True: evaluate only parameters of one moment, unchanged during the pull. False: each slice is one
-            version, and slices may be some steps apart.
+        consistent: True: evaluate only parameters of one moment, unchanged during the pull. False: each slice
+            is one version, and slices may be some steps apart.
         keep: A file for the best parameters (safetensors), replaced whenever there are better ones.
         by: The metric to compare by. `patience` needs it; without it, `keep` keeps the latest parameters.
         goal: ``"max"`` if larger values of `by` are better, ``"min"`` if smaller ones are.
@@ -254,7 +257,7 @@ def evaluator(
     check_ps(ps)
     if not callable(fn):
         raise invalid("fn", "a function of the parameters", fn)
-    flag("cut", cut)
+    flag("consistent", consistent)
     if goal not in ("max", "min"):
         raise invalid("goal", "'max' or 'min'", goal)
     if by is not None and not isinstance(by, str):
@@ -267,7 +270,9 @@ def evaluator(
         raise invalid("names", "a list of names, or None", names)
     rule = _Rule(by, goal, patience)
     chosen = None if names is None else list(names)
-    return Evaluator(ps, fn, at_least(1, "every", every), chosen, cut, keep, rule, as_seconds("idle", idle))
+    return Evaluator(
+        ps, fn, at_least(1, "every", every), chosen, consistent, keep, rule, as_seconds("idle", idle)
+    )
 
 
 def _check_finite(values: Mapping[str, Array]) -> None:

@@ -10,7 +10,7 @@
 array([1])
 """
 
-from fastps._shared.missing import missing as _missing
+from fastps._shared.idioms.missing import missing as _missing
 
 try:
     import sklearn as _sklearn

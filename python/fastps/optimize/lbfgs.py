@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastps._shared.checks import given, integer
+from fastps._shared.idioms.deprecated import renamed_argument, warn_renamed
 from fastps.optimize.method import COMMON, Accepted, Method
 from fastps.optimize.vectors import Operation, Vectors, exact_sum
 
@@ -19,6 +20,7 @@ _MOST_VECTORS = 64
 _CURVATURE = 1e-10
 
 
+@renamed_argument("history", "history_size")
 @dataclass(frozen=True)
 class LBFGS(Method):
     """Limited-memory BFGS: the direction is -Hg, where H approximates the inverse of the second derivatives
@@ -31,28 +33,34 @@ class LBFGS(Method):
     A pair is left out unless ``y's > 1e-10 |s| |y|``, which keeps H positive definite.
 
     Args:
-        history: Number of pairs, 1 to 30. Each takes two vectors on the shards.
+        history_size: Number of pairs, 1 to 30 (torch's name). Each takes two vectors on the shards.
 
     Raises:
-        ConfigError: `history` is out of range.
+        ConfigError: `history_size` is out of range.
 
     >>> from fastps.optimize import LBFGS
     >>> LBFGS()
-    LBFGS(history=10)
+    LBFGS(history_size=10)
     """
 
-    history: int = 10
+    history_size: int = 10
 
     def __post_init__(self) -> None:
         most = (_MOST_VECTORS - len(COMMON)) // 2
-        given(self, "history", integer("history", self.history, 1, most))
+        given(self, "history_size", integer("history_size", self.history_size, 1, most))
+
+    @property
+    def history(self) -> int:
+        """Deprecated: `history_size`."""
+        warn_renamed("LBFGS.history", "LBFGS.history_size")
+        return self.history_size
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        return tuple(f"{kind}{k}" for k in range(self.history) for kind in ("s", "y"))
+        return tuple(f"{kind}{k}" for k in range(self.history_size) for kind in ("s", "y"))
 
     def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Pairs:  # noqa: ARG002
-        return _Pairs(self.history, memory)
+        return _Pairs(self.history_size, memory)
 
 
 class _Pairs:

@@ -34,7 +34,7 @@ def minimize(
     objective: Objective | None = None,
     *,
     samples: int,
-    method: Method = LBFGS(history=10),  # noqa: B008 a value
+    method: Method = LBFGS(history_size=10),  # noqa: B008 a value
     line_search: StrongWolfe = StrongWolfe(c1=1e-4, c2=None),  # noqa: B008 a value
     portions: int | None = None,
     space: str = "minimize",
@@ -173,7 +173,8 @@ def _stored(v: Vectors, settings: str) -> State:
             advice="call minimize without resume=True",
         )
     state = State.from_json(v.stored)
-    if state.settings != settings:
+    # States of version 0.1 have the deprecated name of the argument.
+    if state.settings.replace("LBFGS(history=", "LBFGS(history_size=") != settings:
         raise ConfigError(
             f'the run of space "{v.space}" had other settings', expected=state.settings, got=settings
         )

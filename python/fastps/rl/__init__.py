@@ -1,20 +1,24 @@
 """Reinforcement learning by workers that share one model; any of them may join late or die.
 
-`A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `work` is one worker in this process, on
-any machine; `train` starts servers, workers and an evaluator on this one; `take_turns` runs logical workers
-in one thread; `evaluate` plays the model. `fetch` and `load` return a `Policy`, from a run and from a file.
+`A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `run_worker` trains as one worker, in
+this process, on any machine; `train` starts servers, workers and an evaluator on this one;
+`train_round_robin` runs logical workers in one thread; `evaluate` plays the model. `fetch` and `load` return
+a `Policy`, from a run and from a file.
 Needs gymnasium and torch: ``pip install gymnasium torch``.
 
 >>> import gymnasium, fastps.rl
 >>> make_env = lambda: gymnasium.make("CartPole-v1")
 >>> with fastps.Store() as store:
-...     stats = fastps.rl.work(store, fastps.rl.A3C(), make_env, seed=0, frames=500)
+...     stats = fastps.rl.run_worker(store, fastps.rl.A3C(), make_env, seed=0, frames=500)
 ...     returns = fastps.rl.evaluate(store, fastps.rl.A3C(), make_env, episodes=5)
 >>> stats["frames"], len(returns)
 (500, 5)
 """
 
-from fastps._shared.missing import missing as _missing
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from fastps._shared.idioms.deprecated import renamed_names as _renamed_names
+from fastps._shared.idioms.missing import missing as _missing
 
 try:
     import gymnasium as _gymnasium
@@ -32,7 +36,7 @@ from fastps.rl.policy import Policy, load
 from fastps.rl.training.children import WorkerError
 from fastps.rl.training.run import Point, Run
 from fastps.rl.training.train import train
-from fastps.rl.work import evaluate, fetch, take_turns, work
+from fastps.rl.workers import evaluate, fetch, run_worker, train_round_robin
 
 __all__ = [
     "A3C",
@@ -48,9 +52,12 @@ __all__ = [
     "evaluate",
     "fetch",
     "load",
-    "take_turns",
+    "run_worker",
     "train",
-    "work",
+    "train_round_robin",
 ]
+
+if not _TYPE_CHECKING:
+    __getattr__ = _renamed_names(__name__, {"take_turns": "train_round_robin", "work": "run_worker"})
 
 del _gymnasium, _torch

@@ -140,7 +140,7 @@ def load(
 
     Args:
         path: The file, such as ``"fastps-rl/best.safetensors"``.
-        make_env: As for `work`; None: the registered environment that the file names.
+        make_env: As for `run_worker`; None: the registered environment that the file names.
         model: A network of the trained one's kind, if that was your own. It is copied.
         verify: False: load values that differ from their digests.
 
@@ -156,7 +156,7 @@ def load(
     >>> path = tempfile.mkdtemp() + "/policy.safetensors"
     >>> make_env = lambda: gymnasium.make("CartPole-v1")
     >>> with fastps.Store() as store:
-    ...     stats = fastps.rl.work(store, fastps.rl.A3C(normalize=True), make_env, seed=0, frames=500)
+    ...     stats = fastps.rl.run_worker(store, fastps.rl.A3C(normalize=True), make_env, seed=0, frames=500)
     ...     fastps.rl.fetch(store, fastps.rl.A3C(normalize=True), make_env).save(path)
     >>> policy = fastps.rl.load(path)
     >>> len(policy.play(5)), policy.frames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastps.errors import FastpsError
 
-__all__ = ["GradientError", "StandstillError", "place"]
+__all__ = ["DeadlockError", "GradientError", "place"]
 
 
 class GradientError(FastpsError):
@@ -23,7 +23,7 @@ class GradientError(FastpsError):
         self.time = time
 
 
-class StandstillError(FastpsError):
+class DeadlockError(FastpsError):
     """Workers wait for each other, or for workers that are gone, and nothing else will happen.
 
     Attributes:

@@ -37,10 +37,10 @@ def _loss(axes: Any, trace: Any) -> None:
         axes.legend(fontsize=7)
     if (losses > 0).all() and len(losses):
         axes.set_yscale("log")
-    for happened in trace.events:
-        axes.axvline(happened.time, color=EVENT, ls="--", lw=1)
+    for record in trace.events:
+        axes.axvline(record.time, color=EVENT, ls="--", lw=1)
         axes.annotate(
-            happened.effect, (happened.time, 0.98), xycoords=("data", "axes fraction"), rotation=90,
+            record.effect, (record.time, 0.98), xycoords=("data", "axes fraction"), rotation=90,
             fontsize=6, color=EVENT, ha="right", va="top",
         )  # fmt: skip
     axes.set_xlabel("virtual time (s)")

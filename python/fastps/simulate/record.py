@@ -10,7 +10,7 @@ import numpy as np
 from fastps.simulate.events import Event
 from fastps.simulate.member import Member
 from fastps.simulate.plan import Plan
-from fastps.simulate.trace import Evaluation, Happened, Row, Trace, columns
+from fastps.simulate.trace import Evaluation, EventRecord, Row, Trace, columns
 from fastps.store import Store
 
 __all__ = ["Record"]
@@ -31,7 +31,7 @@ class Record:
     def __init__(self, store: Store, names: Sequence[str], plan: Plan) -> None:
         self._store, self._names, self._plan = store, list(names), plan
         self._rows: list[Row] = []
-        self._happened: list[Happened] = []
+        self._events: list[EventRecord] = []
         self._evaluations: list[Evaluation] = []
         self._versions = store.versions(self._names)
         self.updates = 0
@@ -82,9 +82,9 @@ class Record:
         """Notes a step whose gradient was dropped."""
         self._rows.append(Row(now, member.index, member.step, 0, -1, math.nan, math.nan, 0))
 
-    def tell(self, now: float, event: Event, effect: str) -> None:
+    def event(self, now: float, event: Event, effect: str) -> None:
         """Notes what an event did."""
-        self._happened.append(Happened(now, event, effect))
+        self._events.append(EventRecord(now, event, effect))
 
     def trace(self, now: float, members: Sequence[Member]) -> Trace:
         """The trace, at the end of the run."""
@@ -93,7 +93,7 @@ class Record:
             **columns(self._rows),
             waiting=np.array([m.waited for m in members]),
             present=np.array([end - begin for begin, end in ends]),
-            events=self._happened,
+            events=self._events,
             evaluations=self._evaluations,
             updates=self.updates,
             seconds=now,

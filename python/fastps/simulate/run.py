@@ -80,7 +80,7 @@ def run(
     Raises:
         ConfigError: An argument is invalid, or the store or the mode needs real workers; nothing happened.
         GradientError: `gradient` raised, or returned no gradients; names worker, step and virtual time.
-        StandstillError: Workers wait and nothing will end that; names who waits for whom.
+        DeadlockError: Workers wait and nothing will end that; names who waits for whom.
         FastpsError: A push was refused, for example because a gradient has a wrong shape, an unknown name or
             NaN; the text ends with worker, step and virtual time.
 

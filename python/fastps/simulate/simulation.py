@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastps.errors import FastpsError
+from fastps.simulate.deadlock import deadlock
 from fastps.simulate.draws import Draws
 from fastps.simulate.errors import GradientError, place
-from fastps.simulate.happenings import Happenings
+from fastps.simulate.event_handlers import EventHandlers
 from fastps.simulate.member import Member
 from fastps.simulate.plan import Plan
 from fastps.simulate.record import Record
-from fastps.simulate.standstill import standstill
 from fastps.simulate.timeline import Timeline
 from fastps.simulate.trace import Trace
 from fastps.store import Store
@@ -43,7 +43,7 @@ class Simulation:
         self._plan = plan
         self._mode = plan.mode.after_warm_up
         self._rngs = Draws(plan.seed, "gradients")
-        self._happenings = Happenings(self, plan.lease)
+        self._handlers = EventHandlers(self, plan.lease)
         self.timeline = Timeline()
         self.record = Record(store, list(params), plan)
         self.members: list[Member] = []
@@ -52,7 +52,7 @@ class Simulation:
     def run(self) -> Trace:
         """Runs until the updates are made, or until no workers are left."""
         for event in self._plan.events:
-            self.timeline.at(event.at, self._happenings.action(event))
+            self.timeline.at(event.at, self._handlers.action(event))
         self.members = [Member(k) for k in range(self._plan.workers)]
         for member in self.members:
             self.enter(member)
@@ -62,7 +62,7 @@ class Simulation:
             if arriving is not None:
                 self._arrive(arriving)
         if not self.record.complete and self.waiting:
-            raise standstill(self._now, self.members, self.waiting)
+            raise deadlock(self._now, self.members, self.waiting)
         self.record.evaluate(self._now)
         for member in self.members:
             member.waits_no_more(self._now)
@@ -102,7 +102,7 @@ class Simulation:
         """Pushes a gradient that is ready, and fetches unless others have to come first."""
         worker = member.worker
         if worker is None:  # it lost its place while it was paused
-            self._happenings.come_back(member)
+            self._handlers.come_back(member)
             return
         grads, member.loss = self._gradient(member)
         try:

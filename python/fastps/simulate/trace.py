@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from fastps.simulate.events import Event
 
-__all__ = ["Evaluation", "Happened", "Row", "Trace"]
+__all__ = ["Evaluation", "EventRecord", "Row", "Trace"]
 
 
-class Happened(NamedTuple):
+class EventRecord(NamedTuple):
     """Outcome of an event.
 
     Attributes:
@@ -91,7 +91,7 @@ class Trace:
     bytes: NDArray[np.int64]
     waiting: NDArray[np.float64]
     present: NDArray[np.float64]
-    events: list[Happened]
+    events: list[EventRecord]
     evaluations: list[Evaluation]
     updates: int
     seconds: float

@@ -1,6 +1,6 @@
 """PyTorch: an optimizer whose parameters, state and steps live in a parameter server; ways there and back."""
 
-from fastps._shared.missing import missing as _missing
+from fastps._shared.idioms.missing import missing as _missing
 
 try:
     import torch as _torch

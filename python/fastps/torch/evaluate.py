@@ -32,8 +32,8 @@ def evaluator(
         ps: As for `fastps.evaluator`.
         fn: Gets the model, without gradients, and returns numbers by name.
         prefix: Put before every name.
-        options: ``every``, ``cut``, ``keep``, ``by``, ``goal``, ``patience``, ``idle`` of `fastps.evaluator`.
-            `load` reads the file that ``keep`` names.
+        options: ``every``, ``consistent``, ``keep``, ``by``, ``goal``, ``patience``, ``idle`` of
+            `fastps.evaluator`. `load` reads the file that ``keep`` names.
 
     Raises:
         ConfigError: An argument is invalid.

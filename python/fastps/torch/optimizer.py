@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
-import functools
 import logging
-import os
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -18,14 +14,12 @@ import torch
 from torch.optim import optimizer as base
 
 from fastps import optim
-from fastps._fastps import Sparse
 from fastps._shared.checks import at_least, invalid
-from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
-from fastps.modes import Async, Mode
+from fastps.modes import Mode
 from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
@@ -44,21 +38,18 @@ from fastps.torch._params import (
 from fastps.torch.buffers import Buffers, Way
 from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_worker
 from fastps.torch.seeds import state as random_state
+from fastps.torch.step.ahead import Ahead, hooks_of
+from fastps.torch.step.arguments import check_buffers, check_optimizer, mode_of, rank_of
+from fastps.torch.step.groups import check_group
 from fastps.worker import Step, Worker
-from fastps.worker.arguments import check_codec, check_mode, like
 
 _log = logging.getLogger("fastps")
-#: Bytes of gradients that start a push during backward.
-_BUCKET = 1 << 20
 #: Hooks of all optimizers. If this torch keeps them elsewhere, every step takes the hooked path.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
 _NO_GRADIENT = (
     "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
     "(load_state_dict(assign=True), new layers), make a new optimizer of the present ones"
 )
-#: Keys of a parameter group that are no settings: its parameters, its name, and what schedulers keep there.
-_NO_SETTINGS = {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"}
-_NO_SETTINGS |= {"base_momentum", "max_momentum"}
 
 
 class _Schedule(Protocol):
@@ -156,24 +147,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         buffers_every: int = 5,
     ) -> None:
         check_ps(ps)
-        given: object = optimizer
-        if not isinstance(given, optim.Optimizer):
-            kind = type(given) if isinstance(given, torch.optim.Optimizer) else given
-            raise invalid("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", given)
-        mode = Async() if mode is None else mode
-        check_mode(mode)
-        if codec is not None:
-            check_codec(codec)
-        local = mode.after_warm_up.local_lr is not None
-        if push_in_backward and local:
-            raise invalid("mode", "another mode than fastps.Local with push_in_backward", mode)
-        if buffers not in (None, "average", "latest", "local"):
-            raise invalid("buffers", "'average', 'latest', 'local' or None", buffers)
-        if model is None and buffers in ("average", "latest"):
-            raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
+        check_optimizer(optimizer)
+        mode = mode_of(mode, codec, push_in_backward)
+        check_buffers(buffers, model)
         buffers_every = at_least(1, "buffers_every", buffers_every)
-        if rank is None and os.environ.get("RANK", "").isdecimal():
-            rank = int(os.environ["RANK"])
+        rank = rank_of(rank)
         self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
@@ -187,12 +165,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
         self.schedule: _Schedule | None = None
-        self._rows = not local
-        self._told = on_step is not None
+        self._rows = mode.after_warm_up.local_lr is None
+        self._reports = on_step is not None
         self._push_in_backward = push_in_backward
-        self._bucket: dict[str, Any] = {}
-        #: Gradients already pushed, with the version of their memory.
-        self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
+        self._ahead = Ahead()
         self._hooks: list[Any] = []
         #: Set after the warning of a step without gradients.
         self._warned = False
@@ -223,11 +199,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             ForeignWriteError: Something else has written to a parameter; nothing is added.
         """
         group = dict(param_group)
-        for key in sorted(group.keys() - self.defaults.keys() - _NO_SETTINGS):
-            settings = sorted(self.defaults)
-            advice = f'the nearest is "{max(settings, key=functools.partial(_likeness, key))}"'
-            raise invalid("key of a parameter group", f"one of {quoted(settings)}", key, advice)
-        self._check_kind(group)
+        check_group(group, self.defaults, self._optimizer)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -251,7 +223,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self._worker is not None:
             try:
                 self._register(entries, stacklevel=3)
-                self._worker.add({entry.name: entry.array for entry in entries}, copy=False)
+                self._worker.add_params({entry.name: entry.array for entry in entries}, copy=False)
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
                 for param in named.values():
@@ -261,10 +233,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 raise
             self._filled.show()
         if self._push_in_backward:
-            for entry in entries:
-                if entry.param.requires_grad:
-                    register: Any = entry.param.register_post_accumulate_grad_hook
-                    self._hooks.append(register(self._leaves(entry)))
+            self._hooks += hooks_of(self, entries)
         if self.schedule is not None:
             self.schedule.add(self.param_groups[-1])
 
@@ -315,21 +284,21 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             rates = self._rates()
             if self._buffers is not None:
                 self._buffers.begin_step()
-            told = None
-            if self._told and loss is not None:
-                told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            if not self._reports or loss is None:
+                value = None
+            else:
+                value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             raw = self._raw()
             plain = not self._ahead and self._filled.on_cpu
-            if not (plain and worker.step_at_once(raw, rates, told, torch.get_num_threads())):
+            if not (plain and worker.step_at_once(raw, rates, value, torch.get_num_threads())):
                 with torch.no_grad():
-                    worker.step(self._gradients(), lr=rates, loss=told)
+                    worker.step(self._gradients(), lr=rates, loss=value)
         except BaseException:
             if self._ahead:  # that much of the step was taken
                 with contextlib.suppress(FastpsError):
                     worker.flush()
             raise
         finally:
-            self._bucket.clear()
             self._ahead.clear()
             if intact and not self._filled.watched.written:
                 self._filled.show()
@@ -355,7 +324,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             FastpsError: A push of that step failed; the step has ended, and what was refused goes with the
                 next push.
         """
-        self._bucket.clear()
+        self._ahead.drop()
         try:
             if self._ahead:
                 self._open().flush()
@@ -619,17 +588,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 advice="make another one",
             )
 
-    def _check_kind(self, group: Mapping[str, Any]) -> None:
-        """Raises if a parameter group asks for AdamW of Adam, or the reverse."""
-        own = settings_of(self._optimizer).get("decoupled_weight_decay")
-        asked = group.get("decoupled_weight_decay", own)
-        if own is not None and asked != own:
-            other = "Adam" if own else "AdamW"
-            raise invalid("decoupled_weight_decay", f"{own}; fastps.{other} is the other rule", asked)
-
-    def _by_name(self, name: str) -> Entry:
-        return next(entry for entry in self._entries if entry.name == name)
-
     def _register(self, entries: list[Entry], stacklevel: int) -> None:
         """Registers missing tensors; existing ones must match. `stacklevel` is as for `warnings.warn`."""
         rules = {
@@ -648,16 +606,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     def _gradients(self) -> dict[str, Any]:
         """The gradients in a worker's form, except those already pushed."""
-        for name, (grad, version) in self._ahead.items():
-            now = self._by_name(name).param.grad
-            if now is not grad or now._version != version:
-                raise ConfigError(
-                    "the gradient was changed after it was sent",
-                    tensor=name,
-                    expected="the gradient that backward made",
-                    got="another one",
-                    advice="push_in_backward allows no accumulation, clipping or GradScaler",
-                )
+        self._ahead.check()
         grads: dict[str, Any] = {}
         for entry in self._entries:
             gradient = None if entry.name in self._ahead else entry.gradient(self._rows)
@@ -676,55 +625,18 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             return rates[0]
         return {e.name: rate for rate, group in zip(rates, self._groups, strict=True) for e in group}
 
-    def _leaves(self, entry: Entry) -> Callable[[torch.Tensor], None]:
-        """The hook that backward calls when a gradient is complete.
-
-        Torch keeps it out of sight of Python's cycle collector, so it must not keep the optimizer or the
-        parameter alive.
-        """
-        own, its = weakref.ref(self), weakref.ref(entry)
-
-        def leaves(_: torch.Tensor) -> None:
-            optimizer, entry = own(), its()
-            if optimizer is not None and entry is not None:
-                optimizer.push_ahead(entry)
-
-        return leaves
-
     def push_ahead(self, entry: Entry) -> None:
         """Internal: collects a complete gradient, and pushes those collected once they are large enough."""
-        if entry.name in self._ahead:
-            raise ConfigError(
-                "a second backward before step()",
-                tensor=entry.name,
-                expected="one backward for each step",
-                got="a second one",
-                advice="push_in_backward allows no accumulation; after an exception in backward, zero_grad() "
-                "ends the step",
-            )
         with torch.no_grad():
-            gradient = entry.gradient(self._rows)
-            if gradient is None or isinstance(gradient, Sparse):
-                return
-            self._bucket[entry.name] = gradient
-            if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
-                return
-            leaving, self._bucket = self._bucket, {}
-            self._filled.check()
-            self._filled.wait()
-            self._open().begin(leaving, lr=self._rates())
-            for name in leaving:
-                grad = self._by_name(name).param.grad
-                assert grad is not None
-                self._ahead[name] = (grad, grad._version)
+            leaving = self._ahead.collect(entry, self._rows)
+            if leaving:
+                self._filled.check()
+                self._filled.wait()
+                self._open().begin({e.name: gradient for e, gradient in leaving}, lr=self._rates())
+                self._ahead.pushed(e for e, _ in leaving)
 
 
 def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """The hook that comes before all others of a state dict."""
     assert isinstance(optimizer, ParameterServerOptimizer)
     optimizer.held.complete(state, optimizer.worker)
-
-
-def _likeness(key: str, setting: str) -> float:
-    """Similarity of a parameter group's key to a setting, from 0 to 1."""
-    return difflib.SequenceMatcher(None, key.lower(), setting).ratio()

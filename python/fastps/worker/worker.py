@@ -8,23 +8,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from fastps import _fastps
 from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
-from fastps._shared.handles import Receipts
+from fastps._shared.idioms.deprecated import warn_renamed
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.connection import ParameterServer, check_ps
-from fastps.errors import (
-    ConfigError,
-    LeaseError,
-    Lost,
-    NonFiniteError,
-    PartialPush,
-)
-from fastps.modes import Async, Mode
+from fastps.errors import ConfigError, Lost, NonFiniteError
+from fastps.modes import Mode
 from fastps.store import Store
 from fastps.worker.arguments import (
     as_rates,
@@ -39,6 +32,7 @@ from fastps.worker.arguments import (
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
 from fastps.worker.local import LocalStepper
+from fastps.worker.one_call import OneCall
 from fastps.worker.pushes import Pushes, Refused
 from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
@@ -46,6 +40,8 @@ from fastps.worker.run.own import Own
 from fastps.worker.run.progress import Progress
 from fastps.worker.run.reporter import Reporter
 from fastps.worker.run.seeds import Seeds
+from fastps.worker.run.together import Together
+from fastps.worker.run.warm_up import WarmUp
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
 from fastps.worker.tally import NOTHING, Tally
@@ -85,8 +81,8 @@ class Worker:
             start is over, and until then `step` and `begin` raise. The other modes never wait there.
 
     Attributes:
-        params: The worker's own float32 arrays by name. They change only in `step` and `add`; treat them as
-            read-only.
+        params: The worker's own float32 arrays by name. They change only in `step` and `add_params`; treat
+            them as read-only.
         mode: The mode passed to the constructor.
 
     Raises:
@@ -160,9 +156,9 @@ class Worker:
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
         self._own = Own(self, self._ps, self._groups, params)
-        self._alone = False  # whether it is the one that trains in a warm start
-        self._warming = False  # whether it waits for the end of a warm start
-        self._reported = False  # whether `ready` has reported the step that has begun
+        self._warm_up = WarmUp(self._groups, mode)
+        self._together = Together(self._ps, self._groups, self._pushes, self._fetches)
+        self._one_call = OneCall(self._native, self.params, self._pushes, self._fetches, self._tally)
         self.has_stepped = False
         self._seeds: Seeds | None = None
         self._reporter: Reporter | None = None
@@ -172,11 +168,10 @@ class Worker:
         try:
             self._groups.add(params)
             if mode.warm_up_steps and params:
-                leads = self._own.join(lambda: self._groups.warm_up(mode, wait))
-                self._alone, self._warming = bool(leads), leads is None
+                self._own.join(lambda: self._warm_up.join(wait))
             else:
                 self._own.join(lambda: self._groups.bind(then))
-            self._follow(Async() if self._alone else then)
+            self._follow(self._warm_up.mode)
             self._fetches.installed = self._take_on(params, copy)
             alone = self._groups.present <= 1 or self._own.seems_to_replace()
             note_continuation(ps, self._fetches.installed, alone)
@@ -196,10 +191,9 @@ class Worker:
             self._pull_every = mode.pull_every
             looks = self._native.check_finite
             self._local = LocalStepper(self.params, self._pushes, mode.local_lr, looks)
-        #: Set if a step pushes and fetches in one call.
-        self._exchanged: _fastps.Exchange | None = None
+        self._one_call.drop()
 
-    def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
+    def add_params(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
         """Adds parameters from the next step on. Arguments as for `Worker`.
 
         With `fastps.Local` only these are pulled; with other modes all are, so that the next gradients are
@@ -227,6 +221,11 @@ class Worker:
         if self._local is None:
             self._fetches.restart()  # those under way know no versions of the new ones
 
+    def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
+        """Deprecated: `add_params`."""
+        warn_renamed("Worker.add", "Worker.add_params")
+        self.add_params(params, copy=copy)
+
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._views or copy:
             check_shapes(self._ps, params)
@@ -246,7 +245,7 @@ class Worker:
         if self._local is not None:
             self._local.refresh()
         if self._pushes.direct and self.mode.exchanges:
-            self._exchanged = self._native.exchange_of(self.params)
+            self._one_call.bind()
         return versions
 
     @property
@@ -298,8 +297,7 @@ class Worker:
         if self.step_at_once(grads, lr, loss):
             return
         self._check_may_push(grads)
-        if not self._reported:
-            self._groups.wait(0)
+        self._together.begin()
         self._tally.told = NOTHING
         k, pushes = self._steps + 1, self._pushes
         pushes.resume()
@@ -327,9 +325,8 @@ class Worker:
             else:
                 pushes.turn()
                 self._exchange(k, k % self._pull_every == 0)
-        if self._alone and not self._groups.stepped_alone():
-            self._alone = False
-            self._follow(self.mode.after_warm_up)
+        if self._warm_up.stepped():
+            self._follow(self._warm_up.mode)
         self._note_step(loss, lr)
 
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
@@ -391,40 +388,17 @@ class Worker:
         array([-1., -1.], dtype=float32)
         """
         self._check_open()
-        if self._warming:
-            return self._end_warm_start()
-        if not self._mode.waits_for_others:
-            return True
-        if self._mode.shares_versions:
-            return self._pushes.under_way_done or self._is_made()
-        if not self._pushes.has_begun:
-            return True
-        if not self._pushes.under_way_done:
-            return False
-        steps, self._reported = 0 if self._reported else 1, True
-        return self._groups.may_go_on(steps)
+        if self._warm_up.waits:
+            return self._end_warm_up()
+        return not self._mode.waits_for_others or self._together.ready(self._mode)
 
-    def _end_warm_start(self) -> bool:
+    def _end_warm_up(self) -> bool:
         """Continues after a warm start if it is over, or if this worker is to train in it."""
-        leads = self._groups.warm_up_ended(self.mode)
-        if leads is None:
+        if not self._warm_up.ended():
             return False
-        self._alone, self._warming = leads, False
-        self._follow(Async() if leads else self.mode.after_warm_up)
+        self._follow(self._warm_up.mode)
         self._fetches.now()
         return True
-
-    def _is_made(self) -> bool:
-        """Returns whether every slice of the pushes under way has a version above their base, in a store.
-
-        The thread that ends a held push may not have run yet, so the push itself is not asked.
-        """
-        base = self._fetches.installed
-        if base is None or not isinstance(self._ps, Store):
-            return False
-        names = self._pushes.names_under_way
-        now = self._native.versions(names, None)
-        return all(new > old for n in names for new, old in zip(now.slices(n), base.slices(n), strict=True))
 
     def _check_open(self) -> None:
         if self._ps.closed:
@@ -439,14 +413,14 @@ class Worker:
         """Raises if no gradient may be pushed now, or `grads` is not a mapping."""
         self._check_open()
         check_mapping("gradients", "gradients", grads)
-        if self._warming and not self._end_warm_start():
+        if self._warm_up.waits and not self._end_warm_up():
             raise ConfigError(
                 "the warm start is not over",
                 expected="a worker whose ready() is True",
                 got="one that waits for its end",
                 advice="call ready() until it returns True",
             )
-        if self._reported and grads:
+        if self._together.reported and grads:
             raise ConfigError(
                 "ready() has ended the gradients of this step",
                 expected="step({})",
@@ -635,7 +609,7 @@ class Worker:
             raise
         self._note_lost()
         self._own.closed()
-        self._exchanged = None
+        self._one_call.drop()
         self._ps.close()
 
     def __repr__(self) -> str:
@@ -676,11 +650,11 @@ class Worker:
     @property
     def began_alone(self) -> bool:
         """Internal: True if it joined before any other worker, or trains in a warm start."""
-        return self._alone or self._groups.present == 1
+        return self._warm_up.alone or self._groups.present == 1
 
     def is_first(self) -> bool:
         """Internal: True if it joined before all present workers, or trains in a warm start."""
-        return self._alone or self._groups.is_first()
+        return self._warm_up.alone or self._groups.is_first()
 
     def count_steps_of(self, names: Callable[[], Iterable[str]]) -> None:
         """Internal: makes `global_step` the steps of these tensors, which may change."""
@@ -713,26 +687,13 @@ class Worker:
             grads, lr, loss: As for `step`.
             threads: How many threads torch has, if those are to do the work instead of the store's.
         """
-        if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
-            return False
         if self._reporter is not None:
             self._reporter.begin()
-        one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        base, correction = self._fetches.installed, self._mode.correction
-        settings = _fastps.PushSettings(None, one, None, base, None, correction)
-        done = self._native.exchange(self._exchanged, grads, rates, settings, threads)
-        if done is None:
+        exchanged = self._one_call.run(grads, lr, self._mode.correction, threads)
+        if exchanged is None:
             return False
-        receipts, versions, failed = done
         self._steps, self._lr, self._tally.told = self._steps + 1, lr, NOTHING
-        if versions is not None:
-            self._fetches.installed = versions
-        if receipts is not None:
-            self._tally.acknowledge(receipts.names(), Receipts(receipts))
-        elif failed is not None:
-            failed = self._pushes.not_applied(grads, failed)
-        if failed is not None:
-            raise failed
+        self._one_call.finish(grads, exchanged)
         self._note_step(loss, lr)
         return True
 
@@ -746,7 +707,7 @@ class Worker:
                     self._groups.leave(timeout=1.0)
             finally:
                 self._own.closed()
-                self._exchanged = None
+                self._one_call.drop()
                 self._ps.close()
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")
@@ -772,7 +733,7 @@ class Worker:
     def _exchange(self, k: int, fetch: bool) -> None:
         if self._mode.waits_for_others:
             if fetch:
-                self._keep_together()
+                self._together.end(self._mode)
             return
         if not self._mode.overlap:
             try:
@@ -784,24 +745,3 @@ class Worker:
         if fetch:
             self._fetches.start(k + self._pull_every)
         self._fetches.install(k)
-
-    def _keep_together(self) -> None:
-        """Waits for the other workers as the mode defines, and fetches the new values."""
-        try:
-            self._pushes.finish()
-        except (LeaseError, PartialPush) as error:
-            if self._pushes.is_fenced(error):
-                self._groups.come_back()
-                raise LeaseError(
-                    "the worker missed its lease and the others continued without it; its gradients were "
-                    "dropped. It has joined again and has the current values"
-                ) from error
-            if self._mode.shares_versions and isinstance(error, PartialPush) and error.in_doubt:
-                raise self._groups.late(self._mode) from error
-            raise
-        else:
-            if not self._mode.shares_versions:
-                self._groups.wait(0 if self._reported else 1)
-        finally:
-            self._reported = False
-            self._fetches.now()

@@ -65,9 +65,9 @@ pub(crate) fn verify(url: &Path, json: bool) -> Result<bool> {
     Ok(ok)
 }
 
-/// Makes a data directory of the newest copies, or of those of the newest cut.
-pub(crate) fn fetch(url: &str, dir: &Path, cut: bool) -> Result<bool> {
-    let which = if cut { Which::Cut } else { Which::Newest };
+/// Makes a data directory of the newest copies, or of those of the newest consistent snapshot.
+pub(crate) fn fetch(url: &str, dir: &Path, consistent: bool) -> Result<bool> {
+    let which = if consistent { Which::Cut } else { Which::Newest };
     let got = backup::fetch(&Bucket::open(url)?, which, dir)?;
     let mut lines: Vec<_> = got
         .iter()

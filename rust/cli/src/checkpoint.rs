@@ -30,10 +30,10 @@ enum Command {
         #[arg(value_delimiter = ',', help = ADDRESSES)]
         addresses: Vec<String>,
         /// Save the tensors of this group as of one moment on all shards. Pushes wait for some milliseconds
-        /// when the cut begins. Until it is written, it takes memory for up to one more copy of the group's
-        /// optimizer state.
-        #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
-        cut: Option<String>,
+        /// when the snapshot begins. Until it is written, it takes memory for up to one more copy of the
+        /// group's optimizer state.
+        #[arg(long, alias = "cut", value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+        consistent: Option<String>,
         /// Seconds to wait.
         #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
         timeout: Duration,
@@ -80,9 +80,9 @@ enum Command {
         /// Continue even if durable data cannot be read, and drop what is lost.
         #[arg(long)]
         accept_loss: bool,
-        /// Use the newest cut over all shards, without later changes. Servers may be running.
-        #[arg(long, conflicts_with = "accept_loss")]
-        cut: bool,
+        /// Use the newest consistent snapshot of all shards, without later changes. Servers may be running.
+        #[arg(long, alias = "cut", conflicts_with = "accept_loss")]
+        consistent: bool,
     },
     /// Build a new data directory from the newest copy of each shard. It lacks all changes after these
     /// snapshots.
@@ -91,9 +91,9 @@ enum Command {
         url: String,
         /// The directory to write; it must not exist or must be empty.
         dir: PathBuf,
-        /// Fetch the newest cut over all shards instead of each shard's newest copy.
-        #[arg(long)]
-        cut: bool,
+        /// Fetch the newest consistent snapshot of all shards instead of each shard's newest copy.
+        #[arg(long, alias = "cut")]
+        consistent: bool,
     },
     /// Copy the newest snapshot of each shard, as a server does with --copy-to. No server may use the
     /// directory.
@@ -119,14 +119,14 @@ enum Command {
         /// Continue even if durable data cannot be read, and drop what is lost.
         #[arg(long)]
         accept_loss: bool,
-        /// Use the newest cut over all shards, without later changes. Servers may be running.
-        #[arg(long, conflicts_with = "accept_loss")]
-        cut: bool,
+        /// Use the newest consistent snapshot of all shards, without later changes. Servers may be running.
+        #[arg(long, alias = "cut", conflicts_with = "accept_loss")]
+        consistent: bool,
     },
 }
 
-fn reading(accept_loss: bool, cut: bool) -> Reading {
-    match (accept_loss, cut) {
+fn reading(accept_loss: bool, consistent: bool) -> Reading {
+    match (accept_loss, consistent) {
         (_, true) => Reading::Cut,
         (true, _) => Reading::WhatIsLeft,
         _ => Reading::All,
@@ -135,6 +135,10 @@ fn reading(accept_loss: bool, cut: bool) -> Reading {
 
 /// Runs the command and returns the exit status.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<_> = args.into_iter().collect();
+    if has_deprecated_cut(&args) {
+        note(&["--cut is deprecated; use --consistent".to_owned()]);
+    }
     let args = match CheckpointArgs::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -152,14 +156,19 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
+fn has_deprecated_cut(args: &[OsString]) -> bool {
+    let mut options = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--");
+    options.any(|arg| arg == "--cut" || arg.starts_with("--cut="))
+}
+
 /// Returns false if a check found damage.
 fn execute(command: Command) -> Result<bool> {
     match command {
-        Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
+        Command::Save { addresses, consistent, timeout, json, tls_ca, tls_cert, tls_key } => {
             let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
             let options = ConnectOptions { timeout, tls, ..ConnectOptions::default() };
             let client = with_addresses(addresses, |addresses| Client::connect(addresses, options))?;
-            let snapshots = match cut {
+            let snapshots = match consistent {
                 None => client.checkpoint(timeout)?,
                 Some(group) => client.checkpoint_of_cut(&group, timeout)?,
             };
@@ -173,7 +182,7 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::List { dir, json } if crate::bucket::is_url(&dir) => crate::bucket::list(&dir, json),
         Command::Verify { dir, json } if crate::bucket::is_url(&dir) => crate::bucket::verify(&dir, json),
-        Command::Fetch { url, dir, cut } => crate::bucket::fetch(&url, &dir, cut),
+        Command::Fetch { url, dir, consistent } => crate::bucket::fetch(&url, &dir, consistent),
         Command::Upload { dir, url, keep } => crate::bucket::upload(&dir, &url, keep),
         Command::List { dir, json } => {
             let shards = checkpoint::list(&dir)?;
@@ -195,16 +204,16 @@ fn execute(command: Command) -> Result<bool> {
             }
             Ok(ok)
         }
-        Command::Restore { source, target, shards, accept_loss, cut } => {
-            let done = fastps_durable::restore(&source, &target, shards, reading(accept_loss, cut))?;
+        Command::Restore { source, target, shards, accept_loss, consistent } => {
+            let done = fastps_durable::restore(&source, &target, shards, reading(accept_loss, consistent))?;
             note(&done.notes);
             let (tensors, slices, bytes) = (done.tensors, done.slices, size(done.bytes));
             let target = target.display();
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
             Ok(true)
         }
-        Command::Export { dir, file, state, accept_loss, cut } => {
-            let done = fastps_durable::export(&dir, &file, state, reading(accept_loss, cut))?;
+        Command::Export { dir, file, state, accept_loss, consistent } => {
+            let done = fastps_durable::export(&dir, &file, state, reading(accept_loss, consistent))?;
             note(&done.notes);
             say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
             Ok(true)

@@ -14,7 +14,7 @@ use crate::options::{Ack, ConnectOptions};
 use crate::state::fence::{Fence, another_cluster};
 use crate::state::lost::Losses;
 use crate::state::map::Map;
-use crate::state::places::Places;
+use crate::state::memberships::Memberships;
 use crate::state::report::Reports;
 use crate::state::run::RunNames;
 use crate::state::runtime::{Driver, Process, random};
@@ -91,7 +91,7 @@ impl Client {
             map_is_stale: AtomicBool::new(false),
             fence: Fence::default(),
             lost: Losses::default(),
-            places: Places::default(),
+            memberships: Memberships::default(),
             report: Reports::default(),
             doubts: Mutex::default(),
         });
@@ -355,8 +355,8 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
                 return Err(last.unwrap_or_else(silent));
             }
         }
-        let told = last.as_ref().and_then(|error| error.retry_after_ms).unwrap_or(0);
-        let pause_now = jitter(pause).max(Duration::from_millis(told));
+        let retry_after = last.as_ref().and_then(|error| error.retry_after_ms).unwrap_or(0);
+        let pause_now = jitter(pause).max(Duration::from_millis(retry_after));
         if Instant::now() + pause_now >= deadline {
             return Err(last.unwrap_or_else(|| Error::new(Kind::Connection, "no answer within the timeout")));
         }

@@ -16,7 +16,7 @@ use fastps_core::fault;
 use fastps_core::frame::{Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::lock::{MAX_OVERTAKES, SliceLock};
-use fastps_core::mode::{Clocks, Mode, PlaceRequest, Quorum};
+use fastps_core::mode::{Clocks, MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::shard::{Shard, ShardConfig};
@@ -530,7 +530,7 @@ fn processes_that_register_in_a_shared_store_list_both_and_a_reader_sees_whole_e
 
 /// A worker takes its place in the group of the only slice.
 fn join(shard: &Shard, client: u64, mode: Mode) {
-    let seat = PlaceRequest { mode, rank: None, name: String::new() };
+    let seat = MembershipRequest { mode, rank: None, name: String::new() };
     shard.groups().join(0, client, seat, shard.meter()).unwrap();
 }
 

@@ -12,7 +12,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
-use fastps_core::mode::{Mode, PlaceRequest, Quorum};
+use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::program::{Command, Op, Program};
 use fastps_core::record::{Identities, ProgramRecord, Record, SumRecord};
@@ -158,7 +158,7 @@ fn member() -> impl Strategy<Value = Member> {
     let warm = any::<u64>().prop_map(|steps| Mode::WarmStart { steps });
     let mode = prop_oneof![Just(Mode::Free), quorum, bounded, warm];
     let seat = (mode, proptest::option::of(any::<u32>()), ".{0,9}")
-        .prop_map(|(mode, rank, name)| PlaceRequest { mode, rank, name });
+        .prop_map(|(mode, rank, name)| MembershipRequest { mode, rank, name });
     (any::<u64>(), any::<u32>(), seat).prop_map(|(client, group, seat)| Member { client, group, seat })
 }
 

@@ -9,7 +9,7 @@ use fastps_core::frame::{Applied, Base, Identity, Push};
 use fastps_core::group::Advanced;
 use fastps_core::identity::Completion;
 use fastps_core::local_step::local_step;
-use fastps_core::mode::{Clocks, Mode, PlaceRequest};
+use fastps_core::mode::{Clocks, MembershipRequest, Mode};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,7 +57,7 @@ enum Warm {
 pub(crate) struct Worker {
     client: u64,
     sequence: u64,
-    seat: PlaceRequest,
+    seat: MembershipRequest,
     training: Training,
     warm: Warm,
     /// Its copy of the values, which is stale.
@@ -89,7 +89,7 @@ impl Worker {
             Training::WarmStart(steps) => Mode::WarmStart { steps },
             other => other.group(),
         };
-        let seat = PlaceRequest { mode, rank: Some(index as u32), name: format!("worker {index}") };
+        let seat = MembershipRequest { mode, rank: Some(index as u32), name: format!("worker {index}") };
         let shard = &server.shard;
         let joined = shard.groups().join(GROUP, client, seat.clone(), shard.meter());
         let joined = joined.inspect_err(|_| shard.forget_client(client))?;
@@ -374,7 +374,7 @@ impl Worker {
     }
 
     fn end_warm_start(&mut self, server: &Server) -> Result<()> {
-        let seat = PlaceRequest { mode: Mode::Free, ..self.seat.clone() };
+        let seat = MembershipRequest { mode: Mode::Free, ..self.seat.clone() };
         server.shard.groups().join(GROUP, self.client, seat, server.shard.meter())?;
         server.shard.leave(GROUP, self.client, true);
         (self.warm, self.training) = (Warm::Over, Training::Async);

@@ -108,7 +108,7 @@ impl Server {
         for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog, Instant::now())?;
-            restore_places(&core, &catalog);
+            restore_memberships(&core, &catalog);
             let reservations =
                 Reservations::new(config.reservation_lease, config.room_for_workers, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
@@ -422,8 +422,8 @@ fn membership(shard: u32, server: u64, cluster_id: u64, accept_loss: bool) -> Me
     Membership::new(cluster_id, Standing::Serves, accept_loss)
 }
 
-/// Restores the places of workers of the former process. Each has a lease to show that it lives.
-fn restore_places(shard: &Shard, catalog: &Catalog) {
+/// Restores the memberships of workers of the former process. Each has a lease to show that it lives.
+fn restore_memberships(shard: &Shard, catalog: &Catalog) {
     for Member { client, group, seat } in &catalog.members {
         if !catalog.sessions.contains(client) {
             continue;

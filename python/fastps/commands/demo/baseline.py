@@ -68,7 +68,7 @@ def main() -> int:
     orders = json.loads(lines[0])
     process.hold_on_to(orders["parent"])
     config = Config.from_mapping(orders["config"])
-    dataset = load(config.data, config.data_dir)
+    dataset = load(config.data, config.dataset_dir)
     print(json.dumps({"accuracy": serial_accuracy(config, dataset, orders["updates"])}), flush=True)
     return 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps.commands.demo.config import CODECS, OPTIMIZERS, TASKS, Config, from_arguments
+from fastps.commands.kit.parser import add_dataset_dir
 
 EPILOG = """\
 exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--data", choices=tuple(TASKS), default="digits", help="data set (digits, in the package)"
     )
-    group.add_argument("--data-dir", metavar="DIR", help="folder with the four original MNIST .gz files")
+    add_dataset_dir(group, "folder with the four original MNIST .gz files")
     group.add_argument(
         "--seconds", type=_positive, help=f"training time ({times}; by default a slow machine gets more)"
     )
@@ -112,8 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the demo; the exit code."""
-    if args.data != "mnist" and args.data_dir is not None:
-        raise CommandError("--data-dir is for --data mnist; the digits are inside the package")
+    if args.data != "mnist" and args.dataset_dir is not None:
+        raise CommandError("--dataset-dir is for --data mnist; the digits are inside the package")
     config = from_arguments(args)
     with signals_raise():
         return _execute(config, args.json)

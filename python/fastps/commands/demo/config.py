@@ -57,7 +57,7 @@ class Config:
     """One run: what the command line said, with the task's defaults filled in. Goes to workers as JSON."""
 
     data: str
-    data_dir: str | None
+    dataset_dir: str | None
     shards: int
     workers: int
     codec: str
@@ -109,7 +109,7 @@ def from_arguments(args: argparse.Namespace) -> Config:
     updates = args.updates if limits_given else task.most_updates
     return Config(
         data=args.data,
-        data_dir=args.data_dir,
+        dataset_dir=args.dataset_dir,
         shards=args.shards,
         workers=args.workers,
         codec=args.codec,

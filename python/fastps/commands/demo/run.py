@@ -201,7 +201,7 @@ class Training:
 
 def train(config: Config, view: View, out: Path) -> Run:
     """Train, reconcile, and run the serial baseline with as many updates as the servers applied."""
-    dataset = load(config.data, config.data_dir)
+    dataset = load(config.data, config.dataset_dir)
     with view:
         run = Training(config, dataset, view, out).execute()
         view.update(run)

@@ -87,7 +87,7 @@ def _report(event: str, **values: Any) -> None:
 def train(orders: Orders, go: threading.Event, stop: threading.Event) -> None:
     """Connect, wait for ``go``, train on the own share of the data until ``stop``, flush, report."""
     config = orders.config
-    dataset = load(config.data, config.data_dir)
+    dataset = load(config.data, config.dataset_dir)
     x, y = dataset.share(orders.share, config.workers, config.seed)
     rng = np.random.default_rng([config.seed, 2, orders.name])
     names = tensor_names()

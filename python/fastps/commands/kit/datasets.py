@@ -9,15 +9,15 @@ from fastps.errors import ConfigError
 __all__ = ["load"]
 
 
-def load(name: str, data_dir: str | None = None) -> Dataset:
+def load(name: str, dataset_dir: str | None = None) -> Dataset:
     """``"digits"``, or ``"mnist"`` from a folder; raises `CommandError` if a file is missing or damaged."""
     if name == "digits":
         return digits()
-    if data_dir is None:
+    if dataset_dir is None:
         raise CommandError(
-            "--data mnist needs --data-dir DIR, a folder with the four original MNIST .gz files"
+            "--data mnist needs --dataset-dir DIR, a folder with the four original MNIST .gz files"
         )
     try:
-        return mnist(data_dir)
+        return mnist(dataset_dir)
     except ConfigError as error:
-        raise CommandError(f"--data-dir: {error}") from error
+        raise CommandError(f"--dataset-dir: {error}") from error

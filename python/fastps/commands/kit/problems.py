@@ -53,25 +53,25 @@ class Problem:
         return loss / self.samples + 0.5 * self.l2 * squares
 
 
-def load(name: str, data_dir: str | None) -> Problem:
+def load(name: str, dataset_dir: str | None) -> Problem:
     """The problem of a data set; `CommandError` says what is missing."""
     if name in _FEATURES:
-        return logistic(*examples(name, data_dir))
-    dataset = datasets.load(name, _folder(name, data_dir) if name == "mnist" else None)
+        return logistic(*examples(name, dataset_dir))
+    dataset = datasets.load(name, _folder(name, dataset_dir) if name == "mnist" else None)
     return _network(dataset.train_x, dataset.train_y, _HIDDEN[name])
 
 
-def _folder(name: str, data_dir: str | None) -> str:
-    """The folder of a data set: `data_dir`, or the one in it that is named so."""
-    if data_dir is None:
-        raise CommandError(f"--data {name} needs --data-dir DIR, the folder of its files")
-    inside = Path(data_dir) / name
-    return str(inside if inside.is_dir() else data_dir)
+def _folder(name: str, dataset_dir: str | None) -> str:
+    """The folder of a data set: `dataset_dir`, or the one in it that is named so."""
+    if dataset_dir is None:
+        raise CommandError(f"--data {name} needs --dataset-dir DIR, the folder of its files")
+    inside = Path(dataset_dir) / name
+    return str(inside if inside.is_dir() else dataset_dir)
 
 
-def examples(name: str, data_dir: str | None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def examples(name: str, dataset_dir: str | None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Rows and labels of ``a9a`` or ``w8a``; `CommandError` says what is missing."""
-    path = Path(_folder(name, data_dir)) / f"{name}.gz"
+    path = Path(_folder(name, dataset_dir)) / f"{name}.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
         return _svm_light(text, _FEATURES[name])

@@ -9,9 +9,8 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from fastps._shared.idioms.closing import Closing
 from fastps._shared.process import LIFELINE, CommandError
 from fastps.commands.kit.children import Child, end, python_module
 
@@ -73,7 +72,7 @@ class ServerProcess(Child):
         return False
 
 
-class LocalCluster:
+class LocalCluster(Closing):
     """Servers of one cluster on loopback, all of which end with the block.
 
     Args:
@@ -118,11 +117,3 @@ class LocalCluster:
         """Ends them."""
         end(self._servers, STOP_TIMEOUT)
         self._servers = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -21,12 +21,12 @@ class Setting:
     Attributes:
         quick: On the digits in the package, with few runs.
         seed: Seeds of runs are the integers that follow it.
-        data_dir: Folder of data sets, such as ``mnist/``; only the full form needs it.
+        dataset_dir: Folder of data sets, such as ``mnist/``; only the full form needs it.
     """
 
     quick: bool
     seed: int = 0
-    data_dir: str | None = None
+    dataset_dir: str | None = None
 
     @property
     def task(self) -> Task:
@@ -41,7 +41,7 @@ class Setting:
     @property
     def mnist(self) -> Task:
         """The net on MNIST."""
-        return task("mnist", f"{self.data_dir}/mnist")
+        return task("mnist", f"{self.dataset_dir}/mnist")
 
     def seeds(self, runs: int) -> list[int]:
         """Seeds of this many runs."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps._shared.text import meant
+from fastps.commands.kit.parser import add_dataset_dir
 from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.catalogue import CLAIMS, find
 from fastps.commands.repro.claim import Claim, Setting
@@ -25,12 +26,12 @@ from fastps.commands.repro.runner import run
 __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
-examples: fastps repro list; fastps repro onebit --quick; fastps repro all --data-dir DIR --jobs 2
+examples: fastps repro list; fastps repro onebit --quick; fastps repro all --dataset-dir DIR --jobs 2
 exit codes: 0 every claim holds or is known not to reproduce; 1 another one does not hold or could not be
 measured, or the last line says what failed; 2 wrong usage; 130 stopped by Ctrl-C, with the claims that were
 finished in the --out folder.
 
-The full form needs these folders in --data-dir:
+The full form needs these folders in --dataset-dir:
 """
 
 
@@ -74,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="use the digits in the package; takes less than 3 minutes"
     )
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="folder with mnist/ and other data, for the full form"
-    )
+    add_dataset_dir(parser, "folder with mnist/ and other data, for the full form")
     parser.add_argument(
         "--out", default="fastps-repro", metavar="DIR", help="folder for all files (./fastps-repro)"
     )
@@ -108,7 +107,7 @@ def execute(args: argparse.Namespace) -> int:
     except KeyError as error:
         hint = meant(error.args[0], CLAIMS, "{}")
         raise CommandError(f"no claim {error.args[0]!r}; fastps repro list shows all names{hint}") from None
-    setting = Setting(args.quick, args.seed, args.data_dir)
+    setting = Setting(args.quick, args.seed, args.dataset_dir)
     _check(claims, setting)
     out = Path(args.out)
     try:
@@ -148,7 +147,7 @@ def _check(claims: list[Claim], setting: Setting) -> None:
             )
     if setting.quick:
         return
-    check_data((name for claim in claims for name in claim.needs), setting.data_dir)
+    check_data((name for claim in claims for name in claim.needs), setting.dataset_dir)
     for claim in claims:
         missing = [name for name in claim.packages if not is_installed(name)]
         if missing:
@@ -179,7 +178,7 @@ def _list(as_json: bool) -> int:
             )
         )
         print(f"    holds if: {claim.threshold}")
-        needs = [f"{folder}/ in --data-dir" for folder in claim.needs] + list(claim.packages)
+        needs = [f"{folder}/ in --dataset-dir" for folder in claim.needs] + list(claim.packages)
         if needs:
             print(f"    full form needs: {', '.join(needs)}")
     return EXIT_OK

@@ -15,7 +15,7 @@ __all__ = ["DATA_SETS", "check_data"]
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files in a folder of ``--data-dir`` that has the data set's name.
+    """Files in a folder of ``--dataset-dir`` that has the data set's name.
 
     Attributes:
         files: Their names.
@@ -43,19 +43,19 @@ DATA_SETS = {
 }
 
 
-def check_data(names: Iterable[str], data_dir: str | None) -> None:
+def check_data(names: Iterable[str], dataset_dir: str | None) -> None:
     """Raises `CommandError` unless these data sets are present; it names all missing files."""
     wanted = sorted(set(names), key=list(DATA_SETS).index)
-    if data_dir is None and wanted:
+    if dataset_dir is None and wanted:
         folders = "; ".join(
             f"{name}/ in it: {', '.join(DATA_SETS[name].files)} ({DATA_SETS[name].source})" for name in wanted
         )
-        raise CommandError(f"the full form needs --data-dir DIR with {folders}; or use --quick")
+        raise CommandError(f"the full form needs --dataset-dir DIR with {folders}; or use --quick")
     lacking = []
     for name in wanted:
-        folder = Path(data_dir or ".") / name
+        folder = Path(dataset_dir or ".") / name
         missing = [file for file in DATA_SETS[name].files if not (folder / file).is_file()]
         if missing:
             lacking.append(f"{folder} lacks {', '.join(missing)} ({DATA_SETS[name].source})")
     if lacking:
-        raise CommandError(f"--data-dir {data_dir}: {'; '.join(lacking)}")
+        raise CommandError(f"--dataset-dir {dataset_dir}: {'; '.join(lacking)}")

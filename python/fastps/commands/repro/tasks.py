@@ -134,11 +134,11 @@ class Task:
 
 
 @cache
-def task(name: str, data_dir: str | None = None) -> Task:
+def task(name: str, dataset_dir: str | None = None) -> Task:
     """The task on ``"digits"`` (in the package) or ``"mnist"`` (in a folder).
 
     MNIST keeps its mean image: without it, the rates at which these claims find an edge are safe.
     """
-    if data_dir is None:
+    if dataset_dir is None:
         return Task(digits(), 32)
-    return Task(dataclasses.replace(mnist(data_dir, centre=False), name=name), 64)
+    return Task(dataclasses.replace(mnist(dataset_dir, centre=False), name=name), 64)

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps.commands.kit import problems
+from fastps.commands.kit.parser import add_dataset_dir
 from fastps.commands.sandblaster.run import METHODS, Config, Curve, run
 
 __all__ = ["add_arguments", "execute"]
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="digits",
         help="data set (digits; it needs no files)",
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="folder with the files of the data set")
+    add_dataset_dir(parser, "folder with the files of the data set")
     parser.add_argument(
         "--shards",
         type=_count,
@@ -113,7 +114,7 @@ def _execute(args: argparse.Namespace) -> int:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
     config = Config(
         args.data,
-        args.data_dir,
+        args.dataset_dir,
         args.replicas,
         args.method,
         args.beside == "downpour",
@@ -125,7 +126,7 @@ def _execute(args: argparse.Namespace) -> int:
     )
     stream = sys.stderr if args.json else sys.stdout
     screen = _Screen(stream)
-    curves = run(config, problems.load(args.data, args.data_dir), out, screen.live, screen.say)
+    curves = run(config, problems.load(args.data, args.dataset_dir), out, screen.live, screen.say)
     result = {"data": args.data, "replicas": args.replicas, "curves": [_summary(curve) for curve in curves]}
     (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     screen.say("\n" + "\n".join(_table(result["curves"])))

@@ -29,15 +29,15 @@ class ReplicaProcess(Child):
     Args:
         name: What messages call it.
         data: The data set.
-        data_dir: The folder of its files.
+        dataset_dir: The folder of its files.
         addresses: The servers.
         log: The file for its standard error.
     """
 
-    def __init__(self, name: str, data: str, data_dir: str | None, addresses: str, log: Path) -> None:
+    def __init__(self, name: str, data: str, dataset_dir: str | None, addresses: str, log: Path) -> None:
         super().__init__(python_module("fastps.commands.sandblaster.replica"), log, ONE_THREAD)
         self.name = name
-        orders = {"data": data, "data_dir": data_dir, "parent": os.getpid(), "addresses": addresses}
+        orders = {"data": data, "dataset_dir": dataset_dir, "parent": os.getpid(), "addresses": addresses}
         self.tell(json.dumps({**orders, "name": f"replica {name}"}))
 
     def wait(self) -> None:
@@ -70,7 +70,7 @@ def main() -> int:
     process.watch_stdin(lines.put, end)
     orders = json.loads(lines.get())
     process.hold_on_to(orders["parent"])
-    problem = problems.load(orders["data"], orders["data_dir"])
+    problem = problems.load(orders["data"], orders["dataset_dir"])
     with fastps.connect(orders["addresses"], timeout=60.0) as ps:
         replicas.append(Replica(ps, problem.objective, name=orders["name"]))
         print("ready", flush=True)

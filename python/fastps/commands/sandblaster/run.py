@@ -23,7 +23,7 @@ from fastps.optimize.method import Method
 __all__ = ["METHODS", "Config", "Curve", "run"]
 
 METHODS: dict[str, Method] = {
-    "lbfgs": LBFGS(history=10),
+    "lbfgs": LBFGS(history_size=10),
     "cg-pr": CG("PR+"),
     "cg-hs": CG("HS"),
     "cg-fr": CG("FR"),
@@ -43,7 +43,7 @@ class Config:
     """Options of the command line."""
 
     data: str
-    data_dir: str | None
+    dataset_dir: str | None
     replicas: int
     methods: list[str]
     downpour: bool
@@ -128,7 +128,7 @@ def _replicas(addresses: str, config: Config, out: Path) -> Iterator[list[Comman
     try:
         for k in range(config.replicas):
             log = out / f"replica-{k}.log"
-            processes.append(ReplicaProcess(str(k), config.data, config.data_dir, addresses, log))
+            processes.append(ReplicaProcess(str(k), config.data, config.dataset_dir, addresses, log))
         for process in processes:
             process.wait()
             threads.append(threading.Thread(target=watch, args=(process,), daemon=True))

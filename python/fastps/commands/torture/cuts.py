@@ -34,9 +34,9 @@ class Cuts:
 
     def cut(self, step: int | None) -> None:
         """Makes a cut and exports it; records nothing if a server was away."""
-        if self._checkpoint("save", "--cut", "--", self._addresses):
+        if self._checkpoint("save", "--consistent", "--", self._addresses):
             self._file.unlink(missing_ok=True)
-            if self._checkpoint("export", "--cut", str(self._data), str(self._file)):
+            if self._checkpoint("export", "--consistent", str(self._data), str(self._file)):
                 with contextlib.suppress(ImportError):
                     self._read(step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
@@ -15,6 +15,8 @@ from fastps.rl.playing.making import MakeEnv, environment_name, made
 from fastps.rl.playing.observations import Observations, described, does_not_fit, not_finite
 
 __all__ = ["Answer", "Discarded", "Environment", "EpisodeError"]
+
+_T = TypeVar("_T", float, bool)
 
 _log = logging.getLogger("fastps")
 
@@ -119,20 +121,19 @@ class Environment:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def _number(self, which: str, value: Any) -> float:
-        if type(value) is float:
-            return value
-        found = _scalar(value, "biuf")
-        if found is None:
-            raise does_not_fit(DTypeError, which, self._where(), "a number", described(value))
-        return float(found)
+        return self._as(float, "biuf", which, value, "a number")
 
     def _flag(self, which: str, value: Any) -> bool:
-        if type(value) is bool:
+        return self._as(bool, "biu", which, value, "True or False")
+
+    def _as(self, kind: type[_T], kinds: str, which: str, value: Any, expected: str) -> _T:
+        """Converts a value, which may be a NumPy scalar of these kinds of dtype."""
+        if type(value) is kind:
             return value
-        found = _scalar(value, "biu")
+        found = _scalar(value, kinds)
         if found is None:
-            raise does_not_fit(DTypeError, which, self._where(), "True or False", described(value))
-        return bool(found)
+            raise does_not_fit(DTypeError, which, self._where(), expected, described(value))
+        return kind(found)
 
     # -- errors ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class GreedyPlayer:
 
     Args:
         make_env: Makes the environments.
-        model: As for `work`.
+        model: As for `run_worker`.
         observations: Those of the environments.
         actions: Those of the environments.
         see: Called with each observation as float32; what it returns is what the model sees.

@@ -27,7 +27,7 @@ from fastps.rl.learner import Learner
 from fastps.rl.playing.making import MakeEnv
 from fastps.rl.playing.player import Episode
 from fastps.rl.training.run import JUDGED
-from fastps.rl.work import Evaluator
+from fastps.rl.workers import Evaluator
 from fastps.store import Store
 
 __all__ = ["Child", "Orders", "WorkerError", "evaluate", "learn", "reach"]

@@ -104,7 +104,7 @@ class Run:
 
         ``frames``, ``updates``, ``seconds``, ``frames_per_second`` (of the whole run), ``training_return``,
         ``staleness`` (histogram), ``staleness_p50``, ``staleness_p99``, ``restarts``, and ``workers``: the
-        counters of each worker process, as `work` returns them, in the order of their starts.
+        counters of each worker process, as `run_worker` returns them, in the order of their starts.
         """
         staleness = self.staleness
         return {

@@ -81,7 +81,7 @@ def train(
         shards: Shards of the server that this process starts; 0: none, but a shared store, which `A3C` and
             ``Naive(sync=False)`` train without locks.
         restart: Start a worker again that was killed.
-        model: As for `work`.
+        model: As for `run_worker`.
         servers: Addresses of running servers, which are used instead; workers elsewhere may take part.
         evaluated: Run the evaluator; False leaves all cores to the workers, and `Run.curve` empty.
         folder: Gets ``model.safetensors``, the last policy, and ``best.safetensors``, the one with the best
@@ -96,7 +96,7 @@ def train(
         A `Run`.
 
     Raises:
-        ConfigError: As for `work`; or there is nothing to resume, or it is of another kind. Nothing was
+        ConfigError: As for `run_worker`; or there is nothing to resume, or it is of another kind. Nothing was
             started.
         DamagedFileError: A file of the training to resume is damaged. Nothing was started.
         ImportError: The package ``safetensors`` is missing, which `folder` needs.

@@ -45,7 +45,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     The file is a dict that ``torch.load`` reads: ``"model"`` and ``"optimizer"`` are state dicts that plain
     torch takes, too. Every call writes; one worker of a run should save: the one whose
     ``optimizer.is_first()`` is true. Values and state are read in turn, so a step that another worker takes
-    meanwhile may be in some tensors and not in others; a snapshot with ``--cut`` is of one moment.
+    meanwhile may be in some tensors and not in others; a snapshot with ``--consistent`` is of one moment.
 
     Args:
         model: The model.

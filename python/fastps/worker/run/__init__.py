@@ -1,1 +1,1 @@
-"""A worker's view of the whole run: the progress of all workers together."""
+"""A worker among the others of a run: groups, warm start, waits, seeds, and the progress of all together."""

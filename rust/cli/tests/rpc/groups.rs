@@ -5,7 +5,7 @@ use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions};
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
-use fastps_core::mode::{Mode, PlaceRequest};
+use fastps_core::mode::{MembershipRequest, Mode};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::prelude::*;
@@ -19,7 +19,7 @@ const GROUP: &str = "default";
 fn worker(addresses: &[String], name: &str) -> Arc<Client> {
     let options = ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() };
     let client = Client::connect(addresses, options).unwrap();
-    let seat = PlaceRequest { mode: Mode::Bounded { staleness: 5 }, rank: None, name: name.to_owned() };
+    let seat = MembershipRequest { mode: Mode::Bounded { staleness: 5 }, rank: None, name: name.to_owned() };
     client.join(GROUP, &seat, PATIENT).unwrap();
     client
 }

@@ -1,14 +1,14 @@
-//! Joining, leaving and advancing in groups of workers. A place is taken at shard 0 first and kept over
-//! connections and incarnations.
+//! Joining, leaving and advancing in groups of workers. A client joins at shard 0 first, and its membership
+//! outlives connections and incarnations.
 
 use crate::client::Client;
-use crate::link::places::{REJOIN_TIMEOUT, ask_for, change};
+use crate::link::memberships::{REJOIN_TIMEOUT, ask_for, change};
 use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
-use crate::state::places::{Place, is_warm};
+use crate::state::memberships::{Membership, is_warm};
 use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Clocks, Joined, PlaceRequest};
+use fastps_core::mode::{Clocks, Joined, MembershipRequest};
 use fastps_core::store::still_behind;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{Retry, retry};
@@ -22,21 +22,29 @@ const ANSWER_MARGIN: Duration = Duration::from_millis(100);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
-    pub(crate) fn join_group(&self, group: &str, seat: &PlaceRequest, timeout: Duration) -> Result<Joined> {
+    pub(crate) fn join_group(
+        &self,
+        group: &str,
+        seat: &MembershipRequest,
+        timeout: Duration,
+    ) -> Result<Joined> {
         seat.check()?;
         let deadline = after(timeout);
         let (name, group) = (group.into(), self.group(group, deadline)?);
-        let place = Place { group, name, seat: seat.clone(), clock: 0, told: 0, lost: false };
-        let links: Vec<_> = self.links.iter().filter(|link| place.concerns(link.shard())).cloned().collect();
+        let membership =
+            Membership { group, name, seat: seat.clone(), clock: 0, acknowledged: 0, lost: false };
+        let links: Vec<_> =
+            self.links.iter().filter(|link| membership.concerns(link.shard())).cloned().collect();
         let shared = self.shared.clone();
         self.block(async move {
             loop {
                 let incarnations = shared.incarnations.load(Ordering::Acquire);
-                let joined = join_all(&links, &place, deadline).await?;
-                let place = Place { clock: joined.clock, told: joined.clock, ..place.clone() };
-                // A lost lease has ended a place that was just taken.
+                let joined = join_all(&links, &membership, deadline).await?;
+                let membership =
+                    Membership { clock: joined.clock, acknowledged: joined.clock, ..membership.clone() };
+                // A lost lease has ended a membership that has just begun.
                 let is_lost = || shared.incarnations.load(Ordering::Acquire) != incarnations;
-                if shared.places.take(place, is_lost) {
+                if shared.memberships.take(membership, is_lost) {
                     return Ok(joined);
                 }
             }
@@ -46,11 +54,12 @@ impl Client {
     pub(crate) fn leave_group(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
         let group = self.group(group, deadline)?;
-        let left = self.shared.places.leave(group, warm);
+        let left = self.shared.memberships.leave(group, warm);
         let links = self.links.clone();
         self.block(async move {
             // All at once: one that does not answer takes no time from the others.
-            let concerned = links.iter().filter(|link| left.iter().any(|place| place.concerns(link.shard())));
+            let concerned =
+                links.iter().filter(|link| left.iter().any(|membership| membership.concerns(link.shard())));
             futures_util::future::join_all(concerned.map(|link| give_back(link, group, warm, deadline)))
                 .await;
             Ok(())
@@ -73,30 +82,31 @@ impl Client {
             // These are taken, even if the next may not be yet.
             let mut taken = steps;
             loop {
-                let Some(place) = shared.places.advance(group, warm, std::mem::take(&mut taken)) else {
+                let Some(membership) = shared.memberships.advance(group, warm, std::mem::take(&mut taken))
+                else {
                     return Err(Error::new(
                         Kind::Config,
                         "the worker has no place in the group: join it first",
                     ));
                 };
-                let told = tell(&link, &place, behind.is_empty(), deadline).await;
+                let response = report_clock(&link, &membership, behind.is_empty(), deadline).await;
                 let late = Instant::now() + ANSWER_MARGIN >= deadline;
-                if told.is_ok() {
-                    change(&link, &place, |known| known.told = known.clock);
+                if response.is_ok() {
+                    change(&link, &membership, |known| known.acknowledged = known.clock);
                 }
-                match told {
+                match response {
                     Ok(answer) if answer.ready => {
                         return Ok(Clocks { slowest: answer.slowest, leads: answer.leads });
                     }
                     Ok(answer) if !late => behind = answer.behind,
                     Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
-                    // The server restarted, or the lease expired: the place is taken again, unless another
-                    // worker has it.
+                    // The server restarted, or the lease expired: the client joins again, unless another worker
+                    // has its place.
                     Err(error) if retry(error.kind) == Retry::Session && !late => {
                         tokio::time::sleep(ANSWER_MARGIN).await;
-                        let joined = ask_for(&link, group, &place.seat, deadline).await?;
-                        change(&link, &place, |known| {
-                            (known.clock, known.told) = (joined.clock, joined.clock);
+                        let joined = ask_for(&link, group, &membership.seat, deadline).await?;
+                        change(&link, &membership, |known| {
+                            (known.clock, known.acknowledged) = (joined.clock, joined.clock);
                         });
                         taken = steps;
                     }
@@ -112,7 +122,7 @@ impl Client {
     /// The number of a group, from the map.
     pub(crate) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
         self.alive()?;
-        if let Some(group) = self.map.group(name).or_else(|| self.shared.places.group(name)) {
+        if let Some(group) = self.map.group(name).or_else(|| self.shared.memberships.group(name)) {
             return Ok(group);
         }
         self.refresh(Vec::new(), deadline)?;
@@ -124,16 +134,16 @@ impl Client {
     }
 }
 
-/// Takes a place at all shards, or at none.
-async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Result<Joined> {
+/// Joins at all shards, or at none.
+async fn join_all(links: &[Arc<Link>], membership: &Membership, deadline: Instant) -> Result<Joined> {
     let mut first = None;
     for link in links {
-        match join_one(link, place, deadline).await {
+        match join_one(link, membership, deadline).await {
             Ok(joined) => first = first.or(Some(joined)),
             Err(error) => {
                 // No worker may wait for a worker that has not joined everywhere.
                 for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
-                    give_back(link, place.group, is_warm(place.seat.mode), deadline).await;
+                    give_back(link, membership.group, is_warm(membership.seat.mode), deadline).await;
                 }
                 return Err(error);
             }
@@ -142,11 +152,11 @@ async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Resu
     first.ok_or_else(|| Error::new(Kind::Internal, "a cluster without shards"))
 }
 
-/// Takes a place at one shard. A lost lease is renewed first.
-async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joined> {
+/// Joins at one shard. A lost lease is renewed first.
+async fn join_one(link: &Link, membership: &Membership, deadline: Instant) -> Result<Joined> {
     loop {
         let client = link.client();
-        match ask_for(link, place.group, &place.seat, deadline).await {
+        match ask_for(link, membership.group, &membership.seat, deadline).await {
             Err(error)
                 if retry(error.kind) == Retry::Session && Instant::now() + ANSWER_MARGIN < deadline =>
             {
@@ -172,14 +182,19 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
 
 /// Reports the clock, and waits. The first answer comes at half time, so that the workers behind are known
 /// even if the last one is late.
-async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
+async fn report_clock(
+    link: &Link,
+    membership: &Membership,
+    first: bool,
+    deadline: Instant,
+) -> Result<pb::AdvanceResponse> {
     let ask = |mut control: Control, left: Duration| {
         let wait = left.saturating_sub(ANSWER_MARGIN).min(if first { left / 2 } else { left });
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
+        let (client, group, warm) = (link.client(), membership.group, is_warm(membership.seat.mode));
         // A restarted server counts from this clock.
-        let mut clock = place.clock;
-        change(link, place, |known| clock = known.clock);
+        let mut clock = membership.clock;
+        change(link, membership, |known| clock = known.clock);
         let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };
         async move { control.advance(request(advance, left)).await }
     };

@@ -216,8 +216,8 @@ impl Client {
     fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
         let mut result = Ok(());
         for (shard, link) in self.links.iter().enumerate() {
-            let told = |(_, place): &&(_, usize)| shard == 0 || *place == shard;
-            let slices: Vec<_> = entry.slices.iter().filter(told).map(|(slice, _)| slice.0).collect();
+            let concerned = |(_, place): &&(_, usize)| shard == 0 || *place == shard;
+            let slices: Vec<_> = entry.slices.iter().filter(concerned).map(|(slice, _)| slice.0).collect();
             if slices.is_empty() {
                 continue;
             }

@@ -69,8 +69,8 @@ async fn close_all(links: &[Arc<Link>], deadline: Instant, space: SpaceId) -> Re
     let Some((first, others)) = links.split_first() else { return Ok(()) };
     close(first, deadline, space).await?;
     let soon = deadline.min(after(CLOSE_TIMEOUT));
-    for told in join_all(others.iter().map(|link| close(link, soon, space))).await {
-        if let Err(error) = told {
+    for closed in join_all(others.iter().map(|link| close(link, soon, space))).await {
+        if let Err(error) = closed {
             tracing::debug!(%error, "a shard was not notified that a space is closed");
         }
     }

@@ -120,7 +120,7 @@ fn refused_but_as(client: &Client, call: &Call, kind: Kind) -> Result<()> {
             };
             Err(call.outcomes().into_iter().find_map(other).unwrap_or(error))
         }
-        told => told,
+        other => other,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::state::time::after;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Lost, Result};
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Clocks, Joined, PlaceRequest};
+use fastps_core::mode::{Clocks, Joined, MembershipRequest};
 use fastps_core::outgoing;
 use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_core::sparse::Plan;
@@ -100,9 +100,9 @@ impl TensorRegistry for Client {
         for (names, last) in names.chunks(NAMES_ASKED).zip(last.chunks_mut(NAMES_ASKED)) {
             let there: Vec<_> = names.iter().map(|name| self.map.run().there(name)).collect();
             for link in self.links.iter() {
-                let told = self.ask_stats(link, there.clone(), deadline)?.changed_ms_ago;
+                let changed = self.ask_stats(link, there.clone(), deadline)?.changed_ms_ago;
                 for (name, last) in there.iter().zip(last.iter_mut()) {
-                    let ago = told.get(name).map(|ms| Duration::from_millis(*ms));
+                    let ago = changed.get(name).map(|ms| Duration::from_millis(*ms));
                     *last = (*last).into_iter().chain(ago).min();
                 }
             }
@@ -225,7 +225,7 @@ impl PullTensors for Client {
 }
 
 impl TrainTogether for Client {
-    fn join(&self, group: &str, seat: &PlaceRequest, timeout: Duration) -> Result<Joined> {
+    fn join(&self, group: &str, seat: &MembershipRequest, timeout: Duration) -> Result<Joined> {
         self.join_group(group, seat, timeout)
     }
 

@@ -1,7 +1,7 @@
 //! Delivers an answer from the stream to the call, or to the doubt, that waits for it.
 
 use crate::link::call::{ArrivedValues, Call, CallPart, Outcome, PartAnswer};
-use crate::link::queue::{Pending, Queue, Told, Waiter};
+use crate::link::queue::{Pending, Queue, SliceReport, Waiter};
 use crate::link::state::Link;
 use crate::options::Ack;
 use crate::state::doubt::Doubt;
@@ -84,8 +84,8 @@ impl Link {
                 self.check_drained(&queue);
             }
             answer => {
-                if let Some(told) = told(&pending.header, &answer) {
-                    queue.told(pending.header.slice, told);
+                if let Some(report) = report_of(&pending.header, &answer) {
+                    queue.keep(pending.header.slice, report);
                 }
                 self.check_drained(&queue);
                 drop(queue);
@@ -156,7 +156,7 @@ impl Link {
         if retry(error.kind) == Retry::Session && pending.header.reservation == 0 {
             queue.lease_lost = true;
             // The others have continued without this worker: its gradient is of values that are gone.
-            let fenced = pending.header.kind() == pb::Kind::Gradient && !self.shared.places.is_empty();
+            let fenced = pending.header.kind() == pb::Kind::Gradient && !self.shared.memberships.is_empty();
             return match (certain, fenced) {
                 (true, true) => Verdict::Refused(error),
                 (true, false) => Verdict::SendAgain,
@@ -231,19 +231,20 @@ impl Link {
             && outcomes.len() == header.parts.len()
         {
             for (part, outcome) in header.parts.iter().zip(outcomes) {
-                let told = outcome.as_ref().ok().map(|applied| tell(header, applied.version, applied.own));
-                match told {
-                    told if identified => queue.answered(part.slice, told),
-                    Some(told) => queue.told(part.slice, told),
+                let report =
+                    outcome.as_ref().ok().map(|applied| report(header, applied.version, applied.own));
+                match report {
+                    report if identified => queue.answered(part.slice, report),
+                    Some(report) => queue.keep(part.slice, report),
                     None => {}
                 }
             }
             return;
         }
-        match told(header, answer) {
-            told if identified && header.parts.is_empty() => queue.answered(header.slice, told),
+        match report_of(header, answer) {
+            report if identified && header.parts.is_empty() => queue.answered(header.slice, report),
             _ if identified => pending.slices().for_each(|slice| queue.answered(slice, None)),
-            Some(told) => queue.told(header.slice, told),
+            Some(report) => queue.keep(header.slice, report),
             None => {}
         }
     }
@@ -287,7 +288,7 @@ impl Link {
         if !pending.header.is_of_vectors() {
             stats::parts_answered(&self.shared.counters, &outcomes, call.identified, payload.len());
         }
-        let (mut told, mut values) = (Vec::with_capacity(outcomes.len()), Vec::new());
+        let (mut delivered, mut values) = (Vec::with_capacity(outcomes.len()), Vec::new());
         let mut run = Run::default();
         for (index, outcome) in parts.zip(outcomes) {
             let part = &call.parts[index];
@@ -299,23 +300,23 @@ impl Link {
                         }
                         run.add(index, bytes);
                     }
-                    told.push((index, Outcome::Answered(PartAnswer { applied, step: 0 })));
+                    delivered.push((index, Outcome::Answered(PartAnswer { applied, step: 0 })));
                     continue;
                 }
                 Ok(_) => part.frame_error("the server's answer does not fit its question"),
                 // The refusal of a repeat may not cover earlier attempts.
                 Err(error) if pending.attempts == 1 || is_conclusive(error.kind) || !call.identified => {
-                    told.push((index, Outcome::Failed(self.refusal(part, error))));
+                    delivered.push((index, Outcome::Failed(self.refusal(part, error))));
                     continue;
                 }
                 Err(error) => self.refusal(part, error),
             };
             tracing::debug!(%error, "a push is in doubt");
-            told.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));
+            delivered.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));
         }
         values.extend(run.end(&mut payload));
         call.deliver_all(
-            told,
+            delivered,
             values.into_iter().map(|(part, bytes)| (part, ArrivedValues { bytes, lent: false })),
         );
         self.check_drained(&lock(&self.queue));
@@ -423,7 +424,7 @@ impl Run {
 }
 
 /// State of a slice according to the answer to a frame without parts.
-fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
+fn report_of(header: &pb::Header, answer: &convert::Answer) -> Option<SliceReport> {
     let (version, own) = match answer {
         convert::Answer::Receipt(applied) | convert::Answer::Values { applied: Some(applied), .. } => {
             (applied.version, applied.own)
@@ -436,11 +437,11 @@ fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
         | convert::Answer::Refused(_)
         | convert::Answer::Fenced => return None,
     };
-    Some(tell(header, version, own))
+    Some(report(header, version, own))
 }
 
-fn tell(header: &pb::Header, version: u64, own: u64) -> Told {
-    Told { group: header.group, epoch: header.epoch, version, own }
+fn report(header: &pb::Header, version: u64, own: u64) -> SliceReport {
+    SliceReport { group: header.group, epoch: header.epoch, version, own }
 }
 
 fn fate(answer: &convert::Answer) -> Fate {

@@ -99,15 +99,17 @@ impl Link {
         queue.lease_lost = false;
         queue.slices.values_mut().for_each(Known::renew);
         self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
-        self.shared.places.lose();
+        self.shared.memberships.lose();
         let fenced: Vec<_> = queue
             .frames
-            .extract_if(.., |_, p| p.attempts == 0 && self.shared.places.fences(&p.header).is_some())
+            .extract_if(.., |_, p| p.attempts == 0 && self.shared.memberships.fences(&p.header).is_some())
             .map(|(_, pending)| pending)
             .collect();
         self.forget_sent(queue);
         for Pending { header, waiter, .. } in fenced {
-            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.places.fences(&header)) {
+            if let (Waiter::Parts(call, parts), Some(error)) =
+                (waiter, self.shared.memberships.fences(&header))
+            {
                 self.refuse(&call, parts, &error);
             }
         }

@@ -8,7 +8,7 @@ mod answer;
 pub(crate) mod call;
 pub(crate) mod deadlines;
 mod incarnation;
-pub(crate) mod places;
+pub(crate) mod memberships;
 pub(crate) mod queue;
 pub(crate) mod refresh;
 pub(crate) mod route;

@@ -188,14 +188,14 @@ impl Queue {
     }
 
     /// Counts a push as answered, and keeps the state of its slice.
-    pub(crate) fn answered(&mut self, slice: u64, told: Option<Told>) {
+    pub(crate) fn answered(&mut self, slice: u64, report: Option<SliceReport>) {
         let Some(known) = self.slices.get_mut(&slice) else {
             return;
         };
         let before = known.unanswered;
         known.unanswered = before.saturating_sub(1);
-        if let Some(told) = told {
-            known.take(told);
+        if let Some(report) = report {
+            known.take(report);
         }
         if before == MAX_UNANSWERED_PUSHES {
             self.wake();
@@ -203,8 +203,8 @@ impl Queue {
     }
 
     /// Keeps the state of a slice from the answer to a question.
-    pub(crate) fn told(&mut self, slice: u64, told: Told) {
-        self.slices.entry(slice).or_default().take(told);
+    pub(crate) fn keep(&mut self, slice: u64, report: SliceReport) {
+        self.slices.entry(slice).or_default().take(report);
     }
 
     /// Asks a restarted server about every slice with an acknowledged change.
@@ -234,14 +234,14 @@ impl Queue {
     /// Handles the answer about a slice: its version, and the number of its changes that are the client's.
     pub(crate) fn left(&mut self, shard: u32, slice: u64, version: u64, own: u64) {
         if let Some(known) = self.slices.get_mut(&slice) {
-            let gone = known.own.map(|told| told.saturating_sub(own));
+            let gone = known.own.map(|known| known.saturating_sub(own));
             if gone.is_some_and(|gone| gone > 0) || version < known.version {
                 self.lost.push(LostSlice { shard, slice, own: gone, seen: known.version, now: version });
             }
             // The restored state may be lost by the next restart, too: only answers to the user's calls count
             // as acknowledged.
             known.version = known.version.min(version);
-            known.own = Some(known.own.map_or(own, |told| told.min(own)));
+            known.own = Some(known.own.map_or(own, |known| known.min(own)));
         }
         self.settled(slice);
     }
@@ -274,7 +274,7 @@ pub(crate) struct Known {
 
 /// State of a slice in an answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct SliceReport {
     pub(crate) group: u32,
     pub(crate) epoch: u64,
     pub(crate) version: u64,
@@ -286,10 +286,10 @@ impl Known {
         Target { slice, group: self.group, epoch: self.epoch }
     }
 
-    fn take(&mut self, told: Told) {
-        (self.group, self.epoch) = (told.group, told.epoch);
-        self.version = self.version.max(told.version);
-        self.own = Some(self.own.unwrap_or(0).max(told.own));
+    fn take(&mut self, report: SliceReport) {
+        (self.group, self.epoch) = (report.group, report.epoch);
+        self.version = self.version.max(report.version);
+        self.own = Some(self.own.unwrap_or(0).max(report.own));
     }
 
     /// Drops the count of own changes, which belonged to another incarnation.

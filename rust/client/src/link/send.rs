@@ -44,7 +44,7 @@ impl Link {
         let mut fenced = Vec::new();
         for Frame { parts, header, payload } in frames {
             // Under the lock of lease renewal, so that no gradient slips through to the new incarnation.
-            if let Some(error) = self.shared.places.fences(&header) {
+            if let Some(error) = self.shared.memberships.fences(&header) {
                 fenced.push((parts, error));
                 continue;
             }

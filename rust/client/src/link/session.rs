@@ -1,7 +1,7 @@
 //! Drives a link: connects, says hello, sends the queue and takes answers, and starts over when the
 //! connection breaks.
 
-use crate::link::places;
+use crate::link::memberships;
 use crate::link::state::Link;
 use crate::link::stream::{Stream, broken};
 use crate::link::unary::{self, Who};
@@ -82,7 +82,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         link.renew()?;
         hello(link, false).await?;
     }
-    places::rejoin(link).await;
+    memberships::rejoin(link).await;
     let stream = Stream::open(&link.route, &link.address, link.server(), &link.shared.secret).await?;
     Ok((link.begin(), stream))
 }

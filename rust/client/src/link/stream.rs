@@ -77,8 +77,8 @@ fn check(headers: &HeaderMap, server: u64) -> Result<()> {
     {
         return Err(convert::error_from_status(&status));
     }
-    let told = headers.get(SERVER_HEADER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    match told {
+    let reported = headers.get(SERVER_HEADER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match reported {
         Some(other) if other != server => {
             Err(Error::new(Kind::Connection, "the server restarted between two calls"))
         }

@@ -133,13 +133,13 @@ where
         };
         // Waits for a server that is not ready, such as a recovering one, for at least the retry time that it
         // reports.
-        let told = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
-        let again = convert::passes(&error) && Instant::now() + pause.max(told) < deadline;
+        let retry_after = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+        let again = convert::passes(&error) && Instant::now() + pause.max(retry_after) < deadline;
         if !again {
             return Err(named(link, error));
         }
         before = Some(named(link, error));
-        tokio::time::sleep(jitter(pause).max(told)).await;
+        tokio::time::sleep(jitter(pause).max(retry_after)).await;
         pause = (2 * pause).min(MAX_RETRY_PAUSE);
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct CallHandle {
     links: Links,
     begun: Instant,
     /// Set once its wait was reported.
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Deref for CallHandle {
@@ -38,7 +38,7 @@ impl Deref for CallHandle {
 
 impl CallHandle {
     pub(crate) fn new(call: Arc<Call>, links: Links) -> Self {
-        Self { call, links, begun: Instant::now(), told: AtomicBool::new(false) }
+        Self { call, links, begun: Instant::now(), reported: AtomicBool::new(false) }
     }
 
     /// Waits until all is done or the timeout or the deadline passes (that ends the call). Hands out values
@@ -76,9 +76,9 @@ impl CallHandle {
                 return true;
             }
             let now = Instant::now();
-            let tell_at =
-                (!self.told.load(Ordering::Relaxed)).then(|| self.begun + waiting::REPORT_WAIT_AFTER);
-            if tell_at.is_some_and(|at| now >= at) {
+            let report_at =
+                (!self.reported.load(Ordering::Relaxed)).then(|| self.begun + waiting::REPORT_WAIT_AFTER);
+            if report_at.is_some_and(|at| now >= at) {
                 self.say_for_what_it_waits();
             }
             if let Some(caller) = &mut caller
@@ -103,7 +103,7 @@ impl CallHandle {
             } else {
                 until
             };
-            let next = tell_at.filter(|at| *at > now).map_or(next, |at| next.min(at));
+            let next = report_at.filter(|at| *at > now).map_or(next, |at| next.min(at));
             // The timeout is handled above.
             let _ = tokio::time::timeout_at(next.into(), spin.wait(changed, &pace)).await;
         }
@@ -111,7 +111,7 @@ impl CallHandle {
 
     /// Reports once per call what its first unanswered part waits for.
     fn say_for_what_it_waits(&self) {
-        if self.told.swap(true, Ordering::Relaxed) {
+        if self.reported.swap(true, Ordering::Relaxed) {
             return;
         }
         if let Some(part) = (0..self.parts.len()).find(|part| self.is_open(*part)) {

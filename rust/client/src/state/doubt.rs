@@ -23,7 +23,7 @@ pub(crate) struct Doubt {
     /// Residual that the content would return to.
     feedback: Option<Arc<Mutex<ErrorFeedback>>>,
     state: Mutex<(Option<Fate>, Option<Residue>)>,
-    told: Condvar,
+    settled: Condvar,
 }
 
 impl Doubt {
@@ -36,7 +36,7 @@ impl Doubt {
     ) -> Arc<Self> {
         let feedback = residue.as_ref().map(|r| r.feedback.clone());
         let state = Mutex::new((None, residue));
-        Arc::new(Self { process, tensor, shard, elements, feedback, state, told: Condvar::new() })
+        Arc::new(Self { process, tensor, shard, elements, feedback, state, settled: Condvar::new() })
     }
 
     /// Sets the fate; the first one counts. Fenced content returns to its residual before anyone can see the
@@ -52,7 +52,7 @@ impl Doubt {
             tracing::warn!(%error, "content of a fenced push is lost");
         }
         state.0 = Some(fate);
-        self.told.notify_all();
+        self.settled.notify_all();
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -89,7 +89,7 @@ impl Doubt {
                 .tensor(self.tensor.clone())
                 .shard(self.shard));
             }
-            state = self.told.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.settled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -36,11 +36,11 @@ pub(crate) fn restarted_without_data(address: &str) -> Error {
 }
 
 /// Error for a server at this address that is of another cluster than before.
-pub(crate) fn another_cluster(address: &str, known: u64, told: u64) -> Error {
+pub(crate) fn another_cluster(address: &str, known: u64, received: u64) -> Error {
     let message = format!(
         "the server at {address} is of another cluster than before: this client's tensors are not there. Create a \
          new client (fastps.connect) and register them again, or start their cluster again, with --data-dir"
     );
     Error::new(Kind::Fenced, message)
-        .expected(format!("cluster {known:016x}"), format!("cluster {told:016x}"))
+        .expected(format!("cluster {known:016x}"), format!("cluster {received:016x}"))
 }

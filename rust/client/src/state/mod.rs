@@ -4,7 +4,7 @@ pub(crate) mod doubt;
 pub(crate) mod fence;
 pub(crate) mod lost;
 pub(crate) mod map;
-pub(crate) mod places;
+pub(crate) mod memberships;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod runtime;

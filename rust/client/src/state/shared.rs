@@ -5,7 +5,7 @@ use crate::state::doubt::Doubt;
 use crate::state::fence::Fence;
 use crate::state::lost::Losses;
 use crate::state::map::Map;
-use crate::state::places::Places;
+use crate::state::memberships::Memberships;
 use crate::state::report::Reports;
 use crate::state::runtime::{Process, lock};
 use crate::state::stats::{self, Counters};
@@ -37,8 +37,8 @@ pub(crate) struct Shared {
     pub(crate) fence: Fence,
     /// Changes that restarted servers lack.
     pub(crate) lost: Losses,
-    /// The client's places in groups of workers.
-    pub(crate) places: Places,
+    /// The client's memberships in groups of workers.
+    pub(crate) memberships: Memberships,
     /// The worker's report, which goes to shard 0.
     pub(crate) report: Reports,
     /// Doubts whose content may return to a residual.

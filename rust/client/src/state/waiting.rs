@@ -39,12 +39,12 @@ pub(crate) fn say(what: WaitsFor, text: &str) {
 #[derive(Debug)]
 pub(crate) struct Wait {
     since: Instant,
-    told: bool,
+    reported: bool,
 }
 
 impl Wait {
     pub(crate) fn begin() -> Self {
-        Self { since: Instant::now(), told: false }
+        Self { since: Instant::now(), reported: false }
     }
 
     /// Does some of the awaited work; reports the wait once it has lasted long enough.
@@ -54,13 +54,13 @@ impl Wait {
         what: impl FnOnce() -> (WaitsFor, String),
     ) -> T {
         let mut work = pin!(work);
-        if !self.told {
+        if !self.reported {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
                 () = tokio::time::sleep_until((self.since + REPORT_WAIT_AFTER).into()) => {}
             }
-            self.told = true;
+            self.reported = true;
             let (what, text) = what();
             say(what, &text);
         }
@@ -79,16 +79,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_over_soon_is_not_told() {
+    async fn a_short_wait_is_not_reported() {
         let mut wait = Wait::begin();
-        let untold = || -> (WaitsFor, String) { panic!("reported too early") };
-        assert_eq!(wait.on(async { 1 }, untold).await, 1);
-        assert!(!wait.told);
+        let unreported = || -> (WaitsFor, String) { panic!("reported too early") };
+        assert_eq!(wait.on(async { 1 }, unreported).await, 1);
+        assert!(!wait.reported);
     }
 
     #[tokio::test]
-    async fn a_wait_is_told_once() {
-        let mut wait = Wait { since: Instant::now().checked_sub(REPORT_WAIT_AFTER).unwrap(), told: false };
+    async fn a_wait_is_reported_once() {
+        let mut wait =
+            Wait { since: Instant::now().checked_sub(REPORT_WAIT_AFTER).unwrap(), reported: false };
         let mut asked = 0;
         for _ in 0..3 {
             let work = tokio::time::sleep(Duration::from_millis(1));

@@ -92,7 +92,7 @@ impl fmt::Display for Mode {
 
 /// A worker's request for a place in a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlaceRequest {
+pub struct MembershipRequest {
     /// The mode that the worker expects.
     pub mode: Mode,
     /// Its position in the order of workers, if the mode needs one.
@@ -101,7 +101,7 @@ pub struct PlaceRequest {
     pub name: String,
 }
 
-impl PlaceRequest {
+impl MembershipRequest {
     /// Fails for a request that cannot be granted.
     pub fn check(&self) -> Result<()> {
         self.mode.check()?;
@@ -117,7 +117,7 @@ impl PlaceRequest {
     }
 }
 
-impl fmt::Display for PlaceRequest {
+impl fmt::Display for MembershipRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {
             Some(rank) => write!(f, "{:?} (rank {rank})", self.name),

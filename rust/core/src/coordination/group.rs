@@ -6,7 +6,7 @@
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
-use crate::base::mode::{Clocks, Joined, Mode, PlaceRequest, Quorum};
+use crate::base::mode::{Clocks, Joined, MembershipRequest, Mode, Quorum};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::memory::{Charge, Meter, Purpose};
 use crate::slice::Slice;
@@ -37,7 +37,7 @@ enum GroupPhase {
 
 #[derive(Debug)]
 struct GroupMember {
-    seat: PlaceRequest,
+    seat: MembershipRequest,
     clock: u64,
     /// The number of workers that joined before.
     order: u64,
@@ -136,7 +136,7 @@ impl GroupTable {
     }
 
     /// Fails if the worker cannot get a place besides the present members.
-    fn admits(&self, client: u64, seat: &PlaceRequest) -> Result<()> {
+    fn admits(&self, client: u64, seat: &MembershipRequest) -> Result<()> {
         let others = || self.members.iter().filter(|(other, _)| **other != client);
         if others().next().is_none() {
             return Ok(());
@@ -166,7 +166,13 @@ impl GroupTable {
 
 impl Groups {
     /// Gives a worker a place until it leaves. A worker that joins again keeps its place and clock.
-    pub fn join(&self, group: u32, client: u64, seat: PlaceRequest, meter: &Arc<Meter>) -> Result<Joined> {
+    pub fn join(
+        &self,
+        group: u32,
+        client: u64,
+        seat: MembershipRequest,
+        meter: &Arc<Meter>,
+    ) -> Result<Joined> {
         seat.check()?;
         let mut tables = lock(&self.tables);
         let key = (group, phase(seat.mode));
@@ -281,18 +287,18 @@ impl Groups {
         self.leave_where(client, |_| true)
     }
 
-    /// Returns whether a client has a place in any group.
+    /// Returns whether a client is a member of any group.
     pub fn has(&self, client: u64) -> bool {
         lock(&self.tables).values().any(|table| table.members.contains_key(&client))
     }
 
-    /// Returns whether a client has a place in this group, or its warm start.
-    pub fn has_place(&self, group: u32, client: u64) -> bool {
-        self.has_own_place(group, client, false) || self.has_own_place(group, client, true)
+    /// Returns whether a client is a member of this group, or of its warm start.
+    pub fn is_member(&self, group: u32, client: u64) -> bool {
+        self.is_member_of(group, client, false) || self.is_member_of(group, client, true)
     }
 
-    /// Returns whether a client has a place in this group, or else in its warm start.
-    pub fn has_own_place(&self, group: u32, client: u64, warm: bool) -> bool {
+    /// Returns whether a client is a member of this group, or else of its warm start.
+    pub fn is_member_of(&self, group: u32, client: u64, warm: bool) -> bool {
         let key = (group, if warm { GroupPhase::Warm } else { GroupPhase::Main });
         lock(&self.tables).get(&key).is_some_and(|table| table.members.contains_key(&client))
     }
@@ -302,7 +308,7 @@ impl Groups {
         lock(&self.tables).get(&(group, GroupPhase::Main)).map(|table| table.mode)
     }
 
-    /// Returns whether any client has a place in this group or its warm start.
+    /// Returns whether this group or its warm start has a member.
     pub fn is_joined(&self, group: u32) -> bool {
         let tables = lock(&self.tables);
         tables.contains_key(&(group, GroupPhase::Main)) || tables.contains_key(&(group, GroupPhase::Warm))
@@ -343,7 +349,7 @@ impl Groups {
         self.quorums.load(Ordering::Acquire) > 0
     }
 
-    /// Every group that has workers or a warm start: its number, mode, places, and slowest and fastest clock.
+    /// Every group that has workers or a warm start: its number, mode, members, and slowest and fastest clock.
     pub fn list(&self) -> Vec<(u32, Mode, u64, u64, u64)> {
         let tables = lock(&self.tables);
         let row = |((group, _), table): (&(u32, GroupPhase), &GroupTable)| {
@@ -353,12 +359,12 @@ impl Groups {
         tables.iter().map(row).collect()
     }
 
-    /// Number of taken places.
+    /// Number of memberships.
     pub fn len(&self) -> usize {
         lock(&self.tables).values().map(|table| table.members.len()).sum()
     }
 
-    /// Returns whether no place is taken.
+    /// Returns whether there are no members.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

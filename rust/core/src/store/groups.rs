@@ -3,7 +3,7 @@
 
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
-use crate::base::mode::{Clocks, Joined, Mode, PlaceRequest};
+use crate::base::mode::{Clocks, Joined, MembershipRequest, Mode};
 use crate::base::sync::lock;
 use crate::coordination::portions::{Ask, PortionAnswer};
 use crate::verbs::TrainTogether;
@@ -27,7 +27,7 @@ impl Store {
 }
 
 impl TrainTogether for Store {
-    fn join(&self, group: &str, seat: &PlaceRequest, _timeout: Duration) -> Result<Joined> {
+    fn join(&self, group: &str, seat: &MembershipRequest, _timeout: Duration) -> Result<Joined> {
         if self.shared.directory.is_some() && seat.mode != Mode::Free {
             let why = "processes that share a store do not wait for each other: that needs a server";
             return Err(Error::new(Kind::Config, why).expected(Mode::Free, seat.mode));

@@ -1,7 +1,7 @@
 //! The calls of workers that train together.
 
 use crate::base::error::Result;
-use crate::base::mode::{Clocks, Joined, PlaceRequest};
+use crate::base::mode::{Clocks, Joined, MembershipRequest};
 use crate::coordination::portions::{Ask, PortionAnswer};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub trait TrainTogether: Send + Sync {
     /// Takes a place in a group whose workers use the seat's mode; a worker that already has a place keeps
     /// it. If a server has no free place, the call waits for one until the timeout.
-    fn join(&self, group: &str, seat: &PlaceRequest, timeout: Duration) -> Result<Joined>;
+    fn join(&self, group: &str, seat: &MembershipRequest, timeout: Duration) -> Result<Joined>;
     /// Gives up the place in a group (`warm`: in its warm start). The place also ends with the client.
     fn leave(&self, group: &str, warm: bool, timeout: Duration) -> Result<()>;
     /// Reports that this worker has taken `steps` more steps, and waits until it may take the next one.

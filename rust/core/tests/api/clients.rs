@@ -7,7 +7,7 @@ use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
 use fastps_core::frame::{Base, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Mode, PlaceRequest, Quorum};
+use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
@@ -75,7 +75,7 @@ fn all_changes_count_where_the_pushers_own_are_unknown() {
 fn touched(slices: u64) -> Vec<u64> {
     let shard = shard(slices);
     let workers = Quorum { workers: 2, backup: 0, deterministic: false, sum: false };
-    let seat = PlaceRequest { mode: Mode::Sync(workers), rank: None, name: "worker".to_owned() };
+    let seat = MembershipRequest { mode: Mode::Sync(workers), rank: None, name: "worker".to_owned() };
     for client in [1, 2] {
         (1..=3).for_each(|slice| push(&shard, client, slice));
         assert!(shard.remembers(client));

@@ -5,7 +5,7 @@ use fastps_core::dtype::{Array, DType, View};
 use fastps_core::error::Kind;
 use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Mode, PlaceRequest, Quorum};
+use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::record::{Identities, Record, Sink};
 use fastps_core::rows::Indices;
@@ -311,7 +311,7 @@ fn a_version_of_several_workers_is_refused() {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     shard.create(&Arc::new(spec("w", 2, Optimizer::Sgd(sgd()))), 4, &[(SliceId(1), 0)]).unwrap();
     let mode = Mode::Sync(Quorum { workers: 2, backup: 0, deterministic: false, sum: false });
-    let seat = PlaceRequest { mode, rank: None, name: "a".into() };
+    let seat = MembershipRequest { mode, rank: None, name: "a".into() };
     shard.groups().join(4, 5, seat, shard.meter()).unwrap();
     let slice = shard.slice(SliceId(1)).unwrap();
     let push = Push {

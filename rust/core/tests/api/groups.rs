@@ -8,7 +8,7 @@ use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::group::Groups;
 use fastps_core::identity::Completion;
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Clocks, Mode, PlaceRequest, Quorum};
+use fastps_core::mode::{Clocks, MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::record::{Identities, Record, Sink};
@@ -84,7 +84,7 @@ impl World {
     }
 
     fn join(&self, client: u64, mode: Mode, rank: Option<u32>) -> Result<Vec<String>> {
-        let seat = PlaceRequest { mode, rank, name: format!("w{client}") };
+        let seat = MembershipRequest { mode, rank, name: format!("w{client}") };
         self.shard.groups().join(GROUP, client, seat, self.shard.meter()).map(|joined| joined.workers)
     }
 
@@ -283,7 +283,7 @@ fn of_many_workers_some_are_named() {
     for client in 1..=50 {
         world.join(client, Mode::Bounded { staleness: 1 }, None).unwrap();
     }
-    let seat = PlaceRequest { mode: Mode::Bounded { staleness: 1 }, rank: None, name: "last".into() };
+    let seat = MembershipRequest { mode: Mode::Bounded { staleness: 1 }, rank: None, name: "last".into() };
     let joined = world.shard.groups().join(GROUP, 51, seat, world.shard.meter()).unwrap();
     assert_eq!((joined.present, joined.workers.len(), &*joined.workers[0]), (51, 8, "\"w1\""));
     let refused = world.join(60, Mode::Free, None).unwrap_err();
@@ -298,7 +298,7 @@ fn groups_with_workers_are_bounded() {
     let (groups, meter) = (Groups::default(), Meter::new(1 << 30));
     let join = |group| {
         groups
-            .join(group, 1, PlaceRequest { mode: Mode::Free, rank: None, name: String::new() }, &meter)
+            .join(group, 1, MembershipRequest { mode: Mode::Free, rank: None, name: String::new() }, &meter)
             .map(|_| ())
     };
     (0..1 << 12).for_each(|group| join(group).unwrap());
@@ -610,7 +610,7 @@ impl Policy for Always {
 fn places_are_given_back_whatever_the_policy() {
     let policy = Some::<Arc<dyn Policy>>(Arc::new(Always));
     let shard = Shard::new(ShardConfig { policy, ..ShardConfig::new(0, u64::MAX, Isa::best()) });
-    let seat = PlaceRequest { mode: Mode::Bounded { staleness: 1 }, rank: None, name: String::new() };
+    let seat = MembershipRequest { mode: Mode::Bounded { staleness: 1 }, rank: None, name: String::new() };
     shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
     shard.forget_client(1);
     assert_eq!((shard.groups().len(), shard.meter().used()), (0, 0));
@@ -639,7 +639,7 @@ fn a_group_is_bound_by_its_first_worker() {
     ] {
         assert_eq!(world.join(3, mode, rank).unwrap_err().kind, Kind::Config, "{mode}");
     }
-    let seat = PlaceRequest { mode: bounded, rank: None, name: "n".repeat(300) };
+    let seat = MembershipRequest { mode: bounded, rank: None, name: "n".repeat(300) };
     assert_eq!(Groups::default().join(0, 1, seat, &Meter::new(1 << 20)).unwrap_err().kind, Kind::Config);
 }
 
@@ -705,7 +705,7 @@ fn clocks_go_on_without_those_who_are_gone() {
     // It gets an error when it wakes up; a worker that joins late starts at the slowest clock.
     let late = advance(&world, 3, false, 1);
     assert_eq!(late.lock().unwrap().clone().unwrap().unwrap_err().kind, Kind::Lease);
-    let seat = PlaceRequest { mode, rank: None, name: "late".to_owned() };
+    let seat = MembershipRequest { mode, rank: None, name: "late".to_owned() };
     let joined = world.shard.groups().join(GROUP, 4, seat, world.shard.meter()).unwrap();
     assert_eq!(joined.clock, 1);
     let waits = advance(&world, 1, false, 3);
@@ -741,7 +741,7 @@ fn one_trains_alone_first() {
 fn hogwild_tensors_make_no_versions() {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     shard.create(&spec(Apply::Hogwild), GROUP, &[(SLICE, 0)]).unwrap();
-    let seat = PlaceRequest { mode: Mode::Sync(quorum(1, 0)), rank: None, name: String::new() };
+    let seat = MembershipRequest { mode: Mode::Sync(quorum(1, 0)), rank: None, name: String::new() };
     shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
     let values = gradient(1);
     let answer = Answer::default();

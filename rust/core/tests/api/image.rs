@@ -7,7 +7,7 @@ use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity, MAX_STEP, Push};
 use fastps_core::isa::Isa;
-use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Optimizer, Rmsprop, Sgd};
+use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Lion, Optimizer, Rmsprop, Sgd};
 use fastps_core::record::{Identities, Record, Sink};
 use fastps_core::rows::Indices;
 use fastps_core::shard::{Shard, ShardConfig};
@@ -77,6 +77,7 @@ fn optimizers() -> Vec<Optimizer> {
         Optimizer::Adam(Adam { amsgrad: true, ..Adam::default() }),
         Optimizer::Adam(Adam::default()),
         Optimizer::AdamW(AdamW::default()),
+        Optimizer::Lion(Lion::default()),
         Optimizer::Ftrl(Ftrl::default()),
         Optimizer::Average(Average::default()),
     ]

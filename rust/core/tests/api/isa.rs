@@ -8,7 +8,9 @@ use fastps_core::error::Kind;
 use fastps_core::finite;
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Average, EpsMode, Ftrl, Optimizer, Rmsprop, Sgd};
+use fastps_core::optim::{
+    Adadelta, Adagrad, Adam, AdamW, Average, EpsMode, Ftrl, Lion, Optimizer, Rmsprop, Sgd,
+};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use sha2::{Digest, Sha256};
@@ -40,6 +42,8 @@ fn optimizers() -> Vec<Optimizer> {
         Optimizer::Adam(Adam::default()),
         Optimizer::Adam(Adam { amsgrad: true, weight_decay: 0.01, maximize: true, ..Adam::default() }),
         Optimizer::AdamW(AdamW(Adam { amsgrad: true, weight_decay: 0.02, ..Adam::default() })),
+        Optimizer::Lion(Lion::default()),
+        Optimizer::Lion(Lion { weight_decay: 0.02, maximize: true, ..Lion::default() }),
         Optimizer::Ftrl(Ftrl { l1: 0.1, l2: 0.2, ..Ftrl::default() }),
         Optimizer::Average(Average::default()),
         Optimizer::Average(Average { lr: 0.7 }),

@@ -1,7 +1,7 @@
 //! Events that change a [`Catalog`](super::Catalog), and the records it holds. The log stores events as JSON.
 
 use crate::catalog::secret::SecretHash;
-use fastps_core::mode::{Mode, PlaceRequest};
+use fastps_core::mode::{MembershipRequest, Mode};
 use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize, Serializer};
 use std::sync::Arc;
@@ -174,7 +174,7 @@ pub struct Member {
     /// The group's number on the wire.
     pub group: u32,
     /// The worker's place.
-    pub seat: PlaceRequest,
+    pub seat: MembershipRequest,
 }
 
 impl Member {

@@ -398,7 +398,7 @@ pub struct HelloResponse {
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Optimizer {
-    /// sgd, adagrad, rmsprop, adadelta, adam, adamw, ftrl or average.
+    /// One of the names that README.md lists, such as sgd or adam.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// Settings by torch's argument names: numbers as float64, flags as 0 or 1, betas as beta1 and beta2.

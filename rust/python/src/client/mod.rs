@@ -36,7 +36,7 @@ use crate::settings::tensor::{apply_name, read_apply};
 use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
-use fastps_core::mode::{Mode, PlaceRequest};
+use fastps_core::mode::{MembershipRequest, Mode};
 use fastps_core::outgoing::{check_codec, check_shape};
 use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
@@ -585,7 +585,7 @@ impl Client {
     ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let mode = read_mode(mode)?;
-        let seat = PlaceRequest { mode, rank, name };
+        let seat = MembershipRequest { mode, rank, name };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;
         self.waits.fetch_or(matches!(mode, Mode::Sync(_)), Ordering::Relaxed);

@@ -36,7 +36,7 @@ const FOREIGN_STREAM_BYTES: usize =
     MAX_OWED_ANSWERS * size_of::<QueuedAnswer>() + LEFTOVER_BYTES + MAX_MESSAGE_BYTES;
 const _: () = assert!(size_of::<QueuedAnswer>() <= OWED_ANSWER_BYTES);
 
-/// One place in the queue of answers: a frame, or the status that ends the stream.
+/// One slot in the queue of answers: a frame, or the status that ends the stream.
 pub(crate) struct QueuedAnswer {
     pub(crate) what: Result<Owed, Status>,
     /// Kept until the answer is written.

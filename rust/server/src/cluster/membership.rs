@@ -1,4 +1,4 @@
-//! A shard's place in its cluster: the cluster's identity, and whether the shard may serve. Shard 0 has the
+//! A shard's membership in its cluster: the cluster's identity, and whether the shard may serve. Shard 0 has the
 //! identity, and always may; the others learn it from shard 0, and whether they have what it lists on them
 //! (`loss`).
 
@@ -26,7 +26,7 @@ pub(crate) enum Standing {
     Refuses(Error),
 }
 
-/// A shard's place in its cluster.
+/// A shard's membership in its cluster.
 #[derive(Debug)]
 pub(crate) struct Membership {
     /// Identity of the cluster; 0: not known yet.

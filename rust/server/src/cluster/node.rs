@@ -205,7 +205,7 @@ impl Node {
             .retry_after_ms(RETRY_AFTER_MS))
     }
 
-    /// Returns whether the client owns anything here: an identity on a slice, a place in a group, a
+    /// Returns whether the client owns anything here: an identity on a slice, a membership in a group, a
     /// registration.
     fn owns(&self, client: u64) -> bool {
         self.shard.remembers(client)

@@ -122,18 +122,18 @@ impl Opening {
     }
 
     /// The connection, and whether it is native; `None` if it is not served.
-    async fn open(self, place: &OpeningSlot) -> Option<(Connection, bool)> {
+    async fn open(self, slot: &OpeningSlot) -> Option<(Connection, bool)> {
         let Self { socket, tls, node } = self;
         let io = match socket {
             Socket::Tcp(tcp) => {
-                let first = place.first_byte(&tcp).await?;
+                let first = slot.first_byte(&tcp).await?;
                 match &tls {
                     Some(tls) => secure(tcp, first, tls, &node).await?,
                     None => tcp.into(),
                 }
             }
             socket => {
-                place.has_spoken();
+                slot.has_spoken();
                 socket
             }
         };
@@ -187,21 +187,21 @@ async fn begin(
 ) {
     let node = opening.node.clone();
     let mut phase = node.phase.clone();
-    let place = tokio::select! {
+    let slot = tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
-        place = entrance.place() => place,
+        slot = entrance.slot() => slot,
     };
-    let Some(place) = place else { return opening.refuse() };
-    let opening = tokio::time::timeout(OPENING_TIMEOUT, place.watch(opening.open(&place)));
+    let Some(slot) = slot else { return opening.refuse() };
+    let opening = tokio::time::timeout(OPENING_TIMEOUT, slot.watch(opening.open(&slot)));
     let opened = tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
         opened = opening => opened.ok().flatten(),
-        () = place.gives_way() => {
+        () = slot.gives_way() => {
             node.connections_refused.fetch_add(1, Ordering::Relaxed);
             None
         }
     };
-    drop(place);
+    drop(slot);
     match opened {
         Some((connection, true)) => native::serve(connection, PREFACE.len(), node).await,
         // The receiver is gone only while the server stops.

@@ -112,7 +112,7 @@ impl Openings {
             table.first_waits = matches!(entered, Err(Full::All(_)));
         }
         match entered {
-            Ok(place) => Ok(Some(Entrance::Open(place))),
+            Ok(slot) => Ok(Some(Entrance::Open(slot))),
             Err(Full::Share) => Ok(self.queue(&mut table, source)),
             Err(Full::All(until)) => Err(until),
         }
@@ -178,25 +178,25 @@ impl OpeningTable {
 
 impl Entrance {
     /// Waits for the slot; `None` after a timeout.
-    pub(crate) async fn place(self) -> Option<OpeningSlot> {
+    pub(crate) async fn slot(self) -> Option<OpeningSlot> {
         match self {
-            Self::Open(place) => Some(place),
-            Self::Queue(queued) => tokio::time::timeout(QUEUE_TIMEOUT, queued.place()).await.ok(),
+            Self::Open(slot) => Some(slot),
+            Self::Queue(queued) => tokio::time::timeout(QUEUE_TIMEOUT, queued.slot()).await.ok(),
         }
     }
 }
 
 impl Queued {
-    async fn place(self) -> OpeningSlot {
+    async fn slot(self) -> OpeningSlot {
         loop {
-            if let Some(place) = self.try_place() {
-                return place;
+            if let Some(slot) = self.try_slot() {
+                return slot;
             }
             tokio::time::sleep(QUEUE_CHECK_INTERVAL).await;
         }
     }
 
-    fn try_place(&self) -> Option<OpeningSlot> {
+    fn try_slot(&self) -> Option<OpeningSlot> {
         let mut table = self.openings.table();
         if table.first_waits && self.source != LOCAL_SOURCE {
             return None;
@@ -287,7 +287,7 @@ mod tests {
     const THIRD: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
 
     async fn enter(openings: &Arc<Openings>, from: Option<IpAddr>) -> OpeningSlot {
-        openings.enter(from).await.unwrap().place().await.unwrap()
+        openings.enter(from).await.unwrap().slot().await.unwrap()
     }
 
     async fn fill(
@@ -296,15 +296,15 @@ mod tests {
         n: usize,
         silent: bool,
     ) -> Vec<OpeningSlot> {
-        let mut places = Vec::new();
+        let mut slots = Vec::new();
         for _ in 0..n {
-            let place = enter(openings, from).await;
+            let slot = enter(openings, from).await;
             if !silent {
-                place.has_spoken();
+                slot.has_spoken();
             }
-            places.push(place);
+            slots.push(slot);
         }
-        places
+        slots
     }
 
     /// Ages the entries from this one on.
@@ -312,8 +312,8 @@ mod tests {
         openings.table().entries[from..].iter_mut().for_each(|entry| entry.since -= by);
     }
 
-    async fn must_leave(place: &OpeningSlot) -> bool {
-        tokio::time::timeout(Duration::ZERO, place.gives_way()).await.is_ok()
+    async fn must_leave(slot: &OpeningSlot) -> bool {
+        tokio::time::timeout(Duration::ZERO, slot.gives_way()).await.is_ok()
     }
 
     #[tokio::test]
@@ -324,8 +324,8 @@ mod tests {
         age(&openings, 0, SILENT_AFTER);
         let _new = enter(&openings, ONE).await;
         assert!(must_leave(&silent[0]).await && !must_leave(&silent[1]).await);
-        for place in &spoken {
-            assert!(!must_leave(place).await);
+        for slot in &spoken {
+            assert!(!must_leave(slot).await);
         }
         drop(silent);
         assert_eq!(openings.table().entries.len(), 4);
@@ -340,7 +340,7 @@ mod tests {
         age(&openings, MAX_OPENINGS_PER_ADDRESS, SILENT_AFTER);
         let _new = enter(&openings, ONE).await;
         assert!(must_leave(&one[0]).await && !must_leave(&others[0]).await);
-        // All places are taken: the oldest silent one goes, whose ever it is.
+        // All slots are taken: the oldest silent one goes, whose ever it is.
         let _new = enter(&openings, THIRD).await;
         assert!(must_leave(&others[0]).await && !must_leave(&one[1]).await);
     }
@@ -360,8 +360,8 @@ mod tests {
     #[tokio::test]
     async fn what_comes_while_a_connection_begins_is_noticed() {
         let openings = Arc::new(Openings::default());
-        let places = fill(&openings, ONE, 2, false).await;
-        let mut begins = Box::pin(places[0].watch(std::future::pending::<()>()));
+        let slots = fill(&openings, ONE, 2, false).await;
+        let mut begins = Box::pin(slots[0].watch(std::future::pending::<()>()));
         age(&openings, 0, IDLE_AFTER);
         assert!(tokio::time::timeout(Duration::ZERO, &mut begins).await.is_err());
         let table = openings.table();
@@ -392,12 +392,12 @@ mod tests {
     async fn a_new_one_waits_for_a_place_that_becomes_free() {
         let openings = Arc::new(Openings::default());
         let mut young = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS, false).await;
-        let mut entering = Box::pin(openings.enter(ONE).await.unwrap().place());
+        let mut entering = Box::pin(openings.enter(ONE).await.unwrap().slot());
         assert!((&mut entering).now_or_never().is_none());
         drop(young.pop());
         let _new = entering.await.unwrap();
-        for place in &young {
-            assert!(!must_leave(place).await);
+        for slot in &young {
+            assert!(!must_leave(slot).await);
         }
     }
 
@@ -406,7 +406,7 @@ mod tests {
         let openings = Arc::new(Openings::default());
         let mut one = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS, false).await;
         let _others = fill(&openings, OTHER, MAX_OPENINGS_PER_ADDRESS, false).await;
-        let mut queued = Box::pin(openings.enter(ONE).await.unwrap().place());
+        let mut queued = Box::pin(openings.enter(ONE).await.unwrap().slot());
         assert!((&mut queued).now_or_never().is_none());
         let mut first = Box::pin(openings.enter(THIRD));
         assert!((&mut first).now_or_never().is_none());

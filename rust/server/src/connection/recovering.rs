@@ -135,9 +135,9 @@ async fn admit(
     tls: Option<ServerTls>,
     visitors: mpsc::Sender<io::Result<Visitor>>,
 ) {
-    let Some(place) = entrance.place().await else { return };
-    let opening = place.watch(async {
-        place.first_byte(&tcp).await?;
+    let Some(slot) = entrance.slot().await else { return };
+    let opening = slot.watch(async {
+        slot.first_byte(&tcp).await?;
         match tls {
             None => Some(Socket::from(tcp)),
             Some(tls) => {
@@ -147,7 +147,7 @@ async fn admit(
     });
     let io = tokio::select! {
         io = opening => io,
-        () = place.gives_way() => None,
+        () = slot.gives_way() => None,
     };
     if let (Some(io), Ok(slots)) = (io, slots.try_acquire_owned()) {
         let _ = visitors.send(Ok(Visitor { io, _slot: slots })).await;

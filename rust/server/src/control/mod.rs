@@ -3,7 +3,7 @@
 mod batches;
 pub(crate) mod deadline;
 mod hello;
-mod places;
+mod memberships;
 mod portions;
 mod register;
 mod spaces;
@@ -237,11 +237,12 @@ impl Control for ControlService {
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
         let group = request.get_ref().group;
         // Other shards than shard 0 may have no slices of the group, and do not decide on its mode.
-        let asks = self.node.map.is_none() && places::is_new(&self.node, request.get_ref());
+        let asks = self.node.map.is_none() && memberships::is_new(&self.node, request.get_ref());
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| places::join(node, m, told)).await
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| memberships::join(node, m, told))
+            .await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {

@@ -123,7 +123,7 @@ impl Exchange {
                 let frame = frames.next(&self.peer.budget).await;
                 Some((AnswerSlot::new(permit, &self.peer.budget), frame))
             };
-            let (place, frame) = tokio::select! {
+            let (slot, frame) = tokio::select! {
                 // Ending our side of the stream lets the connection close gracefully.
                 _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
                 next = next => match next {
@@ -134,19 +134,19 @@ impl Exchange {
             match frame {
                 Ok(Some(frame)) => {
                     reach("decoded");
-                    self.handle(&frame, place).await;
+                    self.handle(&frame, slot).await;
                 }
                 Ok(None) => return,
                 // The message is too large or no frame: nothing after it can be read.
                 Err(status) => {
-                    place.send(Err(convert::unreadable(status, self.node.index())));
+                    slot.send(Err(convert::unreadable(status, self.node.index())));
                     return;
                 }
             }
         }
     }
 
-    async fn handle(&self, frame: &pb::Frame, place: AnswerSlot) {
+    async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
         match self.admit(frame) {
@@ -157,16 +157,16 @@ impl Exchange {
                     self.node.files.wait_for_space().await;
                     // The session may have ended during the wait, and the slices forgotten the client.
                     if let Err(error) = self.sign_of_life(request.route.client, Instant::now()) {
-                        return self.refuse(place, tag, self.named(frame, error));
+                        return self.refuse(slot, tag, self.named(frame, error));
                     }
                 }
                 let journal = self.node.files.journal().filter(|_| logged && changes);
                 if journal.is_some() {
                     self.peer.budget.wait_for_disk();
                 }
-                self.perform(&request, place.after(journal)).await;
+                self.perform(&request, slot.after(journal)).await;
             }
-            Err(error) => self.refuse(place, tag, self.named(frame, error)),
+            Err(error) => self.refuse(slot, tag, self.named(frame, error)),
         }
     }
 
@@ -240,7 +240,7 @@ impl Exchange {
         admitted.map_err(|error| error.tensor(slice.spec().name.clone()))
     }
 
-    async fn perform(&self, request: &Request<'_>, place: AnswerSlot) {
+    async fn perform(&self, request: &Request<'_>, slot: AnswerSlot) {
         let Request { tag, slice, .. } = *request;
         let Route { client, group, .. } = request.route;
         let shard = &self.node.shard;
@@ -248,78 +248,78 @@ impl Exchange {
             self.node.sessions.note_gradient(client, group);
         }
         match request.verb {
-            Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
-            Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, place).await,
-            Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, parts, dtype, place).await,
-            Verb::PullParts(parts) => self.pull_parts(tag, request.route, parts, place).await,
+            Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, slot).await,
+            Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, slot).await,
+            Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, parts, dtype, slot).await,
+            Verb::PullParts(parts) => self.pull_parts(tag, request.route, parts, slot).await,
             Verb::Pull => {
-                self.answer_values(place, tag, None, || shard.pull(client, slice)).await;
+                self.answer_values(slot, tag, None, || shard.pull(client, slice)).await;
             }
             Verb::PullState => {
-                self.answer_values(place, tag, None, || shard.pull_state(client, slice)).await;
+                self.answer_values(slot, tag, None, || shard.pull_state(client, slice)).await;
             }
             Verb::PullVersion => match shard.slice(slice) {
                 Ok(slice) => {
-                    place.send(Ok(owed(convert::version(tag, slice.version(client)))));
+                    slot.send(Ok(owed(convert::version(tag, slice.version(client)))));
                 }
-                Err(error) => self.refuse(place, tag, error),
+                Err(error) => self.refuse(slot, tag, error),
             },
-            Verb::Resolve(identity) => self.resolve(tag, slice, identity, place),
-            Verb::Run(run) => self.run_program(tag, request.route, run, place).await,
+            Verb::Resolve(identity) => self.resolve(tag, slice, identity, slot),
+            Verb::Run(run) => self.run_program(tag, request.route, run, slot).await,
             Verb::PullVector(VectorRead { space, index, batch }) => {
                 let pull = || shard.slice(slice)?.pull_vector(client, space, index, batch);
-                self.answer_values(place, tag, None, pull).await;
+                self.answer_values(slot, tag, None, pull).await;
             }
             Verb::Portion { of, count, body, .. } => {
-                self.push_portion((tag, slice, request.route), of, (count, body), place);
+                self.push_portion((tag, slice, request.route), of, (count, body), slot);
             }
         }
     }
 
     /// Answers with the outcome of a push; for a gradient that waits for others, once it is known.
-    fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, place: AnswerSlot) {
+    fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, slot: AnswerSlot) {
         let stream = self.clone();
-        let mut place = Some(place);
+        let mut slot = Some(slot);
         let later = || -> Completion {
-            let place = place.take();
+            let slot = slot.take();
             Box::new(move |_| {
-                if let Some(place) = place {
+                if let Some(slot) = slot {
                     let resolved = stream.node.shard.resolve(slice, identity);
-                    stream.answer_resolved(tag, resolved, place);
+                    stream.answer_resolved(tag, resolved, slot);
                 }
             })
         };
         let resolved = self.node.shard.resolve_later(slice, identity, later);
-        if let (Some(resolved), Some(place)) = (resolved, place) {
-            self.answer_resolved(tag, resolved, place);
+        if let (Some(resolved), Some(slot)) = (resolved, slot) {
+            self.answer_resolved(tag, resolved, slot);
         }
     }
 
-    fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, place: AnswerSlot) {
+    fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, slot: AnswerSlot) {
         match resolved {
             Ok(Resolved::Applied(applied)) => {
                 let applied = Applied { duplicate: true, ..applied };
-                place.send(Ok(owed(convert::receipt(tag, &applied))));
+                slot.send(Ok(owed(convert::receipt(tag, &applied))));
             }
-            Ok(Resolved::Fenced) => place.send(Ok(owed(convert::fenced(tag)))),
+            Ok(Resolved::Fenced) => slot.send(Ok(owed(convert::fenced(tag)))),
             Ok(Resolved::Unknown) => {
                 let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
-                self.refuse(place, tag, error);
+                self.refuse(slot, tag, error);
             }
-            Err(error) => self.refuse(place, tag, error),
+            Err(error) => self.refuse(slot, tag, error),
         }
     }
 
     /// A push whose answer is a receipt.
-    async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut place: AnswerSlot) {
+    async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut slot: AnswerSlot) {
         let begin = Instant::now();
         loop {
-            match self.push_once(tag, push, reservation, place) {
+            match self.push_once(tag, push, reservation, slot) {
                 None => return,
                 Some((back, error)) if !self.wait_for_readers(push.slice, begin).await => {
                     return self.refuse(back, tag, error);
                 }
-                Some((back, _)) => place = back,
+                Some((back, _)) => slot = back,
             }
         }
     }
@@ -330,7 +330,7 @@ impl Exchange {
         tag: u64,
         push: &Push<'_>,
         reservation: Option<u64>,
-        place: AnswerSlot,
+        slot: AnswerSlot,
     ) -> Option<(AnswerSlot, Error)> {
         let (slice, client) = (push.slice, push.identity.client);
         let stream = self.clone();
@@ -341,15 +341,15 @@ impl Exchange {
                 if let Some(reservation) = reservation {
                     stream.node.reservations.arrived(slice, reservation);
                 }
-                place.send(Ok(owed(convert::receipt(tag, &applied))));
+                slot.send(Ok(owed(convert::receipt(tag, &applied))));
             }
             Err(error) if error.kind == Kind::Capacity => {
                 // A push that a policy held is refused after this wait has ended.
-                if let Err((place, error)) = full.send((place, error)) {
-                    stream.refuse(place, tag, error);
+                if let Err((slot, error)) = full.send((slot, error)) {
+                    stream.refuse(slot, tag, error);
                 }
             }
-            Err(error) => stream.refuse(place, tag, error),
+            Err(error) => stream.refuse(slot, tag, error),
         });
         refused.close();
         refused.try_recv().ok()
@@ -370,7 +370,7 @@ impl Exchange {
     }
 
     /// Applies a push whose answer is the new values. Later frames do not wait while a policy holds it.
-    async fn push_pull(&self, tag: u64, push: &Push<'_>, place: AnswerSlot) {
+    async fn push_pull(&self, tag: u64, push: &Push<'_>, slot: AnswerSlot) {
         let (slice, client) = (push.slice, push.identity.client);
         let begin = Instant::now();
         let outcome = loop {
@@ -379,7 +379,7 @@ impl Exchange {
             match outcome.try_recv() {
                 Ok(Err(error))
                     if error.kind == Kind::Capacity && self.wait_for_readers(slice, begin).await => {}
-                Ok(result) => return self.after_push(tag, slice, client, result, place).await,
+                Ok(result) => return self.after_push(tag, slice, client, result, slot).await,
                 Err(_) => break outcome,
             }
         };
@@ -387,7 +387,7 @@ impl Exchange {
         tokio::spawn(async move {
             let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
             let result = outcome.await.unwrap_or_else(|_| lost());
-            stream.after_push(tag, slice, client, result, place).await;
+            stream.after_push(tag, slice, client, result, slot).await;
         });
     }
 
@@ -397,29 +397,29 @@ impl Exchange {
         slice: SliceId,
         client: u64,
         result: Result<Applied>,
-        place: AnswerSlot,
+        slot: AnswerSlot,
     ) {
         match result {
             Ok(applied) => {
                 self.count(client, &applied);
                 let pull = || self.node.shard.pull(client, slice);
-                self.answer_values(place, tag, Some(applied), pull).await;
+                self.answer_values(slot, tag, Some(applied), pull).await;
             }
-            Err(error) => self.refuse(place, tag, error),
+            Err(error) => self.refuse(slot, tag, error),
         }
     }
 
     /// Answers with values, once the connection has a pin for them.
     async fn answer_values(
         &self,
-        place: AnswerSlot,
+        slot: AnswerSlot,
         tag: u64,
         applied: Option<Applied>,
         pull: impl Fn() -> Result<Snapshot>,
     ) {
         let permit = match self.pin().await {
             Ok(permit) => permit,
-            Err(error) => return self.refuse(place, tag, error),
+            Err(error) => return self.refuse(slot, tag, error),
         };
         let begin = Instant::now();
         loop {
@@ -430,13 +430,13 @@ impl Exchange {
             match pulled {
                 Ok(snapshot) => {
                     let pin = self.node.pins.add(snapshot, &self.shared, permit);
-                    place.send(Ok(Owed::Values { tag, applied, pin }));
+                    slot.send(Ok(Owed::Values { tag, applied, pin }));
                     return;
                 }
-                Err(error) if applied.is_none() => return self.refuse(place, tag, error),
+                Err(error) if applied.is_none() => return self.refuse(slot, tag, error),
                 // The push was applied, so its answer may not be a refusal.
                 Err(error) if begin.elapsed() >= READER_TIMEOUT => {
-                    place.send(Err(convert::status(&error.shard(self.node.index()))));
+                    slot.send(Err(convert::status(&error.shard(self.node.index()))));
                     return;
                 }
                 Err(_) => tokio::time::sleep(READER_CHECK_INTERVAL).await,
@@ -456,8 +456,8 @@ impl Exchange {
         }
     }
 
-    fn refuse(&self, place: AnswerSlot, tag: u64, error: Error) {
+    fn refuse(&self, slot: AnswerSlot, tag: u64, error: Error) {
         self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
-        place.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
+        slot.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
     }
 }

@@ -51,11 +51,11 @@ impl Exchange {
         route: Route,
         parts: Parts<'_>,
         dtype: DType,
-        place: AnswerSlot,
+        slot: AnswerSlot,
     ) {
         let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
             Ok(memory) => memory,
-            Err(error) => return self.refuse(place, tag, error),
+            Err(error) => return self.refuse(slot, tag, error),
         };
         let (late, answers) = unbounded_channel();
         let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
@@ -88,7 +88,7 @@ impl Exchange {
         }
         drop(late);
         if outcomes.iter().all(Option::is_some) {
-            return self.answer_parts(tag, route.client, outcomes, (pin, charge), place);
+            return self.answer_parts(tag, route.client, outcomes, (pin, charge), slot);
         }
         // Other answers need the pin while a policy holds parts of this one.
         drop(pin);
@@ -96,8 +96,8 @@ impl Exchange {
         tokio::spawn(async move {
             stream.await_parts(answers, &mut outcomes).await;
             match stream.pin().await {
-                Ok(pin) => stream.answer_parts(tag, route.client, outcomes, (pin, charge), place),
-                Err(error) => stream.refuse(place, tag, error),
+                Ok(pin) => stream.answer_parts(tag, route.client, outcomes, (pin, charge), slot),
+                Err(error) => stream.refuse(slot, tag, error),
             }
         });
     }
@@ -115,7 +115,7 @@ impl Exchange {
         client: u64,
         outcomes: Vec<Option<Result<Applied>>>,
         memory: AnswerMemory,
-        place: AnswerSlot,
+        slot: AnswerSlot,
     ) {
         let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
         let index = self.node.index();
@@ -129,7 +129,7 @@ impl Exchange {
         self.node.frames_refused.fetch_add(refused as u64, Ordering::Relaxed);
         let mut answer = convert::receipts(tag, &outcomes);
         answer.payload = convert::keeping([], memory);
-        place.send(Ok(owed(answer)));
+        slot.send(Ok(owed(answer)));
     }
 
     /// Takes the memory for the answer to many parts.
@@ -143,19 +143,19 @@ impl Exchange {
     }
 
     /// Answers with rows of many slices at a time.
-    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: AnswerSlot) {
+    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, slot: AnswerSlot) {
         let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
             Ok(memory) => memory,
-            Err(error) => return self.refuse(place, tag, error),
+            Err(error) => return self.refuse(slot, tag, error),
         };
         match self.gather(route, parts) {
             Ok((outcomes, values)) => {
                 let elements = values.as_ref().len() / values.dtype.size();
                 let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
                 let pin = self.node.pins.add(values, &self.shared, pin);
-                place.send(Ok(Owed::Rows { header: Box::new(header), pin, charge }));
+                slot.send(Ok(Owed::Rows { header: Box::new(header), pin, charge }));
             }
-            Err(error) => self.refuse(place, tag, error),
+            Err(error) => self.refuse(slot, tag, error),
         }
     }
 

@@ -17,21 +17,21 @@ const ANSWER_PART_BYTES: u64 = 256;
 impl Exchange {
     /// Runs a program on each of its slices, whole or not at all. Programs take turns: between two slices the
     /// shard's thread does all its other work, however many programs run.
-    pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
+    pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, slot: AnswerSlot) {
         let command = run.command;
         match self.node.check_coordinator((command.space, command.term), self.shown.as_ref()).await {
             Ok(()) => {}
             // The client repeats the whole program.
-            Err(error) if error.kind == Kind::Unavailable => return self.refuse(place, tag, error),
+            Err(error) if error.kind == Kind::Unavailable => return self.refuse(slot, tag, error),
             Err(error) => {
                 let error = error.shard(self.node.index());
                 let refused = vec![Err(error); run.len()];
-                return place.send(Ok(owed(convert::scalars(tag, &refused))));
+                return slot.send(Ok(owed(convert::scalars(tag, &refused))));
             }
         }
         let (program, memory) = match self.prepare(&run).await {
             Ok(prepared) => prepared,
-            Err(error) => return self.refuse(place, tag, error),
+            Err(error) => return self.refuse(slot, tag, error),
         };
         let mut outcomes = Vec::with_capacity(run.len());
         let begin = Instant::now();
@@ -45,7 +45,7 @@ impl Exchange {
         }
         let mut answer = convert::scalars(tag, &outcomes);
         answer.payload = convert::keeping(answer.payload, memory);
-        place.send(Ok(owed(answer)));
+        slot.send(Ok(owed(answer)));
     }
 
     /// Reads the program, and takes the memory of its answer.
@@ -92,7 +92,7 @@ impl Exchange {
         (tag, slice, route): (u64, SliceId, Route),
         of: PortionOf,
         (count, body): (u64, &[u8]),
-        place: AnswerSlot,
+        slot: AnswerSlot,
     ) {
         let PortionOf { space, batch, portion } = of;
         let added = self.admit_vectors(slice, route).and_then(|slice| {
@@ -103,8 +103,8 @@ impl Exchange {
             slice.push_portion(space, batch, portion, body)
         });
         match added {
-            Ok(is_new) => place.send(Ok(owed(convert::portion_receipt(tag, is_new)))),
-            Err(error) => self.refuse(place, tag, error),
+            Ok(is_new) => slot.send(Ok(owed(convert::portion_receipt(tag, is_new)))),
+            Err(error) => self.refuse(slot, tag, error),
         }
     }
 }

@@ -80,7 +80,7 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     let budget = MemoryBudget::take(node.shard.meter(), 0, 0).unwrap();
     let shared = StreamState::new(node.shard.meter(), &budget, false).unwrap();
     let (answers, mut queue) = channel(1);
-    let place = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);
+    let slot = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);
     let stream = Exchange { node, peer: Peer::new(budget), shown: None, shared };
     let command = Command { space: SPACE, term: 1, number: 1 };
     let header = convert::run_header(Target { slice: SliceId(0), group: 1, epoch: 1 }, command, &[ID]);
@@ -91,7 +91,7 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     else {
         panic!("no program");
     };
-    let mut running = std::pin::pin!(stream.run_program(tag, route, run, place));
+    let mut running = std::pin::pin!(stream.run_program(tag, route, run, slot));
     assert!(timeout(Duration::from_millis(100), &mut running).await.is_err());
     assert_eq!(slice.space().unwrap().1.number, 0);
     drop(hold);

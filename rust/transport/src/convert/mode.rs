@@ -2,7 +2,7 @@
 
 use super::fields::unknown;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Mode, PlaceRequest, Quorum};
+use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_proto::v1 as pb;
 
 /// A mode in wire form.
@@ -21,7 +21,11 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
 }
 
 /// Reads a request to join. Refuses a setting that its mode does not have.
-pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -> Result<PlaceRequest> {
+pub fn membership_from_wire(
+    mode: Option<pb::Mode>,
+    rank: Option<u32>,
+    name: String,
+) -> Result<MembershipRequest> {
     let wire = mode.unwrap_or_default();
     let kind = pb::ModeKind::try_from(wire.kind)
         .map_err(|_| unknown("mode.kind", "free, bounded, sync or warm start", wire.kind))?;
@@ -44,7 +48,7 @@ pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -
         return Err(Error::new(Kind::Config, "the mode has settings of another mode")
             .expected(mode, settings_of(&wire)));
     }
-    Ok(PlaceRequest { mode, rank, name })
+    Ok(MembershipRequest { mode, rank, name })
 }
 
 /// The settings of a mode on the wire.
@@ -71,13 +75,13 @@ mod tests {
         for mode in
             [Mode::Free, Mode::Bounded { staleness: 3 }, Mode::Sync(quorum), Mode::WarmStart { steps: 7 }]
         {
-            let seat = seat_from_wire(Some(mode_to_wire(mode)), Some(2), "a".to_owned()).unwrap();
-            assert_eq!(seat, PlaceRequest { mode, rank: Some(2), name: "a".to_owned() });
+            let seat = membership_from_wire(Some(mode_to_wire(mode)), Some(2), "a".to_owned()).unwrap();
+            assert_eq!(seat, MembershipRequest { mode, rank: Some(2), name: "a".to_owned() });
         }
         let both = pb::Mode { workers: 2, ..mode_to_wire(Mode::Bounded { staleness: 3 }) };
         let later = pb::Mode { kind: 99, ..pb::Mode::default() };
         for (bad, why) in [(None, Kind::Config), (Some(both), Kind::Config), (Some(later), Kind::Frame)] {
-            assert_eq!(seat_from_wire(bad, None, String::new()).unwrap_err().kind, why);
+            assert_eq!(membership_from_wire(bad, None, String::new()).unwrap_err().kind, why);
         }
     }
 }

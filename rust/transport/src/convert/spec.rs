@@ -122,13 +122,9 @@ mod tests {
 
     type SpoilSpec = fn(&mut pb::TensorSpec);
 
-    fn all() -> [Optimizer; 8] {
-        Optimizer::all()
-    }
-
     #[test]
     fn every_setting_survives_both_ways() {
-        for optimizer in all() {
+        for optimizer in Optimizer::all() {
             let count = { optimizer }.settings().len();
             for index in 0..count {
                 let mut changed = optimizer;
@@ -166,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_spec_survives_both_ways() {
-        for optimizer in all() {
+        for optimizer in Optimizer::all() {
             for apply in [Apply::Exact, Apply::Hogwild] {
                 let spec = TensorSpec {
                     name: "ω".into(),

@@ -31,7 +31,7 @@ def measure(setting: Setting) -> Figures:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        images = cifar10(Path(setting.data_dir or ".") / "cifar10")
+        images = cifar10(Path(setting.dataset_dir or ".") / "cifar10")
         for part in PARTS:  # files that the workers' processes map
             np.save(folder / f"{part}.npy", getattr(images, part))
         for way in WAYS:

@@ -100,7 +100,7 @@ def apart(threads: int) -> float:
 
 
 def measure(setting: Setting) -> Figures:
-    folder = Path(setting.data_dir or ".")
+    folder = Path(setting.dataset_dir or ".")
     sets = {"MovieLens": (ratings(folder), rate, 10)}
     sets |= {name: (labelled(folder, name), classify, 60) for name in ("w8a", "a9a")}
     found: dict[str, Any] = {}

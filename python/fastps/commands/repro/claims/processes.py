@@ -48,7 +48,14 @@ def demo(setting: Setting, seed: int, faults: bool) -> tuple[dict[str, Any], Fig
     """One run; with faults, a worker is killed half-way, one starts late, and one is paused."""
     with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(1) as threads:
         command = [*python_module("fastps", "demo"), "--json", "--data", "mnist"]
-        command += ["--data-dir", f"{setting.data_dir}/mnist", "--updates", str(UPDATES), "--seconds", "600"]
+        command += [
+            "--dataset-dir",
+            f"{setting.dataset_dir}/mnist",
+            "--updates",
+            str(UPDATES),
+            "--seconds",
+            "600",
+        ]
         command += ["--seed", str(seed), "--out", out, *([] if faults else ["--no-kill"])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         pause = threads.submit(pause_a_worker, process, Path(out)) if faults else None

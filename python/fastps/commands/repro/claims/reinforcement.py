@@ -21,7 +21,7 @@ def frames_to_goal(workers: int, seed: int) -> int | None:
     """Frames of all workers until the mean return of 100 training episodes reaches the goal; None: never."""
     import gymnasium
 
-    from fastps.rl import A3C, take_turns
+    from fastps.rl import A3C, train_round_robin
 
     last: list[float] = []
     solved: list[int] = []
@@ -32,7 +32,7 @@ def frames_to_goal(workers: int, seed: int) -> int | None:
         return bool(solved)
 
     with fastps.Store(threads=1) as store:
-        take_turns(
+        train_round_robin(
             store, A3C(steps=20), lambda: gymnasium.make("CartPole-v1"), workers,
             seed=seed, frames=LIMIT, on_episode=lambda episode: last.append(episode.total), until=until,
         )  # fmt: skip

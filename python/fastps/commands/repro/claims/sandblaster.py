@@ -71,8 +71,8 @@ def compare(problem: Problem, method: Method, others: int) -> Figures:
 
 def measure_lbfgs(setting: Setting) -> Figures:
     name = "digits" if setting.quick else "w8a"
-    problem = load(name, setting.data_dir)
-    return {"task": name, **compare(problem, LBFGS(history=10), 2 if setting.quick else 5)}
+    problem = load(name, setting.dataset_dir)
+    return {"task": name, **compare(problem, LBFGS(history_size=10), 2 if setting.quick else 5)}
 
 
 def judge_lbfgs(figures: Figures) -> Verdict:
@@ -89,7 +89,7 @@ def judge_lbfgs(figures: Figures) -> Verdict:
 
 GAP = 1e-6
 METHODS: dict[str, Method] = {
-    "L-BFGS": LBFGS(history=10),
+    "L-BFGS": LBFGS(history_size=10),
     "CG, PR+": CG("PR+"),
     "CG, HS": CG("HS"),
     "CG, FR": CG("FR"),
@@ -124,8 +124,8 @@ def measure_cg(setting: Setting) -> Figures:
     if setting.quick:
         name, problem = "odd digits", odd_digits(setting)
     else:
-        name, problem = "w8a", load("w8a", setting.data_dir)
-    lowest = solve(problem, LBFGS(history=20), portions=1, tol=1e-11)[0].fun
+        name, problem = "w8a", load("w8a", setting.dataset_dir)
+    lowest = solve(problem, LBFGS(history_size=20), portions=1, tol=1e-11)[0].fun
     curves: dict[str, list[tuple[int, float]]] = {}
     for method, rule in METHODS.items():
         curve = curves[method] = []

@@ -8,8 +8,8 @@ import socket
 import struct
 import threading
 import time
-from types import TracebackType
-from typing import Self
+
+from fastps._shared.idioms.closing import Closing
 
 #: Maximum length of a stall, in seconds.
 PATIENT = 60.0
@@ -18,7 +18,7 @@ PATIENT = 60.0
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Proxy:
+class Proxy(Closing):
     """Forwards connections from `address` to `target` ("host:port").
 
     Attributes:
@@ -128,11 +128,3 @@ class Proxy:
         self.freeze(False)
         self._listener.close()
         self.cut()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

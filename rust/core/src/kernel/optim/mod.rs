@@ -10,6 +10,7 @@ mod algorithm;
 mod average;
 mod ftrl;
 mod lazy_adam;
+mod lion;
 mod list;
 mod rmsprop;
 mod settings;
@@ -20,6 +21,7 @@ pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
 pub use average::Average;
 pub use ftrl::Ftrl;
+pub use lion::Lion;
 pub use rmsprop::Rmsprop;
 pub use settings::{Setting, Value};
 pub use sgd::Sgd;
@@ -31,6 +33,7 @@ use algorithm::{Algorithm, AsItCame, Changed, Prepare, lerp, split_eps};
 use average::AverageRule;
 use ftrl::FtrlRule;
 use lazy_adam::LazyAdamRule;
+use lion::LionRule;
 use rmsprop::RmspropRule;
 use settings::SettingsTable;
 use sgd::MomentumRule;
@@ -54,6 +57,8 @@ list::optimizers! {
     Adam: "adam", "Adam";
     /// `AdamW`: Adam with decoupled weight decay.
     AdamW: "adamw", "AdamW";
+    /// Lion.
+    Lion: "lion", "Lion";
     /// FTRL-proximal.
     Ftrl: "ftrl", "Ftrl";
     /// A running average of pushed values.
@@ -64,7 +69,7 @@ list::rules! {
     /// An optimizer's scalars for one step, rounded to float32: all that the loop over the blocks needs.
     Rule {
         Sgd(SgdRule), Momentum(MomentumRule), Adagrad(AdagradRule), Rmsprop(RmspropRule),
-        Adadelta(AdadeltaRule), Adam(AdamRule), Ftrl(FtrlRule), Average(AverageRule),
+        Adadelta(AdadeltaRule), Adam(AdamRule), Lion(LionRule), Ftrl(FtrlRule), Average(AverageRule),
     }
 }
 

@@ -1,16 +1,16 @@
-"""`live`: the present figures of a worker as one line of the terminal."""
+"""`Console`: the present figures of a worker as one line of the terminal."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
+from fastps._shared.idioms.closing import Closing
 from fastps.worker import Step
 
-__all__ = ["Live", "live"]
+__all__ = ["Console"]
 
 #: Least seconds between two lines, on a terminal and elsewhere.
 _EVERY, _EVERY_ELSEWHERE = 0.2, 10.0
@@ -18,10 +18,22 @@ _EVERY, _EVERY_ELSEWHERE = 0.2, 10.0
 _NEW = 0.05
 
 
-class Live:
-    """Shows the figures of the last steps; made by `live`. Call it with each `fastps.Step`."""
+class Console(Closing):
+    """Shows steps, speed, loss, staleness and rate: on a terminal in place, elsewhere a line every 10 s.
 
-    def __init__(self, file: TextIO) -> None:
+    Args:
+        file: The output; None: standard error.
+
+    >>> import io
+    >>> output = io.StringIO()
+    >>> show = fastps.loggers.Console(output)
+    >>> show(fastps.Step(1, 0.5, 0, 8, 1.0, 3, 0.1))
+    >>> output.getvalue()
+    'step 1  all 3  loss 0.5  staleness 0  lr 0.1\\n'
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        file = sys.stderr if file is None else file
         self._file = file
         self._terminal = file.isatty()
         self._shown = -math.inf
@@ -64,29 +76,3 @@ class Live:
         if self._terminal and self._seen is not None:
             self._file.write("\n")
             self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def live(file: TextIO | None = None) -> Live:
-    """Makes an ``on_step`` that shows steps, speed, loss, staleness and rate, in place on a terminal.
-
-    Elsewhere it writes a line every 10 s.
-
-    Args:
-        file: Where to; None: standard error.
-
-    >>> import io
-    >>> output = io.StringIO()
-    >>> show = fastps.record.live(output)
-    >>> show(fastps.Step(1, 0.5, 0, 8, 1.0, 3, 0.1))
-    >>> output.getvalue()
-    'step 1  all 3  loss 0.5  staleness 0  lr 0.1\\n'
-    """
-    return Live(sys.stderr if file is None else file)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastps.simulate.errors import StandstillError
+from fastps.simulate.errors import DeadlockError
 from fastps.simulate.member import Member
 
-__all__ = ["standstill"]
+__all__ = ["deadlock"]
 
 
-def standstill(now: float, members: Sequence[Member], waits: Sequence[Member]) -> StandstillError:
+def deadlock(now: float, members: Sequence[Member], waits: Sequence[Member]) -> DeadlockError:
     """Returns the error that lists which workers wait for which."""
     waiting: dict[int, list[int]] = {}
     lines = []
@@ -22,6 +22,4 @@ def standstill(now: float, members: Sequence[Member], waits: Sequence[Member]) -
         lines.append(
             f"worker {member.index} has waited in step {member.step} since {member.since:.6g} for {whom}"
         )
-    return StandstillError(
-        f"no worker can continue (virtual time {now:.6g}): {'; '.join(lines)}", waiting, now
-    )
+    return DeadlockError(f"no worker can continue (virtual time {now:.6g}): {'; '.join(lines)}", waiting, now)

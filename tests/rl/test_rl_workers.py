@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import logging
 import math
@@ -23,13 +24,13 @@ from fastps.rl import (
     EvolutionStrategies,
     Naive,
     evaluate,
-    take_turns,
-    work,
+    run_worker,
+    train_round_robin,
 )
 from fastps.rl.learner import FRAMES, OBSERVATIONS, Learner
 from fastps.rl.playing.actions import actions_of
 from fastps.rl.playing.models import for_greedy_play
-from fastps.rl.work import Evaluator
+from fastps.rl.workers import Evaluator
 from rl.environments import GOES_ON, TERMINATED, Faulty, Scripted, cart_pole
 
 
@@ -55,7 +56,7 @@ def frames_to(goal: float, algorithm, workers: int, seed: int, limit: int) -> in
         return bool(solved)
 
     with fastps.Store(threads=1) as store:
-        take_turns(
+        train_round_robin(
             store, algorithm, cart_pole, workers,
             seed=seed, frames=limit, on_episode=lambda e: last.append(e.total), until=until,
         )  # fmt: skip
@@ -83,7 +84,7 @@ def test_staleness_of_workers_in_turn_is_exact_and_a_run_repeats() -> None:
     models = []
     for _ in range(2):
         with fastps.Store() as store:
-            stats = take_turns(store, A3C(), cart_pole, 4, seed=3, frames=600)
+            stats = train_round_robin(store, A3C(), cart_pole, 4, seed=3, frames=600)
             models.append(model_of(store))
             assert updates_of(store) == 120
             assert store.pull(FRAMES).tolist() == [600]
@@ -92,7 +93,7 @@ def test_staleness_of_workers_in_turn_is_exact_and_a_run_repeats() -> None:
         assert all(one["staleness_p50"] == 3 for one in stats)
     assert models[0] == models[1]
     with fastps.Store() as store:
-        take_turns(store, A3C(), cart_pole, 4, seed=4, frames=600)
+        train_round_robin(store, A3C(), cart_pole, 4, seed=4, frames=600)
         assert model_of(store) != models[0]
 
 
@@ -104,7 +105,7 @@ def test_synchronous_workers_give_the_same_bits_in_a_store_and_on_two_shards() -
         fastps.connect(server.address_list) as remote,
     ):
         for ps in (store, remote):
-            stats = take_turns(ps, algorithm, cart_pole, 3, seed=1, frames=24 * 50)
+            stats = train_round_robin(ps, algorithm, cart_pole, 3, seed=1, frames=24 * 50)
             assert updates_of(ps) == 50
             assert [one["frames"] for one in stats] == [400, 400, 400]
             assert ps.pull(FRAMES).tolist() == [1200]
@@ -113,7 +114,7 @@ def test_synchronous_workers_give_the_same_bits_in_a_store_and_on_two_shards() -
 
 
 def test_asynchronous_reinforce_waits_for_no_worker(store: fastps.Store) -> None:
-    stats = take_turns(store, Naive(steps=10, sync=False), cart_pole, 2, seed=0, frames=200)
+    stats = train_round_robin(store, Naive(steps=10, sync=False), cart_pole, 2, seed=0, frames=200)
     assert [one["steps"] for one in stats] == [10, 10]
     assert updates_of(store) == 20
 
@@ -126,14 +127,14 @@ def test_the_rate_falls_to_zero_with_the_frames_of_all_workers(store: fastps.Sto
         seen.append(np.concatenate([store.pull(n).ravel() for n in store.names() if n.startswith("model.")]))
         return False
 
-    take_turns(store, A3C(), cart_pole, 2, seed=0, frames=2000, until=until)
+    train_round_robin(store, A3C(), cart_pole, 2, seed=0, frames=2000, until=until)
     moves = np.array([np.abs(b - a).max() for a, b in itertools.pairwise(seen)])
     assert moves[-1] < 0.05 * moves[len(moves) // 2]
 
 
 def test_work_continues_what_is_there_and_counts_for_all(store: fastps.Store) -> None:
     episodes = []
-    first = work(store, A3C(), cart_pole, seed=0, frames=500, on_episode=episodes.append, name="ann")
+    first = run_worker(store, A3C(), cart_pole, seed=0, frames=500, on_episode=episodes.append, name="ann")
     assert first["frames"] == 500
     assert first["acknowledged"]["model.policy.0.weight"] == 100
     assert sum(one.steps for one in episodes) <= 500
@@ -142,9 +143,9 @@ def test_work_continues_what_is_there_and_counts_for_all(store: fastps.Store) ->
     assert all(one.total == one.steps for one in episodes)
     env = cart_pole()
     assert env.reset(seed=episodes[0].seed)
-    assert work(store, A3C(), cart_pole, seed=1, frames=500)["frames"] == 0
+    assert run_worker(store, A3C(), cart_pole, seed=1, frames=500)["frames"] == 0
     before = model_of(store)
-    assert work(store, A3C(), cart_pole, seed=1, frames=800)["frames"] == 300
+    assert run_worker(store, A3C(), cart_pole, seed=1, frames=800)["frames"] == 300
     assert store.pull(FRAMES).tolist() == [800]
     assert updates_of(store) == 160
     assert model_of(store) != before
@@ -153,7 +154,7 @@ def test_work_continues_what_is_there_and_counts_for_all(store: fastps.Store) ->
 def test_threads_in_a_shared_store_lose_no_frames() -> None:
     with fastps.Store(shared=True) as store:
         threads = [
-            threading.Thread(target=work, args=(store.another(), A3C(), cart_pole), kwargs=kwargs)
+            threading.Thread(target=run_worker, args=(store.another(), A3C(), cart_pole), kwargs=kwargs)
             for kwargs in [{"seed": k, "rank": k, "frames": 4000} for k in range(2)]
         ]
         for thread in threads:
@@ -183,11 +184,11 @@ def test_a_convolution_and_a_gaussian_policy_train(store: fastps.Store) -> None:
         image._observe = lambda: setattr(image, "last", np.ones((6, 5, 3), bool)) or image.last
         return image
 
-    assert work(store, A3C(), images, seed=0, frames=20)["frames"] == 20
+    assert run_worker(store, A3C(), images, seed=0, frames=20)["frames"] == 20
     assert store.spec("model.trunk.0.weight").shape == (16, 3, 3, 3)
     with fastps.Store() as other:
         box = spaces.Box(-1.0, 1.0, (2, 2), np.float64)
-        work(other, Naive(10), lambda: Scripted([GOES_ON], box), seed=0, frames=20)
+        run_worker(other, Naive(10), lambda: Scripted([GOES_ON], box), seed=0, frames=20)
         assert other.spec("model.log_std").shape == (4,)
 
 
@@ -199,7 +200,7 @@ def test_normalized_observations_have_the_statistics_of_all_workers(store: fastp
         return envs[-1]
 
     algorithm = A3C(normalize=True)
-    take_turns(store, algorithm, make_env, 2, seed=0, frames=100)
+    train_round_robin(store, algorithm, make_env, 2, seed=0, frames=100)
     seen = [o for env in envs for k, o in enumerate([step[4] for step in env.record])]
     count, *sums = store.pull(OBSERVATIONS)
     # The observations of resets count, too.
@@ -212,7 +213,7 @@ def test_normalized_observations_have_the_statistics_of_all_workers(store: fastp
 
 
 def test_evaluation_plays_the_most_probable_actions(store: fastps.Store) -> None:
-    work(store, A3C(), cart_pole, seed=0, frames=50)
+    run_worker(store, A3C(), cart_pole, seed=0, frames=50)
     env = cart_pole()
     model = ActorCritic(env.observation_space, actions_of(env.action_space))
     for name, parameter in model.named_parameters():
@@ -256,7 +257,7 @@ def test_dropout_is_off_where_the_policy_plays_greedily(store: fastps.Store, alg
 
 
 def test_an_evaluator_that_plays_gives_signs_of_life(store: fastps.Store) -> None:
-    work(store, A3C(), cart_pole, seed=0, frames=50)
+    run_worker(store, A3C(), cart_pole, seed=0, frames=50)
     calls = []
     (total,) = Evaluator(store, A3C(), cart_pole, alive=lambda: calls.append(1)).play(1, 0)
     assert len(calls) == 1 + total  # for a new environment, and at each step
@@ -274,7 +275,8 @@ def test_an_environment_may_reuse_the_memory_of_its_observations() -> None:
     models = []
     for kind in (Scripted, Reusing):
         with fastps.Store() as store:
-            work(store, A3C(), lambda kind=kind: kind([GOES_ON, GOES_ON, TERMINATED]), seed=0, frames=50)
+            make_env = functools.partial(kind, [GOES_ON, GOES_ON, TERMINATED])
+            run_worker(store, A3C(), make_env, seed=0, frames=50)
             models.append(model_of(store))
     assert models[0] == models[1]
 
@@ -292,7 +294,7 @@ def test_an_environment_that_raises_costs_its_episode(
 ) -> None:
     ended, faulty = [], lambda: Faulty(range(1, 3))
     with caplog.at_level(logging.WARNING, "fastps"):
-        stats = work(store, A3C(4), faulty, seed=0, frames=40, on_episode=ended.append, name="bob")
+        stats = run_worker(store, A3C(4), faulty, seed=0, frames=40, on_episode=ended.append, name="bob")
     assert stats["frames"] >= 40
     assert all(one.steps == 5 for one in ended)
     texts = [record.getMessage() for record in caplog.records]
@@ -305,7 +307,7 @@ def test_an_environment_that_raises_costs_its_episode(
 
 def test_three_failing_episodes_in_a_row_end_the_worker(store: fastps.Store) -> None:
     with pytest.raises(EpisodeError, match=r"the joint is broken .*worker bob.*step 3.*3 episodes") as raised:
-        work(store, A3C(), lambda: Faulty(range(2, 9)), seed=0, frames=100, name="bob")
+        run_worker(store, A3C(), lambda: Faulty(range(2, 9)), seed=0, frames=100, name="bob")
     assert isinstance(raised.value.__cause__, OSError)
     # Its updates before that stand, and the others may go on.
     assert store.pull(FRAMES)[0] > 0
@@ -314,7 +316,7 @@ def test_three_failing_episodes_in_a_row_end_the_worker(store: fastps.Store) -> 
 @pytest.mark.parametrize("which", ["reward", "observation"])
 def test_what_is_not_finite_is_named(store: fastps.Store, which: str) -> None:
     with pytest.raises(fastps.NonFiniteError, match=rf"the {which} is not finite \(worker bob, .* step 3\)"):
-        work(store, A3C(), lambda: Faulty(range(1, 2), fault=which), seed=0, frames=100, name="bob")
+        run_worker(store, A3C(), lambda: Faulty(range(1, 2), fault=which), seed=0, frames=100, name="bob")
     with pytest.raises(fastps.NonFiniteError, match=rf"{which} is not finite \(evaluation, .* step 3\)"):
         evaluate(store, A3C(), lambda: Faulty(range(99), fault=which), 1)
 
@@ -335,7 +337,7 @@ def test_outputs_that_are_not_finite_are_named(
             return torch.full((len(x), 2), policy) * self.w, self.w.expand(len(x)) * value
 
     with pytest.raises(fastps.NonFiniteError, match=rf"the {which} is not finite \(worker bob, step 1\)"):
-        work(store, A3C(), cart_pole, Nan(), seed=0, frames=100, name="bob")
+        run_worker(store, A3C(), cart_pole, Nan(), seed=0, frames=100, name="bob")
     assert store.versions("model.w")["model.w"] == 1
 
 
@@ -372,7 +374,7 @@ def test_bad_input_registers_nothing(store: fastps.Store, arguments: dict, text:
     given = {"algorithm": A3C(), "make_env": cart_pole, "model": None, "seed": 0, "frames": 100, **arguments}
     algorithm, make_env = given.pop("algorithm"), given.pop("make_env")
     with pytest.raises(fastps.ConfigError, match=text):
-        work(store, algorithm, make_env, **given)
+        run_worker(store, algorithm, make_env, **given)
     assert store.names() == []
 
 
@@ -390,18 +392,18 @@ def test_settings_are_checked(wrong) -> None:
 
 
 def test_other_settings_tensors_and_algorithms_are_refused(store: fastps.Store) -> None:
-    work(store, A3C(gamma=0.9), cart_pole, seed=0, frames=10)
+    run_worker(store, A3C(gamma=0.9), cart_pole, seed=0, frames=10)
     before = store.versions()
     with pytest.raises(
         fastps.ConfigError, match=r"must agree on its settings: expected gamma=0.9, got gamma=0.99$"
     ):
-        work(store, A3C(), cart_pole, seed=0, frames=20)
+        run_worker(store, A3C(), cart_pole, seed=0, frames=20)
     with pytest.raises(fastps.ConfigError, match=r'expected algorithm="a3c".*got algorithm="naive"'):
-        work(store, Naive(), cart_pole, seed=0, frames=20)
+        run_worker(store, Naive(), cart_pole, seed=0, frames=20)
     with pytest.raises(fastps.ConfigError, match="environment"):
-        work(store, A3C(gamma=0.9), lambda: gymnasium.make("Acrobot-v1"), seed=0, frames=20)
+        run_worker(store, A3C(gamma=0.9), lambda: gymnasium.make("Acrobot-v1"), seed=0, frames=20)
     for call in (
-        lambda: work(store, A3C(gamma=0.9), cart_pole, two_headed(2), seed=0, frames=20),
+        lambda: run_worker(store, A3C(gamma=0.9), cart_pole, two_headed(2), seed=0, frames=20),
         lambda: evaluate(store, A3C(gamma=0.9), cart_pole, 1, two_headed(2)),
     ):
         with pytest.raises(
@@ -412,7 +414,7 @@ def test_other_settings_tensors_and_algorithms_are_refused(store: fastps.Store) 
     with fastps.Store() as other:
         other.register("model.policy.0.weight", np.zeros(3, np.float32), fastps.SGD())
         with pytest.raises(fastps.ConfigError, match="other tensors under the names of this model"):
-            work(other, A3C(), cart_pole, seed=0, frames=20)
+            run_worker(other, A3C(), cart_pole, seed=0, frames=20)
         assert other.names() == ["model.policy.0.weight"]
     with fastps.Store() as empty, pytest.raises(fastps.ConfigError, match="no run to evaluate"):
         evaluate(empty, A3C(), cart_pole, 1)
@@ -428,14 +430,14 @@ def test_a_worker_whose_environment_cannot_be_made_takes_no_place(store: fastps.
         return made[-1]
 
     with pytest.raises(OSError, match="no second joint") as raised:
-        work(store, Naive(10), make_env, seed=0, frames=20)
-    assert work(store, Naive(10), lambda: Scripted([TERMINATED]), seed=0, frames=20)["frames"] == 20
+        run_worker(store, Naive(10), make_env, seed=0, frames=20)
+    assert run_worker(store, Naive(10), lambda: Scripted([TERMINATED]), seed=0, frames=20)["frames"] == 20
     del raised  # its traceback kept the first worker
 
 
 def test_synchronous_workers_need_a_server_or_a_store_of_one_process() -> None:
     with fastps.Store(shared=True) as store:
         with pytest.raises(fastps.ConfigError, match="shared store"):
-            work(store, Naive(), cart_pole, seed=0, frames=10)
+            run_worker(store, Naive(), cart_pole, seed=0, frames=10)
         assert store.names() == []
-        assert work(store, Naive(10, sync=False), cart_pole, seed=0, frames=20)["frames"] == 20
+        assert run_worker(store, Naive(10, sync=False), cart_pole, seed=0, frames=20)["frames"] == 20

@@ -1,22 +1,22 @@
-//! Takes a client's places in groups again when a connection begins.
+//! Joins a client's groups again when a connection begins.
 
 use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
-use crate::state::places::{Place, is_warm};
+use crate::state::memberships::{Membership, is_warm};
 use crate::state::time::after;
 use fastps_core::error::Result;
-use fastps_core::mode::{Joined, PlaceRequest};
+use fastps_core::mode::{Joined, MembershipRequest};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::mode_to_wire;
 use std::time::{Duration, Instant};
 
-/// Limit on a request for a place when a connection begins, and on leaving without one.
+/// Limit on a request to join when a connection begins, and on leaving without one.
 pub(crate) const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn ask_for(
     link: &Link,
     group: u32,
-    seat: &PlaceRequest,
+    seat: &MembershipRequest,
     deadline: Instant,
 ) -> Result<Joined> {
     let ask = |mut control: Control, left| {
@@ -29,21 +29,22 @@ pub(crate) async fn ask_for(
     Ok(Joined { clock, present, workers })
 }
 
-/// Takes the client's places again, in case the server has forgotten them. After a refusal, pushes fail. Lost
-/// places are left to the worker, which rejoins when it continues: until then no worker waits for it.
+/// Joins the client's groups again, in case the server has forgotten its memberships. After a refusal, pushes
+/// fail. Lost memberships are left to the worker, which rejoins when it continues: until then no worker waits
+/// for it.
 pub(crate) async fn rejoin(link: &Link) {
     let deadline = after(REJOIN_TIMEOUT);
-    for place in link.shared.places.held_at(link.shard()) {
-        match ask_for(link, place.group, &place.seat, deadline).await {
-            Ok(joined) => change(link, &place, |known| known.rejoined(joined.clock)),
+    for membership in link.shared.memberships.held_at(link.shard()) {
+        match ask_for(link, membership.group, &membership.seat, deadline).await {
+            Ok(joined) => change(link, &membership, |known| known.rejoined(joined.clock)),
             Err(error) => tracing::warn!(shard = link.shard(), %error, "the worker's place is taken"),
         }
     }
 }
 
-/// Changes a place whose clock shard 0 keeps.
-pub(crate) fn change(link: &Link, place: &Place, change: impl FnMut(&mut Place)) {
+/// Changes a membership whose clock shard 0 keeps.
+pub(crate) fn change(link: &Link, membership: &Membership, change: impl FnMut(&mut Membership)) {
     if link.shard() == 0 {
-        link.shared.places.change(place.group, is_warm(place.seat.mode), change);
+        link.shared.memberships.change(membership.group, is_warm(membership.seat.mode), change);
     }
 }

@@ -12,7 +12,7 @@ from fastps.simulate.member import Member
 from fastps.simulate.record import Record
 from fastps.simulate.timeline import Timeline
 
-__all__ = ["Happenings"]
+__all__ = ["EventHandlers"]
 
 
 class Run(Protocol):
@@ -28,7 +28,7 @@ class Run(Protocol):
     def release(self) -> None: ...
 
 
-class Happenings:
+class EventHandlers:
     """The events of one run.
 
     Args:
@@ -51,8 +51,8 @@ class Happenings:
             return lambda: self._pause(event)
         return lambda: self._join(event)
 
-    def _tell(self, event: Event, effect: str) -> None:
-        self._run.record.tell(self._now, event, effect)
+    def _record(self, event: Event, effect: str) -> None:
+        self._run.record.event(self._now, event, effect)
 
     def _find(self, event: Kill | Pause) -> Member | None:
         """The member that an event names; None if it does not live at this time, which is noted."""
@@ -60,7 +60,7 @@ class Happenings:
         member = self._run.members[k] if k < len(self._run.members) else None
         if member is None or member.dead or member.left is not None:
             state = "has not joined yet" if member is None else "was gone already"
-            self._tell(event, f"worker {k} {state}")
+            self._record(event, f"worker {k} {state}")
             return None
         return member
 
@@ -68,7 +68,7 @@ class Happenings:
         member = self._find(event)
         if member is None:
             return
-        self._tell(event, f"worker {member.index} killed in step {member.step}")
+        self._record(event, f"worker {member.index} killed in step {member.step}")
         if not member.paused(self._now):
             member.silent = self._now
         member.dead = True
@@ -82,7 +82,7 @@ class Happenings:
         member = self._find(event)
         if member is None:
             return
-        self._tell(event, f"worker {member.index} paused in step {member.step}")
+        self._record(event, f"worker {member.index} paused in step {member.step}")
         if not member.put_off(self._now, event.seconds):
             return
         if member.since is None:
@@ -106,9 +106,9 @@ class Happenings:
             self._run.enter(member)
         except UnavailableError as error:
             member.born = member.left = self._now
-            self._tell(event, f"worker {member.index} was refused: {error}")
+            self._record(event, f"worker {member.index} was refused: {error}")
         else:
-            self._tell(event, f"worker {member.index} joined after {self._run.record.updates} updates")
+            self._record(event, f"worker {member.index} joined after {self._run.record.updates} updates")
 
     def _at_end_of_lease(self, member: Member, event: Kill | Pause) -> None:
         """Ends the place of a member that is silent for a whole lease."""
@@ -125,7 +125,7 @@ class Happenings:
         if member.dead:
             member.left = self._now
         member.lost = event
-        self._tell(event, f"worker {member.index} lost its place")
+        self._record(event, f"worker {member.index} lost its place")
         self._run.record.count(self._now)  # its leaving may have completed a version
         self._run.release()
 
@@ -140,9 +140,9 @@ class Happenings:
             self._run.enter(member)
         except UnavailableError as error:  # others have taken all places
             member.left = self._now
-            self._tell(member.lost, f"worker {member.index} was refused: {error}")
+            self._record(member.lost, f"worker {member.index} was refused: {error}")
         else:
-            self._tell(
+            self._record(
                 member.lost, f"worker {member.index} joined again after {self._run.record.updates} updates"
             )
 

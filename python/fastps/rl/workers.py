@@ -1,4 +1,4 @@
-"""`work`, one worker in this process; `take_turns`, several in one thread; `evaluate` and `fetch`."""
+"""`run_worker` for one worker, `train_round_robin` for several in one thread; `evaluate` and `fetch`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fastps.rl.playing.player import Episode
 from fastps.rl.policy import Policy
 from fastps.rl.totals import Totals
 
-__all__ = ["evaluate", "fetch", "take_turns", "work"]
+__all__ = ["evaluate", "fetch", "run_worker", "train_round_robin"]
 
 
-def work(
+def run_worker(
     ps: ParameterServer,
     algorithm: Algorithm,
     make_env: MakeEnv,
@@ -84,7 +84,7 @@ def work(
     >>> import gymnasium, fastps.rl
     >>> with fastps.Store() as store:
     ...     make_env = lambda: gymnasium.make("CartPole-v1")
-    ...     fastps.rl.work(store, fastps.rl.A3C(), make_env, seed=0, frames=1000)["frames"]
+    ...     fastps.rl.run_worker(store, fastps.rl.A3C(), make_env, seed=0, frames=1000)["frames"]
     1000
     """
     with _one_thread(), Learner(
@@ -96,7 +96,7 @@ def work(
         return learner.stats()
 
 
-def take_turns(
+def train_round_robin(
     ps: ParameterServer,
     algorithm: Algorithm,
     make_env: MakeEnv,
@@ -114,14 +114,14 @@ def take_turns(
     its seed on one machine. It shows what an algorithm learns with this number of workers, not their speed.
 
     Args:
-        ps: As for `work`.
-        algorithm: As for `work`; it gets the number of workers.
-        make_env: As for `work`.
+        ps: As for `run_worker`.
+        algorithm: As for `run_worker`; it gets the number of workers.
+        make_env: As for `run_worker`.
         workers: Number of logical workers, >= 1.
-        model: As for `work`.
+        model: As for `run_worker`.
         seed: Worker k has this seed and the rank k.
-        frames: As for `work`.
-        on_episode: As for `work`.
+        frames: As for `run_worker`.
+        on_episode: As for `run_worker`.
         until: Called with the frames of all workers after each round of turns; True ends the run.
 
     Returns:
@@ -130,7 +130,7 @@ def take_turns(
     >>> import gymnasium, fastps.rl
     >>> with fastps.Store() as store:
     ...     make_env = lambda: gymnasium.make("CartPole-v1")
-    ...     stats = fastps.rl.take_turns(store, fastps.rl.A3C(), make_env, 4, seed=0, frames=1000)
+    ...     stats = fastps.rl.train_round_robin(store, fastps.rl.A3C(), make_env, 4, seed=0, frames=1000)
     ...     stats[3]["staleness_p50"]
     3
     """
@@ -169,11 +169,11 @@ def evaluate(
     """Pulls the model of a run and plays with its most probable actions.
 
     Args:
-        ps: As for `work`.
-        algorithm: As for `work`.
-        make_env: As for `work`.
+        ps: As for `run_worker`.
+        algorithm: As for `run_worker`.
+        make_env: As for `run_worker`.
         episodes: Number of episodes, >= 1. One that is longer than 10,000 steps is cut there.
-        model: As for `work`.
+        model: As for `run_worker`.
         seed: Episode k is reset with `seed` + k; if the environment raises in it, it is played again from
             another seed.
 
@@ -181,8 +181,8 @@ def evaluate(
         The undiscounted return of each episode.
 
     Raises:
-        ConfigError: As for `work`, or the servers have no run.
-        FastpsError: As for `work`.
+        ConfigError: As for `run_worker`, or the servers have no run.
+        FastpsError: As for `run_worker`.
     """
     with _one_thread():
         return Evaluator(ps, algorithm, make_env, model).play(episodes, seed)
@@ -194,13 +194,13 @@ def fetch(
     """The present policy of a run: plays without the servers, and can be saved.
 
     Args:
-        ps: As for `work`.
-        algorithm: As for `work`.
-        make_env: As for `work`.
-        model: As for `work`.
+        ps: As for `run_worker`.
+        algorithm: As for `run_worker`.
+        make_env: As for `run_worker`.
+        model: As for `run_worker`.
 
     Raises:
-        ConfigError: As for `work`, or the servers have no run.
+        ConfigError: As for `run_worker`, or the servers have no run.
         FastpsError: The servers could not be reached.
     """
     evaluator = Evaluator(ps, algorithm, make_env, model)
@@ -242,7 +242,7 @@ class Evaluator:
         self._ps = ps
         if not settings.check(ps, self.task.settings(), ()):
             raise ConfigError(
-                "there is no run to evaluate", expected="the tensors of fastps.rl.work", got="none"
+                "there is no run to evaluate", expected="the tensors of fastps.rl.run_worker", got="none"
             )
         self._normalizer = observations_of(ps, self.task)
         task = self.task

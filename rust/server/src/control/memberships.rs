@@ -1,35 +1,35 @@
-//! Places in groups of workers. The first place at shard 0 decides on the mode of a group; the other shards
+//! Memberships in groups of workers. The first one at shard 0 decides on the mode of a group; the other shards
 //! follow.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
-use fastps_core::mode::{Joined, Mode, PlaceRequest};
+use fastps_core::mode::{Joined, MembershipRequest, Mode};
 use fastps_durable::{Event, Member};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::time::Instant;
 
-/// Retry delay of a client that came before shard 0 was asked, or whose place others occupy.
+/// Retry delay of a client that came before shard 0 was asked, or whose place in the group others occupy.
 const RETRY_MS: u64 = 200;
 
-/// Returns whether the client has no such place yet.
+/// Returns whether the client has no such membership yet.
 pub(super) fn is_new(node: &Node, m: &pb::JoinRequest) -> bool {
     let warm = m.mode.is_some_and(|mode| mode.kind() == pb::ModeKind::ModeWarmStart);
-    !node.shard.groups().has_own_place(m.group, m.client, warm)
+    !node.shard.groups().is_member_of(m.group, m.client, warm)
 }
 
-/// Gives a client a place, and logs it. `told` is shard 0's answer, if it was asked.
+/// Gives a client a membership, and logs it. `first` is shard 0's answer, if it was asked.
 pub(super) fn join(
     node: &Node,
     m: pb::JoinRequest,
-    told: Result<Option<pb::SettleResponse>>,
+    first: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::JoinResponse> {
     let is_new = is_new(node, &m);
     let pb::JoinRequest { client, group, mode, rank, name } = m;
-    let joined = convert::seat_from_wire(mode, rank, name.clone()).and_then(|seat| {
-        let told = if is_new { told? } else { None };
-        take(node, (group, client), is_new, &seat, told).map(|joined| (seat, joined))
+    let joined = convert::membership_from_wire(mode, rank, name.clone()).and_then(|seat| {
+        let first = if is_new { first? } else { None };
+        take(node, (group, client), is_new, &seat, first).map(|joined| (seat, joined))
     });
     let (shard, of) = (node.index(), node.sessions.name(client));
     match joined {
@@ -53,18 +53,18 @@ fn take(
     node: &Node,
     (group, client): (u32, u64),
     is_new: bool,
-    seat: &PlaceRequest,
-    told: Option<pb::SettleResponse>,
+    seat: &MembershipRequest,
+    first: Option<pb::SettleResponse>,
 ) -> Result<Joined> {
     let now = Instant::now();
     node.sessions.touch(client, now)?;
     if is_new {
         let is_known = node.has_group(group)
-            || node.shard.groups().has_place(group, client)
-            || told.as_ref().is_some_and(|told| told.groups.contains(&group));
+            || node.shard.groups().is_member(group, client)
+            || first.as_ref().is_some_and(|first| first.groups.contains(&group));
         is_known.then_some(()).ok_or_else(|| no_group(group))?;
-        if let Some(told) = told {
-            check_first(&told, seat.mode)?;
+        if let Some(first) = first {
+            check_first(&first, seat.mode)?;
         }
         check_free(node, (group, client), seat, now)?;
     }
@@ -72,14 +72,14 @@ fn take(
 }
 
 /// Fails unless the group has this mode at shard 0. An older shard 0 omits it. A warm start binds no client.
-fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
-    let Some(binding) = &told.binding else { return Ok(()) };
+fn check_first(first: &pb::SettleResponse, mode: Mode) -> Result<()> {
+    let Some(binding) = &first.binding else { return Ok(()) };
     let asked = convert::mode_to_wire(mode);
     match &binding.mode {
         _ if matches!(mode, Mode::WarmStart { .. }) => Ok(()),
         Some(bound) if *bound == asked => Ok(()),
         Some(bound) => {
-            let bound = convert::seat_from_wire(Some(*bound), Some(0), String::new())?.mode;
+            let bound = convert::membership_from_wire(Some(*bound), Some(0), String::new())?.mode;
             let why = "the group's workers use another mode at shard 0, which decides";
             Err(Error::new(Kind::Precondition, why).expected(bound, mode))
         }
@@ -91,9 +91,14 @@ fn check_first(told: &pb::SettleResponse, mode: Mode) -> Result<()> {
     }
 }
 
-/// Fails if the place would bind a client that pushes gradients without one: `Sync` refuses them. A retry
-/// may succeed, since a client that stops pushing is free.
-fn check_free(node: &Node, (group, client): (u32, u64), seat: &PlaceRequest, now: Instant) -> Result<()> {
+/// Fails if the membership would bind a client that pushes gradients without one: `Sync` refuses them. A
+/// retry may succeed, since a client that stops pushing is free.
+fn check_free(
+    node: &Node,
+    (group, client): (u32, u64),
+    seat: &MembershipRequest,
+    now: Instant,
+) -> Result<()> {
     let groups = node.shard.groups();
     if !matches!(seat.mode, Mode::Sync(_)) || groups.mode(group).is_some() || fault("free_pusher_bound") {
         return Ok(());

@@ -1,0 +1,1 @@
+"""Idioms of Python: old names that warn, packages that are missing, and context managers that close."""
