@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from fastps._shared.process import EXIT_OK, CommandError
 from fastps._shared.text import ago
-from fastps.connection import ParameterServer, TensorSpec, connect
+from fastps.connect import connect
+from fastps.parameter_server import ParameterServer, TensorSpec
 
 __all__ = ["Listed", "add_addresses", "add_arguments", "listed", "ls", "rm"]
 

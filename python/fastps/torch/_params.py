@@ -16,8 +16,8 @@ from fastps._fastps import Sparse
 from fastps._shared.checks import invalid, number
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.worker.arguments import check_float32
 from fastps.worker.watched import Watched

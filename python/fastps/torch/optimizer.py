@@ -23,9 +23,9 @@ from fastps._shared.checks import at_least, invalid
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Mode
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastps._fastps import Versions
 from fastps._shared.text import ago
-from fastps.connection import ParameterServer
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["note_continuation"]
 

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar
 
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer
 from fastps.worker.run.groups import Groups
 
 __all__ = ["Own"]
