@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -613,10 +614,16 @@ class ParameterServer:
         return dict(self._native.transport)
 
     @property
+    def namespace(self) -> str | None:
+        """The namespace given to `connect`, or None."""
+        namespace: str | None = None if self._reattach is None else self._reattach[1].get("namespace")
+        return namespace
+
+    @property
     def run(self) -> str | None:
-        """The run given to `connect`, or None."""
-        run: str | None = None if self._reattach is None else self._reattach[1].get("run")
-        return run
+        """Deprecated spelling of `namespace`."""
+        warnings.warn("ps.run is now ps.namespace", DeprecationWarning, stacklevel=2)
+        return self.namespace
 
     @property
     def closed(self) -> bool:
@@ -659,7 +666,13 @@ class ParameterServer:
         parts = []
         for name, value in self._known().items():
             number = name in ("shards", "tensors")
-            parts.append(counted(value, name[:-1]) if number else f"run {value}" if name == "run" else value)
+            parts.append(
+                counted(value, name[:-1])
+                if number
+                else f"namespace {value}"
+                if name == "namespace"
+                else value
+            )
         return f"<fastps.{type(self).__name__} {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
@@ -673,7 +686,7 @@ class ParameterServer:
             servers = len(native.transport)
             known |= {"shards": servers} if servers else {}
             known["tensors"] = native.known_tensors
-            known |= {"run": self.run} if self.run is not None else {}
+            known |= {"namespace": self.namespace} if self.namespace is not None else {}
             known |= {"state": "closed"} if native.closed else {}
         except AttributeError:
             known["state"] = "not used yet"

@@ -10,6 +10,7 @@ mod client;
 mod connect;
 mod link;
 mod options;
+mod resolver;
 mod state;
 mod stranger;
 
@@ -17,4 +18,5 @@ pub use calls::checkpoint::Snapshot;
 pub use client::Client;
 pub use fastps_transport::TlsFiles;
 pub use options::{Ack, ConnectOptions, Transport};
+pub use resolver::Resolver;
 pub use state::waiting::{WaitsFor, on_wait};

@@ -68,6 +68,8 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Command:
     arguments: dict[str, str] = {}
     words: dict[str, str] = {}
     for action in parser._actions:
+        if action.help == argparse.SUPPRESS:  # a former spelling
+            continue
         choices = tuple(map(str, action.choices or ()))
         value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
         meaning = (action.help or "") % {**vars(action), "prog": name}

@@ -122,5 +122,5 @@ async fn of_shard(link: &Link, cut: Option<Cut>, deadline: Instant) -> Result<Sn
         async move { client.checkpoint(request(asked, left)).await }
     };
     let pb::CheckpointResponse { snapshot, path, bytes, slices } = call(link, deadline, ask).await?;
-    Ok(Snapshot { address: link.address.clone(), number: snapshot, path, bytes, slices })
+    Ok(Snapshot { address: link.address(), number: snapshot, path, bytes, slices })
 }

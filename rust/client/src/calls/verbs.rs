@@ -263,7 +263,7 @@ impl ParameterServer for Client {
             let answer = self.ask_stats(link, Vec::new(), deadline)?;
             let mut counters: Vec<_> = answer.counters.into_iter().collect();
             counters.sort();
-            shards.push((link.address.clone(), counters));
+            shards.push((link.address(), counters));
         }
         Ok(Stats { shards, client: self.shared.counters.list() })
     }
@@ -277,7 +277,7 @@ impl ParameterServer for Client {
     }
 
     fn transport(&self) -> Vec<(String, String)> {
-        self.links.iter().map(|link| (link.address.clone(), link.route.present())).collect()
+        self.links.iter().map(|link| (link.address(), link.route().present())).collect()
     }
 
     fn close(&self) {

@@ -5,6 +5,7 @@ pub(crate) mod fence;
 pub(crate) mod lost;
 pub(crate) mod map;
 pub(crate) mod places;
+pub(crate) mod resolution;
 pub(crate) mod run;
 pub(crate) mod runtime;
 pub(crate) mod shared;

@@ -6,6 +6,7 @@ use crate::state::fence::Fence;
 use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::places::Places;
+use crate::state::resolution::Resolution;
 use crate::state::runtime::{Process, lock};
 use crate::state::stats::{self, Counters};
 use fastps_core::codec::ErrorFeedback;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// The client's map.
     pub(crate) map: Arc<Map>,
     pub(crate) ack: Ack,
+    /// Questions where the servers are, if the client has a resolver.
+    pub(crate) resolution: Option<Arc<Resolution>>,
     pub(crate) checksums: Option<bool>,
     pub(crate) counters: Counters,
     /// Number of new incarnations of links.
