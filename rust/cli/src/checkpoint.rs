@@ -1,7 +1,7 @@
 //! `fastps checkpoint` and `fastps-server checkpoint`: data directories without a server, and snapshots of
 //! running servers.
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::Reading;
@@ -37,21 +37,11 @@ enum Command {
         /// optimizer state.
         #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
         cut: Option<String>,
-        /// Seconds to wait.
-        #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
-        timeout: Duration,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-        /// The CA that signed the servers' certificates (PEM).
-        #[arg(long, value_name = "FILE")]
-        tls_ca: Option<PathBuf>,
-        /// The client certificate, for servers that require one (PEM).
-        #[arg(long, value_name = "FILE")]
-        tls_cert: Option<PathBuf>,
-        /// The private key of --tls-cert (PEM).
-        #[arg(long, value_name = "FILE")]
-        tls_key: Option<PathBuf>,
+        #[command(flatten)]
+        reach: Reach,
     },
     /// List the snapshots of each shard. Servers may be running.
     List {
@@ -109,11 +99,13 @@ enum Command {
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         keep: usize,
     },
-    /// Write one safetensors file with every tensor under its name. No server may use the directory. Needs
-    /// memory for all tensors and their optimizer state.
+    /// Write one safetensors file with every tensor under its name, from a data directory that no server
+    /// uses, or from running servers. Needs memory for all tensors and their optimizer state.
+    #[command(allow_missing_positional = true)]
     Export {
-        /// The data directory.
-        dir: PathBuf,
+        /// The data directory, unless --servers is given.
+        #[arg(required_unless_present = "servers")]
+        dir: Option<PathBuf>,
         /// The file to write; it must not exist.
         file: PathBuf,
         /// Also write optimizer state, as NAME.SLOT.
@@ -125,7 +117,44 @@ enum Command {
         /// Use the newest cut over all shards, without later changes. Servers may be running.
         #[arg(long, conflicts_with = "accept_loss")]
         cut: bool,
+        /// Read from these running servers instead: host:port,host:port. All tensors are as of one moment;
+        /// pushes wait meanwhile, at most 2 seconds at a time.
+        #[arg(long, value_delimiter = ',', value_name = "ADDRESSES", conflicts_with_all = ["dir", "accept_loss", "cut"])]
+        servers: Vec<String>,
+        /// With --servers: only the tensors of this namespace, under their names in it.
+        #[arg(long, value_name = "NAME")]
+        namespace: Option<String>,
+        #[command(flatten)]
+        reach: Reach,
     },
+}
+
+/// How to reach running servers.
+#[derive(Debug, Args)]
+struct Reach {
+    /// Seconds to wait.
+    #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Duration,
+    /// The CA that signed the servers' certificates (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The client certificate, for servers that require one (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+}
+
+impl Reach {
+    fn has_tls(&self) -> bool {
+        self.tls_ca.is_some() || self.tls_cert.is_some() || self.tls_key.is_some()
+    }
+
+    fn options(self) -> ConnectOptions {
+        let tls = TlsFiles { cert: self.tls_cert, key: self.tls_key, ca: self.tls_ca };
+        ConnectOptions { timeout: self.timeout, tls, ..ConnectOptions::default() }
+    }
 }
 
 fn reading(accept_loss: bool, cut: bool) -> Reading {
@@ -175,10 +204,9 @@ fn connect(given: Vec<String>, options: ConnectOptions) -> Result<Arc<Client>> {
 /// Returns false if a check found damage.
 fn execute(command: Command) -> Result<bool> {
     match command {
-        Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
-            let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
-            let options = ConnectOptions { timeout, tls, ..ConnectOptions::default() };
-            let client = connect(addresses, options)?;
+        Command::Save { addresses, cut, json, reach } => {
+            let timeout = reach.timeout;
+            let client = connect(addresses, reach.options())?;
             let snapshots = match cut {
                 None => client.checkpoint(timeout)?,
                 Some(group) => client.checkpoint_of_cut(&group, timeout)?,
@@ -223,8 +251,21 @@ fn execute(command: Command) -> Result<bool> {
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
             Ok(true)
         }
-        Command::Export { dir, file, state, accept_loss, cut } => {
-            let done = fastps_durable::export(&dir, &file, state, reading(accept_loss, cut))?;
+        Command::Export { dir, file, state, accept_loss, cut, servers, namespace, reach } => {
+            let done = match dir {
+                Some(_) if namespace.is_some() || reach.has_tls() => {
+                    let why = "--namespace, --tls-ca, --tls-cert and --tls-key are for --servers";
+                    return Err(
+                        Error::new(Kind::Config, why).expected("--servers ADDRESSES", "a data directory")
+                    );
+                }
+                Some(dir) => fastps_durable::export(&dir, &file, state, reading(accept_loss, cut))?,
+                None => {
+                    let timeout = reach.timeout;
+                    let options = ConnectOptions { run: namespace, ..reach.options() };
+                    crate::export::of_servers(&*connect(servers, options)?, &file, state, timeout)?
+                }
+            };
             note(&done.notes);
             say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
             Ok(true)

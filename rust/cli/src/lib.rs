@@ -2,6 +2,7 @@
 
 mod bucket;
 mod checkpoint;
+mod export;
 mod log;
 mod signals;
 
