@@ -21,7 +21,7 @@ from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.variables import warn_of_unknown as _warn_of_unknown
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
-from fastps.connection import ParameterServer, TensorSpec, connect
+from fastps.connect import connect
 from fastps.errors import (
     CapacityError,
     ConfigError,
@@ -49,6 +49,7 @@ from fastps.errors import (
 )
 from fastps.evaluation import Evaluation, Evaluator, evaluator
 from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
+from fastps.parameter_server import ParameterServer, TensorSpec
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Lion, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import Store, _forked

@@ -303,9 +303,10 @@ def connect(
     tls_key: File | None = None,
     tls_server_name: str | None = None,
     ack: str = "applied",
-    run: str | None = None,
+    namespace: str | None = None,
     wait: float | None = None,
     name: str | None = None,
+    resolver: Callable[[], list[str]] | None = None,
 ) -> Client: ...
 def serve_cli(args: Sequence[str]) -> int: ...
 def checkpoint_cli(args: Sequence[str]) -> int: ...

@@ -20,8 +20,8 @@ from fastps import optim
 from fastps._shared import tensor_file
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
-from fastps.connection import ParameterServer, TensorSpec, check_ps
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
+from fastps.parameter_server import ParameterServer, TensorSpec, check_ps
 from fastps.store import Store
 
 __all__ = ["load", "save"]

@@ -28,9 +28,9 @@ from fastps._shared.handles import Receipts
 from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer, PushOptions, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer, PushOptions, check_ps
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
 from fastps.worker.arguments import check_float32

@@ -10,7 +10,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._shared.checks import integer_or_none
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer, attach, forked
+from fastps.parameter_server import ParameterServer, attach, forked
 
 __all__ = ["Store"]
 

@@ -119,6 +119,22 @@ def test_each_worker_knows_its_rank_and_the_servers(tmp_path: Path, torch_env: b
         assert variables == expected
 
 
+def test_ranks_of_several_machines_do_not_collide(tmp_path: Path) -> None:
+    """Two launchers at the same servers, which start no worker twice."""
+    show, found = script(tmp_path, SHOW), []
+    with fastps.serve() as server:
+        for node in ("0", "1"):
+            place = ["--nnodes", "2", "--node-rank", node, "--servers", server.addresses]
+            ran = run("-n", "2", *place, "--stagger", "0.05", show)
+            assert ran.returncode == 0, ran.stderr
+            assert f"2 workers (ranks {2 * int(node)} to {2 * int(node) + 1} of 4)" in ran.stderr
+            found += sorted(ran.stdout.splitlines())
+    for rank, line in enumerate(found):
+        prefix, _, variables = line.partition(" | ")
+        expected = {"FASTPS_ADDRESSES": server.addresses, "FASTPS_RANK": str(rank), "FASTPS_WORKERS": "4"}
+        assert (prefix, json.loads(variables)) == (f"rank {rank}", expected | {"RANK": str(rank)})
+
+
 def test_workers_share_the_cores(tmp_path: Path) -> None:
     """As torch's threads of two workers on the same cores wait for each other."""
     show = script(tmp_path, "import os; print(os.environ.get('OMP_NUM_THREADS'))")
@@ -364,6 +380,12 @@ def test_a_server_that_cannot_start_ends_the_run(tmp_path: Path) -> None:
         (["--servers", "a:1", "--shards", "2", "x.py"], 2, "--servers .* --shards is for servers to start"),
         (["--servers", "a:1", "--servers-only", "--", "true"], 2, "--servers-only is for servers to start"),
         (["-n", "2", "--servers-only", "--", "true"], 2, "-n is for workers"),
+        (["--nnodes", "2", "x.py"], 2, "needs --node-rank, this machine's number from 0 to 1"),
+        (["--nnodes", "2", "--node-rank", "2", "x.py"], 2, "--node-rank 2 is not below --nnodes 2"),
+        (["--node-rank", "1", "x.py"], 2, "--node-rank 1 is not below --nnodes 1"),
+        (["--nnodes", "2", "--node-rank", "1", "x.py"], 2, "needs servers that every machine reaches"),
+        (["--nnodes", "2", "--node-rank", "1", "--torch-env", "x.py"], 2, "--torch-env .* use torchrun"),
+        (["--nnodes", "2", "--servers-only", "--", "true"], 2, "--nnodes is for workers"),
         (["-n", "0", "x.py"], 2, "expected 1 or more"),
         (["--restart", "-1", "x.py"], 2, "expected 0 or more"),
         (["--stagger", "nan", "x.py"], 2, "expected seconds"),

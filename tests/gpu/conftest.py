@@ -66,7 +66,7 @@ def ps(request: pytest.FixtureRequest) -> Iterator[fastps.ParameterServer]:
         return
     server = request.getfixturevalue("server")
     run = f"r{time.monotonic_ns()}"
-    with fastps.connect(server.addresses, timeout=60.0, transport=request.param, run=run) as client:
+    with fastps.connect(server.addresses, timeout=60.0, transport=request.param, namespace=run) as client:
         yield client
 
 

@@ -28,11 +28,11 @@ class Net(nn.Module):
         return self.out(self.embed(rows)).mean()
 
 
-def fails(address, run, device, when):
+def fails(address, namespace, device, when):
     """An index is out of range in the last step. CUDA notices when the kernel runs, long after the call."""
     with (
         pretended() if REHEARSAL else contextlib.nullcontext() as gpu,
-        fastps.connect(address, run=run) as ps,
+        fastps.connect(address, namespace=namespace) as ps,
     ):
         net = Net().to(device)
         mode = fastps.Async(overlap=when == "overlap")
@@ -52,8 +52,8 @@ def fails(address, run, device, when):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("when", ["step", "overlap", "push_in_backward"])
 def test_a_failed_kernel(server, device, when):
-    with fastps.connect(server.addresses, run=f"failed-{when}") as ps:
-        with Child(fails, server.addresses, ps.run, device, when) as child:
+    with fastps.connect(server.addresses, namespace=f"failed-{when}") as ps:
+        with Child(fails, server.addresses, ps.namespace, device, when) as child:
             assert "CUDA error" in child.failure(60)
         # The last step was taken by no tensor, and the servers' other clients continue.
         assert {ps.versions(name)[name] for name in ps.names()} == {1 + STEPS}

@@ -205,7 +205,7 @@ def test_a_coordinator_dropped_at_any_message_is_resumed_with_the_same_bits(meth
     with fastps.serve(shards=2) as server:
 
         def run(moment, name):
-            with fastps.connect(server.addresses, run=name) as ps:
+            with fastps.connect(server.addresses, namespace=name) as ps:
                 objective.register(ps)
                 with monkeypatch.context() as patch:
                     made = dying(patch, moment)

@@ -40,7 +40,8 @@ MODULES = [
     "worker.watched",
     "worker.worker",
     "_fastps",
-    "connection",
+    "connect",
+    "parameter_server",
 ]
 
 

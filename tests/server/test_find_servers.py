@@ -84,7 +84,7 @@ def test_the_default_address_is_that_of_fastps_serve(
         assert list(ps.transport) == ["127.0.0.1:7070"]
 
 
-@pytest.mark.parametrize("command", [["status"], ["ls"], ["rm", "--run", "a"], ["checkpoint", "save"]])
+@pytest.mark.parametrize("command", [["status"], ["ls"], ["rm", "--namespace", "a"], ["checkpoint", "save"]])
 def test_an_error_says_where_the_address_is_from(command: list[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     ran = subprocess.run(

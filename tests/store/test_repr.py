@@ -22,9 +22,9 @@ def test_of_stores_and_servers():
     assert repr(store) == "<fastps.Store in process, 1 tensor, closed>"
     server = fastps.serve(shards=2)
     assert repr(server) == f"<fastps.Server {server.addresses}, 2 shards>"
-    with fastps.connect(server, run="a") as ps:
+    with fastps.connect(server, namespace="a") as ps:
         ps.register("w", ONES["w"], fastps.SGD())
-        assert repr(ps) == f"<fastps.ParameterServer {server.addresses}, 2 shards, 1 tensor, run a>"
+        assert repr(ps) == f"<fastps.ParameterServer {server.addresses}, 2 shards, 1 tensor, namespace a>"
     assert repr(ps).endswith(", closed>")
     server.stop()
     assert repr(server) == f"<fastps.Server {server.addresses}, 2 shards, stopped>"

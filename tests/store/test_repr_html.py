@@ -29,9 +29,9 @@ def test_of_stores_servers_and_connections():
     server = fastps.serve(shards=2)
     addresses = server.addresses
     assert rows(server._repr_html_()) == ("fastps.Server", {"addresses": addresses, "shards": "2"})
-    with fastps.connect(server, run="a") as ps:
+    with fastps.connect(server, namespace="a") as ps:
         ps.register("w", ONES["w"], fastps.SGD())
-        known = {"servers": addresses, "shards": "2", "tensors": "1", "run": "a"}
+        known = {"servers": addresses, "shards": "2", "tensors": "1", "namespace": "a"}
         assert rows(ps._repr_html_()) == ("fastps.ParameterServer", known)
     server.stop()
     assert rows(server._repr_html_())[1]["state"] == "stopped"

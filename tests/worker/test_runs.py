@@ -28,7 +28,7 @@ def filled(ps, value, group="default"):
 @pytest.fixture
 def runs(server):
     """Clients of run a, of run b, and of none."""
-    clients = [fastps.connect(server.addresses, run=run) for run in ("a", "b", None)]
+    clients = [fastps.connect(server.addresses, namespace=name) for name in ("a", "b", None)]
     yield clients
     for client in clients:
         client.close()
@@ -43,16 +43,38 @@ def test_each_run_has_names_of_its_own(runs):
     assert a.names() == b.names() == ["w"]
     assert none.names() == ["run:a/w", "run:b/w", "w"]
     assert (none.pull("run:b/w") == b.pull("w")).all()
-    assert (a.run, none.run) == ("a", None)
+    assert (a.namespace, none.namespace) == ("a", None)
     assert a.spec("w") == b.spec("w") == none.spec("w")
     assert a.another().names() == ["w"]
     with pickle.loads(pickle.dumps(b)) as copied:
-        assert (copied.run, copied.names()) == ("b", ["w"])
+        assert (copied.namespace, copied.names()) == ("b", ["w"])
     a.unregister("w")
     with pytest.raises(fastps.UnknownTensorError) as missing:
         a.pull("w")
     assert missing.value.tensor == "w"
     assert none.names() == ["run:b/w", "w"]
+
+
+def test_the_former_spelling_works_and_warns(server, capsys):
+    """One release long: `connect(run=)`, `ps.run`, `--run` and the JSON key."""
+    with pytest.warns(DeprecationWarning, match=r"connect\(run=\) is now connect\(namespace=\)") as warned:
+        ps = fastps.connect(server, run="a")
+    assert warned[0].filename == __file__
+    with ps:
+        filled(ps, 0)
+        with pytest.warns(DeprecationWarning, match=r"ps.run is now ps.namespace"):
+            assert ps.run == ps.namespace == "a"
+    with pytest.raises(fastps.ConfigError, match="run= is the old name of namespace="):
+        fastps.connect(server, run="a", namespace="a")
+    assert cli.main(["ls", server.addresses, "--run", "a", "--json"]) == 0
+    printed = capsys.readouterr()
+    (listed,) = json.loads(printed.out)
+    assert (listed["namespace"], listed["run"]) == ("a", "a")
+    assert "--run is deprecated: write --namespace" in printed.err
+    assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
+    assert capsys.readouterr().out.startswith("freed namespace a: 1 tensor")
+    for arguments in (["--run", "a", "--namespace", "a"], []):
+        assert cli.main(["rm", server.addresses, *arguments]) == 2
 
 
 def test_groups_and_portions_are_a_run_s(runs):
@@ -67,9 +89,9 @@ def test_groups_and_portions_are_a_run_s(runs):
 
 
 def test_names_of_runs_are_checked(server):
-    for run in ("", "a/b", "run:a", "a b", "ä", "x" * 65):
+    for name in ("", "a/b", "run:a", "a b", "ä", "x" * 65):
         with pytest.raises(fastps.ConfigError, match=r"a-z, A-Z, 0-9"):
-            fastps.connect(server.addresses, run=run)
+            fastps.connect(server.addresses, namespace=name)
 
 
 def test_runs_are_listed_and_freed(runs, server, capsys):
@@ -82,19 +104,19 @@ def test_runs_are_listed_and_freed(runs, server, capsys):
     out = capsys.readouterr().out
     lines = [re.sub(r" +\d s ago$", " now", line).split() for line in out.splitlines()]
     assert lines == [
-        ["RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST", "CHANGE"],
+        ["NAMESPACE", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST", "CHANGE"],
         ["-", "w", "4", "float32", "SGD", "1", "16", "now"],
         ["a", "w", "4", "float32", "SGD", "2", "16", "now"],
         ["b", "table", "3x2", "float32", "Adam", "1", "24", "now"],
     ]
-    assert cli.main(["ls", server.addresses, "--run", "b", "--json"]) == 0
+    assert cli.main(["ls", server.addresses, "--namespace", "b", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["group"], listed["optimizer"]["lr"]) == ("table", "g", 0.5)
-    assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
-    assert capsys.readouterr().out == "freed run a: 1 tensor, 16 bytes of values\n"
+    assert cli.main(["rm", server.addresses, "--namespace", "a"]) == 0
+    assert capsys.readouterr().out == "freed namespace a: 1 tensor, 16 bytes of values\n"
     assert none.names() == ["run:b/table", "w"]
-    assert cli.main(["rm", server.addresses, "--run", "a"]) == 1
-    assert "no run 'a'" in capsys.readouterr().err
+    assert cli.main(["rm", server.addresses, "--namespace", "a"]) == 1
+    assert "no namespace 'a'" in capsys.readouterr().err
 
 
 def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
@@ -102,8 +124,8 @@ def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
     data, file = tmp_path / "data", tmp_path / "model.safetensors"
     with fastps.serve(shards=2, data_dir=data) as server:
         with (
-            fastps.connect(server.addresses, run="exp1") as a,
-            fastps.connect(server.addresses, run="exp2") as b,
+            fastps.connect(server.addresses, namespace="exp1") as a,
+            fastps.connect(server.addresses, namespace="exp2") as b,
         ):
             model = nn.Linear(2, 1)
             named = model.named_parameters()
@@ -127,7 +149,7 @@ def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
 def test_a_worker_that_continues_a_run_says_so(runs, caplog):
     a, _, none = runs
     caplog.set_level(logging.INFO, "fastps")
-    for ps, what in [(a, "run a"), (none, "a model that was trained before")]:
+    for ps, what in [(a, "namespace a"), (none, "a model that was trained before")]:
         filled(ps, 0)
         with fastps.Worker(ps, {"w": ONES}, fastps.Async()) as first:
             assert not caplog.records
@@ -156,12 +178,12 @@ def test_another_model_under_the_same_names_names_the_run_and_the_ways_out(runs,
         fastps.torch.ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.1), **options).close()
 
     with pytest.raises(
-        fastps.ConfigError, match=r"in run a: .*prefix=.*run=.*rm ADDRESSES --run a"
+        fastps.ConfigError, match=r"in namespace a: .*prefix=.*namespace=.*rm ADDRESSES --namespace a"
     ) as refused:
         make(a)
     assert refused.value.tensor == "weight"
     make(a, prefix="other.")
-    assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
+    assert cli.main(["rm", server.addresses, "--namespace", "a"]) == 0
     make(a)
     for name in ("weight", "bias"):
         none.register(name, ONES, fastps.SGD(lr=0.1))
@@ -177,7 +199,7 @@ def test_runs_survive_a_restart(tmp_path):
     for start in range(2):
         with (
             fastps.serve(data_dir=tmp_path / "data") as server,
-            fastps.connect(server.addresses, run="a", ack="logged") as ps,
+            fastps.connect(server.addresses, namespace="a", ack="logged") as ps,
         ):
             if start == 0:
                 filled(ps, 3)
@@ -191,7 +213,7 @@ def test_the_last_change_is_of_the_server_s_life(tmp_path):
     for start in range(2):
         with (
             fastps.serve(shards=2, data_dir=tmp_path / "data") as server,
-            fastps.connect(server.addresses, run="a") as a,
+            fastps.connect(server.addresses, namespace="a") as a,
             fastps.connect(server.addresses) as ps,
         ):
             if start == 1:
@@ -203,7 +225,7 @@ def test_the_last_change_is_of_the_server_s_life(tmp_path):
             a.pull("w")
             ps.push("table", fastps.Sparse(np.array([199_999]), np.ones((1, 3), np.float32)))
             new, old = listed(ps)
-            assert (new.run, old.run) == (None, "a")
+            assert (new.namespace, old.namespace) == (None, "a")
             assert new.changed < old.changed
             assert 0.5 < old.changed < 60  # to about a second
             (mine,) = a._native.last_changes(["w"], None)

@@ -33,8 +33,8 @@ _COMMANDS = {
         "run": "start servers and the workers of a script on this machine",
         "serve": "run shard servers",
         "status": "show shards, workers and problems of a running cluster",
-        "ls": "list the tensors of a running cluster, by run",
-        "rm": "free the tensors of a run",
+        "ls": "list the tensors of a running cluster, by namespace",
+        "rm": "free the tensors of a namespace",
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
         "completion": "print a script that completes commands and options in a shell",
         "doctor": "check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
@@ -154,18 +154,18 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("status", add_help=False)
     lister = commands.add_parser(
         "ls",
-        description="List the tensors of a running cluster, by run, with their last change.",
+        description="List the tensors of a running cluster, by namespace, with their last change.",
     )
     runs.add_arguments(lister)
-    lister.add_argument("--run", metavar="NAME", help="list only the tensors of this run")
+    runs.add_namespace(lister, "list only the tensors of this namespace")
     lister.add_argument("--json", action="store_true", help="print one JSON list")
     lister.set_defaults(execute=runs.ls)
     remover = commands.add_parser(
         "rm",
-        description="Free all tensors of a run. The servers and later snapshots no longer have them.",
+        description="Free all tensors of a namespace. The servers and later snapshots no longer have them.",
     )
     runs.add_arguments(remover)
-    remover.add_argument("--run", metavar="NAME", required=True, help="the run whose tensors are freed")
+    runs.add_namespace(remover, "the namespace whose tensors are freed", required=True)
     remover.set_defaults(execute=runs.rm)
     _add(
         commands,

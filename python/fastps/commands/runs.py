@@ -1,4 +1,4 @@
-"""``fastps ls`` and ``fastps rm``: what a cluster holds, by run, and how to free it."""
+"""``fastps ls`` and ``fastps rm``: what a cluster holds, by namespace, and how to free it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastps._shared.process import EXIT_OK, CommandError
 from fastps._shared.text import ago
-from fastps.connection import ParameterServer, TensorSpec, connect
+from fastps.connect import connect
+from fastps.parameter_server import ParameterServer, TensorSpec
 
-__all__ = ["Listed", "add_addresses", "add_arguments", "listed", "ls", "rm"]
+__all__ = ["Listed", "add_addresses", "add_arguments", "add_namespace", "listed", "ls", "rm"]
 
-#: Prefix of the names of a run's tensors on the servers.
+#: Prefix of the names of a namespace's tensors on the servers.
 _MARK = "run:"
 #: Bytes of an element.
 _BYTES = {"float32": 4, "float64": 8}
@@ -24,14 +27,14 @@ class Listed(NamedTuple):
     """A tensor on the servers.
 
     Attributes:
-        run: Its run, or None.
-        spec: Its description, with its name in the run.
+        namespace: Its namespace, or None.
+        spec: Its description, with its name in the namespace.
         version: The smallest version of its slices.
         bytes: Of its values; optimizer state comes on top.
         changed: Seconds since it last changed; None if it has not changed since the servers' start.
     """
 
-    run: str | None
+    namespace: str | None
     spec: TensorSpec
     version: int
     bytes: int
@@ -39,19 +42,19 @@ class Listed(NamedTuple):
 
 
 def listed(ps: ParameterServer) -> list[Listed]:
-    """All tensors of a client without a run, by run and name."""
+    """All tensors of a client without a namespace, by namespace and name."""
     names = ps.names()
     versions = ps.versions(names)
     found = []
     for name, changed in zip(names, ps.native.last_changes(names, None), strict=True):
         spec = ps.spec(name)
-        run, own = None, name
+        namespace, own = None, name
         if name.startswith(_MARK) and "/" in name:
-            run, _, own = name.removeprefix(_MARK).partition("/")
+            namespace, _, own = name.removeprefix(_MARK).partition("/")
         spec = dataclasses.replace(spec, name=own)
         size = math.prod(spec.shape) * _BYTES[spec.dtype]
-        found.append(Listed(run, spec, versions[name], size, changed))
-    return sorted(found, key=lambda one: (one.run or "", one.spec.name))
+        found.append(Listed(namespace, spec, versions[name], size, changed))
+    return sorted(found, key=lambda one: (one.namespace or "", one.spec.name))
 
 
 def add_addresses(parser: argparse.ArgumentParser) -> None:
@@ -78,19 +81,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tls.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert")
 
 
+def add_namespace(parser: argparse.ArgumentParser, purpose: str, required: bool = False) -> None:
+    """The option ``--namespace``, and its former spelling."""
+    either = parser.add_mutually_exclusive_group(required=required)
+    either.add_argument("--namespace", metavar="NAME", help=purpose)
+    either.add_argument("--run", dest="namespace", action=_FormerSpelling, help=argparse.SUPPRESS)
+
+
+class _FormerSpelling(argparse.Action):
+    """The option ``--run``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"{parser.prog}: {option_string} is deprecated: write --{self.dest}", file=sys.stderr)
+        setattr(namespace, self.dest, values)
+
+
 def ls(args: argparse.Namespace) -> int:
-    """Prints the tensors of all runs, or of one."""
+    """Prints the tensors of all namespaces, or of one."""
     with _connect(args) as ps:
-        found = _of_run(listed(ps), args.run)
+        found = [one for one in listed(ps) if args.namespace in (None, one.namespace)]
     if args.json:
         print(json.dumps([_as_json(one) for one in found]))
         return EXIT_OK
-    rows = [("RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST CHANGE")]
-    for run, spec, version, size, changed in found:
+    rows = [("NAMESPACE", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST CHANGE")]
+    for namespace, spec, version, size, changed in found:
         shape = "x".join(map(str, spec.shape)) or "scalar"
         rule = type(spec.optimizer).__name__
         numbers = f"{version:,}", f"{size:,}", ago(changed)
-        rows.append((run or "-", spec.name, shape, spec.dtype, rule, *numbers))
+        rows.append((namespace or "-", spec.name, shape, spec.dtype, rule, *numbers))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:5], widths[:5], strict=True)]
@@ -100,15 +124,17 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def rm(args: argparse.Namespace) -> int:
-    """Frees all tensors of a run."""
+    """Frees all tensors of a namespace."""
     with _connect(args) as ps:
-        found = [one for one in listed(ps) if one.run == args.run]
+        found = [one for one in listed(ps) if one.namespace == args.namespace]
         if not found:
-            raise CommandError(f"there is no run {args.run!r}; fastps ls {','.join(ps.transport)} lists them")
+            raise CommandError(
+                f"there is no namespace {args.namespace!r}; fastps ls {','.join(ps.transport)} lists them"
+            )
         for one in found:
-            ps.unregister(f"{_MARK}{args.run}/{one.spec.name}")
+            ps.unregister(f"{_MARK}{args.namespace}/{one.spec.name}")
     tensors = f"{len(found)} tensor{'s' * (len(found) != 1)}"
-    print(f"freed run {args.run}: {tensors}, {sum(one.bytes for one in found):,} bytes of values")
+    print(f"freed namespace {args.namespace}: {tensors}, {sum(one.bytes for one in found):,} bytes of values")
     return EXIT_OK
 
 
@@ -117,19 +143,16 @@ def _connect(args: argparse.Namespace) -> ParameterServer:
     return connect(args.addresses, timeout=args.timeout, **tls)
 
 
-def _of_run(found: list[Listed], run: str | None) -> list[Listed]:
-    return [one for one in found if run is None or one.run == run]
-
-
 def _as_json(one: Listed) -> dict[str, Any]:
     spec = one.spec
     return {
-        "run": one.run,
+        "namespace": one.namespace,
+        "run": one.namespace,  # the former name
         "name": spec.name,
         "shape": list(spec.shape),
         "dtype": spec.dtype,
         "apply": spec.apply,
-        "group": spec.group.removeprefix(f"{_MARK}{one.run}/"),
+        "group": spec.group.removeprefix(f"{_MARK}{one.namespace}/"),
         "optimizer": {"name": type(spec.optimizer).__name__, **vars(spec.optimizer)},
         "version": one.version,
         "bytes": one.bytes,

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastps._shared.checks import integer, invalid
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import DeadlineError
+from fastps.parameter_server import ParameterServer, check_ps
 
 __all__ = ["Indices", "Portions", "Sampler"]
 

@@ -18,8 +18,8 @@ from fastps._shared.idioms.deprecated import renamed_argument
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DeadlineError, NonFiniteError, UnknownTensorError
+from fastps.parameter_server import ParameterServer, check_ps
 
 __all__ = ["Evaluation", "Evaluator", "evaluator"]
 

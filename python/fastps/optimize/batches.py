@@ -9,11 +9,11 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
-from fastps.connection import ParameterServer
 from fastps.errors import DeadlineError
 from fastps.optimize.objective import Objective
 from fastps.optimize.replica import Replica
 from fastps.optimize.vectors import BatchReport, Vectors
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["Batches", "LocalReplica"]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastps._shared.checks import as_seconds, flag, integer, invalid
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError, FencedError
 from fastps.optimize.batches import Batches, LocalReplica
 from fastps.optimize.coordinator import Coordinator
@@ -20,6 +19,7 @@ from fastps.optimize.objective import Objective, Task, shapes_of
 from fastps.optimize.result import OptimizeResult
 from fastps.optimize.state import Limits, Problem, State
 from fastps.optimize.vectors import Vectors
+from fastps.parameter_server import ParameterServer, check_ps
 
 __all__ = ["minimize"]
 

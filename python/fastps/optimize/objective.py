@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fastps._shared.checks import integer, invalid
 from fastps._shared.text import quoted
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["Objective", "Portion", "Task", "samples_of", "shapes_of"]
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fastps import _fastps
 from fastps._shared.checks import invalid
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError, UnknownTensorError
 from fastps.optimize.objective import Objective, Task, samples_of, shapes_of
+from fastps.parameter_server import ParameterServer, check_ps
 
 __all__ = ["Replica"]
 

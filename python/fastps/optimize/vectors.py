@@ -21,8 +21,8 @@ from fastps import _fastps
 from fastps._shared.checks import invalid
 from fastps._shared.countdown import Countdown
 from fastps._shared.text import quoted
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError, FencedError, StalePush, UnavailableError
+from fastps.parameter_server import ParameterServer, check_ps
 
 __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop", "exact_sum"]
 

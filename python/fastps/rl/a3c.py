@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastps._shared.checks import as_rate, at_least, flag, given
-from fastps.connection import ParameterServer
 from fastps.modes import Async, Hogwild, Mode
 from fastps.optim import Optimizer, RMSprop
+from fastps.parameter_server import ParameterServer
 from fastps.rl.algorithm import Algorithm, in_range
 from fastps.rl.playing.actions import Actions
 from fastps.rl.totals import is_shared

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from fastps._shared.checks import invalid
-from fastps.connection import ParameterServer
 from fastps.modes import Mode
 from fastps.optim import Optimizer
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["Algorithm", "in_range"]
 

@@ -15,10 +15,10 @@ from fastps._fastps import Sparse
 from fastps._shared.checks import as_rate, at_least, given
 from fastps._shared.kept import RETURNS
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, VersionsLost
 from fastps.modes import Async, Mode
 from fastps.optim import SGD, Adam, Optimizer
+from fastps.parameter_server import ParameterServer
 from fastps.rl.algorithm import Algorithm, in_range
 from fastps.rl.totals import is_shared
 

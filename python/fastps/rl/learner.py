@@ -21,8 +21,8 @@ from fastps._fastps import Versions
 from fastps._shared.checks import at_least, integer
 from fastps._shared.kept import FRAMES, OBSERVATIONS
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
 from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownOutcomeError, VersionsLost
+from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of

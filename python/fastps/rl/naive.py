@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastps._shared.checks import as_rate, at_least, flag, given
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.modes import Async, Hogwild, Mode, Sync
 from fastps.optim import Adam, Optimizer
+from fastps.parameter_server import ParameterServer
 from fastps.rl.algorithm import Algorithm, in_range
 from fastps.rl.playing.actions import Actions
 from fastps.rl.totals import is_shared

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.kept import SETTINGS
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
 from fastps.optim import SGD
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.rl.totals import is_shared
 
 __all__ = ["agree", "check", "disagreement", "present"]

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
 from fastps.errors import VersionsLost
 from fastps.optim import SGD
+from fastps.parameter_server import ParameterServer
 from fastps.store import Store
 
 __all__ = ["Moments", "Normalizer", "Totals", "after_losses", "is_shared"]

@@ -11,8 +11,8 @@ from torch import nn
 
 from fastps._shared.checks import at_least
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import FRAMES, Learner, Task, observations_of, updates_of

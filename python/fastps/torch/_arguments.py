@@ -12,8 +12,8 @@ import torch
 from fastps import optim
 from fastps._shared.checks import invalid
 from fastps._shared.text import hint
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _EXPECTED = "(params, ps, optimizer)"

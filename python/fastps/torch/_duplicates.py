@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["check_memory", "warn_of_other_names"]
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from fastps._shared.kept import NOTES
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
 from fastps.optim import SGD
+from fastps.parameter_server import ParameterServer
 from fastps.store import Store
 
 __all__ = ["note", "written"]

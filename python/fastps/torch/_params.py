@@ -16,8 +16,8 @@ from fastps._fastps import Sparse
 from fastps._shared.checks import invalid, number
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.worker.arguments import check_float32
 from fastps.worker.watched import Watched
@@ -309,9 +309,10 @@ def _taken(ps: ParameterServer, others: list[tuple[str, str, str]], what: str, c
     """Returns the error for names registered with another definition: shows both definitions."""
     name, ours, theirs = others[0]
     where, free = "", "unregister its tensors (ps.unregister)"
-    if ps.run is not None:
-        where, free = f" in run {ps.run}", f"free that run (fastps rm ADDRESSES --run {ps.run})"
-    own = "" if isinstance(ps, Store) else " or a run of its own (fastps.connect(..., run=...))"
+    if ps.namespace is not None:
+        where = f" in namespace {ps.namespace}"
+        free = f"free that namespace (fastps rm ADDRESSES --namespace {ps.namespace})"
+    own = "" if isinstance(ps, Store) else " or a namespace of its own (fastps.connect(..., namespace=...))"
     return ConfigError(
         f"{what}{where}: {quoted(name for name, _, _ in others)}",
         tensor=name,

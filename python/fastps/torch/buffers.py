@@ -17,9 +17,9 @@ from fastps._shared.handles import PushHandle
 from fastps._shared.kept import BUFFERS
 from fastps._shared.tensor_file import damaged
 from fastps._shared.types import Array, File
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError, NonFiniteError, ShapeError
 from fastps.optim import Average
+from fastps.parameter_server import ParameterServer
 from fastps.store import Store
 from fastps.torch import _file
 from fastps.torch._params import float32

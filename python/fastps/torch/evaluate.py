@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
 from fastps.evaluation import Evaluator
 from fastps.evaluation import evaluator as of_arrays
+from fastps.parameter_server import ParameterServer
 from fastps.torch._params import by_name
 from fastps.torch.buffers import common, floating, load
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 
 from fastps._shared.checks import invalid
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, DTypeError
 from fastps.optim import SGD
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.torch._duplicates import check_memory
 from fastps.torch._params import by_name
 

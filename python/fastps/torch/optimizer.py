@@ -17,9 +17,9 @@ from fastps import optim
 from fastps._shared.checks import at_least, invalid
 from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged

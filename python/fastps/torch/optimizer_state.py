@@ -14,8 +14,8 @@ from fastps import optim
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.checkpoint import new_state
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer
 from fastps.torch._params import Entry, check_unchanged, rounds_to, settings_of
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits, lookalike
 from fastps.worker import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fastps.connection import ParameterServer
+from fastps.parameter_server import ParameterServer
 from fastps.worker.run.seeds import digest, worker_seed
 
 __all__ = ["seed", "state"]

@@ -12,7 +12,7 @@ import torch
 from fastps import optim
 from fastps._shared.checks import invalid
 from fastps.checkpoint import new_state
-from fastps.connection import ParameterServer, check_ps
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.torch._duplicates import warn_of_other_names
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group
 

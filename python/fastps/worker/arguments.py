@@ -12,9 +12,9 @@ from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import hint, nearest, quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer
 from fastps.store import Store
 
 __all__ = [

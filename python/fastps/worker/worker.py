@@ -15,9 +15,9 @@ from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError, Lost, NonFiniteError
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.worker.arguments import (
     as_rates,

@@ -2,7 +2,7 @@
 //! running servers.
 
 use crate::addresses::{ADDRESSES, with_addresses};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::Reading;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Save, inspect, convert and copy snapshots. DIR is the --data-dir of the servers.
@@ -34,21 +35,11 @@ enum Command {
         /// group's optimizer state.
         #[arg(long, alias = "cut", value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
         consistent: Option<String>,
-        /// Seconds to wait.
-        #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
-        timeout: Duration,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-        /// The CA that signed the servers' certificates (PEM).
-        #[arg(long, value_name = "FILE")]
-        tls_ca: Option<PathBuf>,
-        /// The client certificate, for servers that require one (PEM).
-        #[arg(long, value_name = "FILE")]
-        tls_cert: Option<PathBuf>,
-        /// The private key of --tls-cert (PEM).
-        #[arg(long, value_name = "FILE")]
-        tls_key: Option<PathBuf>,
+        #[command(flatten)]
+        reach: Reach,
     },
     /// List the snapshots of each shard. Servers may be running.
     List {
@@ -106,11 +97,13 @@ enum Command {
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         keep: usize,
     },
-    /// Write one safetensors file with every tensor under its name. No server may use the directory. Needs
-    /// memory for all tensors and their optimizer state.
+    /// Write one safetensors file with every tensor under its name, from a data directory that no server
+    /// uses, or from running servers. Needs memory for all tensors and their optimizer state.
+    #[command(allow_missing_positional = true)]
     Export {
-        /// The data directory.
-        dir: PathBuf,
+        /// The data directory, unless --servers is given.
+        #[arg(required_unless_present = "servers")]
+        dir: Option<PathBuf>,
         /// The file to write; it must not exist.
         file: PathBuf,
         /// Also write optimizer state, as NAME.SLOT.
@@ -122,7 +115,44 @@ enum Command {
         /// Use the newest consistent snapshot of all shards, without later changes. Servers may be running.
         #[arg(long, alias = "cut", conflicts_with = "accept_loss")]
         consistent: bool,
+        /// Read from these running servers instead: host:port,host:port. All tensors are as of one moment;
+        /// pushes wait meanwhile, at most 2 seconds at a time.
+        #[arg(long, value_delimiter = ',', value_name = "ADDRESSES", conflicts_with_all = ["dir", "accept_loss", "consistent"])]
+        servers: Vec<String>,
+        /// With --servers: only the tensors of this namespace, under their names in it.
+        #[arg(long, value_name = "NAME")]
+        namespace: Option<String>,
+        #[command(flatten)]
+        reach: Reach,
     },
+}
+
+/// How to reach running servers.
+#[derive(Debug, Args)]
+struct Reach {
+    /// Seconds to wait.
+    #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Duration,
+    /// The CA that signed the servers' certificates (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The client certificate, for servers that require one (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+}
+
+impl Reach {
+    fn has_tls(&self) -> bool {
+        self.tls_ca.is_some() || self.tls_cert.is_some() || self.tls_key.is_some()
+    }
+
+    fn options(self) -> ConnectOptions {
+        let tls = TlsFiles { cert: self.tls_cert, key: self.tls_key, ca: self.tls_ca };
+        ConnectOptions { timeout: self.timeout, tls, ..ConnectOptions::default() }
+    }
 }
 
 fn reading(accept_loss: bool, consistent: bool) -> Reading {
@@ -161,13 +191,16 @@ fn has_deprecated_cut(args: &[OsString]) -> bool {
     options.any(|arg| arg == "--cut" || arg.starts_with("--cut="))
 }
 
+fn connect(addresses: Vec<String>, options: ConnectOptions) -> Result<Arc<Client>> {
+    with_addresses(addresses, |addresses| Client::connect(addresses, options))
+}
+
 /// Returns false if a check found damage.
 fn execute(command: Command) -> Result<bool> {
     match command {
-        Command::Save { addresses, consistent, timeout, json, tls_ca, tls_cert, tls_key } => {
-            let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
-            let options = ConnectOptions { timeout, tls, ..ConnectOptions::default() };
-            let client = with_addresses(addresses, |addresses| Client::connect(addresses, options))?;
+        Command::Save { addresses, consistent, json, reach } => {
+            let timeout = reach.timeout;
+            let client = connect(addresses, reach.options())?;
             let snapshots = match consistent {
                 None => client.checkpoint(timeout)?,
                 Some(group) => client.checkpoint_of_cut(&group, timeout)?,
@@ -212,8 +245,21 @@ fn execute(command: Command) -> Result<bool> {
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
             Ok(true)
         }
-        Command::Export { dir, file, state, accept_loss, consistent } => {
-            let done = fastps_durable::export(&dir, &file, state, reading(accept_loss, consistent))?;
+        Command::Export { dir, file, state, accept_loss, consistent, servers, namespace, reach } => {
+            let done = match dir {
+                Some(_) if namespace.is_some() || reach.has_tls() => {
+                    let why = "--namespace, --tls-ca, --tls-cert and --tls-key are for --servers";
+                    return Err(
+                        Error::new(Kind::Config, why).expected("--servers ADDRESSES", "a data directory")
+                    );
+                }
+                Some(dir) => fastps_durable::export(&dir, &file, state, reading(accept_loss, consistent))?,
+                None => {
+                    let timeout = reach.timeout;
+                    let options = ConnectOptions { run: namespace, ..reach.options() };
+                    crate::export::of_servers(&*connect(servers, options)?, &file, state, timeout)?
+                }
+            };
             note(&done.notes);
             say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
             Ok(true)

@@ -3,6 +3,7 @@
 mod addresses;
 mod bucket;
 mod checkpoint;
+mod export;
 mod log;
 mod signals;
 mod status;

@@ -55,7 +55,7 @@ impl Client {
 
     /// The shards' addresses, in the order of their indices.
     pub fn addresses(&self) -> Vec<String> {
-        self.links.iter().map(|link| link.address.clone()).collect()
+        self.links.iter().map(|link| link.address()).collect()
     }
 
     /// Fails once the client is closed, or its tensors are gone.
@@ -141,6 +141,9 @@ impl Client {
     pub(crate) fn shut(&self, within: Duration) {
         if self.shared.process.check().is_err() || self.closed.send_replace(true) {
             return;
+        }
+        if let Some(resolution) = &self.shared.resolution {
+            resolution.close();
         }
         let goodbyes: Vec<_> = self.links.iter().filter_map(goodbye).collect();
         self.links.iter().for_each(|link| link.close());

@@ -16,6 +16,7 @@ use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::memberships::Memberships;
 use crate::state::report::Reports;
+use crate::state::resolution::Resolution;
 use crate::state::run::RunNames;
 use crate::state::runtime::{Driver, Process, random};
 use crate::state::shared::Shared;
@@ -63,9 +64,14 @@ struct Met {
 impl Client {
     /// Connects to a cluster by the addresses (`host:port` or `unix:///path`) of some or all of its shards,
     /// in any order.
+    ///
+    /// With a resolver, that names the addresses, and `addresses` is not used.
     pub fn connect(addresses: &[String], options: ConnectOptions) -> Result<Arc<Self>> {
         let deadline = after(options.timeout);
-        if addresses.is_empty() {
+        let resolution =
+            options.resolver.clone().map(|resolver| Resolution::new(resolver, options.transport));
+        let addresses = if resolution.is_none() { addresses } else { &[] };
+        if addresses.is_empty() && resolution.is_none() {
             return Err(Error::new(Kind::Config, "no address to connect to")
                 .expected("host:port or unix:///path", "nothing"));
         }
@@ -75,8 +81,11 @@ impl Client {
         let driver = Driver::start(options.spin)?;
         let (secret, name) = (Secret::draw()?, options.name.clone());
         let caller = Caller { name, secret: secret.clone(), tls: tls.clone(), ack: options.ack, deadline };
-        let asked = addresses.to_vec();
-        let met = driver.drive(async |_| meet_cluster(asked, caller).await);
+        let given = addresses.to_vec();
+        let met = driver.drive(async |_| match &resolution {
+            Some(resolution) => meet_resolved(resolution, caller).await,
+            None => meet_cluster(given, caller).await,
+        });
         let met = met.inspect_err(|_| driver.end())?;
         let shared = Arc::new(Shared {
             process: Process::current(),
@@ -85,6 +94,7 @@ impl Client {
             name: options.name.clone(),
             map: Arc::new(Map::of(RunNames::new(options.run.as_deref())?)),
             ack: options.ack,
+            resolution,
             checksums: options.checksums,
             counters: Counters::default(),
             incarnations: AtomicU64::new(0),
@@ -96,11 +106,8 @@ impl Client {
             doubts: Mutex::default(),
         });
         let link = |met: Met| {
-            let own = met.hello.cluster.get(met.hello.shard as usize);
-            let direct = own.is_some_and(|own| is_same(own, &met.address));
-            let tls = tls.clone().filter(|_| unix::path(&met.address).is_none());
-            let route = ServerRoute::new(options.transport, direct, tls, options.spin);
-            Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, route)
+            let route = ServerRoute::new(met.address, options.transport, tls.clone(), options.spin);
+            Link::new(shared.clone(), met.channel, met.client, &met.hello, &driver, route)
         };
         let links: Links = met.into_iter().map(link).collect();
         let client = Self {
@@ -135,10 +142,26 @@ impl Client {
         for (own, link) in self.links.iter().zip(other.links.iter()) {
             let (known, reported) = (own.addressee().cluster_id, link.addressee().cluster_id);
             if known != reported && known != 0 && reported != 0 {
-                return Err(own.fenced(another_cluster(&own.address, known, reported)));
+                return Err(own.fenced(another_cluster(&own.address(), known, reported)));
             }
         }
         Ok(other)
+    }
+}
+
+/// Says hello to the servers that the resolver names. Asks it again while they do not answer.
+async fn meet_resolved(resolution: &Arc<Resolution>, caller: Caller) -> Result<Vec<Met>> {
+    let mut addresses = resolution.first(caller.deadline).await?;
+    loop {
+        let meeting = meet_cluster(addresses.clone(), caller.clone());
+        let others = tokio::select! {
+            met = meeting => {
+                resolution.found();
+                return met;
+            }
+            others = resolution.other_than(&addresses) => others,
+        };
+        addresses = others;
     }
 }
 

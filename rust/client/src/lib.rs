@@ -11,6 +11,7 @@ mod connect;
 mod inspect;
 mod link;
 mod options;
+mod resolver;
 mod state;
 mod stranger;
 
@@ -19,4 +20,5 @@ pub use client::Client;
 pub use fastps_transport::TlsFiles;
 pub use inspect::{ClusterView, ShardStats, ShardView, inspect};
 pub use options::{Ack, ConnectOptions, Transport};
+pub use resolver::Resolver;
 pub use state::waiting::{WaitsFor, on_wait};

@@ -1,7 +1,9 @@
 //! How a client connects.
 
+use crate::resolver::Resolver;
 use fastps_transport::tls::TlsFiles;
 use fastps_transport::wire::DEFAULT_SPIN;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Guarantee of a receipt.
@@ -36,6 +38,8 @@ pub struct ConnectOptions {
     /// The run whose tensors, groups and portions the client uses; `None`: those of no run, and those of
     /// every run by their full names.
     pub run: Option<String>,
+    /// Finds the servers, at first and when a connection is lost, in place of fixed addresses.
+    pub resolver: Option<Arc<dyn Resolver>>,
 }
 
 impl Default for ConnectOptions {
@@ -51,6 +55,7 @@ impl Default for ConnectOptions {
             tls_server_name: None,
             ack: Ack::Applied,
             run: None,
+            resolver: None,
         }
     }
 }

@@ -11,6 +11,7 @@ mod codecs;
 mod doctor;
 mod errors;
 mod openmp;
+mod resolver;
 mod results;
 mod server;
 mod settings;

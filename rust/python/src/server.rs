@@ -3,6 +3,7 @@
 use crate::call::{self, Here, Seconds};
 use crate::client::Client;
 use crate::errors::{self, OrRaise};
+use crate::resolver;
 use fastps_client::{Ack, ConnectOptions, TlsFiles, Transport};
 use fastps_server::ServerConfig;
 use pyo3::prelude::*;
@@ -14,7 +15,7 @@ use std::time::Duration;
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
 #[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200, tls_ca=None, tls_cert=None,
-                    tls_key=None, tls_server_name=None, ack="applied", run=None, wait=None, name=None))]
+                    tls_key=None, tls_server_name=None, ack="applied", namespace=None, wait=None, name=None, resolver=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -28,9 +29,10 @@ pub(crate) fn connect(
     tls_key: Option<PathBuf>,
     tls_server_name: Option<String>,
     ack: &str,
-    run: Option<String>,
+    namespace: Option<String>,
     wait: Option<Seconds>,
     name: Option<String>,
+    resolver: Option<Py<PyAny>>,
 ) -> PyResult<Client> {
     let ack = match ack {
         "applied" => Ack::Applied,
@@ -60,7 +62,8 @@ pub(crate) fn connect(
         tls,
         tls_server_name,
         ack,
-        run,
+        run: namespace,
+        resolver: resolver.map(|resolver| resolver::of(&addresses.join(", "), resolver)),
         checksums: defaults.checksums,
     };
     let title = addresses.join(", ");

@@ -121,7 +121,7 @@ def _from_help(name: str, text: str) -> Command:
     for short, long, value, written in line.findall(text):
         meaning = re.sub(r" \[env: .*?\](?= \[default|$)", "", written)
         options.append(Option((short, long) if short else (long,), re.sub("[ <>]", "", value), (), meaning))
-    arguments = _listed(text, "Arguments", r"<(\w+)>\S*")
+    arguments = _listed(text, "Arguments", r"[<\[](\w+)[>\]]\S*")
     return Command(
         name, text.partition("\n")[0], arguments, tuple(options), _listed(text, "Commands", r"(\w+)")
     )

@@ -19,6 +19,7 @@ __all__ = ["add_arguments", "execute"]
 USAGE = """\
 fastps run -n WORKERS [options] SCRIPT.py [ARGUMENTS]
        fastps run -n WORKERS [options] -- COMMAND [ARGUMENTS]
+       fastps run -n WORKERS --nnodes M --node-rank K --servers ADDRESSES [options] SCRIPT.py [ARGUMENTS]
        fastps run --servers-only [options] -- COMMAND [ARGUMENTS]"""
 
 EPILOG = """\
@@ -32,6 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps run``."""
     parser.usage, parser.epilog = USAGE, EPILOG
     parser.add_argument("-n", "--workers", type=_positive, metavar="WORKERS", help="number of workers (1)")
+    parser.add_argument(
+        "--nnodes",
+        type=_positive,
+        metavar="M",
+        help="number of machines that run this command, each with the same -n and --servers (1)",
+    )
+    parser.add_argument(
+        "--node-rank",
+        type=_count,
+        metavar="K",
+        help="this machine's number, from 0: its workers have the ranks from K x WORKERS on",
+    )
     parser.add_argument("--shards", type=_positive, metavar="N", help="number of servers to start (1)")
     parser.add_argument(
         "--servers",
@@ -92,6 +105,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         )
     for option, value in {
         "-n": args.workers,
+        "--nnodes": args.nnodes,
         "--restart": args.restart,
         "--torch-env": args.torch_env,
     }.items():
@@ -99,9 +113,12 @@ def _plan(args: argparse.Namespace) -> Plan:
             raise UsageError(f"{option} is for workers, and --servers-only starts none: give one of them")
     if addresses is None and not given and not args.servers_only:
         addresses = os.environ.get(VARIABLE, "").strip() or None
+    nodes = _nodes(args, addresses)
     return Plan(
         command=_command(args.script),
         workers=None if args.servers_only else args.workers or 1,
+        nodes=nodes,
+        node=args.node_rank or 0,
         addresses=addresses,
         shards=args.shards or 1,
         data_dir=args.data_dir,
@@ -109,6 +126,25 @@ def _plan(args: argparse.Namespace) -> Plan:
         stagger=args.stagger,
         torch_env=args.torch_env,
     )
+
+
+def _nodes(args: argparse.Namespace, addresses: str | None) -> int:
+    """The number of machines, from options that agree."""
+    nodes: int = args.nnodes or 1
+    if args.node_rank is not None and args.node_rank >= nodes:
+        raise UsageError(f"--node-rank {args.node_rank} is not below --nnodes {nodes}: machines count from 0")
+    if nodes == 1:
+        return nodes
+    if args.node_rank is None:
+        raise UsageError(f"--nnodes {nodes} needs --node-rank, this machine's number from 0 to {nodes - 1}")
+    if args.torch_env:
+        raise UsageError("--torch-env describes a group on one machine, and --nnodes several: use torchrun")
+    if addresses is None:
+        raise UsageError(
+            f"--nnodes {nodes} needs servers that every machine reaches: start them with fastps serve, and "
+            "give their addresses with --servers"
+        )
+    return nodes
 
 
 def _command(given: list[str]) -> list[str]:

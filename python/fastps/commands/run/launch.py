@@ -42,6 +42,8 @@ class Plan:
     Attributes:
         command: Command of each worker.
         workers: Number of workers; None: the command runs once, without a rank, and its output is unchanged.
+        nodes: Number of machines with as many workers each.
+        node: This machine's number; its ranks follow those of the machines before it.
         addresses: Addresses of running servers, separated by commas; None: servers are started.
         shards: Number of servers to start.
         data_dir: Data directory of these servers; None: they keep nothing.
@@ -52,6 +54,8 @@ class Plan:
 
     command: list[str]
     workers: int | None
+    nodes: int
+    node: int
     addresses: str | None
     shards: int
     data_dir: Path | None
@@ -65,7 +69,7 @@ class Rank:
     """A worker's place.
 
     Attributes:
-        number: The rank.
+        number: The rank, among the workers of all machines.
         due: When its worker starts, by the monotonic clock.
         worker: Its running worker.
         restarts: How often its worker has started again.
@@ -157,9 +161,12 @@ class Launch:
     def _watch(self, addresses: str) -> None:
         """Starts the workers and waits until every rank has ended."""
         plan = self._plan
-        self._ranks = [Rank(number, due=math.inf) for number in range(plan.workers or 1)]
+        here = plan.workers or 1
+        self._ranks = [Rank(plan.node * here + k, due=math.inf) for k in range(here)]
         self._ranks[0].due = time.monotonic()
         what = "COMMAND" if plan.workers is None else counted(plan.workers, "worker")
+        if plan.nodes > 1:
+            what += f" (ranks {self._ranks[0].number} to {self._ranks[-1].number} of {plan.nodes * here})"
         self._output.say(f"{counted(addresses.count(',') + 1, 'server')} at {addresses}, {what}")
         port = free_ports(1)[0] if plan.torch_env else None
         while True:
@@ -185,14 +192,15 @@ class Launch:
             if plan.workers > 1:  # threads of several workers on one core wait for each other
                 env.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // plan.workers)))
             env["FASTPS_RANK"] = env["RANK"] = str(rank.number)
-            env["FASTPS_WORKERS"] = str(plan.workers)
+            env["FASTPS_WORKERS"] = str(plan.nodes * plan.workers)
             if port is not None:
                 group = (str(plan.workers), str(rank.number), "127.0.0.1", str(port))
                 env |= dict(zip(_GROUP, group, strict=True))
         rank.worker = Worker(name, rank.number, plan.command, env, self._output)
         self._output.event("start", rank=rank.number, pid=rank.worker.process.pid, restart=rank.restarts)
         if rank.restarts == 0:
-            for following in self._ranks[rank.number + 1 : rank.number + 2]:
+            after = self._ranks.index(rank) + 1
+            for following in self._ranks[after : after + 1]:
                 following.due = time.monotonic() + plan.stagger
 
     def _check_worker(self, rank: Rank, worker: Worker) -> None:

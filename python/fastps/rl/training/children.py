@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from fastps._shared.process import hold_on_to
-from fastps.connection import ParameterServer, connect
+from fastps.connect import connect
 from fastps.errors import FastpsError, PartialPush
+from fastps.parameter_server import ParameterServer
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import Learner
 from fastps.rl.playing.making import MakeEnv

@@ -8,8 +8,8 @@ from pathlib import Path
 from fastps import checkpoint
 from fastps._shared import tensor_file
 from fastps._shared.types import File
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DamagedFileError
+from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.learner import FRAMES, Task, observations_of
 from fastps.rl.policy import Policy, Saved, read

@@ -17,8 +17,9 @@ from torch import nn
 
 from fastps._shared.checks import at_least, flag, invalid
 from fastps._shared.types import File
-from fastps.connection import ParameterServer, connect
+from fastps.connect import connect
 from fastps.errors import ConfigError, FastpsError
+from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import FRAMES, Task, observations_of

@@ -24,8 +24,8 @@ from fastps import optim
 from fastps._shared.tensor_file import damaged
 from fastps._shared.types import File
 from fastps.checkpoint import new_state
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.torch.state import State, Theirs, as_stored, missing, put, take, theirs
 
 

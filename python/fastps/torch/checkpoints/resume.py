@@ -19,8 +19,8 @@ from fastps._shared.checks import invalid
 from fastps._shared.files import replaced
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, ShapeError, UnknownTensorError
+from fastps.parameter_server import ParameterServer
 from fastps.torch import _file
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, rounds_to

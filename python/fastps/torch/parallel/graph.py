@@ -13,8 +13,8 @@ from torch import nn
 
 from fastps._shared.checks import integer, invalid
 from fastps._shared.text import numbers, quoted
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.torch._params import float32
 from fastps.torch.parallel.pieces import Piece, as_piece, text_of
 

@@ -10,9 +10,9 @@ import torch
 
 from fastps import optim
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer
 from fastps.torch._params import absent, float32
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.worker import Step

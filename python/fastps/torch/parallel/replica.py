@@ -17,10 +17,10 @@ from fastps import optim
 from fastps._shared.checks import as_seconds, at_least
 from fastps._shared.text import quoted
 from fastps.codecs import Codec
-from fastps.connection import ParameterServer
 from fastps.data import Portions
 from fastps.errors import ConfigError, ConnectionLostError, NonFiniteError
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.torch.parallel.batch import cut
 from fastps.torch.parallel.engine import Engine, Total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastps._fastps import Versions
 from fastps._shared.text import ago
-from fastps.connection import ParameterServer
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["note_continuation"]
 
@@ -20,7 +20,7 @@ def note_continuation(ps: ParameterServer, versions: Versions | None, alone: boo
     """
     updates = max((versions[name] for name in versions), default=1) - 1 if versions is not None else 0
     if updates:
-        what = "a model that was trained before" if ps.run is None else f"run {ps.run}"
+        what = "a model that was trained before" if ps.namespace is None else f"namespace {ps.namespace}"
         import logging  # here, because `import fastps` should bring little
 
         changes = ps.native.last_changes(list(versions), None) if versions is not None else []

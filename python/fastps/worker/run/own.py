@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar
 
-from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
+from fastps.parameter_server import ParameterServer
 from fastps.worker.run.groups import Groups
 
 __all__ = ["Own"]
@@ -38,7 +38,7 @@ class Own:
     entries: ClassVar[weakref.WeakSet[Own]] = weakref.WeakSet()
 
     def __init__(self, worker: object, ps: ParameterServer, groups: Groups, names: Iterable[str]) -> None:
-        self.about = (os.getpid(), threading.get_ident(), ps.run, groups.name, frozenset(names))
+        self.about = (os.getpid(), threading.get_ident(), ps.namespace, groups.name, frozenset(names))
         self._entry = weakref.finalize(worker, _leave, self, ps, groups)
         self.entries.add(self)
 

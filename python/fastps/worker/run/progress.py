@@ -7,7 +7,7 @@ from operator import sub
 
 from fastps._fastps import Versions
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
+from fastps.parameter_server import ParameterServer
 
 __all__ = ["Progress"]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from fastps._shared.checks import integer
 from fastps._shared.kept import NOTES
-from fastps.connection import ParameterServer, check_ps
 from fastps.errors import ConfigError
 from fastps.optim import SGD
+from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.worker.run.groups import Groups
 

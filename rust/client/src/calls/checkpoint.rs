@@ -5,7 +5,9 @@ use crate::link::state::Link;
 use crate::link::unary::{call, request};
 use crate::state::runtime::random;
 use crate::state::time::{after, jitter};
-use fastps_core::error::{Kind, Result};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::Versions;
+use fastps_core::verbs::PullTensors;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::passes;
 use futures_util::future::try_join_all;
@@ -85,13 +87,57 @@ impl Client {
         })
     }
 
-    async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
+    /// Reads these tensors as of one moment: holds all writes meanwhile, and reads again if a slice has
+    /// changed, since a server holds writes for at most 2 seconds. `read` gets the time that is left, and
+    /// returns the versions of the values that it has pulled first.
+    ///
+    /// # Errors
+    /// As `read`; and if the timeout passes before a read is quick enough.
+    pub fn read_at_one_moment<T>(
+        &self,
+        names: &[Arc<str>],
+        timeout: Duration,
+        mut read: impl FnMut(Duration) -> Result<(T, Versions)>,
+    ) -> Result<T> {
+        let deadline = after(timeout);
+        let left = || deadline.saturating_duration_since(Instant::now());
+        loop {
+            let cut = Cut { id: random()?.max(1), group: String::new() };
+            let attempt = self.block(self.hold_all(&cut, deadline)).and_then(|()| {
+                let (found, versions) = read(left())?;
+                let is_same = self.versions(names, left())?.tensors() == versions.tensors();
+                Ok(is_same.then_some(found))
+            });
+            self.block(async {
+                self.release(&cut).await;
+                Ok(())
+            })?;
+            let error = match attempt {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => changed(),
+                Err(error) if passes(&error) || error.kind == Kind::Deadline => error,
+                Err(error) => return Err(error),
+            };
+            let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(CUT_RETRY);
+            if Instant::now() + pause >= deadline {
+                return Err(error);
+            }
+            std::thread::sleep(pause + jitter(CUT_RETRY));
+        }
+    }
+
+    async fn hold_all(&self, cut: &Cut, deadline: Instant) -> Result<()> {
         // A shard that refuses for longer would hold up the writes of the others without need.
         let by = deadline.min(after(MAX_WRITE_HOLD / 2));
         for link in self.links.iter() {
             // Every client uses this order, so that two never wait for each other.
             hold(link, cut, MAX_WRITE_HOLD, by).await?;
         }
+        Ok(())
+    }
+
+    async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
+        self.hold_all(cut, deadline).await?;
         snapshots(&self.links, Some(cut.clone()), deadline).await
     }
 
@@ -101,6 +147,15 @@ impl Client {
             let _ = hold(link, cut, Duration::ZERO, after(CUT_RETRY)).await;
         }
     }
+}
+
+/// Error of a read that took longer than writes are held.
+fn changed() -> Error {
+    let why = "tensors changed while they were read: writes are held for at most 2 seconds";
+    Error::new(Kind::Deadline, why).expected(
+        "a faster connection, or a snapshot of the servers: fastps checkpoint save --cut",
+        "a longer read",
+    )
 }
 
 async fn hold(link: &Link, cut: &Cut, time: Duration, deadline: Instant) -> Result<()> {
@@ -122,5 +177,5 @@ async fn of_shard(link: &Link, cut: Option<Cut>, deadline: Instant) -> Result<Sn
         async move { client.checkpoint(request(asked, left)).await }
     };
     let pb::CheckpointResponse { snapshot, path, bytes, slices } = call(link, deadline, ask).await?;
-    Ok(Snapshot { address: link.address.clone(), number: snapshot, path, bytes, slices })
+    Ok(Snapshot { address: link.address(), number: snapshot, path, bytes, slices })
 }

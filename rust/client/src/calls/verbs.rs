@@ -263,7 +263,7 @@ impl ParameterServer for Client {
             let answer = self.ask_stats(link, Vec::new(), deadline)?;
             let mut counters: Vec<_> = answer.counters.into_iter().collect();
             counters.sort();
-            stats.shards.push((link.address.clone(), counters));
+            stats.shards.push((link.address(), counters));
             if link.shard() == 0 {
                 stats.workers = answer.sessions.into_iter().map(convert::worker_state_from_wire).collect();
                 stats.groups = answer.groups.into_iter().map(convert::group_state_from_wire).collect();
@@ -288,7 +288,7 @@ impl ParameterServer for Client {
     }
 
     fn transport(&self) -> Vec<(String, String)> {
-        self.links.iter().map(|link| (link.address.clone(), link.route.present())).collect()
+        self.links.iter().map(|link| (link.address(), link.route().present())).collect()
     }
 
     fn close(&self, within: Duration) {

@@ -33,6 +33,9 @@ impl Link {
     /// Notes that the server answers on this session.
     pub(crate) fn opened(&self) {
         lock(&self.queue).last_error = None;
+        if let Some(resolution) = &self.shared.resolution {
+            resolution.found();
+        }
     }
 
     /// Ends a session, or an attempt to begin one.
@@ -52,9 +55,9 @@ impl Link {
     pub(crate) fn recognize(&self, hello: &pb::HelloResponse) -> Result<()> {
         let known = self.cluster_id.load(Ordering::Acquire);
         let gone = if known != 0 && hello.cluster_id != 0 && known != hello.cluster_id {
-            another_cluster(&self.address, known, hello.cluster_id)
+            another_cluster(&self.address(), known, hello.cluster_id)
         } else if hello.shard == self.shard && hello.server != self.server() && !unary::keeps_data(hello) {
-            restarted_without_data(&self.address)
+            restarted_without_data(&self.address())
         } else {
             if hello.cluster_id != 0 {
                 self.cluster_id.store(hello.cluster_id, Ordering::Release);
@@ -75,6 +78,10 @@ impl Link {
     /// predecessor's knowledge of this client: then it has renewed the client's session, and unanswered
     /// frames are sent again, under their identity.
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
+        self.route().note(hello);
+        if let Some(resolution) = &self.shared.resolution {
+            resolution.note_listed(&hello.cluster);
+        }
         let mut queue = lock(&self.queue);
         if std::mem::replace(&mut queue.server, hello.server) != hello.server {
             self.restarted.store(true, Ordering::Relaxed);

@@ -2,11 +2,12 @@
 //!
 //! `session` drives a link: it opens a `stream` on a `route`, sends the frames of the `queue`, and hands the
 //! answers to `answer`, which delivers them to the `call` that a thread `wait`s for. `unary` makes control
-//! calls.
+//! calls, and `find` looks for a shard that has moved.
 
 mod answer;
 pub(crate) mod call;
 pub(crate) mod deadlines;
+mod find;
 mod incarnation;
 pub(crate) mod memberships;
 pub(crate) mod queue;

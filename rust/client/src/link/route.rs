@@ -1,9 +1,11 @@
 //! The route to one server: TCP, or on this machine its Unix socket or shared memory. A server named by its
 //! socket's path is reached only there.
 
+use crate::address::is_same;
 use crate::options::Transport;
 use crate::state::runtime::lock;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
 use fastps_transport::Socket;
 use fastps_transport::open_files;
 use fastps_transport::tls::ClientTls;
@@ -12,16 +14,18 @@ use fastps_transport::wire::LocalStream;
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The route to one server.
 #[derive(Debug)]
 pub(crate) struct ServerRoute {
+    pub(crate) address: String,
     asked: Transport,
     /// Set if the server was reached by the address that it reports, without a proxy.
-    direct: bool,
+    direct: AtomicBool,
     /// Over TCP, with TLS.
-    pub(crate) tls: Option<ClientTls>,
+    tls: Option<ClientTls>,
     /// How long a wait at a ring spins.
     spin: Duration,
     /// The transport in use, and the reason.
@@ -29,8 +33,25 @@ pub(crate) struct ServerRoute {
 }
 
 impl ServerRoute {
-    pub(crate) fn new(asked: Transport, direct: bool, tls: Option<ClientTls>, spin: Duration) -> Self {
-        Self { asked, direct, tls, spin, present: Mutex::new("not connected yet".to_owned()) }
+    pub(crate) fn new(address: String, asked: Transport, tls: Option<ClientTls>, spin: Duration) -> Self {
+        let (direct, present) = (AtomicBool::new(false), Mutex::new("not connected yet".to_owned()));
+        Self { address, asked, direct, tls, spin, present }
+    }
+
+    /// The route to a server at another address.
+    pub(crate) fn at(&self, address: String) -> Self {
+        Self::new(address, self.asked, self.tls.clone(), self.spin)
+    }
+
+    /// TLS, unless the server is reached through its Unix socket.
+    pub(crate) fn tls(&self) -> Option<&ClientTls> {
+        self.tls.as_ref().filter(|_| unix::path(&self.address).is_none())
+    }
+
+    /// Notes whether the server reports this address as its own.
+    pub(crate) fn note(&self, hello: &pb::HelloResponse) {
+        let own = hello.cluster.get(hello.shard as usize);
+        self.direct.store(own.is_some_and(|own| is_same(own, &self.address)), Ordering::Relaxed);
     }
 
     /// The transport in use, and the reason.
@@ -39,12 +60,13 @@ impl ServerRoute {
     }
 
     /// Connects to the server of this incarnation.
-    pub(crate) async fn connect(&self, address: &str, server: u64) -> Result<Socket> {
+    pub(crate) async fn connect(&self, server: u64) -> Result<Socket> {
+        let address = &*self.address;
         let named = unix::path(address);
         let local = named.map_or_else(|| unix::of(server).into(), Path::to_owned);
         let (socket, present) = match self.asked {
             Transport::Tcp => self.tcp(address, "asked for").await?,
-            Transport::Auto if named.is_none() && !self.direct => {
+            Transport::Auto if named.is_none() && !self.direct.load(Ordering::Relaxed) => {
                 self.tcp(address, "the server's own address is another one").await?
             }
             Transport::Auto => match shared(&local, self.spin).await {
@@ -72,8 +94,8 @@ impl ServerRoute {
     }
 
     async fn tcp(&self, address: &str, why: &str) -> Result<(Socket, String)> {
-        let socket = Socket::connect(address, self.tls.as_ref()).await.map_err(failed)?;
-        let how = if self.tls.is_some() { "tcp with TLS" } else { "tcp" };
+        let socket = Socket::connect(address, self.tls()).await.map_err(failed)?;
+        let how = if self.tls().is_some() { "tcp with TLS" } else { "tcp" };
         Ok((socket, format!("{how}: {why}")))
     }
 }

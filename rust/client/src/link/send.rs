@@ -94,7 +94,7 @@ impl Link {
                 pending.sender.sequence += 1 << 32;
             }
             stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
-            let crc32c = (self.checksums && !payload.is_empty()).then(|| convert::crc32c(&payload));
+            let crc32c = (self.has_checksums() && !payload.is_empty()).then(|| convert::crc32c(&payload));
             let header = pending.complete(*tag, queue.client, crc32c);
             return Poll::Ready(Some(pb::Frame { header: Some(header), payload }));
         }
@@ -164,10 +164,11 @@ impl Link {
         } else {
             ("the deadline passed", Kind::Deadline)
         };
-        let address = &self.address;
+        let address = self.address();
         match &queue.last_error {
             Some(error) => {
-                let message = format!("{what} without a connection to {address}: {}", error.message);
+                let message =
+                    format!("{what} without a connection to {address}: {}", self.in_trouble(&error.message));
                 Error::new(Kind::Connection, message)
             }
             None => Error::new(kind, format!("{what} before {address} answered")),

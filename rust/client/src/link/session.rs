@@ -1,10 +1,11 @@
 //! Drives a link: connects, says hello, sends the queue and takes answers, and starts over when the
 //! connection breaks.
 
+use crate::link::find::find;
 use crate::link::memberships;
 use crate::link::state::Link;
 use crate::link::stream::{Stream, broken};
-use crate::link::unary::{self, Who};
+use crate::link::unary::{self, CONNECT_TIMEOUT, Who};
 use crate::state::time::jitter;
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
@@ -22,19 +23,17 @@ const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Shortest time between two reports of a worker.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Limit on one attempt.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs until the link is closed.
 pub(crate) async fn drive(link: Arc<Link>) {
-    let mut pause = FIRST_RETRY_PAUSE;
+    let (mut pause, mut moved) = (FIRST_RETRY_PAUSE, false);
     while !link.is_closed() {
         let attempted = attempt(open(&link)).await;
         link.note_attempt(attempted.as_ref().err());
         let error = match attempted {
             Ok((session, stream)) => {
                 link.opened();
-                pause = FIRST_RETRY_PAUSE;
+                (pause, moved) = (FIRST_RETRY_PAUSE, false);
                 let Stream { mut connection, outbox, messages, borrower } = stream;
                 let pings = connection.ping_pong();
                 tokio::select! {
@@ -55,6 +54,12 @@ pub(crate) async fn drive(link: Arc<Link>) {
         link.end(error);
         if link.is_closed() || lease_lost {
             continue;
+        }
+        if let Some(resolution) = &link.shared.resolution {
+            let moved_before = std::mem::replace(&mut moved, find(&link, resolution).await);
+            if moved && !moved_before {
+                continue;
+            }
         }
         tokio::select! {
             () = tokio::time::sleep(jitter(pause)) => {}
@@ -83,7 +88,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         hello(link, false).await?;
     }
     memberships::rejoin(link).await;
-    let stream = Stream::open(&link.route, &link.address, link.server(), &link.shared.secret).await?;
+    let stream = Stream::open(&link.route(), link.server(), &link.shared.secret).await?;
     Ok((link.begin(), stream))
 }
 
@@ -106,12 +111,14 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         report: if link.shard() == 0 { shared.report.take() } else { None },
     };
     let answer = match unary::hello(link.channel()?, who, renew).await {
-        Err(error) if error.kind == Kind::Fenced => return Err(link.fenced(error)),
+        Err(error) if error.kind == Kind::Fenced && link.shared.resolution.is_none() => {
+            return Err(link.fenced(error));
+        }
         answer => answer?,
     };
     link.recognize(&answer)?;
     if answer.shard != link.shard() {
-        return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))
+        return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address()))
             .expected(link.shard(), answer.shard));
     }
     if answer.cluster.len() != link.shards {

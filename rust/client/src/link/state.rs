@@ -27,8 +27,7 @@ pub(crate) struct Link {
     /// Shards of its cluster.
     pub(crate) shards: usize,
     /// Set when payloads carry a CRC-32C.
-    pub(crate) checksums: bool,
-    pub(crate) address: String,
+    checksums: AtomicBool,
     /// Channel for control calls; a closed link has none, so that the connection ends.
     pub(crate) channel: Mutex<Option<Channel>>,
     pub(crate) lease: Duration,
@@ -37,7 +36,7 @@ pub(crate) struct Link {
     /// Set when the server is not the one that the client met first.
     pub(crate) restarted: AtomicBool,
     pub(crate) driver: Weak<Driver>,
-    pub(crate) route: ServerRoute,
+    route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) queue: Mutex<Queue>,
     /// Signals the driver that the link was closed or that its lease is lost.
@@ -49,7 +48,6 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        address: String,
         channel: Channel,
         client: u64,
         hello: &pb::HelloResponse,
@@ -57,17 +55,17 @@ impl Link {
         route: ServerRoute,
     ) -> Arc<Self> {
         let queue = Queue::new(client, hello.server);
+        route.note(hello);
         Arc::new(Self {
             shard: hello.shard,
             shards: hello.cluster.len(),
-            checksums: shared.checksums.unwrap_or_else(|| route.tls.is_none() && !is_loopback(&address)),
-            address,
+            checksums: AtomicBool::new(has_checksums(&shared, &route)),
             channel: Mutex::new(Some(channel)),
             lease: Duration::from_millis(u64::from(hello.lease_ms.max(300))),
             cluster_id: AtomicU64::new(hello.cluster_id),
             restarted: AtomicBool::new(false),
             driver: Arc::downgrade(driver),
-            route,
+            route: Mutex::new(Arc::new(route)),
             shared,
             queue: Mutex::new(queue),
             changed: Notify::new(),
@@ -91,7 +89,7 @@ impl Link {
         let tried = tokio::time::timeout_at(deadline.into(), first.wait_for(Option::is_some)).await;
         match tried.ok().and_then(|first| first.ok()?.clone()) {
             Some(Err(mut error)) if error.kind == Kind::Capacity => {
-                error.message = format!("cannot connect to {}: {}", self.address, error.message);
+                error.message = format!("cannot connect to {}: {}", self.address(), error.message);
                 Err(error.shard(self.shard))
             }
             _ => Ok(()),
@@ -105,6 +103,31 @@ impl Link {
     /// This link's incarnation.
     pub(crate) fn client(&self) -> u64 {
         lock(&self.queue).client
+    }
+
+    /// The shard's present address.
+    pub(crate) fn address(&self) -> String {
+        lock(&self.route).address.clone()
+    }
+
+    /// The route to that address.
+    pub(crate) fn route(&self) -> Arc<ServerRoute> {
+        lock(&self.route).clone()
+    }
+
+    pub(crate) fn has_checksums(&self) -> bool {
+        self.checksums.load(Ordering::Relaxed)
+    }
+
+    /// Follows the shard to another address.
+    pub(crate) fn move_to(&self, address: String, channel: Channel) {
+        let route = self.route().at(address);
+        self.checksums.store(has_checksums(&self.shared, &route), Ordering::Relaxed);
+        *lock(&self.route) = Arc::new(route);
+        // A closed link has none.
+        if let Some(present) = &mut *lock(&self.channel) {
+            *present = channel;
+        }
     }
 
     pub(crate) fn channel(&self) -> Result<Channel> {
@@ -188,15 +211,35 @@ impl Link {
         }
     }
 
+    /// Returns whether a call that failed in this way may succeed at another address.
+    pub(crate) fn may_move(&self, error: &Error) -> bool {
+        let elsewhere =
+            error.kind == Kind::Precondition && error.shard.is_some_and(|shard| shard != self.shard);
+        self.shared.resolution.is_some() && (error.kind == Kind::Fenced || elsewhere)
+    }
+
+    /// Adds the resolver's trouble to the reason for a missing connection.
+    pub(crate) fn in_trouble(&self, why: &str) -> String {
+        match self.shared.resolution.as_ref().and_then(|resolution| resolution.trouble()) {
+            Some(trouble) => format!("{why}; {trouble}"),
+            None => why.to_owned(),
+        }
+    }
+
     /// Reason for the wait of an unanswered frame.
     pub(crate) fn waits_for(&self) -> (WaitsFor, String) {
         let queue = lock(&self.queue);
         if queue.session == 0 {
-            return waiting::server(&self.address, queue.last_error.as_ref().map(|error| &*error.message));
+            return waiting::server(&self.address(), queue.last_error.as_ref().map(|error| &*error.message));
         }
-        let text = format!("waiting for an answer of shard {} at {}", self.shard, self.address);
+        let text = format!("waiting for an answer of shard {} at {}", self.shard, self.address());
         (WaitsFor::Answer, text)
     }
+}
+
+/// Returns whether payloads on a route carry a CRC-32C.
+fn has_checksums(shared: &Shared, route: &ServerRoute) -> bool {
+    shared.checksums.unwrap_or_else(|| route.tls().is_none() && !is_loopback(&route.address))
 }
 
 /// Error of every call on a closed client.
@@ -208,7 +251,7 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
             .field("shard", &self.shard)
-            .field("address", &self.address)
+            .field("address", &self.address())
             .finish_non_exhaustive()
     }
 }

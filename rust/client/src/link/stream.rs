@@ -32,14 +32,9 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Connects to the server with this incarnation, for the client with this secret.
-    pub(crate) async fn open(
-        route: &ServerRoute,
-        address: &str,
-        server: u64,
-        secret: &Secret,
-    ) -> Result<Self> {
-        let (scheme, authority) = (tls::scheme(route.tls.as_ref()), unix::authority(address));
-        let socket = route.connect(address, server).await?;
+    pub(crate) async fn open(route: &ServerRoute, server: u64, secret: &Secret) -> Result<Self> {
+        let (scheme, authority) = (tls::scheme(route.tls()), unix::authority(&route.address));
+        let socket = route.connect(server).await?;
         let borrower = socket.borrower();
         let (mut requests, mut connection) = Builder::new()
             .max_frame_size(MAX_FRAME)

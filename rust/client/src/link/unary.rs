@@ -21,6 +21,8 @@ use tonic::{Request, Response, Status};
 /// Calls with the client's secret and their addressee.
 pub(crate) type Control = ControlClient<InterceptedService<Channel, CallHeaders>>;
 
+/// Limit on one attempt to connect.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(20);
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -120,7 +122,7 @@ where
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
         let attempt = tokio::time::timeout(left, send(client, left));
         let what = || match &before {
-            Some(error) => waiting::server(&link.address, Some(&error.message)),
+            Some(error) => waiting::server(&link.address(), Some(&error.message)),
             None => link.waits_for(),
         };
         let error = match wait.on(attempt, what).await {
@@ -134,7 +136,8 @@ where
         // Waits for a server that is not ready, such as a recovering one, for at least the retry time that it
         // reports.
         let retry_after = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
-        let again = convert::passes(&error) && Instant::now() + pause.max(retry_after) < deadline;
+        let again = (convert::passes(&error) || link.may_move(&error))
+            && Instant::now() + pause.max(retry_after) < deadline;
         if !again {
             return Err(named(link, error));
         }
@@ -145,7 +148,7 @@ where
 }
 
 fn late(link: &Link, before: Option<Error>) -> Error {
-    let mut message = format!("the deadline passed before {} answered", link.address);
+    let mut message = format!("the deadline passed before {} answered", link.address());
     if let Some(before) = before {
         message = format!("{message}; the attempt before: {}", before.message);
     }
@@ -154,7 +157,7 @@ fn late(link: &Link, before: Option<Error>) -> Error {
 
 fn named(link: &Link, mut error: Error) -> Error {
     if error.kind == Kind::Connection {
-        error.message = format!("no connection to {}: {}", link.address, error.message);
+        error.message = format!("no connection to {}: {}", link.address(), link.in_trouble(&error.message));
     }
     error.shard(link.shard())
 }

@@ -6,6 +6,7 @@ pub(crate) mod lost;
 pub(crate) mod map;
 pub(crate) mod memberships;
 pub(crate) mod report;
+pub(crate) mod resolution;
 pub(crate) mod run;
 pub(crate) mod runtime;
 pub(crate) mod shared;

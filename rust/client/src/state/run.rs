@@ -20,7 +20,7 @@ impl RunNames {
         let Some(name) = name else { return Ok(Self::default()) };
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if name.is_empty() || name.len() > MAX_RUN || !name.chars().all(allowed) {
-            return Err(Error::new(Kind::Config, "invalid run").expected(
+            return Err(Error::new(Kind::Config, "invalid namespace").expected(
                 format!("1 to {MAX_RUN} of the characters a-z, A-Z, 0-9, '.', '_' and '-'"),
                 format!("{name:?}"),
             ));

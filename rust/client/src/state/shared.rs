@@ -7,6 +7,7 @@ use crate::state::lost::Losses;
 use crate::state::map::Map;
 use crate::state::memberships::Memberships;
 use crate::state::report::Reports;
+use crate::state::resolution::Resolution;
 use crate::state::runtime::{Process, lock};
 use crate::state::stats::{self, Counters};
 use fastps_core::codec::ErrorFeedback;
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     /// The client's map.
     pub(crate) map: Arc<Map>,
     pub(crate) ack: Ack,
+    /// Questions where the servers are, if the client has a resolver.
+    pub(crate) resolution: Option<Arc<Resolution>>,
     pub(crate) checksums: Option<bool>,
     pub(crate) counters: Counters,
     /// Number of new incarnations of links.

@@ -1,4 +1,4 @@
-//! Exports a data directory as one safetensors file, with each tensor whole and under its name.
+//! Exports tensors as one safetensors file, each whole and under its name.
 
 use crate::files::io::{failed, sync_directory};
 use crate::files::names::UNFINISHED_SUFFIX;
@@ -8,7 +8,9 @@ use crate::snapshot::safetensors::{Layout, TensorDigest};
 use crate::tools::source::{Reading, Source, Tensor};
 use crate::tools::target::parent;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::TensorSpec;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 /// The result of an export.
@@ -22,23 +24,68 @@ pub struct Exported {
     pub notes: Vec<String>,
 }
 
-/// Writes a safetensors file with every tensor of `source` and, with `state`, every slot of its optimizer
-/// (`name.slot`), with the SHA-256 of each in the metadata. The file appears when it is durable.
-pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Result<Exported> {
-    let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
-    if file.exists() {
-        return taken(format!("{} already exists", file.display()));
+/// Receives bytes.
+type Sink<'s> = &'s mut dyn FnMut(&[u8]) -> Result<()>;
+
+/// Values of a tensor, or a slot of its optimizer, for a file.
+pub struct ExportPart<'a> {
+    name: String,
+    spec: &'a TensorSpec,
+    bytes: Box<dyn Fn(Sink<'_>) -> Result<()> + 'a>,
+}
+
+impl<'a> ExportPart<'a> {
+    /// The values of a tensor, or its slot of this name. `bytes` passes them on, little-endian, each time
+    /// that it is called.
+    pub fn new(
+        spec: &'a TensorSpec,
+        slot: Option<&str>,
+        bytes: impl Fn(Sink<'_>) -> Result<()> + 'a,
+    ) -> Self {
+        let name = slot.map_or(spec.name.to_string(), |slot| format!("{}.{slot}", spec.name));
+        Self { name, spec, bytes: Box::new(bytes) }
     }
+}
+
+impl fmt::Debug for ExportPart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExportPart").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Writes a safetensors file with every tensor of `source` and, with `state`, every slot of its optimizer
+/// (`name.slot`).
+pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Result<Exported> {
+    check_is_new(file)?;
+    let source = Source::open(source, reading)?;
+    let tensors = source.tensors()?;
+    let parts: Vec<_> = tensors.iter().flat_map(|tensor| parts(tensor, state)).collect();
+    let bytes = write_parts(file, &parts)?;
+    Ok(Exported { tensors: tensors.len() as u64, bytes, notes: source.notes.clone() })
+}
+
+/// Fails if there is such a file.
+pub fn check_is_new(file: &Path) -> Result<()> {
+    if !file.exists() {
+        return Ok(());
+    }
+    let why = format!("{} already exists", file.display());
+    Err(Error::new(Kind::Config, why).expected("a new file", file.display()))
+}
+
+/// Writes a new safetensors file with the SHA-256 of each part in the metadata. It appears when it is
+/// durable. Returns its length.
+pub fn write_parts(file: &Path, parts: &[ExportPart<'_>]) -> Result<u64> {
+    let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
+    check_is_new(file)?;
     let Some(name) = file.file_name() else {
         return taken(format!("{} is not a file name", file.display()));
     };
     let mut unfinished = name.to_owned();
     unfinished.push(UNFINISHED_SUFFIX);
     let path = file.with_file_name(&unfinished);
-    let source = Source::open(source, reading)?;
-    let tensors = source.tensors()?;
     let mut output = Output::create(&path)?;
-    let written = write(&tensors, state, &mut output).and_then(|()| {
+    let written = write(parts, &mut output).and_then(|()| {
         let bytes = output.finish()?.bytes;
         std::fs::rename(&path, file).map_err(|error| failed("rename", &path, &error))?;
         sync_directory(parent(file))?;
@@ -47,55 +94,44 @@ pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Resu
     if written.is_err() {
         let _ = remove(&path);
     }
-    Ok(Exported { tensors: tensors.len() as u64, bytes: written?, notes: source.notes.clone() })
+    written
 }
 
-fn write(tensors: &[Tensor<'_>], state: bool, output: &mut Output) -> Result<()> {
+fn write(parts: &[ExportPart<'_>], output: &mut Output) -> Result<()> {
     let (mut layout, mut digests) = (Layout::default(), BTreeMap::new());
-    for tensor in tensors {
-        let spec = &tensor.holding.spec;
-        for (part, name) in parts(tensor, state) {
-            let name = layout.add(name, spec.shape.clone(), spec.dtype, spec.elements());
-            let mut digest = TensorDigest::new(&spec.shape, spec.dtype);
-            each(tensor, part, |bytes| {
-                digest.update(bytes);
-                Ok(())
-            })?;
-            digests.insert(name, digest.finish());
-        }
+    for ExportPart { name, spec, bytes } in parts {
+        let name = layout.add(name.clone(), spec.shape.clone(), spec.dtype, spec.elements());
+        let mut digest = TensorDigest::new(&spec.shape, spec.dtype);
+        bytes(&mut |bytes| {
+            digest.update(bytes);
+            Ok(())
+        })?;
+        digests.insert(name, digest.finish());
     }
     layout.add_digests(&digests)?;
     output.write(&layout.header()?)?;
-    for tensor in tensors {
-        for (part, _) in parts(tensor, state) {
-            each(tensor, part, |bytes| output.write(bytes).map(drop))?;
-        }
+    for part in parts {
+        (part.bytes)(&mut |bytes| output.write(bytes).map(drop))?;
     }
     Ok(())
 }
 
-/// The values of a tensor, or a slot of its optimizer.
-#[derive(Clone, Copy)]
-enum Exportable {
-    Values,
-    Slot(usize),
-}
-
-/// Parts of a tensor in the file, with their names.
-fn parts(tensor: &Tensor<'_>, state: bool) -> Vec<(Exportable, String)> {
+/// Parts of a tensor in the file.
+fn parts<'a>(tensor: &'a Tensor<'_>, state: bool) -> Vec<ExportPart<'a>> {
     let spec = &tensor.holding.spec;
     let slots = spec.optimizer.slots().into_iter().filter(|_| state).enumerate();
-    let slots = slots.map(|(slot, name)| (Exportable::Slot(slot), format!("{}.{name}", spec.name)));
-    std::iter::once((Exportable::Values, spec.name.to_string())).chain(slots).collect()
+    let slots =
+        slots.map(|(slot, name)| ExportPart::new(spec, Some(name), move |to| each(tensor, Some(slot), to)));
+    std::iter::once(ExportPart::new(spec, None, |to| each(tensor, None, to))).chain(slots).collect()
 }
 
-/// Calls `to` with the bytes of a part, slice by slice. A slice stores its slots consecutively.
-fn each(tensor: &Tensor<'_>, part: Exportable, mut to: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+/// Passes on the values of a tensor or a slot, slice by slice. A slice stores its slots consecutively.
+fn each(tensor: &Tensor<'_>, slot: Option<usize>, to: Sink<'_>) -> Result<()> {
     for slice in &tensor.slices {
         let (image, bytes) = (slice.image()?, slice.bytes());
-        match part {
-            Exportable::Values => to(image.values.as_ref())?,
-            Exportable::Slot(slot) => to(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])?,
+        match slot {
+            None => to(image.values.as_ref())?,
+            Some(slot) => to(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])?,
         }
     }
     Ok(())

@@ -52,6 +52,17 @@ pub(crate) struct Tensor<'a> {
     pub(crate) slices: Vec<Arc<Slice>>,
 }
 
+/// Error of a directory that a server uses.
+fn in_use(mut error: Error) -> Error {
+    if error.kind == Kind::Config {
+        error.message.push_str(
+            ". Stop it first, or read from it with `fastps checkpoint export --servers ADDRESSES FILE`; --cut reads its \
+             newest cut",
+        );
+    }
+    error
+}
+
 impl Source {
     pub(crate) fn open(data_dir: &Path, reading: Reading) -> Result<Self> {
         match reading {
@@ -65,7 +76,7 @@ impl Source {
         let folders = shards_in(data_dir)?;
         let (mut locked, mut origins) = (Vec::new(), Vec::new());
         for shard in &folders {
-            let directory = Directory::lock_existing(&shard_folder(data_dir, *shard))?;
+            let directory = Directory::lock_existing(&shard_folder(data_dir, *shard)).map_err(in_use)?;
             origins.push(recovery::origin(&directory)?);
             locked.push(directory);
         }

@@ -1,34 +1,32 @@
-"""`ParameterServer`, the methods of every store and client, and `connect`."""
+"""`ParameterServer`, the methods of every store and client."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, SupportsIndex, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
-from fastps._shared.addresses import default_addresses
-from fastps._shared.checks import integer, invalid, number
+from fastps._shared.checks import number
 from fastps._shared.countdown import Countdown
-from fastps._shared.files import warn_if_shared
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
-from fastps._shared.types import Array, File
+from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.errors import ConfigError, FastpsError, ForkError, Lost, UnknownTensorError
+from fastps.errors import ConfigError, ForkError, Lost, UnknownTensorError
 from fastps.optim import SGD, Optimizer
 from fastps.server import Server
 
-__all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps", "connect"]
+__all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps"]
 
 Arrays = Mapping[str, Any]
 
@@ -619,10 +617,16 @@ class ParameterServer:
         return dict(self._native.transport)
 
     @property
+    def namespace(self) -> str | None:
+        """The namespace given to `connect`, or None."""
+        namespace: str | None = None if self._reattach is None else self._reattach[1].get("namespace")
+        return namespace
+
+    @property
     def run(self) -> str | None:
-        """The run given to `connect`, or None."""
-        run: str | None = None if self._reattach is None else self._reattach[1].get("run")
-        return run
+        """Deprecated spelling of `namespace`."""
+        warnings.warn("ps.run is now ps.namespace", DeprecationWarning, stacklevel=2)
+        return self.namespace
 
     @property
     def closed(self) -> bool:
@@ -665,7 +669,13 @@ class ParameterServer:
         parts = []
         for name, value in self._known().items():
             number = name in ("shards", "tensors")
-            parts.append(counted(value, name[:-1]) if number else f"run {value}" if name == "run" else value)
+            parts.append(
+                counted(value, name[:-1])
+                if number
+                else f"namespace {value}"
+                if name == "namespace"
+                else value
+            )
         return f"<fastps.{type(self).__name__} {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
@@ -679,7 +689,7 @@ class ParameterServer:
             servers = len(native.transport)
             known |= {"shards": servers} if servers else {}
             known["tensors"] = native.known_tensors
-            known |= {"run": self.run} if self.run is not None else {}
+            known |= {"namespace": self.namespace} if self.namespace is not None else {}
             known |= {"state": "closed"} if native.closed else {}
         except AttributeError:
             known["state"] = "not used yet"
@@ -750,124 +760,3 @@ def check_ps(given: object, name: str = "ps") -> None:
     elif given is not None:
         got = f"an object of type {type(given).__name__}"
     raise ConfigError(f"invalid {name}", expected=expected, got=got, advice=cure)
-
-
-def _addresses(given: Any) -> str:
-    """Addresses as one string; `given` is the argument of `connect`."""
-    if isinstance(given, Server):
-        return given.addresses
-    if isinstance(given, str):
-        listed = given.split(",")
-    elif isinstance(given, Iterable) and not isinstance(given, bytes):
-        listed = [_address(one) for one in given]
-    else:
-        return _address(given)
-    if len(listed) > 1 and all(len(one) <= 1 for one in listed):
-        expected = "server.addresses as it is, a str, or the list server.address_list"
-        got = f"the characters of a str, {listed[0]!r}, {listed[1]!r}, ..."
-        raise ConfigError("invalid addresses", expected=expected, got=got)
-    return ",".join(listed)
-
-
-def _address(one: Any) -> str:
-    if isinstance(one, str):
-        return one
-    if isinstance(one, SupportsIndex) and not isinstance(one, bool):
-        return f"127.0.0.1:{integer('port', one, 1, 65535)}"
-    raise invalid("addresses", "a Server, a port, 'host:port' or a list of these", one)
-
-
-def connect(
-    addresses: str | int | Server | Iterable[str | int] | None = None,
-    timeout: float = 30.0,
-    check_finite: bool = True,
-    transport: Literal["tcp", "unix", "shm"] | None = None,
-    *,
-    tls_ca: File | None = None,
-    tls_cert: File | None = None,
-    tls_key: File | None = None,
-    tls_server_name: str | None = None,
-    spin_us: int = 200,
-    ack: Literal["applied", "logged"] = "applied",
-    run: str | None = None,
-    wait: float | None = None,
-    name: str | None = None,
-) -> ParameterServer:
-    """Connects to the shards of a parameter server.
-
-    A client that waits for a server for more than a second logs a warning to the logger ``"fastps"``, once
-    per wait; a slow answer of a reachable server is an ``INFO`` record.
-
-    Args:
-        addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others, each at the address that it reports. Or the result of `fastps.serve`, which then runs
-            as long as this client exists, or a port of this machine, such as 7070.
-            ``"unix:///path"`` is a server on this machine that listens on this path (``--listen-unix``); it
-            is used only through that socket, without TLS. Shards that are not listed are reached over TCP, so
-            list the sockets of all. None: the value of the environment variable ``FASTPS_ADDRESSES``, which
-            ``fastps run`` sets; without it, ``127.0.0.1:7070``.
-        timeout: Seconds after which a call fails; each method can override it.
-        check_finite: Scan gradients for NaN and infinity before anything is sent. False skips that scan:
-            servers still refuse slices with such values, but other slices of the same push may be applied by
-            then (`PartialPush`).
-        transport: ``"tcp"``, ``"unix"`` or ``"shm"`` fixes how gradients and values reach the servers. By
-            default, servers of the same user on this machine are reached through shared memory (or a Unix
-            socket if they have no memory for that), others over TCP; `ParameterServer.transport` says which
-            and why. ``"tcp"`` cannot be combined with ``"unix:///path"``.
-        spin_us: Busy-poll time before a call sleeps, in microseconds (adaptive; 0 disables it; at most 1 s).
-            Polling shortens calls and occupies a core.
-        ack: The meaning of a receipt. ``"applied"``: the push is in the server's memory. ``"logged"``: it is
-            also in the server's log on disk (``--data-dir``), so it survives a crash of the process or
-            machine; a push then waits for the disk. Of `hogwild` tensors only snapshots survive.
-        run: The name of a run (1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``): a separate name space for
-            tensors, groups and portions, so that several runs can use one server. None: names belong to no
-            run, and those of run ``a`` begin with ``run:a/``. ``fastps ls`` and ``fastps rm`` list and free
-            runs.
-        wait: Seconds to wait for servers that do not answer yet, such as ones that start later; None: as long
-            as `timeout`.
-        name: The client's name in logs and statistics of the servers, at most 256 bytes; None: ``"pid N"``.
-        tls_ca: Use TLS, and trust servers whose certificate is signed by a CA in this PEM file.
-        tls_cert: This client's certificate (PEM), followed by its issuers, for servers that require one.
-        tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
-        tls_server_name: The name in the servers' certificates, if it is not the host of their address.
-
-    Returns:
-        A `ParameterServer`, to be used as a context manager. It can be pickled (for ``spawn``); the copy
-        connects when first used.
-
-    Raises:
-        ConnectionLostError, DeadlineError: No server could be reached; the error lists the addresses.
-        PermissionDeniedError: A server's certificate is not trusted, a server rejects this client's
-            certificate, only one end uses TLS, or a Unix socket belongs to another user.
-        CapacityError: This process cannot open more files, or a server has no memory for another client.
-        ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
-            ``ack="logged"``.
-    """
-    text, source = default_addresses() if addresses is None else (_addresses(addresses), None)
-    warn_if_shared(tls_key, stacklevel=2)
-    options: dict[str, Any] = {
-        "timeout": number("timeout", timeout),
-        "check_finite": check_finite,
-        "transport": transport,
-        "spin_us": spin_us,
-        "ack": ack,
-        "tls_ca": tls_ca,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "tls_server_name": tls_server_name,
-    }
-    if run is not None:
-        options["run"] = run
-    if wait is not None:
-        options["wait"] = number("wait", wait)
-        if not 0 <= options["wait"] < math.inf:
-            raise invalid("wait", "a finite number of seconds >= 0", wait)
-    if name is not None:
-        options["name"] = name
-    try:
-        native = _fastps.connect(text, **options)
-    except FastpsError as error:
-        if source is not None:
-            error.args = (f"{error} ({text} is {source})",)
-        raise
-    return ParameterServer(native, (text, options), addresses if isinstance(addresses, Server) else None)
