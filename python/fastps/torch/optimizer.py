@@ -46,6 +46,7 @@ from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_wo
 from fastps.torch.seeds import state as random_state
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
+from fastps.worker.run.others import Others
 
 _log = logging.getLogger("fastps")
 #: Bytes of gradients that start a push during backward.
@@ -196,6 +197,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._hooks: list[Any] = []
         #: Set after the warning of a step without gradients.
         self._warned = False
+        #: None once it has nothing left to say.
+        self._others: Others | None = Others(mode)
         try:
             super().__init__(params, settings_of(optimizer))
             self._completing: Any = self.register_state_dict_post_hook(_complete)
@@ -335,6 +338,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._filled.show()
         if self._buffers is not None:
             self._buffers.stepped()
+        if self._others is not None and self._others.stepped(worker.staleness):
+            self._others = None
         if not raw and not self._warned:
             self._warned = True
             warnings.warn(_NO_GRADIENT, RuntimeWarning, stacklevel=3)
