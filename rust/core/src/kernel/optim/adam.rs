@@ -15,9 +15,9 @@
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 //!
-//! A step that momentum matching (`base/correction.rs`) gives a lower beta1, written b, weighs the old mean and the
-//! gradient as Adam's step t with b does. The mean stays scaled by `1 - beta1^t`, so any sequence of b leaves
-//! `m / (1 - beta1^t)` a weighted mean of the gradients, with a total weight of 1:
+//! A step that momentum matching (`base/correction.rs`) gives a lower beta1, written b, weighs the old mean
+//! and the gradient as Adam's step t with b does. The mean stays scaled by `1 - beta1^t`, so any sequence
+//! of b leaves `m / (1 - beta1^t)` a weighted mean of the gradients, with a total weight of 1:
 //!
 //! ```text
 //! r   = (1 - beta1^t) * (1 - b) / (1 - b^t)

@@ -30,8 +30,8 @@ pub(crate) trait Algorithm: SettingsTable {
         0.0
     }
 
-    /// The share of the old mean gradient that each step keeps, if the optimizer divides a mean gradient by its
-    /// bias.
+    /// The share of the old mean gradient that each step keeps, if the optimizer has such a mean and
+    /// divides it by its bias.
     fn beta1(&self) -> Option<f64> {
         None
     }
