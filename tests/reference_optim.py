@@ -255,6 +255,8 @@ class Adam(Reference):
         self.betas = betas
         self.eps = eps
         self.amsgrad = amsgrad
+        #: beta1 of the next steps, lowered by momentum matching; None: `betas[0]`. torch has none of this.
+        self.matched: float | None = None
         self.names = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if amsgrad else ())
 
     def update(self, p: Array, g: Array, lr: float) -> Array:
@@ -264,7 +266,8 @@ class Adam(Reference):
                 p = p * F32(1 - lr * self.weight_decay)
         else:
             g = self.decayed(p, g)
-        mean = lerp(self.state["exp_avg"], g, 1 - beta1)
+        old, weight = self.weights(beta1)
+        mean = lerp(self.state["exp_avg"] * F32(old), g, weight)
         self.state["exp_avg"] = mean
         square = addcmul(self.state["exp_avg_sq"] * F32(beta2), g, g, 1 - beta2)
         self.state["exp_avg_sq"] = square
@@ -274,6 +277,20 @@ class Adam(Reference):
             square = np.maximum(self.state["max_exp_avg_sq"], square)
             self.state["max_exp_avg_sq"] = square
         return addcdiv(p, mean, sqrt(square) / F32(correction) + F32(self.eps), -step_size)
+
+    def weights(self, beta1: float) -> tuple[float, float]:
+        """Factor on the old mean, and weight of the gradient.
+
+        With a matched beta1, the corrected mean moves to the gradient as it does in step t of Adam with that
+        beta1; the mean that is stored is the corrected one times ``1 - beta1**t``.
+        """
+        t, matched = self.steps, self.matched
+        if matched is None or matched == beta1 or t == 1:
+            return 1.0, 1 - beta1
+        now, before = 1 - beta1**t, 1 - beta1 ** (t - 1)
+        weight = now * (1 - matched) / (1 - matched**t)
+        kept = matched * (1 - matched ** (t - 1)) / (1 - matched**t) * now / before
+        return (kept / (1 - weight) if weight < 1 else 0.0), weight
 
 
 class AdamW(Adam):

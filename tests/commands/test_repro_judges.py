@@ -77,6 +77,10 @@ def some_ways(**changed):
     return switch_off
 
 
+def unmatched(real, **more):
+    return real(**{**more, "momentum_matching": False})
+
+
 def downpour_alone(rates):
     return fastps.Adagrad(lr=rates["adagrad"]), 1, fastps.Local(1, 1, lr=rates["adagrad"])
 
@@ -144,8 +148,8 @@ def slow_portions(patch):
 PERTURBED = {
     "implicit-momentum": [one_worker],
     "best-momentum": [one_worker],
-    "momentum-matching": [without("Async", "momentum_matching")],
-    "matching-at-small-rates": [without("Async", "momentum_matching")],
+    "momentum-matching": [replace("Async", unmatched)],
+    "matching-at-small-rates": [replace("Async", unmatched)],
     "downpour-adagrad": [one_worker, replace("Adagrad", lambda _, lr: fastps.SGD(lr=10 * lr))],
     "downpour-tuned": [replace("Adagrad", lambda _, lr: USELESS)],
     "n-push": [

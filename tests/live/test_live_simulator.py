@@ -57,12 +57,14 @@ def booth(x, y):
 
 FUNCTIONS = dict(zip(PROBLEMS, (beale, rosenbrock, saddle, himmelblau, quadratic, booth), strict=True))
 
+#: The page's mode, if its settings say nothing else.
+PLAIN = fastps.Async(momentum_matching=False)
 #: A mode, and the settings that choose it.
 MODES = [
-    (fastps.Async(), {}),
-    (fastps.Async(delay_adaptive=False), {"delay_adaptive": 0}),
-    (fastps.Async(max_staleness=2), {"max_staleness": 2}),
-    (fastps.Async(3, "reject", False), {"max_staleness": 3, "on_stale": 1, "delay_adaptive": 0}),
+    (PLAIN, {}),
+    (fastps.Async(delay_adaptive=False, momentum_matching=False), {"delay_adaptive": 0}),
+    (fastps.Async(max_staleness=2, momentum_matching=False), {"max_staleness": 2}),
+    (fastps.Async(3, "reject", False, False), {"max_staleness": 3, "on_stale": 1, "delay_adaptive": 0}),
     (fastps.Async(momentum_matching=True), {"momentum_matching": 1}),
     (
         fastps.Local(3, 2, lr=0.002, overlap=False),
@@ -73,7 +75,7 @@ MODES = [
     (fastps.Bounded(2), {"mode": 2, "bound": 2}),
     (fastps.Sync(workers=5), {"mode": 3}),
     (fastps.Sync(workers=4, backup=1), {"mode": 3, "backup": 1}),
-    (fastps.WarmStart(6, then=fastps.Async()), {"mode": 4, "warm_steps": 6}),
+    (fastps.WarmStart(6, then=PLAIN), {"mode": 4, "warm_steps": 6}),
 ]
 CODECS = [None, fastps.BFloat16(), fastps.Int8(), fastps.Int8(stochastic=True, seed=7), fastps.OneBit()]
 
@@ -143,7 +145,7 @@ def test_every_mode_is_that_of_simulate(module, mode, named):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_polynomial_has_the_same_gradients(module, name):
-    run, *expected = simulated(module, name, fastps.Async(), delay=0.25)
+    run, *expected = simulated(module, name, PLAIN, delay=0.25)
     module.advance(run, INFINITY, 80.0, 1 << 20)
     compare(module, run, *expected)
     module.destroy(run)
@@ -151,7 +153,7 @@ def test_every_polynomial_has_the_same_gradients(module, name):
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_every_codec(module, codec):
-    run, *expected = simulated(module, "Booth", fastps.Async(), codec)
+    run, *expected = simulated(module, "Booth", PLAIN, codec)
     module.advance(run, INFINITY, 80.0, 1 << 20)
     compare(module, run, *expected)
     module.destroy(run)
@@ -167,7 +169,7 @@ OPTIMIZERS = [
 def test_every_optimizer(module, optimizer):
     # An average of gradients leaves all bounds.
     updates = 8 if isinstance(optimizer, fastps.Average) else 80
-    run, *expected = simulated(module, "Himmelblau", fastps.Async(), optimizer=optimizer, updates=updates)
+    run, *expected = simulated(module, "Himmelblau", PLAIN, optimizer=optimizer, updates=updates)
     module.advance(run, INFINITY, float(updates), 1 << 20)
     compare(module, run, *expected)
     module.destroy(run)
@@ -175,7 +177,7 @@ def test_every_optimizer(module, optimizer):
 
 @pytest.mark.parametrize(
     ("mode", "named"),
-    [MODES[0], MODES[8], MODES[10], (fastps.WarmStart(6, then=fastps.Async()), {"mode": 4, "warm_steps": 6})],
+    [MODES[0], MODES[8], MODES[10], (fastps.WarmStart(6, then=PLAIN), {"mode": 4, "warm_steps": 6})],
     ids=["Async", "Bounded", "Sync", "WarmStart"],
 )
 def test_workers_that_are_killed_pause_and_join(module, mode, named):

@@ -487,7 +487,7 @@ def test_what_a_mode_is_made_of():
         with pytest.raises(fastps.ConfigError) as caught:
             fastps.Async(**wrong)
         assert next(iter(wrong)) in str(caught.value)
-    assert fastps.Async() == fastps.Async(None, "scale", True, False)
+    assert fastps.Async() == fastps.Async(None, "scale", True, True)
 
 
 @pytest.mark.parametrize("mode", [fastps.Async(), fastps.Local(push_every=5, lr=1.0)], ids=str)

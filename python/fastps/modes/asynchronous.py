@@ -26,8 +26,11 @@ class Async(Mode):
         delay_adaptive: Scale a gradient by min(1, C / tau), where C is the number of workers that push to
             the slice (Koloskova et al. 2022, Mishchenko et al. 2022). This changes nothing for one worker or
             equally fast ones; a much slower worker does less harm.
-        momentum_matching: Reduces the optimizer's momentum (SGD's, RMSprop's) by what asynchrony adds
-            (Mitliagkas et al. 2016): with A = mu / (1 - mu) - (C - 1) it is A / (1 + A), and 0 where A <= 0.
+        momentum_matching: Reduces the optimizer's momentum mu (of SGD and RMSprop; beta1 of Adam and AdamW,
+            except for sparse gradients) by what asynchrony adds (Mitliagkas et al. 2016): with
+            A = mu / (1 - mu) - (C - 1) it is A / (1 + A), and 0 where A <= 0. This changes nothing for one
+            worker, and keeps the rate that was chosen with one usable with more. With SGD at a much smaller
+            rate, all momentum is gain: set False there.
         overlap: True: the fetch of step k is installed at the end of step k + 1, so push and fetch of a step
             run while the next gradient is computed; gradients are then computed at values one step old.
             False: the fetch is installed at the end of step k.
@@ -38,13 +41,13 @@ class Async(Mode):
         ConfigError: An argument is out of range.
 
     >>> fastps.Async(max_staleness=8)
-    Async(max_staleness=8, on_stale='scale', delay_adaptive=True, momentum_matching=False, overlap=False)
+    Async(max_staleness=8, on_stale='scale', delay_adaptive=True, momentum_matching=True, overlap=False)
     """
 
     max_staleness: int | None = None
     on_stale: Literal["scale", "reject"] = "scale"
     delay_adaptive: bool = True
-    momentum_matching: bool = False
+    momentum_matching: bool = True
     overlap: bool = field(default=False, kw_only=True)
 
     exchanges: ClassVar[bool] = True

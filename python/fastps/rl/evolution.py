@@ -83,7 +83,7 @@ class EvolutionStrategies(Algorithm):
             raise ConfigError(
                 "EvolutionStrategies cannot train in a shared store", expected=expected, got=got
             )
-        return Async(max_staleness=0, on_stale="reject", delay_adaptive=False)
+        return Async(0, "reject", delay_adaptive=False, momentum_matching=False)
 
     def register(self, ps: ParameterServer) -> None:
         # A row per pair: the version of the model, and the returns with its noise added and subtracted.

@@ -93,7 +93,7 @@ class Naive(Algorithm):
                     "Naive(sync=True) cannot train in a shared store", expected=expected, got=got
                 )
             return Sync(self.workers, self.backup, self.deterministic)
-        return Hogwild() if is_shared(ps) else Async()
+        return Hogwild() if is_shared(ps) else Async(momentum_matching=False)
 
     def turns(self, learner: Learner) -> Iterator[None]:
         share = -(-self.steps // self.workers) if self.sync else self.steps

@@ -42,6 +42,7 @@ from fastps.torch.step.ahead import Ahead, hooks_of
 from fastps.torch.step.arguments import check_buffers, check_optimizer, mode_of, rank_of
 from fastps.torch.step.groups import check_group
 from fastps.worker import Step, Worker
+from fastps.worker.run.others import Others
 
 _log = logging.getLogger("fastps")
 #: Hooks of all optimizers. If this torch keeps them elsewhere, every step takes the hooked path.
@@ -172,6 +173,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._hooks: list[Any] = []
         #: Set after the warning of a step without gradients.
         self._warned = False
+        #: None once it has nothing left to say.
+        self._others: Others | None = Others(mode)
         try:
             super().__init__(params, settings_of(optimizer))
             self._completing: Any = self.register_state_dict_post_hook(_complete)
@@ -304,6 +307,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._filled.show()
         if self._buffers is not None:
             self._buffers.stepped()
+        if self._others is not None and self._others.stepped(worker.staleness):
+            self._others = None
         if not raw and not self._warned:
             self._warned = True
             warnings.warn(_NO_GRADIENT, RuntimeWarning, stacklevel=3)

@@ -264,6 +264,11 @@ class Worker:
         """
         return self._fetches.installed
 
+    @property
+    def staleness(self) -> int | None:
+        """Internal: largest staleness of the pushes acknowledged in the last step; None if there are none."""
+        return self._tally.told[0]
+
     # -- training --------------------------------------------------------------------------------------------
 
     def step(self, grads: Mapping[str, Any], *, lr: Rates = None, loss: float | None = None) -> None:

@@ -40,6 +40,7 @@ struct Pushed {
     lr: f64,
     scale: f32,
     momentum: f64,
+    beta1: Option<f64>,
     shared_by: Vec<u8>,
 }
 
@@ -60,6 +61,7 @@ impl Pushed {
             lr: self.lr,
             scale: self.scale,
             momentum: self.momentum,
+            beta1: self.beta1,
             shared_by: Identities::new(&self.shared_by).unwrap_or_default(),
         }
     }
@@ -74,21 +76,11 @@ fn pushed() -> impl Strategy<Value = Pushed> {
     let base = (any::<u64>(), any::<Option<u64>>()).prop_map(|(version, own)| Base { version, own });
     let rows = vec(any::<[u8; 4]>(), 0..9).prop_map(|rows| rows.concat());
     let options = (proptest::option::of(base), any::<bool>(), any::<bool>(), proptest::option::of(rows));
-    let factors = (any::<f64>(), any::<f32>(), any::<f64>());
+    let factors = (any::<f64>(), any::<f32>(), any::<f64>(), any::<Option<f64>>());
     let shared_by = vec(any::<[u8; Identities::BYTES]>(), 0..5).prop_map(|identities| identities.concat());
     (any::<[u64; 5]>(), action, options, (vec(any::<u8>(), 0..300), shared_by), factors).prop_map(
-        |(numbers, action, (base, hogwild, once, rows), (body, shared_by), (lr, scale, momentum))| Pushed {
-            numbers,
-            action,
-            base,
-            hogwild,
-            once,
-            rows,
-            body,
-            lr,
-            scale,
-            momentum,
-            shared_by,
+        |(numbers, action, (base, hogwild, once, rows), (body, shared_by), (lr, scale, momentum, beta1))| {
+            Pushed { numbers, action, base, hogwild, once, rows, body, lr, scale, momentum, beta1, shared_by }
         },
     )
 }

@@ -278,11 +278,14 @@ fn correction(of: &Reader<'_>) -> Result<Option<Correction>> {
         // A factor of 0 would silently drop the gradient.
         _ => Some(of.integer("max_staleness", if reject { 0.0 } else { 1.0 }, LARGEST)?),
     };
+    let all = Optimizer::all();
+    let optimizer = of.integer("optimizer", 0.0, all.len() as f64 - 1.0)?;
     let asked = Correction {
         delay_adaptive: of.flag("delay_adaptive")?,
         max_staleness,
         reject,
-        momentum_matching: of.flag("momentum_matching")?,
+        // Only momentum that the page shows is matched: not Adam's beta1.
+        momentum_matching: of.flag("momentum_matching")? && all[optimizer as usize].beta1().is_none(),
     };
     Ok((asked.delay_adaptive || asked.momentum_matching || max_staleness.is_some()).then_some(asked))
 }

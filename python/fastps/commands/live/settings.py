@@ -81,7 +81,7 @@ class Settings:
         backup: How many of the workers are backups in `fastps.Sync`.
         warm_steps: ``steps`` of `fastps.WarmStart`.
         max_staleness: Of `fastps.Async`; -1: no bound.
-        on_stale, delay_adaptive, momentum_matching: Of `fastps.Async`.
+        on_stale, delay_adaptive, momentum_matching: Of `fastps.Async`; the page matches no beta1 of Adam.
         codec: How gradients travel.
         seed: Of the times.
         optimizer, lr, momentum, nesterov: The servers' optimizer.
@@ -166,7 +166,7 @@ class Settings:
             None if self.max_staleness < 0 else self.max_staleness,
             "reject" if self.on_stale == "reject" and self.max_staleness >= 0 else "scale",
             self.delay_adaptive,
-            self.momentum_matching,
+            self.momentum_matching and self.optimizer not in ("adam", "adamw"),
         )
         return fastps.WarmStart(self.warm_steps, free) if self.mode == "warm" else free
 

@@ -23,6 +23,8 @@ from fastps.simulate.durations import Durations
 __all__ = ["Run", "Task", "task"]
 
 BATCH = 32
+#: The claims are about asynchrony as it is: nothing takes back the momentum that it adds.
+PLAIN = fastps.Async(momentum_matching=False)
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Task:
                     params,
                     gradient or self.gradient,
                     workers=workers,
-                    mode=mode or fastps.Async(),
+                    mode=mode or PLAIN,
                     codec=codec,
                     durations=durations or Exponential(1.0),
                     updates=updates,

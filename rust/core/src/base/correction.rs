@@ -8,6 +8,7 @@
 //!                                              Mishchenko, Bach, Even, Woodworth 2022
 //! tau > max         g * max / tau, or refused  (the smaller of the two factors counts)
 //! momentum          A = mu / (1 - mu) - (C - 1);  mu' = A / (1 + A), 0 if A <= 0
+//!                   mu: SGD's and RMSprop's momentum, Adam's and AdamW's beta1
 //! ```
 //!
 //! The factor scales the gradient and not the learning rate: with momentum or running means, a step moves by

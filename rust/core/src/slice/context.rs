@@ -7,6 +7,7 @@ use crate::base::error::Error;
 use crate::base::isa::Isa;
 use crate::base::sync::{Arc, AtomicU64, Ordering};
 use crate::kernel::apply::Touch;
+use crate::kernel::optim::Rule;
 use crate::kernel::rows::{Indices, RowLayout};
 use crate::memory::Meter;
 use crate::slice::clients::Clients;
@@ -136,13 +137,19 @@ impl SliceContext {
         identities: &IdentityTable,
     ) -> Push<'a> {
         let staleness = next_staleness(push, version, identities);
+        let optimizer = &self.spec.optimizer;
+        let has_momentum = optimizer.momentum() > 0.0 || optimizer.beta1().is_some();
         // Counting the clients is a scan, so skip it where the number does not matter.
-        let counts = correction.momentum_matching || staleness.is_some_and(|tau| tau > 1);
+        let matches = correction.momentum_matching && has_momentum;
+        let counts = matches || staleness.is_some_and(|tau| tau > 1);
         let clients = if counts { identities.pushing(push.identity.client) } else { 1 };
         let factor = correction.factor(staleness, clients);
         let scale = (f64::from(push.scale.unwrap_or(1.0)) * factor) as f32;
-        let momentum = correction.momentum(self.spec.optimizer.momentum(), clients);
-        Push { scale: Some(scale), momentum: Some(momentum), correction: None, ..*push }
+        let momentum = correction.momentum(optimizer.momentum(), clients);
+        let lowered = |own| Some(correction.momentum(own, clients)).filter(|beta1| *beta1 < own);
+        // Lazy Adam keeps its own: other workers seldom push a row in between.
+        let beta1 = optimizer.beta1().filter(|_| push.indices.is_none()).and_then(lowered);
+        Push { scale: Some(scale), momentum: Some(momentum), beta1, correction: None, ..*push }
     }
 
     /// The rows that a checked sparse push touches, and their values.
@@ -172,6 +179,17 @@ impl SliceContext {
         self.spec.optimizer.rate_and_factor(self.lr(push), push.scale.unwrap_or(1.0))
     }
 
+    /// The scalars of a dense step, with the momentum of the push.
+    #[inline(always)]
+    pub(super) fn rule(&self, push: &Push<'_>, step: u64, lr: f64) -> Rule {
+        let optimizer = &self.spec.optimizer;
+        if let Some(beta1) = push.beta1 {
+            return optimizer.matched_rule(step, lr, beta1);
+        }
+        let rule = optimizer.rule(step, lr);
+        push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum))
+    }
+
     pub(super) fn record(&self, push: &Push<'_>, applied: Applied) {
         let Some(sink) = &self.sink else { return };
         sink.record(&self.record_of(push, applied));
@@ -192,6 +210,7 @@ impl SliceContext {
             lr: self.lr(push),
             scale: applied.scale,
             momentum: push.momentum.unwrap_or_else(|| self.spec.optimizer.momentum()),
+            beta1: push.beta1,
             shared_by: SharedBy::default(),
         }
     }

@@ -223,8 +223,7 @@ impl ExactMemory {
         let storage = Exact { params: params.values_mut(), state: &mut self.state };
         match push.indices {
             None => {
-                let rule = optimizer.rule(self.step, lr);
-                let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
+                let rule = slice.rule(push, self.step, lr);
                 apply(slice.isa, storage, push.codec, push.body, scale, rule);
             }
             Some(indices) => {

@@ -62,8 +62,10 @@ pub struct Push<'a> {
     pub scale: Option<f32>,
     /// Momentum instead of the optimizer's.
     pub momentum: Option<f64>,
-    /// How its mode corrects a stale gradient. The slice evaluates this and puts the result into `scale` and
-    /// `momentum`.
+    /// `beta1` instead of Adam's.
+    pub beta1: Option<f64>,
+    /// How its mode corrects a stale gradient. The slice evaluates this and puts the result into `scale`,
+    /// `momentum` and `beta1`.
     pub correction: Option<Correction>,
     /// The slice's number of elements as the sender knows it; of a sparse push, the number of elements of its
     /// rows in the slice.
@@ -105,6 +107,7 @@ impl<'a> Push<'a> {
             lr: None,
             scale: None,
             momentum: None,
+            beta1: None,
             correction: None,
             count,
             indices: None,
@@ -142,12 +145,17 @@ impl Push<'_> {
                 Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
             );
         }
-        // Only a record from a log carries a momentum, and it replaces the optimizer's.
+        // Only a record from a log carries a momentum or a beta1, and it replaces the optimizer's.
         if let Some(momentum) =
             self.momentum.filter(|momentum| !(*momentum as f32).is_finite() || *momentum < 0.0)
         {
             return Err(Error::new(Kind::Config, "invalid momentum of a push")
                 .expected("a finite number >= 0", momentum));
+        }
+        if let Some(beta1) = self.beta1.filter(|beta1| !(0.0..1.0).contains(beta1)) {
+            return Err(
+                Error::new(Kind::Config, "invalid beta1 of a push").expected("a number >= 0 and < 1", beta1)
+            );
         }
         if self.correction.is_some_and(|asked| asked.reject && asked.max_staleness.is_none()) {
             return Err(Error::new(Kind::Config, "a push that refuses stale gradients needs their limit")

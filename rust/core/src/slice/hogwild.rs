@@ -86,8 +86,7 @@ impl HogwildMemory {
             (Action::Gradient, None) => {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
                 let (lr, scale) = slice.rate_and_factor(push);
-                let rule = slice.spec.optimizer.rule(step, lr);
-                let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
+                let rule = slice.rule(push, step, lr);
                 let blocks = slice.len.div_ceil(BLOCK).max(1) as u64;
                 let turn = self.counts.turn().fetch_add(1, Ordering::Relaxed);
                 // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.

@@ -141,6 +141,7 @@ impl Slice {
             lr: gradient.then_some(record.lr),
             scale: gradient.then_some(record.scale),
             momentum: gradient.then_some(record.momentum),
+            beta1: record.beta1.filter(|_| gradient),
             indices: record.indices,
             once: record.once,
             ..Push::gradient(self.id, record.identity, elements as u64, record.codec, record.body)

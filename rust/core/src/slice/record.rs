@@ -35,8 +35,10 @@ pub struct Record<'a> {
     pub lr: f64,
     /// The factor that took effect.
     pub scale: f32,
-    /// The momentum that took effect.
+    /// The momentum that took effect; 0 if the optimizer has none.
     pub momentum: f64,
+    /// The `beta1` that took effect in place of Adam's own.
+    pub beta1: Option<f64>,
     /// If the body is the sum of several workers' gradients, the identities of these; `identity` is that of
     /// the last to arrive.
     pub shared_by: Identities<'a>,

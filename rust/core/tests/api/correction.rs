@@ -4,11 +4,12 @@ use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::correction::Correction;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
-use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::optim::{Adam, AdamW, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushError, PushOptions, Receipt, SparseValues, Values, Versions};
+use serde_json::Value;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -165,4 +166,61 @@ fn the_momentum_gives_way_to_asynchrony() {
     let got = values(&store);
     assert!(got.iter().all(|got| (got - value).abs() < 1e-5), "{got:?} {value}");
     assert!((value - 24.0).abs() > 1.0, "plain momentum would go elsewhere");
+}
+
+#[test]
+fn the_mean_gradient_gives_way_to_asynchrony() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/matched_beta1.json");
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let gradients: Vec<_> = golden["gradients"].as_array().unwrap().iter().map(floats).collect();
+    let turns: Vec<_> = golden["workers"].as_array().unwrap().iter().map(|k| k.as_u64().unwrap()).collect();
+    let (initial, mut lowered) = (floats(&golden["initial"]), 0);
+    for case in golden["cases"].as_array().unwrap() {
+        let optimizer = optimizer_of(case);
+        for apply in [Apply::Exact, Apply::Hogwild] {
+            let store = Store::new(StoreOptions::default()).unwrap();
+            let (name, group, shape) = ("w".into(), "default".into(), vec![initial.len() as u64]);
+            let spec = TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer };
+            store.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
+            let matching = Correction { momentum_matching: true, ..Correction::default() };
+            let workers: Vec<_> = (0..3).map(|_| store.another().unwrap()).collect();
+            for (k, step) in case["steps"].as_array().unwrap().iter().enumerate() {
+                let worker = &*workers[turns[k] as usize];
+                let pushed = gradient(Arc::new(gradients[k].clone()));
+                worker.push(&pushed, &options(&base(worker), matching)).unwrap();
+                let (got, expected) = (values(&store), floats(&step["values"]));
+                assert_eq!(bits(&got), bits(&expected), "{optimizer} {apply:?}, step {k}");
+                lowered += u32::from(step["beta1"].as_f64() < optimizer.beta1());
+            }
+        }
+    }
+    assert!(lowered > 50);
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// The little-endian values of a string of hex digits.
+fn floats(hex: &Value) -> Vec<f32> {
+    let hex = hex.as_str().unwrap();
+    let word = |at: usize| u32::from_str_radix(&hex[at..at + 8], 16).unwrap().swap_bytes();
+    (0..hex.len()).step_by(8).map(|at| f32::from_bits(word(at))).collect()
+}
+
+/// The optimizer of a golden case.
+fn optimizer_of(case: &Value) -> Optimizer {
+    let settings = &case["settings"];
+    let number = |name: &str, or: f64| settings[name].as_f64().unwrap_or(or);
+    let flag = |name: &str| settings[name].as_bool().unwrap_or(false);
+    let adam = Adam {
+        lr: number("lr", 1e-3),
+        beta1: settings["betas"][0].as_f64().unwrap_or(0.9),
+        beta2: settings["betas"][1].as_f64().unwrap_or(0.999),
+        weight_decay: number("weight_decay", 0.0),
+        amsgrad: flag("amsgrad"),
+        maximize: flag("maximize"),
+        ..Adam::default()
+    };
+    if case["optimizer"] == "AdamW" { Optimizer::AdamW(AdamW(adam)) } else { Optimizer::Adam(adam) }
 }

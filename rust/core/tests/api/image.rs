@@ -287,6 +287,10 @@ fn what_does_not_fit_is_refused() {
         let error = empty.replay(&Record { momentum, body, ..*record }).unwrap_err();
         assert!(error.kind == Kind::Config && error.message.contains("momentum"), "{error}");
     }
+    for beta1 in [f64::NAN, 1.0, -0.5] {
+        let error = empty.replay(&Record { beta1: Some(beta1), body, ..*record }).unwrap_err();
+        assert!(error.kind == Kind::Config && error.message.contains("beta1"), "{error}");
+    }
     assert_eq!(empty.version(1), (1, 1));
     let image = slice.image().unwrap();
     assert_eq!(empty.restore(&image.standing, &[0; 4], &[]).unwrap_err().kind, Kind::Shape);

@@ -28,7 +28,8 @@ pub(super) const FLAG_OWN: u8 = 4;
 pub(super) const FLAG_ONCE: u8 = 8;
 pub(super) const FLAG_HOGWILD: u8 = 16;
 pub(super) const FLAG_SHARED: u8 = 32;
-pub(super) const KNOWN_FLAGS: u8 = 63;
+pub(super) const FLAG_BETA1: u8 = 64;
+pub(super) const KNOWN_FLAGS: u8 = 127;
 
 /// Encodes an unknown staleness.
 pub(super) const UNKNOWN_STALENESS: u64 = u64::MAX;

@@ -2,9 +2,9 @@
 
 use crate::files::output::Extent;
 use crate::frame::content::{
-    Content, FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY, KIND_DURABLE,
-    KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, KIND_SPACE,
-    KIND_VECTORS, KNOWN_FLAGS, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
+    KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
+    KIND_SPACE, KIND_VECTORS, KNOWN_FLAGS, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
@@ -108,6 +108,7 @@ impl<'a> Decoder<'a> {
         } else {
             Identities::default()
         };
+        let beta1 = if is(FLAG_BETA1) { Some(f64::from_bits(self.u64()?)) } else { None };
         let action = match action {
             0 => Action::Gradient,
             1 => Action::Assign,
@@ -128,6 +129,7 @@ impl<'a> Decoder<'a> {
             lr,
             scale,
             momentum,
+            beta1,
             shared_by,
         }))
     }

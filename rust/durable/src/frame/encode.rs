@@ -2,9 +2,9 @@
 
 use crate::catalog::Event;
 use crate::frame::content::{
-    FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY, KIND_DURABLE, KIND_END,
-    KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, KIND_SPACE, KIND_VECTORS,
-    SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
+    KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
+    KIND_SPACE, KIND_VECTORS, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
@@ -44,7 +44,8 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
         | flag(base.own.is_some(), FLAG_OWN)
         | flag(record.once, FLAG_ONCE)
         | flag(record.apply == Apply::Hogwild, FLAG_HOGWILD)
-        | flag(!record.shared_by.is_empty(), FLAG_SHARED);
+        | flag(!record.shared_by.is_empty(), FLAG_SHARED)
+        | flag(record.beta1.is_some(), FLAG_BETA1);
     let rows = record.indices.map_or(&[][..], Indices::bytes);
     frame(to, |to| {
         to.extend_from_slice(&[KIND_PUSH, action, record.codec as u8, flags]);
@@ -59,6 +60,9 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
             let identities = record.shared_by.bytes();
             to.extend_from_slice(&(identities.len() as u32).to_le_bytes());
             to.extend_from_slice(identities);
+        }
+        if let Some(beta1) = record.beta1 {
+            put(to, &[beta1.to_bits()]);
         }
         to.extend_from_slice(record.body);
     })

@@ -34,7 +34,7 @@ export const CONTROLS = [
   { name: "max_staleness", label: "Staleness limit", group: "Mode", kind: "slide", least: -1, most: 64, step: 1, none: -1, unit: "", when: isFree },
   { name: "on_stale", label: "Beyond it", group: "Mode", kind: "word", when: (s) => isFree(s) && s.max_staleness >= 0 },
   { name: "delay_adaptive", label: "Scale down the stale ones", group: "Mode", kind: "flag", when: isFree },
-  { name: "momentum_matching", label: "Match the momentum", group: "Mode", kind: "flag", when: isFree },
+  { name: "momentum_matching", label: "Match the momentum", group: "Mode", kind: "flag", when: (s) => isFree(s) && hasMomentum(s) },
   { name: "optimizer", label: "Optimizer", group: "Optimizer", kind: "word" },
   { name: "lr", label: "Rate", group: "Optimizer", kind: "rate", least: 0, most: 100 },
   { name: "momentum", label: "Momentum", group: "Optimizer", kind: "slide", least: 0, most: 0.99, step: 0.01, unit: "", when: (s) => hasMomentum(s) },
@@ -208,7 +208,8 @@ function modeText(s) {
   const free = [];
   if (s.max_staleness >= 0) free.push(`max_staleness=${s.max_staleness}`, `on_stale="${s.on_stale}"`);
   if (!s.delay_adaptive) free.push("delay_adaptive=False");
-  if (s.momentum_matching) free.push("momentum_matching=True");
+  const matched = s.momentum_matching && hasMomentum(s); // the page matches no beta1
+  if (!matched && (hasMomentum(s) || s.optimizer.startsWith("adam"))) free.push("momentum_matching=False");
   const asynchronous = `fastps.Async(${free.join(", ")})`;
   return {
     async: asynchronous,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import fastps
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict, row
+from fastps.commands.repro.tasks import PLAIN
 from fastps.simulate import run
 
 __all__ = ["CLAIMS"]
@@ -151,7 +152,7 @@ def matched(setting: Setting, task: Any, rate: float, updates: int, workers: tup
                 for seed in setting.seeds(3)
             ]
             for arm, mode in (
-                ("fixed", fastps.Async()),
+                ("fixed", PLAIN),
                 ("matched", fastps.Async(momentum_matching=True)),
             )
         }

@@ -14,6 +14,18 @@
 //! ```
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
+//!
+//! A step that momentum matching (`base/correction.rs`) gives a lower beta1, written b, weighs the old mean
+//! and the gradient as Adam's step t with b does. The mean stays scaled by `1 - beta1^t`, so any sequence
+//! of b leaves `m / (1 - beta1^t)` a weighted mean of the gradients, with a total weight of 1:
+//!
+//! ```text
+//! r   = (1 - beta1^t) * (1 - b) / (1 - b^t)
+//! k   = b * (1 - b^(t-1)) / (1 - b^t) * (1 - beta1^t) / (1 - beta1^(t-1))
+//! m   = lerp(m * (k / (1 - r)), g, r)   r, k / (1 - r) in float64; b = beta1 gives 1 - beta1 and 1
+//! ```
+//!
+//! If every step has the same b, the parameters move as those of Adam with beta1 = b.
 
 use super::algorithm::{corrections, no_decay};
 use super::settings::{Setting, SettingsTable, settings};
@@ -77,6 +89,7 @@ impl Algorithm for Adam {
             neg_size: -(lr / correction1) as f32,
             prepare: Changed::new(self.maximize, self.weight_decay),
             shrink: 1.0,
+            old1: 1.0,
             rest1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
             rest2: (1.0 - self.beta2) as f32,
@@ -84,6 +97,16 @@ impl Algorithm for Adam {
             eps: self.eps as f32,
             amsgrad: self.amsgrad,
         }
+    }
+
+    fn beta1(&self) -> Option<f64> {
+        Some(self.beta1)
+    }
+
+    fn matched_rule(&self, step: u64, lr: f64, beta1: f64) -> AdamRule {
+        let own = self.rule(step, lr);
+        // The first step has no old mean: its gradient has the whole weight with any beta1.
+        if step == 0 { own } else { own.matched(self.beta1, beta1, step) }
     }
 
     fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
@@ -110,6 +133,16 @@ impl SettingsTable for AdamW {
     }
 }
 
+impl AdamW {
+    fn without_decay(&self) -> Adam {
+        Adam { weight_decay: 0.0, ..self.0 }
+    }
+
+    fn decoupled(&self, lr: f64, rule: AdamRule) -> AdamRule {
+        AdamRule { shrink: (1.0 - lr * self.0.weight_decay) as f32, ..rule }
+    }
+}
+
 impl Algorithm for AdamW {
     type Rule = AdamRule;
 
@@ -119,11 +152,15 @@ impl Algorithm for AdamW {
 
     /// Adam's scalars, with the decay moved from the gradient to the parameters.
     fn rule(&self, step: u64, lr: f64) -> AdamRule {
-        let weight_decay = self.0.weight_decay;
-        AdamRule {
-            shrink: (1.0 - lr * weight_decay) as f32,
-            ..Adam { weight_decay: 0.0, ..self.0 }.rule(step, lr)
-        }
+        self.decoupled(lr, self.without_decay().rule(step, lr))
+    }
+
+    fn beta1(&self) -> Option<f64> {
+        self.0.beta1()
+    }
+
+    fn matched_rule(&self, step: u64, lr: f64, beta1: f64) -> AdamRule {
+        self.decoupled(lr, self.without_decay().matched_rule(step, lr, beta1))
     }
 
     fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule, &'static str> {
@@ -138,7 +175,9 @@ pub(crate) struct AdamRule {
     prepare: Option<Changed>,
     /// `AdamW`'s factor on the parameters; 1 without decay, which is exact.
     shrink: f32,
-    /// 1 - beta1.
+    /// Factor on the old mean gradient; 1 with the settings' beta1, which is exact.
+    old1: f32,
+    /// Weight of the gradient: 1 - beta1 with the settings' beta1.
     rest1: f32,
     beta2: f32,
     /// 1 - beta2.
@@ -149,6 +188,24 @@ pub(crate) struct AdamRule {
 }
 
 impl AdamRule {
+    /// The same step, number `step + 1`, with `matched` in place of the settings' `beta1`.
+    fn matched(self, beta1: f64, matched: f64, step: u64) -> Self {
+        let (before, now) = (step as f64, step as f64 + 1.0);
+        let total = 1.0 - beta1.powf(now);
+        let ends = 1.0 - matched.powf(now);
+        let rest = total * (1.0 - matched) / ends;
+        let kept = matched * (1.0 - matched.powf(before)) / ends * total / (1.0 - beta1.powf(before));
+        // Without an old mean to keep, the rest may round to 1.
+        let old = if rest < 1.0 { kept / (1.0 - rest) } else { 0.0 };
+        Self { old1: old as f32, rest1: rest as f32, ..self }
+    }
+
+    /// The new first moment.
+    #[inline(always)]
+    fn mean(&self, m: f32, g: f32) -> f32 {
+        lerp(m * self.old1, g, self.rest1)
+    }
+
     /// The new second moment.
     #[inline(always)]
     fn square(&self, v: f32, g: f32) -> f32 {
@@ -188,7 +245,7 @@ impl AdamRule {
         for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(g) {
             let old = *p * rule.shrink;
             let g = prepare.of(g, old);
-            *m = lerp(*m, g, rule.rest1);
+            *m = rule.mean(*m, g);
             *v = rule.square(*v, g);
             *p = rule.moved(old, *m, *v);
         }
@@ -208,7 +265,7 @@ impl AdamRule {
         for ((((p, m), v), x), &g) in p.iter_mut().zip(m).zip(v).zip(x).zip(g) {
             let old = *p * rule.shrink;
             let g = prepare.of(g, old);
-            *m = lerp(*m, g, rule.rest1);
+            *m = rule.mean(*m, g);
             *v = rule.square(*v, g);
             // torch's maximum: NaN if either is.
             *x = if *v > *x || v.is_nan() { *v } else { *x };
@@ -253,6 +310,27 @@ mod tests {
         assert!(x[2].is_nan());
         // 2 * 1 / (3 / 0.5 + 1).
         assert_eq!(p[0], -2.0 / 7.0);
+    }
+
+    #[test]
+    fn a_lower_beta1_moves_the_parameters_as_if_it_had_always_been_so() {
+        let (adam, gradients) = (Adam { lr: 0.1, ..Adam::default() }, [3.0, -1.0, 0.5, 2.0, -4.0, 0.25]);
+        for beta1 in [0.0, 1e-17, 0.3, 0.875] {
+            let lower = Adam { beta1, ..adam };
+            let (mut p, mut m, mut v) = ([[0.0_f32]; 2], [[0.0_f32]; 2], [[0.0_f32]; 2]);
+            for step in 0..600 {
+                let rules = [adam.matched_rule(step, 0.1, beta1), lower.rule(step, 0.1)];
+                let g = gradients[step as usize % gradients.len()];
+                for (k, rule) in rules.into_iter().enumerate() {
+                    rule.step(&mut p[k], &mut [&mut m[k], &mut v[k]], &[g]);
+                }
+                assert!((p[0][0] - p[1][0]).abs() < 1e-4, "{beta1} {step}: {p:?}");
+                let t = step as f64 + 1.0;
+                let means = [(0, 0.9), (1, beta1)]
+                    .map(|(k, of): (usize, f64)| f64::from(m[k][0]) / (1.0 - of.powf(t)));
+                assert!((means[0] - means[1]).abs() < 1e-5, "{beta1} {step}: {means:?}");
+            }
+        }
     }
 
     #[test]

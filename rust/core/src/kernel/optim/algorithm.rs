@@ -30,6 +30,17 @@ pub(crate) trait Algorithm: SettingsTable {
         0.0
     }
 
+    /// The share of the old mean gradient that each step keeps, if the optimizer has such a mean and
+    /// divides it by its bias.
+    fn beta1(&self) -> Option<f64> {
+        None
+    }
+
+    /// As [`Algorithm::rule`], for a step that keeps the share `beta1` of the old mean gradient.
+    fn matched_rule(&self, step: u64, lr: f64, _beta1: f64) -> Self::Rule {
+        self.rule(step, lr)
+    }
+
     /// The rate and the factor on the pushed values by which a push with this rate and scale is applied.
     #[inline(always)]
     fn rate_and_factor(&self, lr: f64, scale: f32) -> (f64, f32) {

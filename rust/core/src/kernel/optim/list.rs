@@ -58,6 +58,11 @@ macro_rules! optimizers {
                 match self { $(Self::$settings(o) => o.momentum(),)* }
             }
 
+            /// Adam's `beta1`; `None` if the optimizer has none.
+            pub fn beta1(&self) -> Option<f64> {
+                match self { $(Self::$settings(o) => o.beta1(),)* }
+            }
+
             /// The rate and the factor on the pushed values by which a push with this rate and scale is
             /// applied.
             #[inline(always)]
@@ -76,6 +81,12 @@ macro_rules! optimizers {
             #[inline(always)]
             pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
                 match self { $(Self::$settings(o) => o.rule(step, lr).into(),)* }
+            }
+
+            /// As [`Optimizer::rule`], with `beta1` in place of Adam's own.
+            #[cold]
+            pub(crate) fn matched_rule(&self, step: u64, lr: f64, beta1: f64) -> Rule {
+                match self { $(Self::$settings(o) => o.matched_rule(step, lr, beta1).into(),)* }
             }
 
             fn try_sparse_rule(&self, step: u64, lr: f64) -> std::result::Result<SparseRule, &'static str> {
