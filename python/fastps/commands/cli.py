@@ -121,8 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="see below")
     demo = commands.add_parser(
         "demo",
-        description="Start shard servers and workers on this machine and train a classifier on handwritten\n"
-        "digits with Downpour SGD. Kill a worker half-way, start another late; training continues.",
+        description="Start shard servers and workers on this machine and train a classifier on\n"
+        "handwritten digits with Downpour SGD. Kill a worker half-way, start another\n"
+        "late; training continues.",
     )
     command.add_arguments(demo)
     demo.set_defaults(execute=command.execute)
