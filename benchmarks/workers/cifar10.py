@@ -1,6 +1,6 @@
 """Test accuracy of a net with BatchNorm on CIFAR-10, trained by real processes: one worker, and several.
 
-    python benchmarks/workers/cifar10.py --data-dir DIR [--full]
+    python benchmarks/workers/cifar10.py --dataset-dir DIR [--full]
 
 A server, and a process for each worker that trains through `fastps.torch.ParameterServerOptimizer`; all ways
 see as many images. Finished runs stand in `--state` and are not repeated. `--full`: all images, and 3 seeds.
@@ -134,7 +134,7 @@ def accuracy(address: str, folder: Path) -> float:
 def main() -> None:
     """Runs what is missing, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, help="folder with cifar10/")
+    parser.add_argument("--dataset-dir", type=Path, help="folder with cifar10/")
     parser.add_argument(
         "--state", type=Path, default=Path("target/workers_cifar10.jsonl"), help="finished runs"
     )
@@ -149,7 +149,7 @@ def main() -> None:
         return
     folder = args.state.parent / "cifar10"
     if not folder.exists():
-        data, part = cifar10(args.data_dir / "cifar10"), args.state.parent / "cifar10.part"
+        data, part = cifar10(args.dataset_dir / "cifar10"), args.state.parent / "cifar10.part"
         part.mkdir(parents=True, exist_ok=True)
         for name in ("train_x", "train_y", "test_x", "test_y"):  # files that the processes map
             np.save(part / f"{name}.npy", getattr(data, name))

@@ -1,9 +1,9 @@
 """Which mode and which rate let n workers learn what one learns from as many samples, in virtual time.
 
-    python benchmarks/workers/grid.py --data-dir DIR [--output docs/results/workers.md]
+    python benchmarks/workers/grid.py --dataset-dir DIR [--output docs/results/workers.md]
 
 A run that is finished stands in `--state`, one JSON object a line, and is not repeated: stop and start the
-script as you like. Without `--data-dir` it runs the digits only.
+script as you like. Without `--dataset-dir` it runs the digits only.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class Validated(Task):
 class Runs:
     """Finished runs in a file, and the tasks for those to come."""
 
-    def __init__(self, state: Path, data_dir: Path | None) -> None:
+    def __init__(self, state: Path, dataset_dir: Path | None) -> None:
         self._state, self._tasks = state, {"digits": Validated(digits(), 32)}
-        if data_dir is not None:
-            data = mnist(data_dir / "mnist", centre=False)
+        if dataset_dir is not None:
+            data = mnist(dataset_dir / "mnist", centre=False)
             few = dataclasses.replace(data, train_x=data.train_x[:IMAGES], train_y=data.train_y[:IMAGES])
             self._tasks["mnist"] = Validated(few, 64)
         self._done: dict[str, list[list[float]]] = {}
@@ -185,11 +185,11 @@ def measure(runs: Runs, task: str, optimizer: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Runs what is missing, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, help="folder with mnist/")
+    parser.add_argument("--dataset-dir", type=Path, help="folder with mnist/")
     parser.add_argument("--state", type=Path, default=Path("target/workers.jsonl"), help="finished runs")
     parser.add_argument("--output", type=Path, help="page whose tables are written again")
     args = parser.parse_args()
-    runs = Runs(args.state, args.data_dir)
+    runs = Runs(args.state, args.dataset_dir)
     found = {
         (task, optimizer): measure(runs, task, optimizer) for task in runs.tasks for optimizer in OPTIMIZERS
     }

@@ -14,8 +14,8 @@ client of a training loop. Importing fastps starts no thread.
 
 import importlib as _importlib
 import os as _os
+import typing as _typing
 from types import ModuleType as _ModuleType
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
@@ -55,7 +55,7 @@ from fastps.server import Server, serve
 from fastps.store import Store, _forked
 from fastps.worker import Step, Worker, worker_seed
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from fastps import checkpoint as checkpoint
     from fastps import data as data
     from fastps import hogwild as hogwild
@@ -140,13 +140,15 @@ __all__ = [
 _EXTRAS = ("checkpoint", "data", "hogwild", "jax", "loggers", "optimize", "record", "rl", "simulate", "torch")
 
 
-def __getattr__(name: str) -> _ModuleType:
-    if name in _EXTRAS:
-        return _importlib.import_module(f"fastps.{name}")
-    from fastps._shared.text import meant
+if not _typing.TYPE_CHECKING:  # a type checker would take every misspelled name for a module
 
-    error = f"module 'fastps' has no attribute {name!r}{meant(name, [*__all__, *_EXTRAS], 'fastps.{}')}"
-    raise AttributeError(error, name=name, obj=None)  # without obj, tracebacks add no second suggestion
+    def __getattr__(name: str) -> _ModuleType:
+        if name in _EXTRAS:
+            return _importlib.import_module(f"fastps.{name}")
+        from fastps._shared.text import meant
+
+        error = f"module 'fastps' has no attribute {name!r}{meant(name, [*__all__, *_EXTRAS], 'fastps.{}')}"
+        raise AttributeError(error, name=name, obj=None)  # without obj, tracebacks add no second suggestion
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from fastps._shared.process import CommandError
 from fastps.commands.demo import command, run
-from fastps.commands.demo.config import CODECS, from_arguments
+from fastps.commands.demo.config import CODECS, default_data, from_arguments
 from fastps.commands.demo.output.view import PlainView
 from fastps.commands.kit.datasets import load
 from fastps.commands.kit.ledger import COUNTER, EXIT_MISMATCH, Account, Ledger, LedgerError, reconcile
@@ -68,7 +70,7 @@ def wait_until_gone(folder: Path, seconds: float = 20.0) -> list[int]:
 def test_demo_learns_survives_a_kill_and_reconciles(codec: str, tmp_path: Path) -> None:
     env = {"DEMO_TEST_MARK": str(tmp_path)}
     # A number of updates, so that accuracy does not depend on the machine's speed.
-    limits = ["--updates", "4000", "--seconds", "90"]
+    limits = ["--data", "digits", "--updates", "4000", "--seconds", "90"]
     ran = demo("--codec", codec, *limits, "--json", cwd=tmp_path, env=env)
     assert ran.returncode == 0, ran.stderr
     result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
@@ -95,6 +97,8 @@ def test_demo_learns_survives_a_kill_and_reconciles(codec: str, tmp_path: Path) 
 def test_undisturbed_books_are_exact(tmp_path: Path) -> None:
     ran = demo(
         "--no-kill",
+        "--data",
+        "digits",
         "--seconds",
         "2",
         "--push-every",
@@ -121,7 +125,9 @@ def test_the_counting_tensor_never_counts_beyond_its_type(
     monkeypatch.setattr(run, "CARRY_AT", 100)
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    config = from_arguments(parser.parse_args(["--seconds", "1.5", "--workers", "2", "--shards", "1"]))
+    config = from_arguments(
+        parser.parse_args(["--data", "digits", "--seconds", "1.5", "--workers", "2", "--shards", "1"])
+    )
     training = run.Training(config, load(config.data, None), PlainView(io.StringIO()), tmp_path)
     balance = training.execute().balance
     assert balance is not None
@@ -170,6 +176,36 @@ def test_nothing_stays_behind_when_it_is_stopped(
     assert {p.name for p in tmp_path.iterdir()} <= {"fastps-demo"}
 
 
+def test_a_late_worker_that_takes_no_step_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(run.Training):
+        def _start_worker(self, share: int, note: str = "") -> Any:
+            worker = super()._start_worker(share, note)
+            if note:
+                worker.process.send_signal(signal.SIGSTOP)
+            return worker
+
+    monkeypatch.setattr(run, "LATE_TIMEOUT", 0.5)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    config = from_arguments(
+        parser.parse_args(["--data", "digits", "--seconds", "1", "--workers", "2", "--shards", "1"])
+    )
+    training = Stopped(config, load(config.data, None), PlainView(io.StringIO()), tmp_path)
+    with pytest.raises(CommandError, match=r"worker 2, started late at .* s, has taken no step after"):
+        training.execute()
+
+
+def test_the_default_data_is_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTPS_DATA_DIR", str(tmp_path))
+    assert default_data() == ("shifted", None)
+    (tmp_path / "mnist").mkdir()
+    assert default_data() == ("mnist", str(tmp_path / "mnist"))
+    monkeypatch.delenv("FASTPS_DATA_DIR")
+    assert default_data() == ("shifted", None)
+
+
 def test_plain_lines_without_the_extra(tmp_path: Path) -> None:
     """As from a wheel installed without ``[demo]``: rich and matplotlib cannot be found."""
     blocker = tmp_path / "site"
@@ -182,8 +218,12 @@ def test_plain_lines_without_the_extra(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     path = os.pathsep.join(filter(None, [str(blocker), os.environ.get("PYTHONPATH")]))
-    ran = demo("--seconds", "1", cwd=work, env={"PYTHONPATH": path})
+    ran = demo("--seconds", "1", cwd=work, env={"PYTHONPATH": path, "FASTPS_DATA_DIR": ""})
     assert ran.returncode == 0, ran.stderr
+    assert [line for line in ran.stdout.splitlines() if len(line) > 80] == []
+    late = re.search(r"done \(late\) +(\d+)", ran.stdout)
+    assert late is not None, ran.stdout
+    assert int(late[1]) > 0
     assert "pip install rich matplotlib" in ran.stdout
     assert not (work / "fastps-demo" / "demo.png").exists()
 
@@ -197,10 +237,24 @@ def test_wrong_usage_is_one_line_and_code_2(tmp_path: Path) -> None:
         ("--push-every", "1.5", "'1.5' is not a whole number"),
         ("--seed", "x", "'x' is not a whole number"),
         ("--lr", "x", "'x' is not a positive number"),
+        ("--compare", "sync,asynch", "'asynch' is not one of sync, bounded, local, async"),
+        ("--compare", "sync,sync", "'sync,sync' names a mode twice"),
+        ("--slow-worker", "0.5", "0.5 is not at least 1"),
     ):
         ran = demo(option, text, cwd=tmp_path)
         assert ran.returncode == 2
         assert ran.stderr.splitlines()[-1].endswith(f"argument {option}: {says}")
+    for options, says in (
+        ("--slow-worker 10", "--slow-worker is for --compare"),
+        ("--compare sync,async --updates 100", "use --seconds instead of --updates"),
+        ("--compare sync --workers 1", "--compare needs at least 2 workers"),
+        ("--data shifted --dataset-dir .", "--dataset-dir is for --data mnist"),
+    ):
+        ran = demo(*options.split(), cwd=tmp_path)
+        assert ran.returncode == 1
+        assert says in ran.stderr
+    ran = demo("--help", cwd=tmp_path, env={"COLUMNS": "80"})
+    assert [line for line in ran.stdout.splitlines() if len(line) > 80] == []
     ran = demo("--data", "mnist", cwd=tmp_path)
     assert ran.returncode == 1
     assert ran.stderr.startswith("fastps: --data mnist needs --dataset-dir")

@@ -10,7 +10,7 @@ import pytest
 
 from fastps._shared.process import CommandError
 from fastps.commands.demo.config import TASKS
-from fastps.commands.kit.datasets import load
+from fastps.commands.kit.datasets import CANVAS, load
 from fastps.commands.kit.net import NAMES, evaluate, init_params, loss_and_grads, softmax
 from fastps.data import images
 from fastps.data.images import MNIST_FILES
@@ -68,6 +68,20 @@ def test_digits_are_complete_and_the_split_is_the_stated_one() -> None:
         rng.permutation(rows)[: len(rows) // 5] for rows in (np.flatnonzero(labels == c) for c in range(10))
     ]
     np.testing.assert_array_equal(np.sort(np.concatenate(chosen)), test)
+
+
+def test_shifted_digits_are_the_digits_at_places_of_a_larger_canvas() -> None:
+    small, shifted = load("digits"), load("shifted")
+    assert shifted.train_x.shape == (8 * 1442, CANVAS * CANVAS)
+    assert shifted.test_x.shape == (4 * 355, CANVAS * CANVAS)
+    np.testing.assert_array_equal(shifted.train_x, load("shifted").train_x)
+    np.testing.assert_array_equal(shifted.train_y[::8], small.train_y)
+    canvas = shifted.test_x.reshape(-1, 4, CANVAS, CANVAS)
+    for image, drawn in zip(small.test_x[:20].reshape(-1, 8, 8), canvas, strict=False):
+        for picture in drawn:
+            windows = np.lib.stride_tricks.sliding_window_view(picture, (8, 8)).reshape(-1, 8, 8)
+            assert (windows == image).all((1, 2)).any()
+            np.testing.assert_allclose(picture.sum(), image.sum(), rtol=1e-5)
 
 
 def test_shares_are_disjoint_and_cover_the_training_data() -> None:

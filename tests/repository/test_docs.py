@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -40,6 +41,9 @@ SET_UP = {"make demo", "make test"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 TORCH = re.compile(r"^(?:import|from) (?:torch|fastps\.(?:torch|rl))\b", re.MULTILINE)
+
+OPTIONAL = ("accelerate", "flax", "keras", "lightning", "tensorboard", "transformers")
+"""Packages that a block may import, and that need not be installed."""
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
@@ -116,8 +120,10 @@ PYTHON_BLOCKS = [
 @pytest.mark.timeout(300)  # if torch is not yet cached and the disk is slow
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_python_block(block: str, tmp_path: Path, run_script: Callable[..., str]) -> None:
-    if "tensorboard" in block:
-        pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    for package in OPTIONAL:
+        named = re.search(rf"^(?:import|from) {package}\b|[\"']{package}:", block, re.MULTILINE)
+        if named and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     (tmp_path / "snippet.py").write_text(block)
     printed = run_script([str(tmp_path / "snippet.py")], tmp_path).splitlines()
     # A comment after a print that looks like a value is the output.

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -47,8 +47,26 @@ def test_worker(store: fastps.Store) -> None:
 def test_subpackages(store: fastps.Store) -> None:
     portions = fastps.data.Portions(store, n=5)
     assert_type(portions, fastps.data.Portions)
+    assert_type(portions.epoch, int)
+    for rows in portions:
+        assert_type(rows, NDArray[np.int64])
     assert_type(fastps.optimize.LBFGS(), fastps.optimize.LBFGS)
     assert_type(fastps.torch.seed(0, store), int)
+
+
+def test_minimize(store: fastps.Store) -> None:
+    def objective(params: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> tuple[float, dict[str, Any]]:
+        return float(np.square(params["w"] - 1).sum()) * len(rows), {"w": 2 * (params["w"] - 1) * len(rows)}
+
+    store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
+    result = fastps.optimize.minimize(store, ["w"], objective, samples=4)
+    assert_type(result, fastps.optimize.OptimizeResult)
+    np.testing.assert_allclose(store.pull("w"), 1.0, atol=1e-3)
+
+
+def test_a_misspelled_name_is_an_error_of_the_checker_and_names_the_near_one() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Adamw'; did you mean fastps\.AdamW"):
+        fastps.Adamw  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_connect() -> None:

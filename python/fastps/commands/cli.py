@@ -124,9 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     _add(
         commands,
         "demo",
-        command,
-        "Start shard servers and workers on this machine and train a classifier on handwritten\n"
-        "digits with Downpour SGD. Kill a worker half-way, start another late; training continues.",
+        "Start shard servers and workers on this machine and train a classifier on\n"
+        "handwritten digits with Downpour SGD. Kill a worker half-way, start another\n"
+        "late; training continues.",
     )
     _add(
         commands,

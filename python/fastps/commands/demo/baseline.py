@@ -14,18 +14,20 @@ import numpy as np
 
 from fastps._shared import process
 from fastps.commands.demo.config import ADAGRAD_START, LEARNING_RATES, Config
-from fastps.commands.kit.datasets import load
+from fastps.commands.kit.datasets import load, loss_sample
 from fastps.commands.kit.net import evaluate, init_params, loss_and_grads
 from fastps.data import Dataset
 
 #: As in torch.optim.Adagrad: added outside the square root.
 ADAGRAD_EPS = 1e-10
+#: Points of its curve.
+POINTS = 60
 
 
-def serial_accuracy(config: Config, dataset: Dataset, updates: int) -> float:
-    """Test accuracy in [0, 1] after ``updates`` Adagrad updates.
+def serial_curve(config: Config, dataset: Dataset, updates: int) -> list[tuple[int, float, float]]:
+    """Updates, loss and test accuracy in [0, 1], from the initial parameters to ``updates`` Adagrad updates.
 
-    Each is made from the sum of the gradients of ``push_every`` minibatches. The sum is what one push
+    Each update is made from the sum of the gradients of ``push_every`` minibatches. The sum is what one push
     of a Downpour worker carries, so both have seen the same number of images. Whatever ``--optimizer``
     runs in the shards, the baseline is Adagrad; its rate is ``--lr`` if the shards run Adagrad too.
     """
@@ -33,7 +35,13 @@ def serial_accuracy(config: Config, dataset: Dataset, updates: int) -> float:
     params = init_params(dataset.inputs, config.hidden, 10, np.random.default_rng([config.seed, 0]))
     squares = {name: np.full_like(value, ADAGRAD_START) for name, value in params.items()}
     lr = np.float32(config.lr if config.optimizer == "adagrad" else LEARNING_RATES["adagrad"])
-    for _ in range(updates):
+    sample = loss_sample(dataset)
+    looks = set(np.unique(np.geomspace(1, max(1, updates), POINTS).astype(int)).tolist())
+    curve = []
+    for update in range(updates + 1):
+        if update == 0 or update in looks:
+            accuracy = evaluate(params, dataset.test_x, dataset.test_y)[1]
+            curve.append((update, evaluate(params, *sample)[0], accuracy))
         total = {name: np.zeros_like(value) for name, value in params.items()}
         for _ in range(config.push_every):
             rows = rng.integers(0, len(dataset.train_y), config.batch)
@@ -46,7 +54,7 @@ def serial_accuracy(config: Config, dataset: Dataset, updates: int) -> float:
         for name, grad in total.items():
             squares[name] += grad * grad
             params[name] -= lr * grad / (np.sqrt(squares[name]) + np.float32(ADAGRAD_EPS))
-    return evaluate(params, dataset.test_x, dataset.test_y)[1]
+    return curve
 
 
 def orders(config: Config, updates: int) -> str:
@@ -55,7 +63,7 @@ def orders(config: Config, updates: int) -> str:
 
 
 def main() -> int:
-    """Entry point of the baseline's process: reads its orders, prints ``{"accuracy": ...}``."""
+    """Entry point of the baseline's process: reads its orders, prints ``{"curve": ...}``."""
     arrived = threading.Event()
     lines: list[str] = []
 
@@ -69,7 +77,7 @@ def main() -> int:
     process.hold_on_to(orders["parent"])
     config = Config.from_mapping(orders["config"])
     dataset = load(config.data, config.dataset_dir)
-    print(json.dumps({"accuracy": serial_accuracy(config, dataset, orders["updates"])}), flush=True)
+    print(json.dumps({"curve": serial_curve(config, dataset, orders["updates"])}), flush=True)
     return 0
 
 

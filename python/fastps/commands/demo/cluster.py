@@ -8,7 +8,7 @@ import numpy as np
 
 import fastps
 from fastps.codecs import Codec
-from fastps.commands.demo.config import ADAGRAD_START, Config
+from fastps.commands.demo.config import ADAGRAD_START, STALENESS, Config
 from fastps.commands.kit.ledger import COUNTER
 from fastps.commands.kit.net import NAMES, Params, init_params
 from fastps.optim import Optimizer
@@ -22,6 +22,19 @@ def tensor_names() -> tuple[str, ...]:
 def codec(name: str) -> Any:
     """Returns the codec of ``--codec name``."""
     return Codec.named(name)
+
+
+def mode(config: Config) -> Any:
+    """The mode of the workers."""
+    if config.mode == "sync":
+        return fastps.Sync(workers=config.workers)
+    if config.mode == "bounded":
+        return fastps.Bounded(staleness=STALENESS)
+    if config.mode == "async":
+        return fastps.Async()
+    return fastps.Local(
+        push_every=config.push_every, pull_every=config.pull_every, lr=config.local_lr, overlap=True
+    )
 
 
 def optimizer(config: Config) -> Any:

@@ -6,18 +6,44 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
-from fastps.commands.demo.config import CODECS, OPTIMIZERS, TASKS, Config, from_arguments
+from fastps.commands.demo.config import (
+    CODECS,
+    COMPARE_SECONDS,
+    MODES,
+    OPTIMIZERS,
+    SLOW,
+    TASKS,
+    Config,
+    from_arguments,
+)
+
+if TYPE_CHECKING:
+    from fastps.commands.demo.output.view import View
 from fastps.commands.kit.parser import add_dataset_dir
 
 EPILOG = """\
-exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged
-pushes and the servers' versions do not reconcile; 130 stopped by Ctrl-C (128 + signal number). Every process
-that the demo starts ends with it; it writes files only in the --out folder."""
+With --compare, each mode trains in turn for the same time, with the same
+model and data. A step takes 20 ms (the gradient, then a pause), as if each
+worker had a machine, and 10 times as long for worker 0.
+
+exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2
+wrong usage; 3 the acknowledged pushes and the servers' versions do not
+reconcile; 130 stopped by Ctrl-C (128 + signal number). Every process that the
+demo starts ends with it; it writes files only in the --out folder."""
 
 #: Files that a run leaves in its output folder; the next one removes them.
-OWN_FILES = ("report.json", "demo.png", "shard-*.log", "worker-*.log", "worker-*.ledger", "baseline.log")
+OWN_FILES = (
+    "report.json",
+    "demo.png",
+    "compare.png",
+    "shard-*.log",
+    "worker-*.log",
+    "worker-*.ledger",
+    "baseline.log",
+)
 
 
 def _whole(text: str) -> int:
@@ -58,6 +84,23 @@ def _seed(text: str) -> int:
     return value
 
 
+def _modes(text: str) -> list[str]:
+    modes = [mode.strip() for mode in text.split(",")]
+    for mode in modes:
+        if mode not in MODES:
+            raise argparse.ArgumentTypeError(f"{mode!r} is not one of {', '.join(MODES)}")
+    if len(set(modes)) < len(modes):
+        raise argparse.ArgumentTypeError(f"{text!r} names a mode twice")
+    return modes
+
+
+def _factor(text: str) -> float:
+    value = _positive(text)
+    if value < 1.0:
+        raise argparse.ArgumentTypeError(f"{value:g} is not at least 1")
+    return value
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps demo``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -74,22 +117,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--lr", type=_positive, help="learning rate (default by optimizer: 0.04 for adagrad)")
     group.add_argument(
-        "--push-every", type=_push_every, default=1, help="minibatches per push, Downpour's n_push (1)"
+        "--push-every", type=_push_every, help="minibatches per push, Downpour's n_push (1; compared: 5)"
     )
     group.add_argument(
-        "--pull-every", type=_at_least_one, default=4, help="minibatches per pull, Downpour's n_fetch (4)"
+        "--pull-every", type=_at_least_one, help="minibatches per pull, Downpour's n_fetch (4; compared: 5)"
     )
     group.add_argument(
         "--no-kill", action="store_true", help="neither kill a worker half-way nor start one late"
     )
+    group = parser.add_argument_group("comparison of modes")
+    group.add_argument(
+        "--compare", type=_modes, metavar="MODES", help=f"train with each of these modes: {','.join(MODES)}"
+    )
+    group.add_argument(
+        "--slow-worker", type=_factor, metavar="FACTOR", help=f"how much slower worker 0 is ({SLOW:g})"
+    )
     group = parser.add_argument_group("training")
     times = ", ".join(f"{name} {task.seconds:.0f}" for name, task in TASKS.items())
     group.add_argument(
-        "--data", choices=tuple(TASKS), default="digits", help="data set (digits, in the package)"
+        "--data",
+        choices=tuple(TASKS),
+        help="data set: digits at random places, digits, or MNIST (default: mnist if FASTPS_DATA_DIR has it, "
+        "otherwise shifted)",
     )
     add_dataset_dir(group, "folder with the four original MNIST .gz files")
     group.add_argument(
-        "--seconds", type=_positive, help=f"training time ({times}; by default a slow machine gets more)"
+        "--seconds",
+        type=_positive,
+        help=f"training time ({times}; compared: {COMPARE_SECONDS:.0f} a mode; "
+        "by default a slow machine gets more)",
     )
     group.add_argument(
         "--updates", type=_at_least_one, help="end after about this many updates, even if time is left"
@@ -113,17 +169,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the demo; the exit code."""
-    if args.data != "mnist" and args.dataset_dir is not None:
+    if args.data in ("digits", "shifted") and args.dataset_dir is not None:
         raise CommandError("--dataset-dir is for --data mnist; the digits are inside the package")
+    if args.compare is None and args.slow_worker is not None:
+        raise CommandError("--slow-worker is for --compare; for example --compare sync,async")
+    if args.compare is not None and args.updates is not None:
+        raise CommandError("--compare gives every mode the same time; use --seconds instead of --updates")
+    if args.compare is not None and args.workers < 2:
+        raise CommandError("--compare needs at least 2 workers, a slow one and a normal one; use --workers")
     config = from_arguments(args)
     with signals_raise():
-        return _execute(config, args.json)
+        return _execute(config, args)
 
 
-def _execute(config: Config, as_json: bool) -> int:
-    from fastps.commands.demo.output import plot, report
+def _execute(config: Config, args: argparse.Namespace) -> int:
     from fastps.commands.demo.output.view import EXTRA, make_view
-    from fastps.commands.demo.run import train
     from fastps.commands.kit.plot import has_matplotlib
 
     out = Path(config.out)
@@ -134,19 +194,52 @@ def _execute(config: Config, as_json: bool) -> int:
                 left_over.unlink()
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
-    stream = sys.stderr if as_json else sys.stdout
-    run = train(config, make_view(stream), out)
+    stream = sys.stderr if args.json else sys.stdout
+    view = make_view(stream)
+    if args.compare is None:
+        result = _train(config, view, out, stream)
+    else:
+        result = _compare(config, args.compare, view, out, stream)
+    if has_matplotlib():
+        print(f"\npicture {out / _picture(args)}\nnumbers {out / 'report.json'}", file=stream)
+    else:
+        print(f"\nnumbers {out / 'report.json'}\nfor the picture and the live table: {EXTRA}", file=stream)
+    stream.flush()
+    if args.json:
+        print(json.dumps(result), flush=True)
+    return EXIT_OK
+
+
+def _picture(args: argparse.Namespace) -> str:
+    return "demo.png" if args.compare is None else "compare.png"
+
+
+def _train(config: Config, view: View, out: Path, stream: TextIO) -> dict[str, Any]:
+    """One run; what ``--json`` prints."""
+    from fastps.commands.demo.output import plot, report
+    from fastps.commands.demo.run import train
+    from fastps.commands.kit.plot import has_matplotlib
+
+    run = train(config, view, out)
     report.write(run, out / "report.json")
     print(report.closing(run), file=stream)
     if has_matplotlib():
         plot.draw(run, out / "demo.png")
-        print(f"\npicture {out / 'demo.png'}, numbers {out / 'report.json'}", file=stream)
-    else:
-        print(f"\nnumbers {out / 'report.json'}; for the picture and the live table: {EXTRA}", file=stream)
     if run.points[-1].accuracy < config.goal:
         reached, goal = 100 * run.points[-1].accuracy, 100 * config.goal
-        print(f"note: {reached:.2f} % is below the {goal:.1f} % that the defaults reach", file=stream)
-    stream.flush()
-    if as_json:
-        print(json.dumps(report.result(run)), flush=True)
-    return EXIT_OK
+        print(f"\nnote: {reached:.2f} % is below the {goal:.1f} % that the defaults reach", file=stream)
+    return report.result(run)
+
+
+def _compare(config: Config, modes: list[str], view: View, out: Path, stream: TextIO) -> dict[str, Any]:
+    """A run of each mode; what ``--json`` prints."""
+    from fastps.commands.demo.compare import compare
+    from fastps.commands.demo.output import compared, comparison
+    from fastps.commands.kit.plot import has_matplotlib
+
+    runs = compare(config, modes, view, out)
+    compared.write(runs, out / "report.json")
+    print(compared.closing(runs), file=stream)
+    if has_matplotlib():
+        comparison.draw(runs, out / "compare.png")
+    return compared.result(runs)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastps.codecs import Codec
@@ -15,6 +17,18 @@ CODECS = Codec.names()
 
 #: Values of ``--optimizer``; the others do not train a net.
 OPTIMIZERS = tuple(name for name in Optimizer.names() if name not in ("ftrl", "average"))
+
+#: Values of ``--compare``.
+MODES = ("sync", "bounded", "local", "async")
+
+#: Steps that a worker of ``bounded`` may be ahead of the slowest one.
+STALENESS = 4
+
+#: Seconds that a step takes in a comparison, and training time of each mode.
+PACE, COMPARE_SECONDS = 0.02, 10.0
+
+#: How much slower the slow worker of a comparison is.
+SLOW = 10.0
 
 #: Rates in the shards where they differ from the optimizer's default.
 LEARNING_RATES = {"adagrad": 0.04, "sgd": 0.05, "rmsprop": 0.001}
@@ -41,9 +55,12 @@ class Task:
     most_updates: int
     #: Test accuracy that the run is expected to reach.
     goal: float
+    #: Seconds that a step takes at least, as that of a larger model would.
+    pace: float = 0.0
 
 
 TASKS = {
+    "shifted": Task(96, 64, 0.2, 10.0, 4_000, 40_000, 0.86, pace=0.005),
     "digits": Task(96, 32, 0.2, 10.0, 4_000, 40_000, 0.96),
     "mnist": Task(192, 64, 0.2, 45.0, 12_000, 20_000, 0.975),
 }
@@ -75,6 +92,14 @@ class Config:
     seed: int
     kill: bool
     out: str
+    #: One of `MODES`.
+    mode: str
+    #: Whether this is a run of ``--compare``.
+    compared: bool
+    #: Seconds that a step takes at least; 0: as long as the gradient takes.
+    pace: float
+    #: How much slower worker 0 is than the others.
+    slow: float
 
     def to_json(self) -> str:
         """The configuration as one line of JSON."""
@@ -102,23 +127,33 @@ def learning_rate(optimizer: str) -> float:
     return LEARNING_RATES.get(optimizer, default)
 
 
+def default_data() -> tuple[str, str | None]:
+    """Data set and folder without ``--data``: MNIST if ``FASTPS_DATA_DIR`` has it, else ``shifted``."""
+    folder = Path(os.environ.get("FASTPS_DATA_DIR", ""), "mnist")
+    return ("mnist", str(folder)) if folder.is_absolute() and folder.is_dir() else ("shifted", None)
+
+
 def from_arguments(args: argparse.Namespace) -> Config:
-    """Returns the configuration of parsed command-line arguments."""
-    task = TASKS[args.data]
-    limits_given = args.seconds is not None or args.updates is not None
+    """Returns the configuration of parsed arguments; with ``--compare`` that of its first mode."""
+    data, dataset_dir = args.data, args.dataset_dir
+    if data is None:
+        data, dataset_dir = ("mnist", dataset_dir) if dataset_dir is not None else default_data()
+    task = TASKS[data]
+    compares = args.compare is not None
+    limits_given = args.seconds is not None or args.updates is not None or compares
     updates = args.updates if limits_given else task.most_updates
     return Config(
-        data=args.data,
-        dataset_dir=args.dataset_dir,
+        data=data,
+        dataset_dir=dataset_dir,
         shards=args.shards,
         workers=args.workers,
         codec=args.codec,
         optimizer=args.optimizer,
         lr=learning_rate(args.optimizer) if args.lr is None else args.lr,
         local_lr=LOCAL_LR,
-        push_every=args.push_every,
-        pull_every=args.pull_every,
-        seconds=task.seconds if args.seconds is None else args.seconds,
+        push_every=args.push_every or (5 if compares else 1),
+        pull_every=args.pull_every or (5 if compares else 4),
+        seconds=args.seconds or (COMPARE_SECONDS if compares else task.seconds),
         updates=updates,
         least_updates=0 if limits_given else task.least_updates,
         hidden=task.hidden,
@@ -127,4 +162,8 @@ def from_arguments(args: argparse.Namespace) -> Config:
         seed=args.seed,
         kill=not args.no_kill,
         out=args.out,
+        mode=args.compare[0] if compares else "local",
+        compared=compares,
+        pace=PACE if compares else task.pace,
+        slow=(args.slow_worker or SLOW) if compares else 1.0,
     )

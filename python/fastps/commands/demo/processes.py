@@ -41,11 +41,11 @@ class Baseline(Child):
         super().__init__(command, out / "baseline.log", ONE_THREAD)
         self.tell(baseline.orders(config, updates))
 
-    def accuracy(self) -> float | None:
-        """The test accuracy that it reached; None while it works."""
+    def curve(self) -> list[tuple[int, float, float]] | None:
+        """Updates, loss and accuracy of its points; None while it works."""
         ended = self.process.poll() is not None
         for line in self.read_lines():
-            return float(json.loads(line)["accuracy"])
+            return [(int(updates), loss, accuracy) for updates, loss, accuracy in json.loads(line)["curve"]]
         if ended and self.drained():
             raise CommandError(f"the serial baseline ended early: {self.last_words()}")
         return None

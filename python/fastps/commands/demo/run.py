@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import fastps
 from fastps._shared.process import CommandError
 from fastps.commands.demo import cluster
@@ -18,7 +16,7 @@ from fastps.commands.demo.output.view import View
 from fastps.commands.demo.processes import Baseline, WorkerProcess
 from fastps.commands.demo.state import Moment, Point, Run, WorkerState
 from fastps.commands.demo.worker import Orders
-from fastps.commands.kit.datasets import load
+from fastps.commands.kit.datasets import load, loss_sample
 from fastps.commands.kit.ledger import CARRY_AT, COUNTER, Account, Balance, reconcile
 from fastps.commands.kit.net import NAMES, Array, evaluate
 from fastps.commands.kit.servers import LocalCluster
@@ -31,10 +29,12 @@ EVALUATE_EVERY = 0.25
 KILL_AT, LATE_AT = 0.5, 0.6
 #: Seconds a worker gets to say that it is connected.
 WORKER_TIMEOUT = 30.0
+#: Seconds that the late worker gets to take its first step.
+LATE_TIMEOUT = 30.0
 #: Names another server program, run instead of ``fastps serve`` (``make acceptance`` runs a faulty one).
 SERVER_VARIABLE = "FASTPS_DEMO_SERVER"
-#: Training images on which the loss is measured.
-LOSS_SAMPLE = 2_000
+#: Options of the servers of a comparison: a killed worker loses its place soon.
+SHORT_LEASE = ("--lease-ms", "1000")
 
 
 class Training:
@@ -46,9 +46,7 @@ class Training:
         self.workers: list[WorkerProcess] = []
         self.victim: WorkerProcess | None = None
         self.late: WorkerProcess | None = None
-        sample = np.random.default_rng(0).permutation(len(dataset.train_y))[:LOSS_SAMPLE]
-        self._sample = dataset.train_x[sample], dataset.train_y[sample]
-        self._began = 0.0
+        self._sample = loss_sample(dataset)
         self._carries, self._carried = 0, 0.0
 
     def execute(self) -> Run:
@@ -56,7 +54,8 @@ class Training:
         with contextlib.ExitStack() as stack:
             self.view.say(f"starting {self.config.shards} shard servers and {self.config.workers} workers")
             own = os.environ.get(SERVER_VARIABLE)
-            servers = LocalCluster(self.config.shards, self.out, program=[own] if own else None)
+            options = SHORT_LEASE if self.config.compared else ()
+            servers = LocalCluster(self.config.shards, self.out, options, [own] if own else None)
             self._servers = stack.enter_context(servers)
             stack.callback(self._end_children)  # runs first: workers end before their servers
             ps = stack.enter_context(fastps.connect(self._servers.addresses, timeout=30.0))
@@ -67,7 +66,8 @@ class Training:
             self._train(ps)
             self._finish_workers()
             self._evaluate(ps)
-            self.run.balance = self._reconcile(ps)
+            if not self.config.compared:
+                self.run.balance = self._reconcile(ps)
         return self.run
 
     def _start_worker(self, share: int, note: str = "") -> WorkerProcess:
@@ -93,12 +93,12 @@ class Training:
         self._evaluate(ps)
         for worker in self.workers:
             worker.tell("go")
-        self._began = time.monotonic()
+        self.run.began = time.monotonic()
         next_look = 0.0
         extended = False
         while True:
             self._listen()
-            self.run.seconds = time.monotonic() - self._began
+            self.run.seconds = time.monotonic() - self.run.began
             if self.run.seconds >= next_look:
                 self._evaluate(ps)
                 next_look = self.run.seconds + EVALUATE_EVERY * (0.2 if self.run.seconds < 1.0 else 1.0)
@@ -111,7 +111,7 @@ class Training:
                 self.late = self._start_worker(self.victim.share, "late")
                 self.late.tell("go")
                 self._moment(f"worker {self.late.name} started late, on worker {self.victim.name}'s data")
-            elif progress >= 1.0:
+            elif progress >= 1.0 and self._late_has_trained():
                 if self.run.updates >= config.least_updates or self.run.seconds >= config.deadline:
                     return
                 if not extended:
@@ -119,6 +119,18 @@ class Training:
                 extended = True
             self.view.update(self.run)
             time.sleep(TICK)
+
+    def _late_has_trained(self) -> bool:
+        """Returns whether the late worker, if there is one, has taken a step; raises if it takes too long."""
+        if self.late is None or self.run.workers[self.late.name].steps:
+            return True
+        started = self.run.moments[-1].seconds
+        if self.run.seconds > started + LATE_TIMEOUT:
+            raise CommandError(
+                f"worker {self.late.name}, started late at {started:.1f} s, has taken no step after "
+                f"{LATE_TIMEOUT:.0f} s; see {self.late.log}"
+            )
+        return False
 
     def _kill(self, victim: WorkerProcess) -> None:
         """SIGKILL in the middle of whatever it does."""
@@ -175,7 +187,7 @@ class Training:
                 raise CommandError(f"the workers did not finish; see the logs in {self.out}")
             self._listen()
             time.sleep(TICK / 5)
-        self.run.seconds = time.monotonic() - self._began
+        self.run.seconds = time.monotonic() - self.run.began
 
     def _reconcile(self, ps: Any) -> Balance:
         finished: list[Account] = []
@@ -206,17 +218,17 @@ def train(config: Config, view: View, out: Path) -> Run:
         run = Training(config, dataset, view, out).execute()
         view.update(run)
         view.say(f"serial baseline: {run.updates:,} updates in plain NumPy")
-        run.serial_accuracy = _serial_accuracy(config, run.updates, out)
+        run.serial = serial_run(config, run.updates, run.seconds / max(1, run.updates), out)
     return run
 
 
-def _serial_accuracy(config: Config, updates: int, out: Path) -> float:
-    """Run the baseline's process to its end."""
+def serial_run(config: Config, updates: int, seconds_each: float, out: Path) -> list[Point]:
+    """Curve of the baseline's process, with the time of an update as given."""
     process = Baseline(config, updates, out)
     try:
-        while (accuracy := process.accuracy()) is None:
+        while (curve := process.curve()) is None:
             time.sleep(TICK)
-        return accuracy
+        return [Point(seconds_each * at, at, loss, accuracy) for at, loss, accuracy in curve]
     finally:
         process.kill()
         process.close()

@@ -25,6 +25,8 @@ class WorkerState:
         self.staleness: dict[int, int] = {}
         self.bytes_pushed = 0
         self.bytes_saved = 0
+        #: Share of each bin of `strip` in which it computed.
+        self.strip: dict[int, float] = {}
         self._rate: deque[tuple[float, int]] = deque(maxlen=8)
 
     def update(self, event: Mapping[str, Any]) -> None:
@@ -35,6 +37,7 @@ class WorkerState:
         self.staleness = {int(value): count for value, count in event["staleness"].items()}
         self.bytes_pushed = event["bytes_pushed"]
         self.bytes_saved = event["bytes_saved"]
+        self.strip.update({int(k): share for k, share in event["strip"].items()})
         self._rate.append((time.monotonic(), self.steps))
 
     @property
@@ -44,6 +47,10 @@ class WorkerState:
             return 0.0
         (t0, s0), (t1, s1) = self._rate[0], self._rate[-1]
         return (s1 - s0) / max(t1 - t0, 1e-9)
+
+    def waiting(self) -> float:
+        """Share in [0, 1] of its time that it did not compute."""
+        return 1.0 - sum(self.strip.values()) / max(1, len(self.strip))
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,11 @@ class Run:
     moments: list[Moment] = field(default_factory=list)
     #: Seconds of training so far; at the end, until the last worker was done.
     seconds: float = 0.0
+    #: Moment of the monotonic clock at which training began.
+    began: float = 0.0
     balance: Balance | None = None
-    serial_accuracy: float | None = None
+    #: Curve of the serial run; its times are those of the run that it is compared with.
+    serial: list[Point] = field(default_factory=list)
 
     def staleness(self) -> dict[int, int]:
         """Histogram over all workers."""
@@ -88,6 +98,11 @@ class Run:
         for worker in self.workers:
             total.update(worker.staleness)
         return dict(total)
+
+    @property
+    def serial_accuracy(self) -> float:
+        """Test accuracy of the serial run at its end, in [0, 1]."""
+        return self.serial[-1].accuracy
 
     @property
     def bytes_pushed(self) -> int:
@@ -103,3 +118,32 @@ class Run:
     def updates(self) -> int:
         """Pushes applied by the servers."""
         return self.points[-1].updates if self.points else 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs by mode, and the serial run."""
+
+    runs: dict[str, Run]
+    #: One worker of normal speed, without a server: as many updates as the fastest mode made.
+    serial: list[Point]
+
+    @property
+    def config(self) -> Config:
+        """Configuration of the first run; the others differ in the mode."""
+        return next(iter(self.runs.values())).config
+
+    @property
+    def seconds(self) -> float:
+        """Training time of the longest run."""
+        return max(run.seconds for run in self.runs.values())
+
+    def serial_in_time(self) -> list[Point]:
+        """The part of the serial curve that one worker has time for."""
+        return [point for point in self.serial if point.seconds <= self.seconds]
+
+
+def waiting(run: Run) -> float:
+    """Share in [0, 1] of their time that the workers of normal speed wait, on average."""
+    shares = [worker.waiting() for worker in run.workers[1:] if worker.strip]
+    return sum(shares) / max(1, len(shares))

@@ -7,6 +7,7 @@ output: one JSON object a line, see `_report`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -22,8 +23,9 @@ from numpy.typing import NDArray
 
 import fastps
 from fastps._shared import process
-from fastps.commands.demo.cluster import codec, tensor_names
+from fastps.commands.demo.cluster import codec, mode, tensor_names
 from fastps.commands.demo.config import Config
+from fastps.commands.demo.strip import Strip
 from fastps.commands.kit.datasets import load
 from fastps.commands.kit.ledger import COUNTER, Ledger
 from fastps.commands.kit.net import Array, loss_and_grads
@@ -90,34 +92,39 @@ def train(orders: Orders, go: threading.Event, stop: threading.Event) -> None:
     dataset = load(config.data, config.dataset_dir)
     x, y = dataset.share(orders.share, config.workers, config.seed)
     rng = np.random.default_rng([config.seed, 2, orders.name])
+    pace = config.pace * (config.slow if orders.name == 0 else 1.0)
     names = tensor_names()
     ledger = Ledger(Path(orders.ledger))
-    mode = fastps.Local(
-        push_every=config.push_every, pull_every=config.pull_every, lr=config.local_lr, overlap=True
-    )
     with fastps.connect(orders.addresses, timeout=30.0) as ps:
-        worker = fastps.Worker(ps, ps.pull(list(names)), mode=mode, codec=codec(config.codec))
+        worker = fastps.Worker(ps, ps.pull(list(names)), mode=mode(config), codec=codec(config.codec))
         _report("ready")
         go.wait()
         steps, losses, last, mean = 0, 0.0, 0, float("nan")
+        strip = Strip()
         due = time.monotonic() + REPORT_EVERY
         while not stop.is_set():
+            began = time.monotonic()
             loss, grads = minibatch(worker.params, x, y, config, rng)
+            stop.wait(began + pace - time.monotonic())
+            strip.computed(began, time.monotonic())
             steps += 1
             ledger.will_step(steps, steps // config.push_every)
-            worker.step(grads)
+            with contextlib.suppress(
+                fastps.LeaseError
+            ):  # the others continued meanwhile; it has its place again
+                worker.step(grads)
             ledger.acknowledge(min(worker.stats()["acknowledged"].values()))
             losses += loss
             if time.monotonic() >= due:
                 mean = losses / (steps - last)
-                _report("report", **snapshot(worker, steps, mean).__dict__)
+                _report("report", strip=strip.take(), **snapshot(worker, steps, mean).__dict__)
                 losses, last, due = 0.0, steps, time.monotonic() + REPORT_EVERY
         ledger.will_step(steps, -(-steps // config.push_every))  # the flush pushes what is left
         worker.flush()
         final = snapshot(worker, steps, losses / (steps - last) if steps > last else mean)
         ledger.acknowledge(final.acknowledged)
         worker.close()
-        _report("done", **final.__dict__)
+        _report("done", strip=strip.take(), **final.__dict__)
 
 
 def minibatch(

@@ -1,4 +1,4 @@
-"""The picture of a run: loss and accuracy against wall time and updates, and the staleness histogram."""
+"""The picture of a run: its curves, a strip per worker, the staleness and the bytes by codec."""
 
 from __future__ import annotations
 
@@ -6,63 +6,76 @@ from pathlib import Path
 from typing import Any
 
 from fastps._shared.stats import percentile
+from fastps.commands.demo.output import panels
+from fastps.commands.demo.output.report import bytes_per_push
+from fastps.commands.demo.output.view import human_bytes
 from fastps.commands.demo.state import Run
 from fastps.commands.kit.plot import figure
 
-LOSS, ACCURACY, EVENT = "#b2182b", "#2166ac", "#555555"
+LOSS, ACCURACY = "#b2182b", "#2166ac"
 
 
 def draw(run: Run, path: Path) -> None:
     """Writes the PNG."""
-    with figure(path, (13, 4), 110) as drawn:
+    with figure(path, (13, 7), 80) as drawn:
         _draw(run, drawn)
 
 
 def _draw(run: Run, drawn: Any) -> None:
-    by_time, by_updates, histogram = drawn.subplots(1, 3, width_ratios=(1.2, 1.2, 1.0))
     config = run.config
     drawn.suptitle(
         f"fastps demo: {config.data}, Downpour with {config.optimizer}, {config.workers} workers, "
-        f"{config.shards} shards, {config.codec}, seed {config.seed}"
+        f"{config.shards} shards, {config.codec}, seed {config.seed}",
+        fontsize=12,
     )
-    seconds = [p.seconds for p in run.points]
-    updates = [float(p.updates) for p in run.points]
-    _curves(by_time, run, seconds, [(m.seconds, m.text) for m in run.moments], "wall time (s)")
-    _curves(
-        by_updates,
-        run,
-        updates,
-        [(float(m.updates), m.text) for m in run.moments],
-        "updates (pushes applied)",
-    )
-    _histogram(histogram, run)
+    (learning, workers), (staleness, bytes_) = drawn.subplots(2, 2, height_ratios=(1.4, 1.0))
+    _learning(learning, run)
+    panels.strips(workers, run)
+    panels.legend_of_strips(workers, "exchanging")
+    panels.caption(workers, "Workers", _about_workers(run), 92, "wall time (s)")
+    _histogram(staleness, run)
+    panels.bars(bytes_, bytes_per_push(run), config.codec)
+    panels.caption(bytes_, "Bytes by codec", _about_bytes(run), 92, "kB per push")
 
 
-def _curves(axes: Any, run: Run, x: list[float], moments: list[tuple[float, str]], label: str) -> None:
+def _learning(axes: Any, run: Run) -> None:
     """Training loss (left, logarithmic) and test accuracy (right)."""
-    axes.plot(x, [p.loss for p in run.points], color=LOSS, lw=1.8)
-    axes.set_yscale("log")
-    axes.set_xlabel(label)
-    axes.set_ylabel("training loss", color=LOSS)
-    axes.grid(alpha=0.25)
+    panels.curves(axes, [panels.Line("loss", run.points, LOSS)], "seconds", "loss")
+    axes.yaxis.label.set_color(LOSS)
     right = axes.twinx()
-    right.plot(x, [100 * p.accuracy for p in run.points], color=ACCURACY, lw=1.8)
-    right.set_ylabel("test accuracy (%)", color=ACCURACY)
-    right.set_ylim(60, 100.5)
-    if run.serial_accuracy is not None:
-        right.axhline(100 * run.serial_accuracy, color=ACCURACY, ls=":", lw=1.2)
-        right.annotate(
-            "serial, same number of updates",
-            (0.98, 100 * run.serial_accuracy), xycoords=("axes fraction", "data"),
-            ha="right", va="bottom", fontsize=7, color=ACCURACY,
-        )  # fmt: skip
-    for at, event in moments:
-        text = " " + event.split(",")[0]
-        axes.axvline(at, color=EVENT, ls="--", lw=1)
-        axes.annotate(
-            text, (at, 0.35), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=EVENT,
-            ha="right", va="bottom",
-        )  # fmt: skip
+    panels.curves(right, [panels.Line("accuracy", run.points, ACCURACY)], "seconds", "accuracy")
+    right.yaxis.label.set_color(ACCURACY)
+    right.grid(visible=False)
+    right.set_ylim(top=100)
+    right.axhline(
+        100 * run.serial_accuracy, color=ACCURACY, ls="--", lw=1.2, label="serial, same number of updates"
+    )
+    right.legend(loc="center right", fontsize=9)
+    panels.mark(axes, run.moments)
+    last = run.points[-1]
+    killed = " through a kill and a late start" if run.moments else ""
+    sentence = (
+        f"{run.updates:,} updates in {run.seconds:.1f} s{killed}: accuracy {100 * last.accuracy:.1f} %, "
+        f"{100 * run.serial_accuracy:.1f} % in a serial run of as many updates."
+    )
+    panels.caption(axes, "Learning", sentence, 92, "wall time (s)")
+
+
+def _about_workers(run: Run) -> str:
+    computing = [1.0 - worker.waiting() for worker in run.workers if worker.strip]
+    text = f"A worker computes {100 * sum(computing) / max(1, len(computing)):.0f} % of its time"
+    if run.config.pace:
+        text += f" (a step takes at least {1000 * run.config.pace:g} ms)"
+    if len(run.moments) < 2:
+        return f"{text}."
+    return f"{text}; when worker 1 is killed, no other one stops, and a late one takes over its data."
+
+
+def _about_bytes(run: Run) -> str:
+    return (
+        f"With {run.config.codec}, the workers sent {human_bytes(run.bytes_pushed)} of gradients instead of "
+        f"{human_bytes(run.bytes_pushed + run.bytes_saved)}."
+    )
 
 
 def _histogram(axes: Any, run: Run) -> None:
@@ -72,8 +85,11 @@ def _histogram(axes: Any, run: Run) -> None:
     top = percentile(stale, 0.99) or 0
     shown = {value: count for value, count in stale.items() if value <= top}
     axes.bar(list(shown), [100 * count / total for count in shown.values()], width=1.0, color="#4d9221")
-    axes.set_xlabel("staleness (pushes by others in between)")
     axes.set_ylabel("share of pushes (%)")
-    axes.set_title(f"p50 {percentile(stale, 0.5)}, p99 {percentile(stale, 0.99)}", fontsize=10)
     axes.set_axisbelow(True)
     axes.grid(alpha=0.25, axis="y")
+    sentence = (
+        f"Half of the gradients are at most {percentile(stale, 0.5)} pushes of others late, "
+        f"99 % at most {percentile(stale, 0.99)}: the price of never waiting."
+    )
+    panels.caption(axes, "Staleness", sentence, 92, "pushes by others in between")

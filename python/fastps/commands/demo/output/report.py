@@ -53,38 +53,36 @@ def write(run: Run, path: Path) -> None:
 
 
 def closing(run: Run) -> str:
-    """The tables at the end, as plain text."""
-    assert run.balance is not None
-    assert run.serial_accuracy is not None
+    """The tables at the end, as plain text of 80 columns."""
     stale = run.staleness()
     point = run.points[-1]
     facts = [
         ("test accuracy", f"{100 * point.accuracy:.2f} %"),
-        (
-            "  serial baseline",
-            f"{100 * run.serial_accuracy:.2f} % (plain NumPy Adagrad, same number of updates)",
-        ),
+        ("  serial", f"{100 * run.serial_accuracy:.2f} % (plain NumPy Adagrad, same number of updates)"),
         ("updates", f"{run.updates:,} in {run.seconds:.1f} s ({run.updates / run.seconds:,.0f} per second)"),
         (
             "staleness",
             f"p50 {percentile(stale, 0.5)}, p99 {percentile(stale, 0.99)}, max {max(stale, default=None)}",
         ),
-        ("gradients sent", f"{human_bytes(run.bytes_pushed)}, {human_bytes(run.bytes_saved)} saved"),
-        ("ledger", _ledger(run)),
+        ("gradients", f"{human_bytes(run.bytes_pushed)} sent, {human_bytes(run.bytes_saved)} saved"),
+        *(("ledger", text) for text in _ledger(run)),
+        *(("kill", text) for text in _around_the_kill(run)),
     ]
-    facts += [("kill", text) for text in _around_the_kill(run)]
     wide = max(len(name) for name, _ in facts)
-    lines = [f"{name:<{wide}}  {text}" for name, text in facts]
-    return "\n".join(["", *lines, "", *_workers(run), "", *_codecs(run)])
+    shown = [
+        f"{'' if k and facts[k - 1][0] == name else name:<{wide}}  {text}"
+        for k, (name, text) in enumerate(facts)
+    ]
+    return "\n".join(["", *shown, "", *_workers(run), "", *_codecs(run)])
 
 
-def _ledger(run: Run) -> str:
+def _ledger(run: Run) -> list[str]:
     assert run.balance is not None
     balance = run.balance
-    text = f"reconciled: {balance.acknowledged:,} pushes acknowledged, {run.updates:,} versions made"
+    lines = [f"reconciled: {balance.acknowledged:,} pushes acknowledged, {run.updates:,} versions made"]
     if balance.in_flight:
-        text += f" (when the worker was killed, up to {balance.in_flight} in flight)"
-    return text
+        lines.append(f"(when the worker was killed, up to {balance.in_flight} in flight)")
+    return lines
 
 
 def _around_the_kill(run: Run) -> list[str]:
@@ -95,8 +93,8 @@ def _around_the_kill(run: Run) -> list[str]:
     before = next((p for p in reversed(run.points) if p.seconds <= kill.seconds), run.points[0])
     last = run.points[-1]
     return [
-        f"at {kill.seconds:.1f} s {kill.text}; {last.updates - kill.updates:,} more updates came after, "
-        f"loss {before.loss:.4f} -> {last.loss:.4f}",
+        f"at {kill.seconds:.1f} s {kill.text}; after it,",
+        f"{last.updates - kill.updates:,} more updates, loss {before.loss:.4f} -> {last.loss:.4f}",
         *(f"at {m.seconds:.1f} s {m.text}" for m in run.moments if "late" in m.text),
     ]
 
@@ -115,13 +113,17 @@ def _workers(run: Run) -> list[str]:
     ]
 
 
-def _codecs(run: Run) -> list[str]:
-    """Bytes of one push in each codec, by the byte contract, against float32."""
+def bytes_per_push(run: Run) -> dict[str, int]:
+    """Bytes of one push in each codec, by the byte contract."""
     sizes = [value.size for value in initial_params(run.config, run.inputs).values()]
-    plain = sum(codec("float32").body_len(size) for size in sizes)
+    return {name: sum(codec(name).body_len(size) for size in sizes) for name in CODECS}
+
+
+def _codecs(run: Run) -> list[str]:
+    """Bytes of one push in each codec, against float32."""
+    each = bytes_per_push(run)
     lines = [f"{'codec':<10}{'bytes per push':>14}{'of float32':>12}{'this run':>12}"]
-    for name in CODECS:
-        each = sum(codec(name).body_len(size) for size in sizes)
+    for name, size in each.items():
         sent = human_bytes(run.bytes_pushed) if name == run.config.codec else ""
-        lines.append(f"{name:<10}{each:>14,}{100 * each / plain:>10.1f} %{sent:>12}".rstrip())
+        lines.append(f"{name:<10}{size:>14,}{100 * size / each['float32']:>10.1f} %{sent:>12}".rstrip())
     return lines

@@ -51,13 +51,13 @@ def headline(run: Run) -> str:
         return "starting"
     point = run.points[-1]
     return (
-        f"{run.seconds:5.1f} s  {point.updates:>7,} updates  training loss {point.loss:.4f}  "
-        f"test accuracy {100 * point.accuracy:.2f} %"
+        f"{run.seconds:5.1f} s  {point.updates:>7,} updates  loss {point.loss:.4f}  "
+        f"accuracy {100 * point.accuracy:5.2f} %"
     )
 
 
 def worker_cells(worker: WorkerState) -> tuple[str, ...]:
-    """The row of one worker: name, state, steps, steps/s, loss, staleness p50 / p99, sent, saved."""
+    """The row of one worker, in the order of `COLUMNS`."""
     p50, p99 = percentile(worker.staleness, 0.50), percentile(worker.staleness, 0.99)
     rate = f"{worker.steps_per_second:,.0f}" if worker.state == "training" else "-"
     return (
@@ -68,15 +68,15 @@ def worker_cells(worker: WorkerState) -> tuple[str, ...]:
         "-" if math.isnan(worker.loss) else f"{worker.loss:.3f}",
         "-" if p50 is None else f"{p50} / {p99}",
         human_bytes(worker.bytes_pushed),
-        human_bytes(worker.bytes_saved),
     )
 
 
-COLUMNS = ("worker", "state", "steps", "steps/s", "loss", "staleness p50 / p99", "sent", "saved")
+#: Staleness is its median and 99th percentile.
+COLUMNS = ("worker", "state", "steps", "steps/s", "loss", "staleness", "sent")
 
 
 class PlainView:
-    """A line every two seconds, and one for each event."""
+    """A line of at most 80 columns every two seconds, and one for each event."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -101,16 +101,8 @@ class PlainView:
             return
         self._next = now + PLAIN_EVERY
         training = [w for w in run.workers if w.state == "training"]
-        stale = run.staleness()
-        parts = [
-            headline(run),
-            f"{len(training)} workers, {sum(w.steps_per_second for w in training):,.0f} steps/s"
-            if training
-            else "",
-            f"staleness {percentile(stale, 0.5)} / {percentile(stale, 0.99)}" if stale else "",
-            f"sent {human_bytes(run.bytes_pushed)}, saved {human_bytes(run.bytes_saved)}",
-        ]
-        self.say("  ".join(part for part in parts if part))
+        rate = f"{sum(w.steps_per_second for w in training):,.0f} steps/s" if training else ""
+        self.say("  ".join(part for part in (headline(run), rate) if part))
 
 
 class LiveView:
@@ -151,7 +143,7 @@ def _table(run: Run) -> RenderableType:
     styles = {"training": "green", "killed": "bold red", "done": "cyan", "starting": "yellow"}
     config = run.config
     table = Table(
-        title=f"{config.data}: Downpour with {config.optimizer}, {config.shards} shards, {config.codec}",
+        title=f"{config.data}: {config.mode}, {config.optimizer}, {config.shards} shards, {config.codec}",
         caption=headline(run),
         title_justify="left",
         caption_justify="left",

@@ -1,0 +1,34 @@
+"""The constants of the page about sizing are those of the script that it names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Cells of the rows of all tables, by their first cell."""
+    tables = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return {row.split(" | ")[0]: row.split(" | ")[1:] for row in tables}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the script reads /proc")
+def test_the_page_shows_what_the_script_measures() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/sizing.py"), "--quick"]
+    measured = rows(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout)
+    shown = rows((ROOT / "docs/how-to/sizing.md").read_text())
+    assert len(measured) == 14  # with the heads and the lines below them
+    assert measured.keys() <= shown.keys()
+    for name, cells in measured.items():
+        kept = cells
+        if name == "shared memory":
+            kept = [cells[0], cells[1]]  # a machine without it has a Unix socket
+        elif "Float" in name or name in ("`Int8`", "`OneBit`"):
+            kept = cells[:2]  # the CPU time depends on the machine
+        assert shown[name][: len(kept)] == kept, name
