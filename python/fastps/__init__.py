@@ -57,6 +57,7 @@ from fastps.worker import Step, Worker, worker_seed
 if _TYPE_CHECKING:
     from fastps import checkpoint as checkpoint
     from fastps import data as data
+    from fastps import engines as engines
     from fastps import hogwild as hogwild
     from fastps import jax as jax
     from fastps import optimize as optimize
@@ -134,7 +135,7 @@ __all__ = [
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.
-_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch")
+_EXTRAS = ("checkpoint", "data", "engines", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

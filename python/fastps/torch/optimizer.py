@@ -7,7 +7,6 @@ import copy
 import difflib
 import functools
 import logging
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +23,7 @@ from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer, check_ps
+from fastps.engines import own_rank
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Mode
 from fastps.store import Store
@@ -93,7 +93,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             with `fastps.Local`.
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
-        rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
+        rank: As for `fastps.Worker`.
         model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too,
             and whose parameters are looked for in each step.
         buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`);
@@ -172,8 +172,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if model is None and buffers in ("average", "latest"):
             raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
         buffers_every = at_least(1, "buffers_every", buffers_every)
-        if rank is None and os.environ.get("RANK", "").isdecimal():
-            rank = int(os.environ["RANK"])
+        rank = own_rank(rank)
         self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
