@@ -60,6 +60,7 @@ if _TYPE_CHECKING:
     from fastps import engines as engines
     from fastps import hogwild as hogwild
     from fastps import jax as jax
+    from fastps import mpi as mpi
     from fastps import optimize as optimize
     from fastps import record as record
     from fastps import rl as rl
@@ -135,7 +136,19 @@ __all__ = [
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.
-_EXTRAS = ("checkpoint", "data", "engines", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch")
+_EXTRAS = (
+    "checkpoint",
+    "data",
+    "engines",
+    "hogwild",
+    "jax",
+    "mpi",
+    "optimize",
+    "record",
+    "rl",
+    "simulate",
+    "torch",
+)
 
 
 def __getattr__(name: str) -> _ModuleType:

@@ -29,17 +29,17 @@ _BELOW = (("rank", "world_size"), ("local_rank", "local_size"), ("node", "nodes"
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a process. A field that the engine does not tell is None.
+    """The place of a process. A field that the engine does not define is None.
 
     Attributes:
         rank: Number of the process, from 0.
-        world_size: Number of processes. None where it may change or is not told, as in Kubernetes.
+        world_size: Number of processes. None where it may change or is unknown, as in Kubernetes.
         local_rank: Number of the process on its machine, from 0.
         node: Number of the machine, from 0.
         nodes: Number of machines.
         engine: ``"fastps run"``, ``"torchrun"`` (or another program that sets ``RANK``), ``"Open MPI"``,
             ``"Slurm"``, ``"PMI"``, ``"Kubernetes"``, ``"Ray"``, or ``"none"`` for a single process.
-        sources: For each field that the engine tells, where it comes from: the environment variable, or
+        sources: For each field that the engine defines, where it comes from: the environment variable, or
             ``"argument"``.
     """
 
@@ -110,7 +110,7 @@ _BY_HAND = ("fastps run", "torchrun")
 
 @dataclass(frozen=True)
 class _Found:
-    """What one engine tells: values and their variables, by field."""
+    """Values of one engine and their variables, by field."""
 
     engine: str
     values: dict[str, int]
@@ -194,7 +194,7 @@ def own_rank(rank: int | None) -> int | None:
 
 
 def _engines(environment: Mapping[str, str]) -> Iterator[_Found]:
-    """What each engine tells that has started this process, directly or not."""
+    """The values of each engine that has started this process, directly or not."""
     for variables in _ENGINES:
         found = _Found(variables.engine, {}, {})
         for field, names in zip(variables._fields[1:], variables[1:], strict=True):
@@ -211,7 +211,7 @@ def _engines(environment: Mapping[str, str]) -> Iterator[_Found]:
 
 
 def _ray() -> Iterator[_Found]:
-    """What Ray Train tells, if this process has imported it and is one of its workers."""
+    """The values of Ray Train, if this process has imported it and is one of its workers."""
     train = sys.modules.get("ray.train")
     if train is None:
         return
