@@ -49,8 +49,8 @@ from fastps.errors import (
 )
 from fastps.evaluation import Evaluation, Evaluator, evaluator
 from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
-from fastps.parameter_server import ParameterServer, TensorSpec
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Lion, Optimizer, RMSprop
+from fastps.parameter_server import ParameterServer, TensorSpec
 from fastps.server import Server, serve
 from fastps.store import Store, _forked
 from fastps.worker import Step, Worker, worker_seed
@@ -58,9 +58,11 @@ from fastps.worker import Step, Worker, worker_seed
 if _typing.TYPE_CHECKING:
     from fastps import checkpoint as checkpoint
     from fastps import data as data
+    from fastps import engines as engines
     from fastps import hogwild as hogwild
     from fastps import jax as jax
     from fastps import loggers as loggers
+    from fastps import mpi as mpi
     from fastps import optimize as optimize
     from fastps import record as record
     from fastps import rl as rl
@@ -137,7 +139,20 @@ __all__ = [
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.
-_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "loggers", "optimize", "record", "rl", "simulate", "torch")
+_EXTRAS = (
+    "checkpoint",
+    "data",
+    "engines",
+    "hogwild",
+    "jax",
+    "loggers",
+    "mpi",
+    "optimize",
+    "record",
+    "rl",
+    "simulate",
+    "torch",
+)
 
 
 if not _typing.TYPE_CHECKING:  # a type checker would take every misspelled name for a module

@@ -36,6 +36,8 @@ def installed_by(requirements: list[str]) -> set[str]:
 def source(example: str) -> str:
     """The code of a script or of a notebook's cells."""
     text = (FOLDER / example).read_text()
+    if example.endswith(".sbatch"):
+        return ""
     if not example.endswith(".ipynb"):
         return text
     cells = json.loads(text)["cells"]

@@ -73,7 +73,8 @@ def test_parts_with_packages_of_their_own_are_imported_when_they_are_named():
 def test_dir_shows_every_subpackage():
     code = "import sys, fastps; print(dir(fastps)); assert 'fastps.torch' not in sys.modules"
     shown = run(code)
-    for name in ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch"):
+    names = "checkpoint data engines hogwild jax mpi optimize record rl simulate torch"
+    for name in names.split():
         assert f"'{name}'" in shown
 
 
@@ -82,6 +83,7 @@ def test_dir_shows_every_subpackage():
     [
         ("torch", "torch", "fastps.torch needs torch: pip install torch (the extra fastps[torch])"),
         ("jax", "jax", "fastps.jax needs jax: pip install jax (the extra fastps[jax])"),
+        ("mpi", "mpi4py", "fastps.mpi needs mpi4py: pip install mpi4py (the extra fastps[mpi])"),
         (
             "hogwild",
             "sklearn",

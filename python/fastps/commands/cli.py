@@ -105,7 +105,6 @@ def all_commands() -> list[Command]:
 def _parser() -> argparse.ArgumentParser:
     from fastps.commands import doctor, examples, runs
     from fastps.commands.completion import command as completion
-    from fastps.commands.demo import command
     from fastps.commands.kit.parser import Parser
     from fastps.commands.live import command as live
     from fastps.commands.repro import command as repro

@@ -52,7 +52,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def examples() -> list[Example]:
     """All examples, by name."""
-    paths = sorted([*_FOLDER.glob("*.py"), *_FOLDER.glob("notebooks/*.ipynb")])
+    patterns = ("*.py", "engines/*.py", "engines/*.sbatch", "notebooks/*.ipynb")
+    paths = sorted(path for pattern in patterns for path in _FOLDER.glob(pattern))
     return [_example(path) for path in paths]
 
 
@@ -66,7 +67,9 @@ def _example(path: Path) -> Example:
 
 
 def _description(path: Path) -> str:
-    """The docstring of a script, the first cell of a notebook."""
+    """The docstring of a script, the first cell of a notebook, the comments of a batch script."""
+    if path.suffix == ".sbatch":
+        return "\n".join(re.findall(r"^# ?(.*)$", path.read_text(), re.MULTILINE))
     if path.suffix == ".ipynb":
         return "".join(json.loads(path.read_text())["cells"][0]["source"])
     return ast.get_docstring(ast.parse(path.read_text())) or ""

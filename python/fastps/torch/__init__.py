@@ -12,6 +12,7 @@ from fastps.torch.buffers import load
 from fastps.torch.checkpoints.distributed import load_distributed, save_distributed
 from fastps.torch.checkpoints.resume import resume, save
 from fastps.torch.evaluate import evaluator
+from fastps.torch.hierarchical import Hierarchical
 from fastps.torch.objective import Objective
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.torch.schedule import GlobalSchedule
@@ -20,6 +21,7 @@ from fastps.torch.state import from_store, to_store
 
 __all__ = [
     "GlobalSchedule",
+    "Hierarchical",
     "Objective",
     "ParameterServerOptimizer",
     "SavedRun",

@@ -24,6 +24,7 @@ from fastps.store import Store
 from fastps.torch import _file
 from fastps.torch._params import float32
 from fastps.worker.gradients import finite
+from fastps.worker.parts import shards_of
 
 __all__ = ["Buffers", "load"]
 
@@ -264,6 +265,8 @@ def load(
     Unchanged: integer buffers (BatchNorm's ``num_batches_tracked``), which the servers do not have, and
     float64 and non-finite buffers (masks) that the source lacks.
 
+    The shards of a parameter, ``name@k/n`` of `fastps.torch.Hierarchical`, are joined.
+
     Args:
         model: The model; float tensors of any type and device.
         source: A `fastps.Store`, the result of `fastps.connect`, arrays by name, or a file: of ``fastps
@@ -298,6 +301,8 @@ def load(
     if not isinstance(source, ParameterServer):
         values = source if isinstance(source, Mapping) else _from_file(source, verify)
     there = set(source.names()) if isinstance(source, ParameterServer) else set(values)
+    shards = {name: parts for name, parts in shards_of(there).items() if name not in there}
+    there |= shards.keys()
     found = {id(param): name for name, param in wanted.items() if name in there}  # one name of tied ones
     pairs: list[tuple[str, torch.Tensor]] = [
         (name if name in there else found.get(id(param), name), param) for name, param in wanted.items()
@@ -321,7 +326,12 @@ def load(
         )
     pairs = [(name, tensor) for name, tensor in pairs if name in there]
     if isinstance(source, ParameterServer):
-        values = source.pull(list({name for name, _ in pairs}))
+        values = source.pull(list({part for name, _ in pairs for part in shards.get(name, [name])}))
+    joined = {
+        name: np.concatenate([np.asarray(values[part]) for part in shards[name]])
+        for name in needed & shards.keys()
+    }
+    values = {**values, **joined}
     for name, tensor in pairs:
         expected, got = tuple(tensor.shape), tuple(np.shape(values[name]))
         if expected != got:

@@ -17,6 +17,7 @@ from fastps import optim
 from fastps._shared.checks import at_least, invalid
 from fastps._shared.types import Array
 from fastps.codecs import Codec
+from fastps.engines import own_rank
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer, check_ps
@@ -39,7 +40,7 @@ from fastps.torch.buffers import Buffers, Way
 from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_worker
 from fastps.torch.seeds import state as random_state
 from fastps.torch.step.ahead import Ahead, hooks_of
-from fastps.torch.step.arguments import check_buffers, check_optimizer, mode_of, rank_of
+from fastps.torch.step.arguments import check_buffers, check_optimizer, mode_of
 from fastps.torch.step.groups import check_group
 from fastps.worker import Step, Worker
 from fastps.worker.run.others import Others
@@ -85,7 +86,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             with `fastps.Local`.
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
-        rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
+        rank: As for `fastps.Worker`.
         model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too,
             and whose parameters are looked for in each step.
         buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`);
@@ -152,7 +153,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         mode = mode_of(mode, codec, push_in_backward)
         check_buffers(buffers, model)
         buffers_every = at_least(1, "buffers_every", buffers_every)
-        rank = rank_of(rank)
+        rank = own_rank(rank)
         self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []

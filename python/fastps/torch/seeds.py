@@ -15,14 +15,15 @@ def seed(base: int, ps: ParameterServer | None = None) -> int:
 
     Args:
         base: The run's seed.
-        ps: The store or servers, which give each caller the next place, from 0 on. Needed only without the
-            environment's ``RANK``, which torchrun sets: there the place is the rank.
+        ps: The store or servers, which give each caller the next place, from 0 on. Needed only where no
+            engine has started this process (`fastps.engines.detect`): else the place is its rank.
 
     Returns:
         The seed, for other generators.
 
     Raises:
-        ConfigError: `base` is no integer from 0 to 2**63 - 1, or there is neither a rank nor `ps`.
+        ConfigError: `base` is no integer from 0 to 2**63 - 1, there is neither a rank nor `ps`, or the
+            environment contradicts itself.
 
     >>> import fastps.torch
     >>> store = fastps.Store()

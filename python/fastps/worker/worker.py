@@ -15,6 +15,7 @@ from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
+from fastps.engines import own_rank
 from fastps.errors import ConfigError, Lost, NonFiniteError
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer, check_ps
@@ -75,7 +76,8 @@ class Worker:
         on_step: Called with a `Step` at the end of each step.
         accumulate: Steps per push and per fetch; a push is the mean of their gradients. Must be 1 with
             `fastps.Local`, which has ``push_every``. `flush` pushes each gradient times 1 / accumulate.
-        rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it.
+        rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it. None: the
+            rank that an engine such as torchrun has given this process (`fastps.engines.detect`), if any.
         name: Shown where others wait for this worker; None: machine and process.
         wait: False: with `fastps.WarmStart` the constructor returns at once; `ready` is False until the warm
             start is over, and until then `step` and `begin` raise. The other modes never wait there.
@@ -122,7 +124,7 @@ class Worker:
             check_codec(codec)
         accumulate = at_least(1, "accumulate", accumulate)
         flag("wait", wait)
-        if rank is not None:
+        if (rank := own_rank(rank)) is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
         then = mode.after_warm_up
         if accumulate > 1 and then.local_lr is not None:

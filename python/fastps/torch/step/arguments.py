@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from fastps import optim
@@ -12,7 +10,7 @@ from fastps.codecs import Codec
 from fastps.modes import Async, Mode
 from fastps.worker.arguments import check_codec, check_mode, like
 
-__all__ = ["check_buffers", "check_optimizer", "mode_of", "rank_of"]
+__all__ = ["check_buffers", "check_optimizer", "mode_of"]
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -39,10 +37,3 @@ def check_buffers(buffers: object, model: torch.nn.Module | None) -> None:
         raise invalid("buffers", "'average', 'latest', 'local' or None", buffers)
     if model is None and buffers in ("average", "latest"):
         raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
-
-
-def rank_of(rank: int | None) -> int | None:
-    """The rank, or that of the environment, which torchrun sets."""
-    if rank is None and os.environ.get("RANK", "").isdecimal():
-        return int(os.environ["RANK"])
-    return rank

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import numpy as np
 
 from fastps._shared.checks import integer
 from fastps._shared.kept import NOTES
+from fastps.engines import own_rank
 from fastps.errors import ConfigError
 from fastps.optim import SGD
 from fastps.parameter_server import ParameterServer, check_ps
@@ -29,24 +29,24 @@ def worker_seed(base: int, ps: ParameterServer | None = None) -> int:
 
     Args:
         base: The run's seed.
-        ps: The store or servers, which give each caller the next place, from 0 on. Needed only without the
-            environment's ``RANK``, which torchrun sets: there the place is the rank.
+        ps: The store or servers, which give each caller the next place, from 0 on. Needed only where no
+            engine has started this process (`fastps.engines.detect`): else the place is its rank.
 
     Returns:
         The seed, for ``numpy.random.default_rng`` or ``jax.random.key``. It seeds nothing itself;
         `fastps.torch.seed` seeds torch.
 
     Raises:
-        ConfigError: `base` is no integer from 0 to 2**63 - 1, or there is neither a rank nor `ps`.
+        ConfigError: `base` is no integer from 0 to 2**63 - 1, there is neither a rank nor `ps`, or the
+            environment contradicts itself.
 
     >>> store = fastps.Store()
     >>> fastps.worker_seed(100, store), fastps.worker_seed(100, store)
     (100, 101)
     """
     base = integer("base", base, 0, 2**63 - 1)
-    rank = os.environ.get("RANK", "")
-    if rank.isdecimal():
-        return base + int(rank)
+    if (rank := own_rank(None)) is not None:
+        return base + rank
     if ps is not None:
         check_ps(ps)
         return base + _next_place(ps)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fastps.connection import ParameterServer
 from fastps.errors import LeaseError, PartialPush
 from fastps.modes import Mode
+from fastps.parameter_server import ParameterServer
 from fastps.store import Store
 from fastps.worker.fetches import Fetches
 from fastps.worker.pushes import Pushes

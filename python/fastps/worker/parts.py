@@ -1,0 +1,105 @@
+"""A model's tensors, divided among the processes of one machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from fastps.errors import (
+    ConfigError,
+    ConnectionLostError,
+    DeadlineError,
+    DTypeError,
+    FastpsError,
+    ForeignWriteError,
+    LeaseError,
+    NonFiniteError,
+    ShapeError,
+    UnavailableError,
+)
+from fastps.parameter_server import ParameterServer
+
+__all__ = ["check_groups", "divide", "group_of", "raised_by", "shard_name", "shards_of"]
+
+_KINDS: dict[str, type[FastpsError]] = {
+    kind.__name__: kind
+    for kind in (
+        ConfigError,
+        ConnectionLostError,
+        DTypeError,
+        DeadlineError,
+        ForeignWriteError,
+        LeaseError,
+        NonFiniteError,
+        ShapeError,
+    )
+}
+
+
+def divide(sizes: Sequence[int], processes: int) -> list[int]:
+    """Returns the process of each tensor: the largest tensors first, each to the one with the least so far.
+
+    Args:
+        sizes: Number of elements of each tensor.
+        processes: Number of processes.
+
+    >>> divide([10, 90, 80, 20], 2)
+    [0, 0, 1, 1]
+    """
+    load, owners = [0] * processes, [0] * len(sizes)
+    for tensor in sorted(range(len(sizes)), key=lambda k: (-sizes[k], k)):
+        owner = min(range(processes), key=lambda process: (load[process], process))
+        owners[tensor] = owner
+        load[owner] += sizes[tensor]
+    return owners
+
+
+def group_of(group: str, process: int) -> str:
+    """The group of the tensors that the processes of this number push, one on each machine."""
+    return f"{group}/{process}"
+
+
+def check_groups(ps: ParameterServer, names: Iterable[str], group: str) -> None:
+    """Raises unless the tensors belong to a group.
+
+    Raises:
+        ConfigError: One belongs to another group; the error names both.
+    """
+    for name in names:
+        there = ps.spec(name).group
+        if there != group:
+            raise ConfigError(
+                "other workers have divided the model in another way",
+                tensor=name,
+                expected=f"group {there}",
+                got=f"group {group}",
+                advice="all machines of a run need the same model and the same number of processes",
+            )
+
+
+def raised_by(process: int, kind: str, text: str) -> FastpsError:
+    """The error for the other processes of a machine, one of which has raised `text`.
+
+    Args:
+        process: Its number on the machine.
+        kind: The name of its error's class.
+        text: Its error's text.
+    """
+    return _KINDS.get(kind, UnavailableError)(f"local rank {process} of this node: {text}")
+
+
+def shard_name(name: str, shard: int, shards: int) -> str:
+    """The name of the tensor that has one shard of a parameter."""
+    return f"{name}@{shard}/{shards}"
+
+
+def shards_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """The parameters whose shards are all among some tensors: the names of these, in order.
+
+    >>> shards_of(["b", "w@1/2", "w@0/2", "v@0/2"])
+    {'w': ['w@0/2', 'w@1/2']}
+    """
+    there = set(names)
+    firsts = (re.fullmatch(r"(.+)@0/([1-9]\d*)", name) for name in sorted(there))
+    found = {m[1]: [shard_name(m[1], k, int(m[2])) for k in range(int(m[2]))] for m in firsts if m}
+    return {name: shards for name, shards in found.items() if there.issuperset(shards)}
