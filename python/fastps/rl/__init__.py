@@ -1,8 +1,9 @@
 """Reinforcement learning by workers that share one model; any of them may join late or die.
 
-`A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `work` is one worker in this process, on
-any machine; `train` starts servers, workers and an evaluator on this one; `take_turns` runs logical workers
-in one thread; `evaluate` plays the model. `fetch` and `load` return a `Policy`, from a run and from a file.
+`A3C`, `Naive`, `EvolutionStrategies` and `Gorila` are settings of algorithms. `work` is one worker in this
+process, on any machine; `train` starts servers, workers and an evaluator on this one; `take_turns` runs
+logical workers in one thread; `evaluate` plays the model. `fetch` and `load` return a `Policy`, from a run
+and from a file.
 Needs gymnasium and torch: ``pip install gymnasium torch``.
 
 >>> import gymnasium, fastps.rl
@@ -24,6 +25,7 @@ except ImportError as _error:
 
 from fastps.rl.a3c import A3C
 from fastps.rl.evolution import EvolutionStrategies
+from fastps.rl.gorila import Gorila
 from fastps.rl.naive import Naive
 from fastps.rl.playing.environment import EpisodeError
 from fastps.rl.playing.models import ActorCritic
@@ -40,6 +42,7 @@ __all__ = [
     "Episode",
     "EpisodeError",
     "EvolutionStrategies",
+    "Gorila",
     "Naive",
     "Point",
     "Policy",

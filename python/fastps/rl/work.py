@@ -139,7 +139,7 @@ def take_turns(
         learners = [
             stack.enter_context(
                 Learner(
-                    ps, algorithm, make_env, model,
+                    ps, algorithm.for_rank(rank), make_env, model,
                     seed=seed, frames=frames, on_episode=on_episode, rank=rank, patience=0.0,
                 )
             )

@@ -157,7 +157,8 @@ class Training:
         make_env: MakeEnv = functools.partial(by_name, env) if isinstance(env, str) else env
         self._env, self._make_env = env if isinstance(env, str) else None, make_env
         self._task = Task(algorithm, make_env, model, seed)
-        self._task.algorithm = algorithm = algorithm.for_workers(self._count)
+        algorithm = algorithm.for_workers(self._count)
+        self._task.algorithm = algorithm.for_rank(0)
         self._folder = None if folder is None else Folder(folder, resume)
         self._saved = None if self._folder is None else self._folder.saved
         if self._folder is not None and self._saved is not None:
