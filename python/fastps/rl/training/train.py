@@ -71,10 +71,11 @@ def train(
     ends with an error is not: the others continue without it, and the error is raised if none is left.
 
     Args:
-        algorithm: `A3C`, `Naive` or `EvolutionStrategies`.
+        algorithm: `A3C`, `Naive`, `EvolutionStrategies` or `Gorila`.
         env: Name of a registered environment, ``"module:name"`` to import a module first; or a function of a
             module that makes one.
-        workers: Worker processes, >= 1. ``Naive(sync=True)`` waits for all of them but its `backup`.
+        workers: Worker processes, >= 1. ``Naive(sync=True)`` waits for all of them but its `backup`. With
+            ``Gorila("global", actors=n)`` the first n are actors and the others learners.
         frames: Frames (steps of environments) of all workers, >= 1.
         seed: Of the initial model, and, with their ranks, of the workers' episodes and actions. Processes
             race, so a run repeats only approximately.
