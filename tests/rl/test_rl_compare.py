@@ -1,4 +1,4 @@
-"""``fastps rl gorila`` and ``fastps rl compare``: the workers that options mean, the picture, and wrong options."""
+"""``fastps rl gorila`` and ``fastps rl compare``: workers by options, the picture, and wrong options."""
 
 from __future__ import annotations
 

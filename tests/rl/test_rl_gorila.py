@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +18,14 @@ from gymnasium import spaces
 from torch import nn
 
 import fastps
+from fastps.commands.kit.servers import ServerProcess, free_ports
 from fastps.rl import Gorila, evaluate, fetch, take_turns, work
 from fastps.rl.learner import FRAMES, Learner
 from fastps.rl.q_learning import Outliers, QLearner, epsilon_greedy, loss
 from fastps.rl.replay.local import Batch, LocalReplay
 from fastps.rl.training.train import Training
 from fastps.rl.work import Evaluator
-from rl.environments import GOES_ON, TERMINATED, TRUNCATED, Scripted, cart_pole
+from rl.environments import GOES_ON, TERMINATED, TRUNCATED, Scripted, cart_pole, slow_cart_pole
 
 GAMMA = 0.9
 SCRIPT = [GOES_ON, TERMINATED, GOES_ON, TRUNCATED]
@@ -279,6 +283,44 @@ def test_killed_actors_and_learners_are_started_again_and_rows_stay(tmp_path: Pa
         numbers = np.sort(ps.pull("rl.replay")[0::2, 0])
         assert numbers[-int(heads[0, 1]) :].tolist() == list(range(1, int(heads[0, 1]) + 1))
         assert run.updates > 700
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_server_with_a_log_keeps_the_replay(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+
+    def start() -> ServerProcess:
+        server = ServerProcess(address, [address], tmp_path / "log", ["--data-dir", str(tmp_path / "data")])
+        assert server.listens(60)
+        return server
+
+    algorithm = Gorila("global", actors=1, first=100, capacity=10_000)
+    server, ended = start(), []
+    with fastps.connect(address, timeout=60.0) as ps, fastps.connect(address, timeout=60.0) as other:
+        run = threading.Thread(
+            target=lambda: ended.append(take_turns(ps, algorithm, slow_cart_pole, 2, seed=0, frames=900)),
+            daemon=True,
+        )
+        run.start()
+        other.wait_for(FRAMES, timeout=60.0)
+        while other.pull(FRAMES)[0] < 300:
+            time.sleep(0.02)
+        before = other.pull("rl.replay", indices=range(200))
+        server.kill()
+        server.close()
+        server = start()
+        run.join(180)
+        (stats,) = ended
+        with contextlib.suppress(fastps.VersionsLost):
+            other.names()
+        np.testing.assert_array_equal(other.pull("rl.replay", indices=range(200)), before)
+        assert (before[:, 0] == np.arange(1, 201)).all()
+        (head,) = other.pull("rl.replay.heads")
+        assert abs(head[2] - stats[0]["frames"]) <= 16 * (1 + stats[0]["updates_lost"])
+        assert stats[1]["rows_empty"] == 0
+    server.kill()
+    server.close()
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------------

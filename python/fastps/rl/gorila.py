@@ -12,7 +12,7 @@ from torch import nn
 from fastps._shared.checks import as_rate, at_least, given, invalid
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError
+from fastps.errors import ConfigError, PartialPush
 from fastps.modes import Async, Mode
 from fastps.optim import Adagrad, Adam, Optimizer
 from fastps.rl.algorithm import Algorithm, in_range
@@ -207,8 +207,11 @@ class Gorila(Algorithm):
             while True:
                 yield from self._wait_for_learners(learner, rows)
                 steps = learner.play_by(lambda values: self._choose(values, learner), _PLAYED)
-                with learner.this_update_only():
-                    seat.add(steps)
+                try:
+                    with learner.this_update_only():
+                        seat.add(steps)
+                except PartialPush as error:  # the next transitions take the places of these
+                    learner.lose(error)
                 learner.count()
                 yield
 

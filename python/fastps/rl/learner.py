@@ -22,7 +22,14 @@ from fastps._shared.checks import at_least, integer
 from fastps._shared.kept import FRAMES, OBSERVATIONS
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
-from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownOutcomeError, VersionsLost
+from fastps.errors import (
+    FastpsError,
+    LeaseError,
+    NonFiniteError,
+    UnavailableError,
+    UnknownOutcomeError,
+    VersionsLost,
+)
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of
@@ -380,8 +387,12 @@ class Learner:
         try:
             yield
         except (LeaseError, UnknownOutcomeError, VersionsLost) as error:
-            self.dropped += 1
-            _log.warning("worker %s lost an update: %s", self.name, error)
+            self.lose(error)
+
+    def lose(self, error: FastpsError) -> None:
+        """Counts and logs a lost update."""
+        self.dropped += 1
+        _log.warning("worker %s lost an update: %s", self.name, error)
 
     @property
     def updates(self) -> int:

@@ -54,11 +54,9 @@ class LocalReplay:
 
     def add(self, step: Transition) -> None:
         """Stores a transition."""
-        row = self._added % self._capacity
-        for column, value in zip(
-            self._rows, (step.before, step.action, step.reward, step.terminated, step.after), strict=True
-        ):
-            column[row] = value
+        row, own = self._added % self._capacity, self._rows
+        own.before[row], own.after[row] = step.before, step.after
+        own.actions[row], own.rewards[row], own.terminated[row] = step.action, step.reward, step.terminated
         self._added += 1
 
     def draw(self, size: int, rng: np.random.Generator) -> Batch:
