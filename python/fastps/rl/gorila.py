@@ -51,8 +51,8 @@ class Gorila(Algorithm):
     target network is the model that a learner fetches first in each `refresh` updates by all learners.
     Epsilon falls from 1 with the frames of all actors, and the learning rate to 0.
 
-    With ``replay="local"``, as in the paper's experiments, a worker is a bundle of an actor, a learner and a
-    replay of its own. With ``replay="global"`` the replay is a tensor on the servers, and a worker is either
+    With ``replay="local"``, as in the paper's experiments, a worker is a bundle of an actor, a learner and
+    their replay. With ``replay="global"`` the replay is a tensor on the servers, and a worker is either
     an actor or a learner, on any machine. Actors and learners wait for each other, so that the number of
     updates per frame does not depend on their speeds. Rows of an actor that died stay, and another actor
     continues them. Neither trains in a shared store.
@@ -82,7 +82,7 @@ class Gorila(Algorithm):
 
     Raises:
         ConfigError: An argument is out of range; a role without a global replay. Later: a worker without a
-            role; actions that are not Discrete; a shared store; nobody of the other role within `timeout`.
+            role; actions that are not Discrete; a shared store; no worker of the other role within `timeout`.
 
     >>> from fastps.rl import Gorila
     >>> Gorila(refresh=500).replay
@@ -191,7 +191,7 @@ class Gorila(Algorithm):
     def _bundled(self, learner: Learner) -> Iterator[None]:
         """Actor, replay and learner in one worker."""
         rows = LocalReplay(self.capacity, learner.task.observations.shape)
-        q = QLearner(self, learner)
+        q = self.q_learner(learner)
         while True:
             for step in learner.play_by(lambda values: self._choose(values, learner), self.steps):
                 rows.add(step)
@@ -218,7 +218,7 @@ class Gorila(Algorithm):
     def _learning(self, learner: Learner) -> Iterator[None]:
         """Draws from the replay of all, and pushes gradients."""
         rows = self._rows(learner.ps, learner.task)
-        q = QLearner(self, learner)
+        q = self.q_learner(learner)
         while True:
             yield from self._wait_for_actors(learner, rows)
             batch = rows.draw(self.batch, learner.rng)
@@ -227,6 +227,12 @@ class Gorila(Algorithm):
             learner.counts.update(rows.counts())
             learner.count()
             yield
+
+    def q_learner(self, learner: Learner) -> QLearner:
+        """Internal: the updates of a learner."""
+        return QLearner(
+            learner, gamma=self.gamma, lr=self.lr, clip=self.clip, refresh=self.refresh, outlier=self.outlier
+        )
 
     def _choose(self, values: Array, learner: Learner) -> int:
         return epsilon_greedy(values, self.exploring(learner.frames), learner.rng)

@@ -18,7 +18,6 @@ from fastps.rl.playing.models import outputs
 from fastps.rl.replay.local import Batch
 
 if TYPE_CHECKING:
-    from fastps.rl.gorila import Gorila
     from fastps.rl.learner import Learner
 
 __all__ = ["Outliers", "QLearner", "epsilon_greedy", "loss"]
@@ -84,17 +83,20 @@ class QLearner:
     """The updates of one learner.
 
     Args:
-        settings: Those of the run.
         learner: Its worker.
+        gamma, lr, clip, refresh, outlier: As for `Gorila`.
 
     Attributes:
         target: The target network.
         refreshed_at: Updates of the model, by all workers, that the target network has.
     """
 
-    def __init__(self, settings: Gorila, learner: Learner) -> None:
-        self._settings, self._learner = settings, learner
-        self._outliers = None if settings.outlier is None else Outliers(settings.outlier)
+    def __init__(
+        self, learner: Learner, *, gamma: float, lr: float, clip: float, refresh: int, outlier: float | None
+    ) -> None:
+        self._learner, self._gamma, self._lr, self._clip = learner, gamma, lr, clip
+        self._refresh = refresh
+        self._outliers = None if outlier is None else Outliers(outlier)
         self.target = copy.deepcopy(learner.model)
         self.refreshed_at = learner.updates
         learner.counts.setdefault("outliers_dropped", 0)
@@ -102,13 +104,13 @@ class QLearner:
 
     def update(self, batch: Batch) -> None:
         """Pushes the gradient of a batch and fetches the model; drops an outlier and fetches only."""
-        settings, learner = self._settings, self._learner
-        found = loss(learner.model, self.target, batch, settings.gamma)
+        learner = self._learner
+        found = loss(learner.model, self.target, batch, self._gamma)
         if self._is_outlier(found.item()):
             learner.counts["outliers_dropped"] += 1
             learner.fetch()
         else:
-            learner.step(learner.gradients(found, settings.clip), lr=learner.rate(settings.lr))
+            learner.step(learner.gradients(found, self._clip), lr=learner.rate(self._lr))
         self.refresh()
 
     def _is_outlier(self, loss: float) -> bool:
@@ -117,7 +119,7 @@ class QLearner:
 
     def refresh(self) -> None:
         """Copies the fetched model into the target network in the first fetch of each `refresh` updates."""
-        updates, every = self._learner.updates, self._settings.refresh
+        updates, every = self._learner.updates, self._refresh
         if updates // every == self.refreshed_at // every:
             return
         self.target.load_state_dict(self._learner.model.state_dict())

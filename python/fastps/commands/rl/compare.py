@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fastps rl compare",
-        description="Train with several algorithms, one after the other, and draw their returns together.",
+        description="Train with several algorithms in turn, and draw their returns in one picture.",
     )
     parser.add_argument(
         "--algorithms", nargs="+", choices=tuple(_ALGORITHMS), default=list(_ALGORITHMS), metavar="NAME",

@@ -137,7 +137,7 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
 
 
 def _choose_workers(args: argparse.Namespace) -> None:
-    """Chooses a global replay for actors and learners, and as many workers as they are."""
+    """Chooses a global replay for actors and learners, and sets the number of workers."""
     if (args.actors, args.learners, args.role) != (None, None, None):
         if args.replay == "local":
             raise CommandError("--actors, --learners and --role need --replay global")
