@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BUFFERS", "FRAMES", "NOTES", "OBSERVATIONS", "RETURNS", "SETTINGS", "is_kept"]
+__all__ = ["BUFFERS", "FRAMES", "HEADS", "NOTES", "OBSERVATIONS", "REPLAY", "RETURNS", "SETTINGS", "is_kept"]
 
 #: Small tensors by which the workers of a run agree on something.
 NOTES = "fastps"
@@ -10,9 +10,11 @@ NOTES = "fastps"
 BUFFERS = ".buffers"
 #: Tensors of reinforcement learning; each is the only tensor of its group, under the same name.
 FRAMES, OBSERVATIONS, SETTINGS, RETURNS = "rl.frames", "rl.observations", "rl.settings", "es.returns"
+#: The transitions of a global replay, and where each of its actors writes next.
+REPLAY, HEADS = "rl.replay", "rl.replay.heads"
 
 
 def is_kept(group: str) -> bool:
     """Returns whether a group's tensors are kept beside a model; the name of its run may precede it."""
     own = group.rpartition("/")[2]
-    return own.endswith(BUFFERS) or own in (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS)
+    return own.endswith(BUFFERS) or own in (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS, REPLAY, HEADS)

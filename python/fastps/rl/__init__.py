@@ -1,7 +1,7 @@
 """Reinforcement learning by workers that share one model; any of them may join late or die.
 
-`A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `run_worker` trains as one worker, in
-this process, on any machine; `train` starts servers, workers and an evaluator on this one;
+`A3C`, `Naive`, `EvolutionStrategies` and `Gorila` are settings of algorithms. `run_worker` trains
+as one worker, in this process, on any machine; `train` starts servers, workers and an evaluator on this one;
 `train_round_robin` runs logical workers in one thread; `evaluate` plays the model. `fetch` and `load` return
 a `Policy`, from a run and from a file.
 Needs gymnasium and torch: ``pip install gymnasium torch``.
@@ -28,6 +28,7 @@ except ImportError as _error:
 
 from fastps.rl.a3c import A3C
 from fastps.rl.evolution import EvolutionStrategies
+from fastps.rl.gorila import Gorila
 from fastps.rl.naive import Naive
 from fastps.rl.playing.environment import EpisodeError
 from fastps.rl.playing.models import ActorCritic
@@ -44,6 +45,7 @@ __all__ = [
     "Episode",
     "EpisodeError",
     "EvolutionStrategies",
+    "Gorila",
     "Naive",
     "Point",
     "Policy",

@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from torch import nn
+
 from fastps._shared.checks import invalid
 from fastps.modes import Mode
 from fastps.optim import Optimizer
 from fastps.parameter_server import ParameterServer
+from fastps.rl.playing.models import ActorCritic
 
 __all__ = ["Algorithm", "in_range"]
 
@@ -36,8 +39,12 @@ class Algorithm:
         """Internal: returns the workers' mode; raises `ConfigError` if `ps` does not support it."""
         raise NotImplementedError
 
-    def register(self, ps: ParameterServer) -> None:
-        """Internal: registers what the algorithm keeps beside the model."""
+    def network(self, space: Any, actions: Any) -> nn.Module:
+        """Internal: the model for these observations and actions if the user gives none."""
+        return ActorCritic(space, actions, self.estimates_values)
+
+    def register(self, ps: ParameterServer, task: Any) -> None:
+        """Internal: registers what the algorithm keeps beside the model of a `Task`."""
 
     def turns(self, learner: Any) -> Iterator[None]:
         """Internal: trains a `Learner` without an end; yields where another worker may continue."""
@@ -47,6 +54,14 @@ class Algorithm:
         """Internal: the same algorithm for a number of workers."""
         del workers
         return self
+
+    def for_rank(self, rank: int) -> Algorithm:
+        """Internal: the same algorithm for one of these workers."""
+        del rank
+        return self
+
+    def check(self, task: Any) -> None:
+        """Internal: raises `ConfigError` if the algorithm does not support the spaces of a `Task`."""
 
     def settings(self) -> dict[str, Any]:
         """Internal: the settings of a run."""

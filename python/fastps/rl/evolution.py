@@ -23,7 +23,7 @@ from fastps.rl.algorithm import Algorithm, in_range
 from fastps.rl.totals import is_shared
 
 if TYPE_CHECKING:
-    from fastps.rl.learner import Learner
+    from fastps.rl.learner import Learner, Task
 
 __all__ = ["EvolutionStrategies"]
 
@@ -85,7 +85,8 @@ class EvolutionStrategies(Algorithm):
             )
         return Async(0, "reject", delay_adaptive=False, momentum_matching=False)
 
-    def register(self, ps: ParameterServer) -> None:
+    def register(self, ps: ParameterServer, task: Task) -> None:
+        del task
         # A row per pair: the version of the model, and the returns with its noise added and subtracted.
         ps.register(RETURNS, np.zeros((self.pairs, 3), np.float32), SGD(lr=0.0), group=RETURNS)
 

@@ -21,7 +21,14 @@ from fastps._fastps import Versions
 from fastps._shared.checks import at_least, integer
 from fastps._shared.kept import FRAMES, OBSERVATIONS
 from fastps._shared.types import Array
-from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownOutcomeError, VersionsLost
+from fastps.errors import (
+    FastpsError,
+    LeaseError,
+    NonFiniteError,
+    UnavailableError,
+    UnknownOutcomeError,
+    VersionsLost,
+)
 from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
@@ -64,8 +71,11 @@ class Task:
             self.actions: Actions = actions_of(env.action_space)
         finally:
             env.close()
+        algorithm.check(self)
         space = self.observations.space
-        self.model = checked(model, space, self.actions, algorithm.estimates_values, self.seed)
+        self.model = checked(
+            model, space, self.actions, algorithm.estimates_values, self.seed, algorithm.network
+        )
 
     def tensors(self, model: nn.Module | None = None, *, trained: bool = False) -> dict[str, torch.Tensor]:
         """The parameters of a model, its own by default, by the names of their tensors, in order.
@@ -100,11 +110,12 @@ class Task:
         """Registers what is not there; returns the settings of the run."""
         own = {**self.settings(), "seed": self.seed}
         self.algorithm.mode(ps)  # raises before anything is registered
+        settings.check(ps, own, self.tensors())
+        self.algorithm.register(ps, self)
         run = settings.agree(ps, own, self.tensors())
         apply: Any = "hogwild" if is_shared(ps) else "exact"
         for name, value in self.tensors().items():
             ps.register(name, value.contiguous(), self.algorithm.optimizer(), apply, group="rl")
-        self.algorithm.register(ps)
         return run
 
 
@@ -163,6 +174,8 @@ class Learner:
         worker: Pushes gradients, and fetches values into the model.
         trained: Names of the tensors that are not frozen.
         size: Number of elements in them.
+        rng: Random numbers of this worker.
+        counts: What the algorithm counts, for `stats`.
     """
 
     def __init__(
@@ -184,7 +197,7 @@ class Learner:
         self.patience = patience
         self.name = name or (f"{os.uname().nodename} pid {os.getpid()}" if rank is None else str(rank))
         self._on_episode = on_episode
-        self._rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
+        self.rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
         env = Environment(make_env, f"worker {self.name}", task.observations)  # before anything is registered
         self.run = task.register(ps)
         self.ps = ps
@@ -196,9 +209,10 @@ class Learner:
         self.normalizer = observations_of(ps, task, rank)
         self.frames = int(self._totals.read()[0])
         self.played = self.episodes = self.dropped = 0
+        self.counts: dict[str, int] = {}
         self._uncounted = 0
         see = self.normalizer or (lambda observation: observation)
-        self.player = Player(env, self._rng, see, self._ended)
+        self.player = Player(env, self.rng, see, self._ended)
         self.worker = self._joined(algorithm, rank)  # last: whatever fails before it takes no place
         self._turns = algorithm.turns(self)
 
@@ -253,19 +267,24 @@ class Learner:
 
         Steps of an episode in which the environment raised are left out.
         """
+        sample = self.task.actions.sample
+        return self._rollout(self.play_by(lambda output: sample(output, self.rng), steps), gamma)
+
+    def play_by(self, choose: Callable[[Array], Any], steps: int) -> list[Transition]:
+        """Plays on by the actions that a function draws from the policy; steps as for `play`."""
         actions, taken, began = self.task.actions, list[Transition](), 0
         while len(taken) < steps:
             if self.player.over:
                 self.player.begin()
                 began = len(taken)
-            action = actions.sample(self.policy(self.player.observation), self._rng)
+            action = choose(self.policy(self.player.observation))
             try:
                 taken.append(self.player.step(action, actions.for_environment(action)))
             except Discarded:
                 del taken[began:]
             else:
                 self._uncounted += 1
-        return self._rollout(taken, gamma)
+        return taken
 
     def play_greedily(self, model: nn.Module, seed: int) -> float:
         """The undiscounted return of one whole episode by a model's most probable actions.
@@ -350,22 +369,30 @@ class Learner:
 
     def begin(self, grads: Mapping[str, Any], lr: float | None = None) -> None:
         """Pushes the gradients of an update that ``step({})`` ends."""
-        with self._this_update_only():
+        with self.this_update_only():
             self.worker.begin(grads, lr=lr)
 
     def step(self, grads: Mapping[str, Any], lr: float | None = None) -> None:
         """One step of the `fastps.Worker`."""
-        with self._this_update_only():
+        with self.this_update_only():
             self.worker.step(grads, lr=lr)
 
+    def fetch(self) -> None:
+        """Fetches the model without an update."""
+        after_losses(self.worker.pull_model)
+
     @contextlib.contextmanager
-    def _this_update_only(self) -> Iterator[None]:
+    def this_update_only(self) -> Iterator[None]:
         """Continues after what may happen to one update: it was late, or a restarted server forgot it."""
         try:
             yield
         except (LeaseError, UnknownOutcomeError, VersionsLost) as error:
-            self.dropped += 1
-            _log.warning("worker %s lost an update: %s", self.name, error)
+            self.lose(error)
+
+    def lose(self, error: FastpsError) -> None:
+        """Counts and logs a lost update."""
+        self.dropped += 1
+        _log.warning("worker %s lost an update: %s", self.name, error)
 
     @property
     def updates(self) -> int:
@@ -377,10 +404,10 @@ class Learner:
         """Adds the frames played since the last call to those of all workers."""
         added, self._uncounted = self._uncounted, 0
         self.played += added
-        with self._this_update_only():
-            self.frames = int(self._totals.add((added,))[0])
+        with self.this_update_only():
+            self.frames = int((self._totals.add((added,)) if added else self._totals.read())[0])
         if self.normalizer is not None:
-            with self._this_update_only():
+            with self.this_update_only():
                 self.normalizer.share()
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -388,7 +415,7 @@ class Learner:
     def stats(self) -> dict[str, Any]:
         """Counters of this worker: those of `Worker.stats`, and its own frames, episodes, lost updates."""
         own = {"frames": self.played, "episodes": self.episodes, "updates_lost": self.dropped}
-        return {**self.worker.stats(), **own}
+        return {**self.worker.stats(), **own, **self.counts}
 
     def close(self) -> None:
         self._turns.close()  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from fastps.errors import ConfigError
 from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.evolution import EvolutionStrategies
+from fastps.rl.gorila import Gorila
 from fastps.rl.learner import Task
 from fastps.rl.naive import Naive
 from fastps.rl.playing.greedy import GreedyPlayer
@@ -204,7 +205,9 @@ def read(path: File, verify: bool = True) -> Saved:
 
 def _algorithm(path: File, settings: dict[str, Any]) -> Algorithm:
     """The algorithm of a run's settings."""
-    kinds: dict[str, type[Algorithm]] = {kind.name: kind for kind in (A3C, Naive, EvolutionStrategies)}
+    kinds: dict[str, type[Algorithm]] = {
+        kind.name: kind for kind in (A3C, Naive, EvolutionStrategies, Gorila)
+    }
     given = {name: value for name, value in settings.items() if name not in ("environment", "model")}
     try:
         return kinds[given.pop("algorithm")](**given)

@@ -46,17 +46,17 @@ def run_worker(
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
-        algorithm: `A3C`, `Naive` or `EvolutionStrategies`, with the same settings for all workers.
+        algorithm: `A3C`, `Naive`, `EvolutionStrategies` or `Gorila`, with the same settings for all workers.
         make_env: Makes a new gymnasium environment at each call. Its observations are a Box, its actions
             Discrete or a Box of floats.
         model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
             to 0 to 1. It returns the policy and (except for `EvolutionStrategies`) values of shape (batch,)
-            or (batch, 1). The policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an
-            action; (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where
-            -1 and 1 are the bounds of a number that has two. It is copied. It must be stateless (not
-            recurrent), and its buffers are not shared. Frozen parameters are not trained, unless all are
-            frozen and the algorithm is `EvolutionStrategies`. Dropout is off in greedy play. None: a small
-            one, see `ActorCritic`.
+            or (batch, 1). For `Gorila` it returns the values of n actions, shape (batch, n). The policy has
+            shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action; (batch, 2 d) for a
+            Box of d numbers: means, then log standard deviations, in units where -1 and 1 are the bounds of a
+            number that has two. It is copied. It must be stateless (not recurrent), and its buffers are not
+            shared. Frozen parameters are not trained, unless all are frozen and the algorithm is
+            `EvolutionStrategies`. Dropout is off in greedy play. None: a small one, see `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
@@ -67,7 +67,10 @@ def run_worker(
 
     Returns:
         Counters of this worker: those of `fastps.Worker.stats`; ``frames`` and ``episodes``: played by this
-        worker; ``updates_lost``: updates that came too late, or that a restarted server did not know.
+        worker; ``updates_lost``: updates that came too late, or that a restarted server did not know. Of
+        `Gorila` also ``outliers_dropped``: gradients that were dropped for their loss; ``target_refreshes``;
+        and of its learners ``rows_drawn``, ``rows_empty``: rows that a server had lost, ``rows_age``: the sum
+        of the ages of the drawn rows, in transitions of the same actor, and ``rows_oldest``.
 
     Raises:
         ConfigError: There is no such environment, it is no `gymnasium.Env`, or `make_env` returned one object
@@ -139,7 +142,7 @@ def train_round_robin(
         learners = [
             stack.enter_context(
                 Learner(
-                    ps, algorithm, make_env, model,
+                    ps, algorithm.for_rank(rank), make_env, model,
                     seed=seed, frames=frames, on_episode=on_episode, rank=rank, patience=0.0,
                 )
             )

@@ -83,13 +83,15 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Command:
 
 def _rl() -> Iterator[Command]:
     try:
-        from fastps.commands.rl import command, play
+        from fastps.commands.rl import command, compare, play
     except ImportError:
         yield Command("fastps rl", "Train a policy.", {}, (), {})
         return
     training = _command("fastps rl", command.parser())
-    yield training._replace(words={**training.words, "play": "play episodes of a saved policy"})
+    more = {"play": "play episodes of a saved policy", "compare": "train with several algorithms"}
+    yield training._replace(words={**training.words, **more})
     yield _command("fastps rl play", play.parser())
+    yield _command("fastps rl compare", compare.parser())
 
 
 def _serve() -> Iterator[Command]:

@@ -1,4 +1,4 @@
-"""The ``rl`` subcommand: its options, its live line, and the files that it writes."""
+"""The ``rl`` subcommand: its live line, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from typing import Any, TextIO
 from fastps._shared import tensor_file
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps._shared.stats import percentile
-from fastps.commands.kit.parser import Parser
-from fastps.commands.rl import play
+from fastps.commands.rl import compare, play
+from fastps.commands.rl.options import algorithm_of, parser
 from fastps.errors import ConfigError
-from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.evolution import EvolutionStrategies
-from fastps.rl.naive import Naive
 from fastps.rl.training.run import Run
 from fastps.rl.training.train import Training
 
@@ -29,114 +26,20 @@ __all__ = ["main", "parser"]
 _LINE_EVERY = 0.5
 _PLAIN_EVERY = 5.0
 
-_EPILOG = """\
-exit codes: 0 the frames were played; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C
-(128 + signal number). Every process that the command starts ends with it. The --out folder gets curve.png,
-run.jsonl (evaluations, events, and the result as the last line), model.safetensors (the last policy),
-best.safetensors (the one with the best evaluation), training.safetensors (for --resume) and the workers'
-logs. fastps rl play FILE plays episodes of a saved policy."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """``fastps rl``: the exit code."""
     if arguments[:1] == ["play"]:
         return play.main(arguments[1:])
+    if arguments[:1] == ["compare"]:
+        return compare.main(arguments[1:])
     args = parser().parse_args(arguments)
     try:
-        algorithm = _algorithm(args)
+        algorithm = algorithm_of(args)
         with signals_raise():
             return _execute(algorithm, args)
     except ConfigError as error:
         raise CommandError(str(error)) from error
-
-
-def parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="fastps rl",
-        description="Train a policy with several worker processes that share one model; or play a saved one.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "algorithm",
-        choices=("naive", "a3c", "es"),
-        help="synchronous REINFORCE, asynchronous actor-critic, or evolution strategies",
-    )
-    parser.add_argument(
-        "--env", default="CartPole-v1", metavar="NAME", help="Gymnasium environment (CartPole-v1)"
-    )
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of worker processes (2)")
-    parser.add_argument(
-        "--frames", type=int, default=200_000, metavar="N", help="frames of all workers together (200000)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="S",
-        help="seed of model and episodes; give each machine its own (0)",
-    )
-    parser.add_argument("--lr", type=float, metavar="R", help="learning rate (default by algorithm)")
-    parser.add_argument("--steps", type=int, metavar="N", help="naive, a3c: steps per update (80, 20)")
-    parser.add_argument(
-        "--async",
-        dest="is_async",
-        action="store_true",
-        help="naive: update without waiting for other workers",
-    )
-    parser.add_argument("--pairs", type=int, metavar="N", help="es: pairs of episodes per version (16)")
-    parser.add_argument("--sigma", type=float, metavar="X", help="es: standard deviation of the noise (0.1)")
-    parser.add_argument(
-        "--normalize", action="store_true", help="naive, a3c: normalize observations by mean and variance"
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--servers", metavar="ADDRESSES", help="use these servers: host:port,host:port")
-    where.add_argument(
-        "--shards",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of server shards to start (1); 0 uses a shared store",
-    )
-    parser.add_argument(
-        "--out", default="fastps-rl", metavar="DIR", help="folder for all files (./fastps-rl)"
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the training of the --out folder, up to --frames in all",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object as the last line, and everything else to stderr",
-    )
-    return parser
-
-
-def _algorithm(args: argparse.Namespace) -> Algorithm:
-    """The algorithm with the options that were given."""
-    kinds: dict[str, tuple[type[Algorithm], dict[str, Any], set[str]]] = {
-        "naive": (Naive, {}, {"steps", "is_async", "normalize"}),
-        "a3c": (A3C, {"steps": 20}, {"steps", "normalize"}),
-        "es": (EvolutionStrategies, {}, {"pairs", "sigma"}),
-    }
-    kind, chosen, own = kinds[args.algorithm]
-    every = {"steps": "--steps", "is_async": "--async", "normalize": "--normalize", "pairs": "--pairs"}
-    for name, option in {**every, "sigma": "--sigma"}.items():
-        if _is_given(getattr(args, name)) and name not in own:
-            raise CommandError(f"{option} is not an option of fastps rl {args.algorithm}")
-    if args.is_async:
-        chosen["sync"] = False
-    for name in (own - {"is_async"}) | {"lr"}:
-        if _is_given(getattr(args, name)):
-            chosen[name] = getattr(args, name)
-    return kind(**chosen)
-
-
-def _is_given(value: object) -> bool:
-    """Returns whether an option was given; 0 is a value, though it equals False."""
-    return value is not None and value is not False
 
 
 def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:

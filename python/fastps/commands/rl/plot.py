@@ -1,4 +1,4 @@
-"""The picture of a run: returns against frames and seconds, and the staleness of the pushes."""
+"""Pictures: a run's returns and the staleness of its pushes; the returns of several algorithms."""
 
 from __future__ import annotations
 
@@ -7,17 +7,44 @@ from typing import Any
 
 from fastps._shared.stats import percentile
 from fastps.commands.kit.plot import figure
-from fastps.rl.training.run import JUDGED, Run
+from fastps.rl.training.run import JUDGED, Point, Run
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_together"]
 
 _CURVE, _GOAL = "#2166ac", "#b2182b"
+#: Of the algorithms in one picture: they differ in their marks, too.
+_LINES = (("#d95f02", "s"), ("#2166ac", "o"), ("#4d9221", "^"), ("#7b3294", "D"), ("#666666", "v"))
 
 
 def draw(run: Run, title: str, path: Path) -> None:
     """Writes the PNG."""
     with figure(path, (12, 3.8), 110) as drawn:
         _draw(run, drawn, title)
+
+
+def draw_together(curves: dict[str, list[Point]], threshold: float | None, title: str, path: Path) -> None:
+    """Writes a PNG with the evaluations of several algorithms against frames, updates and seconds."""
+    with figure(path, (12, 4.2), 110) as drawn:
+        drawn.suptitle(title)
+        measures = (
+            ("frames", "frames of all workers"),
+            ("updates", "updates of the model"),
+            ("seconds", "seconds"),
+        )
+        for axes, (field, label) in zip(drawn.subplots(1, 3, sharey=True), measures, strict=True):
+            for (name, points), (color, mark) in zip(curves.items(), _LINES, strict=False):
+                x = [max(1.0, float(getattr(point, field))) for point in points]
+                y = [point.mean_return for point in points]
+                axes.plot(x, y, color=color, lw=1.3, marker=mark, ms=3.5, label=name)
+            if threshold is not None:
+                axes.axhline(threshold, color=_GOAL, ls=":", lw=1.2)
+            axes.set_xlabel(label)
+            axes.grid(alpha=0.25)
+            if field == "updates":  # from some dozens, of evolution strategies, to tens of thousands
+                axes.set_xscale("log")
+        drawn.axes[0].set_ylabel("mean return, playing greedily")
+        handles, labels = drawn.axes[0].get_legend_handles_labels()
+        drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
 def _draw(run: Run, drawn: Any, title: str) -> None:

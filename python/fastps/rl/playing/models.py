@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -16,10 +16,10 @@ from torch import nn
 from fastps.errors import ConfigError
 from fastps.rl.playing.actions import Actions, Gaussian
 
-__all__ = ["ActorCritic", "checked", "for_greedy_play", "outputs"]
+__all__ = ["ActorCritic", "checked", "for_greedy_play", "outputs", "q_network"]
 
-#: Units of the hidden layer.
-_HIDDEN = 64
+#: Units of the hidden layer, and of both layers of a network for values of actions.
+_HIDDEN, _Q_HIDDEN = 64, 128
 
 
 class ActorCritic(nn.Module):
@@ -81,6 +81,20 @@ class ActorCritic(nn.Module):
         return policy if self.value is None else (policy, self.value(features).squeeze(1))
 
 
+def q_network(space: gymnasium.spaces.Box, actions: Actions) -> nn.Module:
+    """A network for the values of actions: for images that of `ActorCritic`, else two layers of 128 units."""
+    if len(space.shape) == 3:
+        return ActorCritic(space, actions, value=False)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(space.shape), _Q_HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_Q_HIDDEN, _Q_HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_Q_HIDDEN, actions.outputs),
+    )
+
+
 def _channels_first(shape: tuple[int, ...]) -> bool:
     """Returns whether the channels are the first axis of images, not the last."""
     first, _, last = shape
@@ -119,16 +133,21 @@ def for_greedy_play(model: nn.Module) -> nn.Module:
 
 
 def checked(
-    model: nn.Module | None, space: gymnasium.spaces.Box, actions: Actions, value: bool, seed: int
+    model: nn.Module | None,
+    space: gymnasium.spaces.Box,
+    actions: Actions,
+    value: bool,
+    seed: int,
+    make: Callable[[gymnasium.spaces.Box, Actions], nn.Module],
 ) -> nn.Module:
-    """A copy of a user's model, or a small one whose initial values depend on the seed only.
+    """A copy of a user's model, or the one that `make` returns, whose initial values depend on the seed only.
 
     Raises:
         ConfigError: The model's output does not fit.
     """
     if model is None:
         with _seeded(seed):
-            return ActorCritic(space, actions, value)
+            return make(space, actions)
     model = copy.deepcopy(model)
     wanted = [(2, actions.outputs), *([(2,)] if value else [])]
     with torch.no_grad():

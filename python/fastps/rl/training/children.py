@@ -147,7 +147,7 @@ def learn(orders: Orders, pipe: Connection) -> None:
         with (
             reach(orders.where, orders.shared) as ps,
             Learner(
-                ps, orders.algorithm, orders.make_env, orders.model,
+                ps, orders.algorithm.for_rank(orders.rank), orders.make_env, orders.model,
                 seed=orders.seed, frames=orders.frames, on_episode=ended, rank=orders.rank,
             ) as learner,
         ):  # fmt: skip

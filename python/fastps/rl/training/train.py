@@ -72,10 +72,11 @@ def train(
     ends with an error is not: the others continue without it, and the error is raised if none is left.
 
     Args:
-        algorithm: `A3C`, `Naive` or `EvolutionStrategies`.
+        algorithm: `A3C`, `Naive`, `EvolutionStrategies` or `Gorila`.
         env: Name of a registered environment, ``"module:name"`` to import a module first; or a function of a
             module that makes one.
-        workers: Worker processes, >= 1. ``Naive(sync=True)`` waits for all of them but its `backup`.
+        workers: Worker processes, >= 1. ``Naive(sync=True)`` waits for all of them but its `backup`. With
+            ``Gorila("global", actors=n)`` the first n are actors and the others learners.
         frames: Frames (steps of environments) of all workers, >= 1.
         seed: Of the initial model, and, with their ranks, of the workers' episodes and actions. Processes
             race, so a run repeats only approximately.
@@ -158,7 +159,8 @@ class Training:
         make_env: MakeEnv = functools.partial(by_name, env) if isinstance(env, str) else env
         self._env, self._make_env = env if isinstance(env, str) else None, make_env
         self._task = Task(algorithm, make_env, model, seed)
-        self._task.algorithm = algorithm = algorithm.for_workers(self._count)
+        algorithm = algorithm.for_workers(self._count)
+        self._task.algorithm = algorithm.for_rank(0)
         self._folder = None if folder is None else Folder(folder, resume)
         self._saved = None if self._folder is None else self._folder.saved
         if self._folder is not None and self._saved is not None:
