@@ -120,6 +120,9 @@ pytest:
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
 	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest-$(REPORT).xml $(FILES) $(ARGS)
 
+test-clients: .venv/.test-$(PROFILE) ## Run the clients of clients/ against real servers; needs go
+	@$(MAKE) --no-print-directory pytest REPORT=clients FILES=clients
+
 checkers: .venv/.made ## loom, ThreadSanitizer, Miri, NEON, and clippy of all features
 	@for checker in loom tsan miri neon lint-features; do $(MAKE) --no-print-directory $$checker; done
 

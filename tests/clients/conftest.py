@@ -1,0 +1,84 @@
+"""Servers in processes of their own, and the driver of the Go client, built once per target folder."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.driver import Driver
+from faults.shards import Shards
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = ROOT / "clients/go"
+GO_FOLDER = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "go"
+
+
+@functools.cache
+def go() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the go command in the module; skips the test where there is none, or its modules cannot be had."""
+    program = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if program is None or not MODULE.is_dir():
+        pytest.skip("the Go client needs go and clients/go, which were not found")
+    folders = {"GOMODCACHE": GO_FOLDER / "mod", "GOCACHE": GO_FOLDER / "cache"}
+    settings = {name: os.environ.get(name, str(path)) for name, path in folders.items()}
+    settings |= {"GOFLAGS": "-modcacherw -mod=readonly", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [program, *arguments]
+        return subprocess.run(
+            command, cwd=MODULE, env=os.environ | settings, capture_output=True, text=True, timeout=500
+        )
+
+    GO_FOLDER.mkdir(parents=True, exist_ok=True)
+    with (GO_FOLDER / "lock").open("w") as lock:  # processes of one run
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        had = run("mod", "download")
+        if had.returncode:
+            pytest.skip(f"the modules of the Go client cannot be had: {had.stderr[-300:]}")
+        built = run("build", "-o", str(GO_FOLDER / "bin/driver"), "./internal/driver")
+    assert built.returncode == 0, built.stderr
+    return run
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    """The driver."""
+    go()
+    return GO_FOLDER / "bin/driver"
+
+
+@pytest.fixture
+def drivers(program: Path) -> Iterator[Callable[..., Driver]]:
+    """Makes drivers, connected unless told otherwise."""
+    with ExitStack() as stack:
+
+        def make(addresses: list[str], *, connected: bool = True, **connect: Any) -> Driver:
+            driver = stack.enter_context(Driver(program, addresses, **connect))
+            if connected:
+                answer = driver.connect()
+                assert "error" not in answer, answer["error"]
+            return driver
+
+        yield make
+
+
+@pytest.fixture
+def clusters() -> Iterator[Callable[..., Shards]]:
+    """Makes clusters of `python -m fastps serve` processes."""
+    with ExitStack() as stack:
+
+        def make(*options: str, shards: int = 2, data: Path | None = None) -> Shards:
+            made = Shards(shards, *options, data=data)
+            stack.callback(made.close)
+            return made
+
+        yield make

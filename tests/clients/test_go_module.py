@@ -1,0 +1,93 @@
+"""The Go module: its checks and tests, its generated code, its examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clients.conftest import GO_FOLDER, MODULE, ROOT, go
+from faults.shards import PATIENT, Shards
+
+#: Lines of the client itself, without comments, blank lines and generated code. The number may only fall.
+MOST_LINES = 2691
+PACKAGE = "fastps/clients/go/fastpsv1;fastpsv1"
+
+
+def test_the_module_is_clean_and_its_tests_pass() -> None:
+    run = go()
+    for check in ("vet", "test"):
+        done = run(check, "./...")
+        assert done.returncode == 0, done.stdout + done.stderr
+    staticcheck = shutil.which("staticcheck", path=f"{GO_FOLDER / 'bin'}:{os.environ['PATH']}")
+    if staticcheck is not None:
+        done = subprocess.run([staticcheck, "./..."], cwd=MODULE, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    sources = [*MODULE.glob("*.go"), *MODULE.glob("internal/**/*.go"), *MODULE.glob("examples/**/*.go")]
+    gofmt = shutil.which("gofmt") or shutil.which("gofmt", path="/usr/local/go/bin")
+    assert gofmt is not None
+    wrong = subprocess.run([gofmt, "-l", *sources], capture_output=True, text=True, check=True)
+    assert wrong.stdout == ""
+
+
+def test_the_client_is_small() -> None:
+    lines = [
+        line
+        for path in MODULE.glob("*.go")
+        if not path.name.endswith("_test.go")
+        for line in path.read_text().splitlines()
+        if line.strip() and not line.strip().startswith("//")
+    ]
+    assert len(lines) <= MOST_LINES
+
+
+def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
+    """``FASTPS_REGENERATE=1`` writes it."""
+    run = go()
+    bins = tmp_path / "bin"
+    for plugin in (
+        "google.golang.org/protobuf/cmd/protoc-gen-go",
+        "google.golang.org/grpc/cmd/protoc-gen-go-grpc",
+    ):
+        built = run("build", "-o", f"{bins}/", plugin)
+        assert built.returncode == 0, built.stderr
+    into = MODULE if os.environ.get("FASTPS_REGENERATE") else tmp_path
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
+    for plugin in ("go", "go-grpc"):
+        command += [f"--{plugin}_out={into}", f"--{plugin}_opt=module=fastps/clients/go"]
+        command += [f"--{plugin}_opt=Mfastps/v1/fastps.proto={PACKAGE}"]
+    environment = os.environ | {"PATH": f"{bins}:{os.environ['PATH']}"}
+    subprocess.run([*command, "fastps/v1/fastps.proto"], env=environment, check=True)
+
+    def text(path: Path) -> str:
+        # The header names the version of protoc, which changes nothing.
+        return re.sub(r"(?m)^// [-\s]*protoc .*\n", "", path.read_text())
+
+    for name in ("fastps.pb.go", "fastps_grpc.pb.go"):
+        assert text(into / "fastpsv1" / name) == text(MODULE / "fastpsv1" / name), name
+
+
+def test_the_example_trains_beside_a_python_worker(clusters: Callable[..., Shards], tmp_path: Path) -> None:
+    data = Path(os.environ.get("FASTPS_DATA_DIR", "nowhere"), "a9a", "a9a.gz")
+    if not data.exists():
+        pytest.skip("FASTPS_DATA_DIR has no a9a")
+    run = go()
+    built = run("build", "-o", str(tmp_path / "logistic"), "./examples/logistic")
+    assert built.returncode == 0, built.stderr
+    servers = ",".join(clusters().addresses)
+    commands: list[list[str]] = [
+        [str(tmp_path / "logistic"), "-servers", servers, "-data", str(data), "-steps", "300"],
+        [sys.executable, str(MODULE / "examples/logistic/worker.py"), servers, str(data), "300"],
+    ]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    for worker in workers:
+        told, _ = worker.communicate(timeout=PATIENT)
+        assert worker.returncode == 0
+        loss = float(told.split()[1])
+        assert loss < 0.40, told  # 0.693 at the start; scikit-learn reaches 0.32
