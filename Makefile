@@ -108,6 +108,16 @@ $(TARGET)/go/bin/actionlint:
 	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
+protos-image: $(TARGET)/go/bin/buf ## Renew protos/image.binpb, which the proto must not break, and print what changed; needs go
+	cd protos && $< lint && { $< breaking --against image.binpb || [ -n "$(BREAK)" ]; }
+	cd protos && diff -u <($< build image.binpb -o -\#format=txtpb) <($< build --exclude-source-info -o -\#format=txtpb) || true
+	cd protos && $< build --exclude-source-info -o image.binpb
+
+$(TARGET)/go/bin/buf:
+	@command -v go >/dev/null || { echo "fastps: buf needs go, which was not found" >&2; exit 1; }
+	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	  go install github.com/bufbuild/buf/cmd/buf@v1.75.0
+
 test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
 	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
