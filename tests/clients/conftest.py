@@ -22,20 +22,28 @@ MODULE = ROOT / "clients/go"
 GO_FOLDER = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "go"
 
 
+def go_environment() -> dict[str, str]:
+    """Variables of the go command: its caches lie in the target folder, unless they are set."""
+    folders = {"GOMODCACHE": GO_FOLDER / "mod", "GOCACHE": GO_FOLDER / "cache"}
+    settings = {name: os.environ.get(name, str(path)) for name, path in folders.items()}
+    return os.environ | settings | {"GOFLAGS": "-modcacherw", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+
+
+def program_of_go(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/local/go/bin")
+
+
 @functools.cache
 def go() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the go command in the module; skips the test where there is none, or its modules cannot be had."""
-    program = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    program = program_of_go("go")
     if program is None or not MODULE.is_dir():
         pytest.skip("the Go client needs go and clients/go, which were not found")
-    folders = {"GOMODCACHE": GO_FOLDER / "mod", "GOCACHE": GO_FOLDER / "cache"}
-    settings = {name: os.environ.get(name, str(path)) for name, path in folders.items()}
-    settings |= {"GOFLAGS": "-modcacherw -mod=readonly", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [program, *arguments]
         return subprocess.run(
-            command, cwd=MODULE, env=os.environ | settings, capture_output=True, text=True, timeout=500
+            command, cwd=MODULE, env=go_environment(), capture_output=True, text=True, timeout=500
         )
 
     GO_FOLDER.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.conftest import GO_FOLDER, MODULE, ROOT, go
+from clients.conftest import GO_FOLDER, MODULE, ROOT, go, go_environment, program_of_go
 from faults.shards import PATIENT, Shards
 
 #: Lines of the client itself, without comments, blank lines and generated code. The number may only fall.
@@ -30,10 +30,14 @@ def test_the_module_is_clean_and_its_tests_pass() -> None:
         done = subprocess.run([staticcheck, "./..."], cwd=MODULE, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     sources = [*MODULE.glob("*.go"), *MODULE.glob("internal/**/*.go"), *MODULE.glob("examples/**/*.go")]
-    gofmt = shutil.which("gofmt") or shutil.which("gofmt", path="/usr/local/go/bin")
+    assert unformatted(*sources) == ""
+
+
+def unformatted(*sources: Path) -> str:
+    """Files that gofmt would change."""
+    gofmt = program_of_go("gofmt")
     assert gofmt is not None
-    wrong = subprocess.run([gofmt, "-l", *sources], capture_output=True, text=True, check=True)
-    assert wrong.stdout == ""
+    return subprocess.run([gofmt, "-l", *sources], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_client_is_small() -> None:
@@ -91,3 +95,28 @@ def test_the_example_trains_beside_a_python_worker(clusters: Callable[..., Shard
         assert worker.returncode == 0
         loss = float(told.split()[1])
         assert loss < 0.40, told  # 0.693 at the start; scikit-learn reaches 0.32
+
+
+def test_the_guide_leads_to_a_training_loop(clusters: Callable[..., Shards], tmp_path: Path) -> None:
+    go()
+    guide = (ROOT / "docs/how-to/other-languages.md").read_text()
+    section = guide.partition("## From nothing to a training loop in Go\n")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"```go\n(.*?)```", section, re.DOTALL)
+    begin, start = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "fastps/clients").mkdir(parents=True)
+    (tmp_path / "fastps/clients/go").symlink_to(MODULE)
+    run_shell(begin, tmp_path)
+    (tmp_path / "training/main.go").write_text(program)
+    printed = run_shell(
+        start.replace("127.0.0.1:7070", clusters(shards=1).addresses[0]), tmp_path / "training"
+    )
+    assert printed == start.partition("# ")[2]
+    assert unformatted(tmp_path / "training/main.go") == ""
+
+
+def run_shell(script: str, folder: Path) -> str:
+    environment = go_environment() | {"PATH": f"{os.environ['PATH']}:/usr/local/go/bin"}
+    command = ["bash", "-euc", script]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

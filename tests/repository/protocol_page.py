@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = """# Messages of version 1
 
-Generated from [`fastps/v1/fastps.proto`](fastps/v1/fastps.proto); rules and byte layouts are in [README.md](README.md).
+Generated from [`fastps/v1/fastps.proto`](fastps/v1/fastps.proto). [README.md](README.md) has rules and bytes.
 `FASTPS_REGENERATE=1 pytest tests/repository/test_protocol.py` writes this page.
 """
 Field = descriptor_pb2.FieldDescriptorProto

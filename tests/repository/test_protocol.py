@@ -1,4 +1,4 @@
-"""The protocol cannot break unnoticed: a committed image, lints, and a reference of all messages that is fresh."""
+"""The protocol cannot break unnoticed: a committed image, lints, and a fresh reference of all messages."""
 
 from __future__ import annotations
 
