@@ -180,6 +180,9 @@ bench-training: .venv/.test-release ## Measure the PyTorch optimizer against tor
 bench-connections: .venv/.test-release ## Measure the cost of idle and of many connections and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
 
+bench-clients: .venv/.test-release ## Measure steps of the Go client against a Go server that returns the same messages; needs go
+	$(BIN)/python benchmarks/go_client.py $(ARGS)
+
 bench-shared: .venv/.test-release ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
 	$(BIN)/python benchmarks/shared_store.py --output benchmarks/README.md $(ARGS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import shutil
 import subprocess
@@ -22,6 +21,16 @@ MODULE = ROOT / "clients/go"
 GO_FOLDER = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "go"
 
 
+Go = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first build may take minutes, which are not the tests'."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(300, func_only=True))
+
+
 def go_environment() -> dict[str, str]:
     """Variables of the go command: its caches lie in the target folder, unless they are set."""
     folders = {"GOMODCACHE": GO_FOLDER / "mod", "GOCACHE": GO_FOLDER / "cache"}
@@ -33,9 +42,8 @@ def program_of_go(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/local/go/bin")
 
 
-@functools.cache
-def go() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the go command in the module; skips the test where there is none, or its modules cannot be had."""
+def start_go() -> Go:
+    """Returns what runs the go command in the module; skips the test if that or a module cannot be had."""
     program = program_of_go("go")
     if program is None or not MODULE.is_dir():
         pytest.skip("the Go client needs go and clients/go, which were not found")
@@ -58,9 +66,14 @@ def go() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def program() -> Path:
+def go() -> Go:
+    """Runs the go command in the module."""
+    return start_go()
+
+
+@pytest.fixture(scope="session")
+def program(go: Go) -> Path:
     """The driver."""
-    go()
     return GO_FOLDER / "bin/driver"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.conftest import GO_FOLDER, MODULE, ROOT, go, go_environment, program_of_go
+from clients.conftest import GO_FOLDER, MODULE, ROOT, Go, go_environment, program_of_go
 from faults.shards import PATIENT, Shards
 
 #: Lines of the client itself, without comments, blank lines and generated code. The number may only fall.
@@ -20,10 +20,9 @@ MOST_LINES = 2691
 PACKAGE = "fastps/clients/go/fastpsv1;fastpsv1"
 
 
-def test_the_module_is_clean_and_its_tests_pass() -> None:
-    run = go()
+def test_the_module_is_clean_and_its_tests_pass(go: Go) -> None:
     for check in ("vet", "test"):
-        done = run(check, "./...")
+        done = go(check, "./...")
         assert done.returncode == 0, done.stdout + done.stderr
     staticcheck = shutil.which("staticcheck", path=f"{GO_FOLDER / 'bin'}:{os.environ['PATH']}")
     if staticcheck is not None:
@@ -51,15 +50,14 @@ def test_the_client_is_small() -> None:
     assert len(lines) <= MOST_LINES
 
 
-def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
+def test_the_generated_code_is_that_of_the_protos(go: Go, tmp_path: Path) -> None:
     """``FASTPS_REGENERATE=1`` writes it."""
-    run = go()
     bins = tmp_path / "bin"
     for plugin in (
         "google.golang.org/protobuf/cmd/protoc-gen-go",
         "google.golang.org/grpc/cmd/protoc-gen-go-grpc",
     ):
-        built = run("build", "-o", f"{bins}/", plugin)
+        built = go("build", "-o", f"{bins}/", plugin)
         assert built.returncode == 0, built.stderr
     into = MODULE if os.environ.get("FASTPS_REGENERATE") else tmp_path
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
@@ -77,12 +75,13 @@ def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
         assert text(into / "fastpsv1" / name) == text(MODULE / "fastpsv1" / name), name
 
 
-def test_the_example_trains_beside_a_python_worker(clusters: Callable[..., Shards], tmp_path: Path) -> None:
+def test_the_example_trains_beside_a_python_worker(
+    go: Go, clusters: Callable[..., Shards], tmp_path: Path
+) -> None:
     data = Path(os.environ.get("FASTPS_DATA_DIR", "nowhere"), "a9a", "a9a.gz")
     if not data.exists():
         pytest.skip("FASTPS_DATA_DIR has no a9a")
-    run = go()
-    built = run("build", "-o", str(tmp_path / "logistic"), "./examples/logistic")
+    built = go("build", "-o", str(tmp_path / "logistic"), "./examples/logistic")
     assert built.returncode == 0, built.stderr
     servers = ",".join(clusters().addresses)
     commands: list[list[str]] = [
@@ -97,8 +96,7 @@ def test_the_example_trains_beside_a_python_worker(clusters: Callable[..., Shard
         assert loss < 0.40, told  # 0.693 at the start; scikit-learn reaches 0.32
 
 
-def test_the_guide_leads_to_a_training_loop(clusters: Callable[..., Shards], tmp_path: Path) -> None:
-    go()
+def test_the_guide_leads_to_a_training_loop(go: Go, clusters: Callable[..., Shards], tmp_path: Path) -> None:
     guide = (ROOT / "docs/how-to/other-languages.md").read_text()
     section = guide.partition("## From nothing to a training loop in Go\n")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```go\n(.*?)```", section, re.DOTALL)
