@@ -105,8 +105,8 @@ func (d *call) wait(ctx context.Context) {
 	<-d.done
 }
 
-// told is what an answer says about a part.
-type told struct {
+// sliceAnswer is the part of an answer that concerns one slice.
+type sliceAnswer struct {
 	version, own uint64
 	by           uint64 // incarnation whose changes own counts
 	staleness    int64
@@ -115,7 +115,7 @@ type told struct {
 }
 
 // outcome hands the answered parts to take, with their values, and returns the receipts of the call or its error.
-func (d *call) outcome(take func(p part, answer told, values []byte)) (map[string]Receipt, error) {
+func (d *call) outcome(take func(p part, answer sliceAnswer, values []byte)) (map[string]Receipt, error) {
 	receipts := map[string]Receipt{}
 	partial := &PartialPush{Receipts: receipts}
 	failed := map[string]bool{}
@@ -140,7 +140,7 @@ func (d *call) outcome(take func(p part, answer told, values []byte)) (map[strin
 				continue
 			}
 			applied = true
-			answer := f.told(i, r.message.Header)
+			answer := f.answerOf(i, r.message.Header)
 			var values []byte
 			if f.answers >= 0 {
 				values, payload = payload[:4*p.count], payload[4*p.count:]
@@ -200,8 +200,8 @@ func (c *Client) named(refusal *Error, p part) *Error {
 	return refusal.of(p.entry.spec.Name, p.entry.shards[p.index])
 }
 
-func (f *frame) told(i int, h *pb.Header) told {
-	answer := told{version: h.GetVersion(), own: h.GetOwn(), by: f.client, staleness: -1, scale: 1, duplicate: h.Duplicate}
+func (f *frame) answerOf(i int, h *pb.Header) sliceAnswer {
+	answer := sliceAnswer{version: h.GetVersion(), own: h.GetOwn(), by: f.client, staleness: -1, scale: 1, duplicate: h.Duplicate}
 	if h.Scale != nil {
 		answer.scale = *h.Scale
 	}
@@ -233,7 +233,7 @@ type Receipt struct {
 	slices int
 }
 
-func (r Receipt) with(answer told) Receipt {
+func (r Receipt) with(answer sliceAnswer) Receipt {
 	if r.slices == 0 {
 		return Receipt{answer.version, answer.staleness, answer.scale, answer.duplicate, 1}
 	}
@@ -243,13 +243,13 @@ func (r Receipt) with(answer told) Receipt {
 
 // Versions are those of the slices that a pull has seen; a push may be based on them.
 type Versions struct {
-	slices  map[uint64]told
+	slices  map[uint64]sliceAnswer
 	tensors map[string][]uint64
 }
 
-func newVersions() *Versions { return &Versions{map[uint64]told{}, map[string][]uint64{}} }
+func newVersions() *Versions { return &Versions{map[uint64]sliceAnswer{}, map[string][]uint64{}} }
 
-func (v *Versions) note(p part, answer told) {
+func (v *Versions) note(p part, answer sliceAnswer) {
 	id := p.entry.ids[p.index]
 	v.slices[id] = answer
 	v.tensors[p.entry.spec.Name] = append(v.tensors[p.entry.spec.Name], id)

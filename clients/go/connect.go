@@ -219,6 +219,7 @@ func dial(address string, config *tls.Config) (*grpc.ClientConn, error) {
 	}
 	return grpc.NewClient(target,
 		grpc.WithTransportCredentials(transport),
+		grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: firstPause, Multiplier: 2, Jitter: .3, MaxDelay: longestPause},
 			MinConnectTimeout: connectTimeout,
@@ -307,8 +308,8 @@ func (c *Client) begin(ctx context.Context) (context.Context, context.CancelFunc
 	c.losses = nil
 	c.mu.Unlock()
 	if losses != nil {
-		err := newError(VersionsLost, "a server restarted without changes that it had acknowledged: %+v. This is reported "+
-			"once; training can continue from here", losses)
+		err := newError(VersionsLost, "a server restarted without changes that it had acknowledged: %v. This is reported once; "+
+			"training can continue from here", losses)
 		err.Lost = losses
 		return nil, nil, err
 	}

@@ -77,6 +77,15 @@ type Loss struct {
 	Seen, Now uint64
 }
 
+func (l Loss) String() string {
+	own := "some"
+	if l.Own >= 0 {
+		own = fmt.Sprint(l.Own)
+	}
+	return fmt.Sprintf("tensor %q on shard %d: version %d instead of %d, %s of this client's changes lost", l.Tensor, l.Shard,
+		l.Now, l.Seen, own)
+}
+
 func (e *Error) Error() string {
 	var text strings.Builder
 	text.WriteString(e.Message)

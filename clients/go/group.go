@@ -50,7 +50,7 @@ type place struct {
 	Place
 	group uint32
 	// Steps taken, and those that shard 0 has acknowledged.
-	clock, told uint64
+	clock, acknowledged uint64
 	// The session has ended: the other workers continue without this one until it joins again.
 	lost bool
 }
@@ -89,7 +89,7 @@ func (c *Client) Join(ctx context.Context, wanted Place) error {
 			return err
 		}
 		if i == 0 {
-			p.clock, p.told = clock, clock
+			p.clock, p.acknowledged = clock, clock
 		}
 	}
 	c.mu.Lock()
@@ -170,10 +170,10 @@ func (c *Client) rejoin(ctx context.Context, l *link) {
 		if answer, err := l.control.Join(l.metadata(ctx), request); err == nil && l.shard == 0 {
 			c.mu.Lock()
 			// A restarted server starts at 0; otherwise only the last report may be missing.
-			if answer.Clock < p.told {
+			if answer.Clock < p.acknowledged {
 				p.clock = answer.Clock
 			}
-			p.told = answer.Clock
+			p.acknowledged = answer.Clock
 			c.mu.Unlock()
 		}
 	}
@@ -252,7 +252,7 @@ func (c *Client) Advance(ctx context.Context, group string, steps uint64) error 
 		case refusal == nil && answer.Ready:
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			p.told = p.clock
+			p.acknowledged = p.clock
 			return nil
 		case refusal == nil:
 			behind = append([]string{}, answer.Behind...)
@@ -266,7 +266,7 @@ func (c *Client) Advance(ctx context.Context, group string, steps uint64) error 
 				return err
 			}
 			c.mu.Lock()
-			p.clock, p.told, p.lost = clock+steps, clock, false
+			p.clock, p.acknowledged, p.lost = clock+steps, clock, false
 			c.mu.Unlock()
 		case refusal.Kind != Deadline:
 			return refusal

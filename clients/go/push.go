@@ -11,7 +11,7 @@ import (
 type Gradient struct {
 	Tensor string
 	Values []float32
-	// Rows of the tensor's first dimension that Values has, one after the other; nil: all. Values of a repeated row add up.
+	// Rows of the tensor's first dimension that Values has, in sequence; nil: all. Values of a repeated row add up.
 	Rows []int
 }
 
@@ -95,7 +95,7 @@ func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOpt
 	return sent.outcome(pulled.take)
 }
 
-func (p *Pulled) take(at part, answer told, values []byte) {
+func (p *Pulled) take(at part, answer sliceAnswer, values []byte) {
 	name := at.entry.spec.Name
 	if p.Values[name] == nil {
 		p.Values[name] = make([]float32, at.entry.n)
@@ -190,9 +190,9 @@ func (o PushOptions) settings(header *pb.Header, e *entry) {
 	header.Codec, header.Dtype, header.Lr, header.Scale = o.Codec.number(), e.spec.Dtype, o.LR, o.Scale
 }
 
-func (o PushOptions) base(slice uint64) (told, bool) {
+func (o PushOptions) base(slice uint64) (sliceAnswer, bool) {
 	if o.BasedOn == nil {
-		return told{}, false
+		return sliceAnswer{}, false
 	}
 	base, ok := o.BasedOn.slices[slice]
 	return base, ok
@@ -210,14 +210,14 @@ func (c *Client) Pull(ctx context.Context, names ...string) (*Pulled, error) {
 // Versions returns the versions of tensors, without their values.
 func (c *Client) Versions(ctx context.Context, names ...string) (*Versions, error) {
 	versions := newVersions()
-	take := func(p part, answer told, _ []byte) { versions.note(p, answer) }
+	take := func(p part, answer sliceAnswer, _ []byte) { versions.note(p, answer) }
 	if err := c.read(ctx, names, pb.Kind_KIND_PULL_VERSION, take); err != nil {
 		return nil, err
 	}
 	return versions, nil
 }
 
-func (c *Client) read(ctx context.Context, names []string, kind pb.Kind, take func(part, told, []byte)) error {
+func (c *Client) read(ctx context.Context, names []string, kind pb.Kind, take func(part, sliceAnswer, []byte)) error {
 	ctx, cancel, err := c.begin(ctx)
 	if err != nil {
 		return err
@@ -253,7 +253,7 @@ func (c *Client) read(ctx context.Context, names []string, kind pb.Kind, take fu
 }
 
 // read waits for values; one that is refused is the error of all.
-func (d *call) read(ctx context.Context, take func(part, told, []byte)) error {
+func (d *call) read(ctx context.Context, take func(part, sliceAnswer, []byte)) error {
 	d.wait(ctx)
 	_, err := d.outcome(take)
 	if partial, ok := err.(*PartialPush); ok {

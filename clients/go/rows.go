@@ -111,7 +111,7 @@ func (c *Client) rowGradient(e *entry, g Gradient, o PushOptions, epoch, sequenc
 		if table := f.header.Table; table != nil {
 			base, ok := o.base(e.ids[p.index])
 			if !ok {
-				base = told{version: unknown, own: unknown}
+				base = sliceAnswer{version: unknown, own: unknown}
 			}
 			table.BaseVersions = append(table.BaseVersions, base.version)
 			table.BaseOwns = append(table.BaseOwns, base.own)
@@ -120,7 +120,7 @@ func (c *Client) rowGradient(e *entry, g Gradient, o PushOptions, epoch, sequenc
 	}), nil
 }
 
-// PullRows returns rows of a tensor's first dimension, one after the other in the order asked for.
+// PullRows returns rows of a tensor's first dimension, in sequence in the order asked for.
 func (c *Client) PullRows(ctx context.Context, name string, rows []int) ([]float32, *Versions, error) {
 	ctx, cancel, err := c.begin(ctx)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *Client) PullRows(ctx context.Context, name string, rows []int) ([]float
 	}
 	width, versions := e.width(), newVersions()
 	gathered := make([]float32, len(distinct)*width)
-	err = asked.read(ctx, func(p part, answer told, values []byte) {
+	err = asked.read(ctx, func(p part, answer sliceAnswer, values []byte) {
 		getFloats(values, gathered[p.first:p.first+p.count])
 		versions.note(p, answer)
 	})

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and the driver of the Go client, built once per target folder."""
+"""Server processes, and the driver of the Go client, built once per target folder."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def program(go: Go) -> Path:
 
 @pytest.fixture
 def drivers(program: Path) -> Iterator[Callable[..., Driver]]:
-    """Makes drivers, connected unless told otherwise."""
+    """Makes drivers, connected unless the test says otherwise."""
     with ExitStack() as stack:
 
         def make(addresses: list[str], *, connected: bool = True, **connect: Any) -> Driver:

@@ -15,7 +15,7 @@ class Proxy:
     """Forwards connections to an address.
 
     Attributes:
-        lose: What is lost: ``"nothing"``; ``"answers"``: everything the server sends once a large request has
+        lose: Kind of loss: ``"nothing"``; ``"answers"``: everything the server sends once a large request has
             passed, and then the connection; ``"requests"``: large requests, and then the connection.
     """
 

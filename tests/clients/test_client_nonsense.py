@@ -21,7 +21,7 @@ from clients.driver import Driver, packed
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_MS = 700
-#: What a loaded machine may add.
+#: Seconds that a loaded machine may add.
 LATE = 1.5
 
 
@@ -104,11 +104,11 @@ def test_a_hello_that_makes_no_sense(
         "nothing": (lambda: ends.wait(60) and b"", {"deadline", "connection"}),
     }
     try:
-        for case, (answer, kinds) in cases.items():
-            driver = drivers([liars(Hello=answer)], connected=False)
-            told = driver.connect(timeout_ms=DEADLINE_MS)
-            assert told["error"]["kind"] in kinds, (case, told)
-            assert told["seconds"] < DEADLINE_MS / 1000 + LATE, (case, told)
+        for case, (reply, kinds) in cases.items():
+            driver = drivers([liars(Hello=reply)], connected=False)
+            answer = driver.connect(timeout_ms=DEADLINE_MS)
+            assert answer["error"]["kind"] in kinds, (case, answer)
+            assert answer["seconds"] < DEADLINE_MS / 1000 + LATE, (case, answer)
     finally:
         ends.set()
 
@@ -129,9 +129,9 @@ def test_a_port_that_speaks_something_else(drivers: Callable[..., Driver]) -> No
             thread = threading.Thread(target=serve)
             thread.start()
             driver = drivers([f"127.0.0.1:{listener.getsockname()[1]}"], connected=False)
-            told = driver.connect(timeout_ms=DEADLINE_MS)
-            assert told["error"]["kind"] == "connection", (reply, told)
-            assert told["seconds"] < DEADLINE_MS / 1000 + LATE, (reply, told)
+            answer = driver.connect(timeout_ms=DEADLINE_MS)
+            assert answer["error"]["kind"] == "connection", (reply, answer)
+            assert answer["seconds"] < DEADLINE_MS / 1000 + LATE, (reply, answer)
             listener.shutdown(socket.SHUT_RDWR)
             thread.join(10)
 
@@ -150,10 +150,10 @@ def test_maps_that_make_no_sense(liars: Callable[..., str], drivers: Callable[..
         "no message": (b"\xff" * 40, {"internal", "connection"}),
         "no such page": (pb.GetMapResponse(epoch=1, next=""), {"unknown_tensor"}),
     }
-    for case, (answer, kinds) in cases.items():
-        driver = drivers([liars(GetMap=answer, Exchange=lambda _: [])])
-        told = driver.ask("pull", tensors=["w"], timeout_ms=DEADLINE_MS)
-        assert told["error"]["kind"] in kinds, (case, told)
+    for case, (reply, kinds) in cases.items():
+        driver = drivers([liars(GetMap=reply, Exchange=lambda _: [])])
+        answer = driver.ask("pull", tensors=["w"], timeout_ms=DEADLINE_MS)
+        assert answer["error"]["kind"] in kinds, (case, answer)
         driver.do("close")
 
 
@@ -183,13 +183,13 @@ def test_answers_that_make_no_sense(
         "nothing": (lambda h: [], {"deadline"}),
     }
     ones = [{"tensor": "w", "values": packed(np.ones(10))}]
-    for case, (answer, kinds) in cases.items():
-        driver = drivers([liars(Exchange=answer)])
+    for case, (reply, kinds) in cases.items():
+        driver = drivers([liars(Exchange=reply)])
         for op, fields in (("pull", {"tensors": ["w"]}), ("push", {"gradients": ones})):
-            told = driver.ask(op, timeout_ms=DEADLINE_MS, **fields)
-            assert told["error"]["kind"] in kinds, (case, op, told)
-            assert told["seconds"] < DEADLINE_MS / 1000 + LATE, (case, told)
+            answer = driver.ask(op, timeout_ms=DEADLINE_MS, **fields)
+            assert answer["error"]["kind"] in kinds, (case, op, answer)
+            assert answer["seconds"] < DEADLINE_MS / 1000 + LATE, (case, answer)
             if op == "push" and case in ("wrong kind", "other tags", "lent values", "nothing"):
                 # The server may have applied it, on the stream that still lives.
-                assert told["error"]["in_doubt"] == 1, (case, told)
+                assert answer["error"]["in_doubt"] == 1, (case, answer)
         driver.do("close")

@@ -89,7 +89,7 @@ def test_arguments_are_checked_before_anything_is_sent(
         ({"values": packed(np.inf * np.ones(20))}, "non_finite", "index 0"),
         ({"values": packed(np.ones(10)), "rows": [0, 4]}, "shape", "row"),
         ({"values": packed(np.ones(9)), "rows": [0, 1]}, "shape", "expected 10, got 9"),
-        ({"values": packed(np.ones(20)), "tensor": "nobody"}, "unknown_tensor", "nobody"),
+        ({"values": packed(np.ones(20)), "tensor": "missing"}, "unknown_tensor", "missing"),
     ]
     for fields, kind, text in cases:
         error = driver.refused("push", gradients=[{"tensor": "w"} | fields])
@@ -126,7 +126,7 @@ def test_connections_that_cannot_be_are_typed_errors(
         assert cluster.addresses[0] in error["message"], (case, error)
     assert driver.connect(tls={"ca": "/nowhere"})["error"]["kind"] == "config"
     assert driver.ask("connect", addresses=[])["error"]["kind"] == "config"
-    nobody = driver.ask("connect", addresses=["127.0.0.1:1"], timeout_ms=500)
-    assert (nobody["error"]["kind"], nobody["seconds"] < 1.5) == ("connection", True), nobody
+    missing = driver.ask("connect", addresses=["127.0.0.1:1"], timeout_ms=500)
+    assert (missing["error"]["kind"], missing["seconds"] < 1.5) == ("connection", True), missing
     good = {"ca": ca.file, "cert": own["tls_cert"], "key": own["tls_key"]}
     assert "error" not in driver.connect(tls=good)

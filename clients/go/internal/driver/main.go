@@ -126,19 +126,19 @@ func main() {
 
 // describe gives the fields of an error.
 func (d *driver) describe(err error) answer {
-	told := answer{"message": err.Error(), "deadline": errors.Is(err, context.DeadlineExceeded)}
+	fields := answer{"message": err.Error(), "deadline": errors.Is(err, context.DeadlineExceeded)}
 	var e *fastps.Error
 	if errors.As(err, &e) {
-		told["kind"], told["text"], told["tensor"], told["shard"] = e.Kind, e.Message, e.Tensor, e.Shard
-		told["expected"], told["got"], told["retry_after_ms"] = e.Expected, e.Got, e.RetryAfter.Milliseconds()
-		told["lost"] = e.Lost
+		fields["kind"], fields["text"], fields["tensor"], fields["shard"] = e.Kind, e.Message, e.Tensor, e.Shard
+		fields["expected"], fields["got"], fields["retry_after_ms"] = e.Expected, e.Got, e.RetryAfter.Milliseconds()
+		fields["lost"] = e.Lost
 	}
 	var partial *fastps.PartialPush
 	if errors.As(err, &partial) {
 		d.doubts = append(d.doubts, partial.InDoubt...)
-		told["in_doubt"], told["refused"], told["applied"] = len(partial.InDoubt), len(partial.Refused), partial.Receipts
+		fields["in_doubt"], fields["refused"], fields["applied"] = len(partial.InDoubt), len(partial.Refused), partial.Receipts
 	}
-	return told
+	return fields
 }
 
 func (d *driver) run(c command) (answer, error) {
