@@ -188,6 +188,8 @@ def test_a_server_that_restarts_without_data_ends_the_client(
 def test_nothing_is_left_of_closed_connections(
     clusters: Callable[..., Shards], drivers: Callable[..., Driver]
 ) -> None:
+    if not Path("/proc/self/net/tcp").exists():
+        pytest.skip("open files and connections are counted in /proc")
     cluster = clusters()
     driver = drivers(cluster.addresses)
     driver.register("w", np.zeros(600_000), lr=1.0)
