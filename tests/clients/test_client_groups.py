@@ -53,9 +53,8 @@ def test_sync_with_a_python_worker_and_the_driver_is_killed(
             while (ps.pull("w") == -6).any():  # the last push of the driver may count
                 worker.step({"w": ONES})
             worker.step({"w": ONES})
-            left = -ps.pull("w")
-            assert (left == left[0]).all()
-            assert left[0] in (8, 9), left[0]
+            # A push is atomic per slice, and that last one may have reached one shard only.
+            assert np.isin(-ps.pull("w"), (8, 9)).all()
 
 
 def test_sync_with_a_python_worker_that_is_killed(
