@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.conftest import GO_FOLDER, MODULE, ROOT, Go, go_environment, program_of_go
+from clients.toolchain import GO_FOLDER, MODULE, ROOT, Go, go_environment, program_of_go
 from faults.shards import PATIENT, Shards
 
 #: Lines of the client itself, without comments, blank lines and generated code. The number may only fall.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fastps
-from clients.conftest import ROOT
+from clients.toolchain import ROOT
 from faults.shards import PATIENT, Shards
 
 EXAMPLE = ROOT / "examples/node"
