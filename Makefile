@@ -108,6 +108,16 @@ $(TARGET)/go/bin/actionlint:
 	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
+protos-image: $(TARGET)/go/bin/buf ## Renew protos/image.binpb, which the proto must not break, and print what changed; needs go
+	cd protos && $< lint && { $< breaking --against image.binpb || [ -n "$(BREAK)" ]; }
+	cd protos && diff -u <($< build image.binpb -o -\#format=txtpb) <($< build --exclude-source-info -o -\#format=txtpb) || true
+	cd protos && $< build --exclude-source-info -o image.binpb
+
+$(TARGET)/go/bin/buf:
+	@command -v go >/dev/null || { echo "fastps: buf needs go, which was not found" >&2; exit 1; }
+	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	  go install github.com/bufbuild/buf/cmd/buf@v1.75.0
+
 test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
 	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
@@ -119,6 +129,9 @@ test-python: .venv/.test-$(PROFILE)
 pytest:
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
 	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest-$(REPORT).xml $(FILES) $(ARGS)
+
+test-clients: .venv/.test-$(PROFILE) ## Run the clients of clients/ against real servers; needs go
+	@$(MAKE) --no-print-directory pytest REPORT=clients FILES=clients
 
 checkers: .venv/.made ## loom, ThreadSanitizer, Miri, NEON, and clippy of all features
 	@for checker in loom tsan miri neon lint-features; do $(MAKE) --no-print-directory $$checker; done
@@ -166,6 +179,9 @@ bench-training: .venv/.test-release ## Measure the PyTorch optimizer against tor
 
 bench-connections: .venv/.test-release ## Measure the cost of idle and of many connections and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
+
+bench-clients: .venv/.test-release ## Measure steps of the Go client against a Go server that returns the same messages; needs go
+	$(BIN)/python benchmarks/go_client.py $(ARGS)
 
 bench-shared: .venv/.test-release ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
 	$(BIN)/python benchmarks/shared_store.py --output benchmarks/README.md $(ARGS)

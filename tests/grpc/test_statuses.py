@@ -6,10 +6,7 @@ sends.
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent import futures
@@ -20,6 +17,7 @@ import pytest
 from foreign_client import TIMEOUT, ForeignClient, Stubs, trailing_refusal
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from programs import grpcurl
 
 import fastps
 import grpc
@@ -27,7 +25,6 @@ import grpc
 ROOT = Path(__file__).resolve().parents[2]
 CASES: list[dict[str, Any]] = json.loads((ROOT / "tests/vectors/statuses.json").read_text())
 KINDS = [case["refusal"]["kind"] for case in CASES]
-GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 DOMAIN = "fastps"
 
 
@@ -73,33 +70,6 @@ def test_grpcio_status_reads_every_kind(stubs: Stubs, replay: str, case: dict[st
         "retry_after_ms"
     )
     assert retry.retry_delay.ToMilliseconds() == refusal.retry_after_ms
-
-
-@functools.cache
-def grpcurl() -> str:
-    """The program, built once per target folder; skips the test where that is not wanted or cannot be."""
-    if not os.environ.get("FASTPS_GRPCURL"):
-        pytest.skip("grpcurl takes a minute to build; FASTPS_GRPCURL=1 asks for it")
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("grpcurl needs go, which was not found")
-    cache = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "go"
-    program = cache / "bin" / "grpcurl"
-    if not program.exists():
-        folders = {"GOBIN": cache / "bin", "GOMODCACHE": cache / "mod", "GOCACHE": cache / "cache"}
-        settings = {name: str(path) for name, path in folders.items()} | {
-            "GOFLAGS": "-modcacherw",
-            "CGO_ENABLED": "0",
-        }
-        # Without optimizations and debug information it is built with less work.
-        quick = ["-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w"]
-        command = [go, "install", *quick, GRPCURL]
-        built = subprocess.run(
-            command, env=os.environ | settings, capture_output=True, text=True, timeout=500
-        )
-        if built.returncode:
-            pytest.skip(f"grpcurl was not built: {built.stderr[-300:]}")
-    return str(program)
 
 
 def call(*arguments: str) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def best_greedily(
                 reached = frames
             return reached is not None
 
-        take_turns(store, algorithm, cart_pole, workers, seed=seed, frames=limit, until=until)
+        train_round_robin(store, algorithm, cart_pole, workers, seed=seed, frames=limit, until=until)
     return reached, best
 
 

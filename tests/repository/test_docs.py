@@ -29,9 +29,13 @@ import fastps
 from interpreter import Interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
-EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GO_GUIDE = ROOT / "docs/how-to/other-languages.md"
+"""The guide of other languages, which tests/clients follows."""
+DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page != GO_GUIDE]
+EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *DOCS]
 PAGES = [
     *EXECUTED,
+    GO_GUIDE,
     *(ROOT / page for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "protos/README.md")),
 ]
 

@@ -19,12 +19,12 @@ from torch import nn
 
 import fastps
 from fastps.commands.kit.servers import ServerProcess, free_ports
-from fastps.rl import Gorila, evaluate, fetch, take_turns, work
+from fastps.rl import Gorila, evaluate, fetch, run_worker, train_round_robin
 from fastps.rl.learner import FRAMES, Learner
 from fastps.rl.q_learning import Outliers, epsilon_greedy, loss
 from fastps.rl.replay.local import Batch, LocalReplay
 from fastps.rl.training.train import Training
-from fastps.rl.work import Evaluator
+from fastps.rl.workers import Evaluator
 from rl.environments import GOES_ON, TERMINATED, TRUNCATED, Scripted, cart_pole, slow_cart_pole
 
 GAMMA = 0.9
@@ -114,7 +114,7 @@ def test_epsilon_falls_with_the_frames_of_all_actors(store: fastps.Store) -> Non
             seen.append((frames, super().exploring(frames)))
             return seen[-1][1]
 
-    take_turns(store, Watched(exploration=300, epsilon=0.1, first=500), cart_pole, 3, seed=0, frames=400)
+    train_round_robin(store, Watched(exploration=300, epsilon=0.1, first=500), cart_pole, 3, seed=0, frames=400)
     assert len(seen) == 400
     for frames, epsilon in seen:
         assert epsilon == pytest.approx(max(0.1, 1 - 0.9 * frames / 300))
@@ -203,7 +203,7 @@ def test_an_outlier_is_dropped_and_the_model_fetched(store: fastps.Store) -> Non
 
 def test_the_rate_falls_to_zero_with_the_frames_of_all_bundles(store: fastps.Store) -> None:
     seen = []
-    take_turns(
+    train_round_robin(
         store, Gorila(first=64, capacity=500), cart_pole, 2, seed=0, frames=1200,
         until=lambda _: seen.append(store.pull("model.5.weight")),
     )  # fmt: skip
@@ -226,7 +226,7 @@ def best_greedy(algorithm: Gorila, workers: int, seed: int, frames: int, goal: f
         return best >= goal
 
     with fastps.Store(threads=1) as store:
-        take_turns(store, algorithm, cart_pole, workers, seed=seed, frames=frames, until=until)
+        train_round_robin(store, algorithm, cart_pole, workers, seed=seed, frames=frames, until=until)
     return best
 
 
@@ -241,7 +241,7 @@ def test_it_learns(algorithm: Gorila, workers: int) -> None:
 
 def test_actors_share_the_frames_and_learners_the_updates(store: fastps.Store) -> None:
     algorithm = Gorila("global", actors=2, first=200, capacity=600)
-    stats = take_turns(store, algorithm, cart_pole, 4, seed=0, frames=2000)
+    stats = train_round_robin(store, algorithm, cart_pole, 4, seed=0, frames=2000)
     actors, learners = stats[:2], stats[2:]
     assert sum(one["frames"] for one in actors) == store.pull(FRAMES)[0] >= 2000
     assert min(one["frames"] for one in actors) > 500
@@ -299,7 +299,7 @@ def test_a_killed_server_with_a_log_keeps_the_replay(tmp_path: Path) -> None:
     server, ended = start(), []
     with fastps.connect(address, timeout=60.0) as ps, fastps.connect(address, timeout=60.0) as other:
         run = threading.Thread(
-            target=lambda: ended.append(take_turns(ps, algorithm, slow_cart_pole, 2, seed=0, frames=900)),
+            target=lambda: ended.append(train_round_robin(ps, algorithm, slow_cart_pole, 2, seed=0, frames=900)),
             daemon=True,
         )
         run.start()
@@ -342,7 +342,7 @@ def test_a_killed_server_with_a_log_keeps_the_replay(tmp_path: Path) -> None:
 def test_one_role_alone_says_what_is_missing(store: fastps.Store, role: str, text: str) -> None:
     algorithm = Gorila("global", role, first=40, batch=8, capacity=100, timeout=0.1)
     with pytest.raises(fastps.ConfigError, match=text):
-        work(store, algorithm, cart_pole, seed=0, frames=10_000)
+        run_worker(store, algorithm, cart_pole, seed=0, frames=10_000)
 
 
 @pytest.mark.parametrize(
@@ -393,21 +393,21 @@ def test_bad_input_registers_nothing(store: fastps.Store) -> None:
     ]
     for algorithm, make_env, text in cases:
         with pytest.raises(fastps.ConfigError, match=text):
-            work(store, algorithm, make_env, seed=0, frames=100)
+            run_worker(store, algorithm, make_env, seed=0, frames=100)
     assert store.names() == []
     with fastps.Store(shared=True) as shared:
         with pytest.raises(fastps.ConfigError, match="Gorila cannot train in a shared store"):
-            work(shared, Gorila(), cart_pole, seed=0, frames=100)
+            run_worker(shared, Gorila(), cart_pole, seed=0, frames=100)
         assert shared.names() == []
     with pytest.raises(
         fastps.ConfigError, match=r"needs a learner: expected more than actors=2 workers.*got 2"
     ):
-        take_turns(store, Gorila("global", actors=2), cart_pole, 2, seed=0, frames=100)
+        train_round_robin(store, Gorila("global", actors=2), cart_pole, 2, seed=0, frames=100)
 
 
 def test_workers_of_one_run_agree_on_everything_but_their_roles(store: fastps.Store) -> None:
     algorithm = Gorila("global", actors=2, first=100, capacity=500)
-    take_turns(store, algorithm, cart_pole, 3, seed=0, frames=200)
+    train_round_robin(store, algorithm, cart_pole, 3, seed=0, frames=200)
     for other, text in [
         (Gorila("global", "actor", actors=3, first=100, capacity=500), "expected actors=2, got actors=3"),
         (
@@ -417,5 +417,5 @@ def test_workers_of_one_run_agree_on_everything_but_their_roles(store: fastps.St
         (Gorila(first=100, capacity=500), 'replay="global".*got.*replay="local"'),
     ]:
         with pytest.raises(fastps.ConfigError, match=text):
-            work(store, other, cart_pole, seed=0, frames=400)
+            run_worker(store, other, cart_pole, seed=0, frames=400)
     assert Evaluator(store, algorithm, cart_pole).play(1, 0)[0] > 0

@@ -11,7 +11,7 @@ from torch import nn
 
 from fastps._shared.checks import as_rate, at_least, given, invalid
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
+from fastps.parameter_server import ParameterServer
 from fastps.errors import ConfigError, PartialPush
 from fastps.modes import Async, Mode
 from fastps.optim import Adagrad, Adam, Optimizer
@@ -61,7 +61,7 @@ class Gorila(Algorithm):
 
     Args:
         replay: ``"local"``, or ``"global"``.
-        role: Of a worker with a global replay, ``"actor"`` or ``"learner"``; `train` and `take_turns` choose
+        role: Of a worker with a global replay, ``"actor"`` or ``"learner"``; `train` and `train_round_robin` choose
             it: the first `actors` workers are actors. None: neither; for `evaluate` and `fetch`.
         actors: Largest number of actors of a global replay at a time, >= 1, fixed for a run.
         capacity: Transitions in a bundle's replay, or in the global one, >= `batch` and >= `first`.

@@ -14,7 +14,7 @@ from fastps import data
 from fastps._fastps import Sparse
 from fastps._shared.kept import HEADS, REPLAY
 from fastps._shared.types import Array
-from fastps.connection import ParameterServer
+from fastps.parameter_server import ParameterServer
 from fastps.errors import CapacityError, DeadlineError, UnavailableError
 from fastps.optim import SGD
 from fastps.rl.playing.player import Transition

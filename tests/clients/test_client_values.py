@@ -1,0 +1,112 @@
+"""A client of another language computes what the native client does, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastps
+from clients.driver import Driver, packed, unpacked
+from faults.shards import Shards
+
+SLICE = 63 * 4096
+SHAPES = {"scalar": (), "empty": (0,), "slice": (SLICE,), "beyond": (SLICE + 1,), "large": (600_000,)}
+CODECS = {
+    "float32": fastps.Float32(),
+    "bfloat16": fastps.BFloat16(),
+    "int8": fastps.Int8(),
+    "stochastic": fastps.Int8(stochastic=True, seed=7),
+    "onebit": fastps.OneBit(),
+}
+
+
+def options(ca: Any, kind: str) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Of the server, of a driver and of the native client."""
+    if kind == "plain":
+        return [], {}, {}
+    server = ca.server | (ca.trust if kind == "mutual" else {})
+    with Path(server["tls_cert"]).open("a") as certificates:  # shards trust each other by its issuer
+        certificates.write(Path(ca.file).read_text())
+    client = ca.client if kind == "mutual" else ca.trust
+    names = {"ca": "tls_ca", "cert": "tls_cert", "key": "tls_key"}
+    driver = {name: client[own] for name, own in names.items() if own in client}
+    return [f"--{name.replace('_', '-')}={file}" for name, file in server.items()], driver, client
+
+
+@pytest.mark.parametrize("kind", ["plain", "tls", "mutual"])
+def test_values_are_those_of_the_native_client(
+    clusters: Callable[..., Shards],
+    drivers: Callable[..., Driver],
+    ca: Any,
+    rng: np.random.Generator,
+    kind: str,
+) -> None:
+    server, tls, native = options(ca, kind)
+    cluster = clusters(*server)
+    driver = drivers(cluster.addresses, **({"tls": tls} if tls else {}))
+    shapes = list(SHAPES) if kind == "plain" else ["large"]
+    compare(driver, ",".join(cluster.addresses), native, rng, shapes)
+
+
+def compare(
+    driver: Driver, addresses: str, native: dict[str, str], rng: np.random.Generator, shapes: list[str]
+) -> None:
+    """The same calls by both clients, each on its own tensors."""
+    with fastps.connect(addresses, transport="tcp", **native) as ps:
+        for name in shapes:
+            shape = SHAPES[name]
+            for codec, ours in CODECS.items():
+                values = rng.standard_normal(shape).astype(np.float32)
+                theirs, own = f"go {name} {codec}", f"py {name} {codec}"
+                driver.register(theirs, values, "adagrad", lr=0.1)
+                ps.register(own, values, optimizer=fastps.Adagrad(lr=0.1))
+                grad = np.zeros(shape, np.float32)
+                bound = ps.bind({own: grad}, codec=ours) if codec == "onebit" else None
+                for step in range(2):
+                    grad[...] = rng.standard_normal(shape) * 10.0 ** (step - 1)
+                    feedback = {"feedback": theirs} if codec == "onebit" else {}
+                    answer = driver.push(theirs, grad, codec=codec, **feedback)
+                    assert "error" not in answer, answer["error"]
+                    receipts = ps.push(bound) if bound else {own: ps.push(own, grad, codec=ours)}
+                    assert answer["receipts"][theirs]["Version"] == receipts[own].version
+                assert driver.pull(theirs).tobytes() == ps.pull(own).tobytes(), (name, codec)
+                if bound is not None:
+                    saved = driver.do("residuals", feedback=theirs)["values"][theirs]
+                    assert unpacked(saved).tobytes() == bound.feedback.state_dict()[own].tobytes()
+
+
+def test_push_pull_rows_and_settings_are_those_of_the_native_client(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver], rng: np.random.Generator
+) -> None:
+    cluster = clusters()
+    driver = drivers(cluster.addresses)
+    shape = (3 * SLICE // 1000, 1000)  # rows that straddle the borders of slices
+    values = rng.standard_normal(shape).astype(np.float32)
+    with fastps.connect(",".join(cluster.addresses)) as ps:
+        driver.register("go", values, "adagrad", lr=0.1)
+        ps.register("py", values, optimizer=fastps.Adagrad(lr=0.1))
+        dense = rng.standard_normal(shape).astype(np.float32)
+        pulled = driver.do(
+            "push_pull", gradients=[{"tensor": "go", "values": packed(dense)}], lr=0.5, scale=0.25, keep="v"
+        )
+        theirs = ps.push_pull({"py": dense}, lr=0.5, scale=0.25)[0]["py"]
+        assert unpacked(pulled["values"]["go"]).tobytes() == theirs.tobytes()
+        assert pulled["versions"]["go"] == [2, 2, 2]
+        rows = np.array([700, 3, 258, 3, 516, 257])
+        for codec in ("float32", "bfloat16", "int8"):
+            grad = rng.standard_normal((rows.size, 1000)).astype(np.float32)
+            sparse = {"tensor": "go", "values": packed(grad), "rows": rows.tolist()}
+            receipt = driver.do("push", gradients=[sparse], codec=codec, based_on="v")["receipts"]["go"]
+            assert (receipt["Staleness"], receipt["Duplicate"]) == (0, False)
+            ps.push("py", fastps.Sparse(rows, grad), codec=CODECS[codec])
+        assert driver.pull("go").tobytes() == ps.pull("py").tobytes()
+        some = driver.do("pull_rows", tensors=["go"], rows=rows.tolist())
+        assert unpacked(some["values"]["go"]).tobytes() == ps.pull("py")[rows].tobytes()
+        # What others have pushed since the base is staleness.
+        ps.push("go", dense)
+        based = driver.do("push", gradients=[{"tensor": "go", "values": packed(dense)}], based_on="v")
+        assert based["receipts"]["go"]["Staleness"] == 1
