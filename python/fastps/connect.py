@@ -133,7 +133,7 @@ def connect(
         ack: The meaning of a receipt. ``"applied"``: the push is in the server's memory. ``"logged"``: it is
             also in the server's log on disk (``--data-dir``), so it survives a crash of the process or
             machine; a push then waits for the disk. Of `hogwild` tensors only snapshots survive.
-        namespace: Names of its own for tensors, groups and portions, so that several runs can use one server:
+        namespace: Separate names for tensors, groups and portions, so that several runs can use one server:
             1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``. None: no namespace; the names of namespace ``a``
             then begin with ``run:a/``. ``fastps ls`` and ``fastps rm`` list and free namespaces.
         wait: Seconds to wait for servers that do not answer yet, such as ones that start later; None: as long

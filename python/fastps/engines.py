@@ -142,7 +142,11 @@ def detect(
     processes; the inner engine's count is used. Two engines that count equally many processes must agree.
 
     Args:
-        rank, world_size, local_rank, node, nodes: Values to use instead of the engine's; None: the engine's.
+        rank: Rank of the process to use instead of the engine's; None: the engine's.
+        world_size: Number of processes, likewise.
+        local_rank: Rank among the processes of this machine, likewise.
+        node: Number of this machine, likewise.
+        nodes: Number of machines, likewise.
         environment: The environment variables.
 
     Raises:

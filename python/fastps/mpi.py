@@ -10,7 +10,7 @@ import numpy as np
 
 from fastps import optim
 from fastps._shared.checks import invalid
-from fastps._shared.missing import missing
+from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec
 from fastps.engines import detect
@@ -20,7 +20,7 @@ from fastps.parameter_server import ParameterServer, check_ps
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_mapping
 from fastps.worker.gradients import finite
-from fastps.worker.parts import check_groups, divide, group_of, raised_by
+from fastps.worker.run.parts import check_groups, divide, group_of, raised_by
 
 try:
     from mpi4py import MPI

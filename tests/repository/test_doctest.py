@@ -39,7 +39,7 @@ MODULES = [
     "torch.parallel.errors",
     "torch.parallel.graph",
     "torch.parallel.replica",
-    "worker.parts",
+    "worker.run.parts",
     "worker.watched",
     "worker.worker",
     "_fastps",

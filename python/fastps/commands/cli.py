@@ -123,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(
         commands,
         "demo",
+        command,
         "Start shard servers and workers on this machine and train a classifier on\n"
         "handwritten digits with Downpour SGD. Kill a worker half-way, start another\n"
         "late; training continues.",

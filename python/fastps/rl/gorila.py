@@ -61,8 +61,8 @@ class Gorila(Algorithm):
 
     Args:
         replay: ``"local"``, or ``"global"``.
-        role: Of a worker with a global replay, ``"actor"`` or ``"learner"``; `train` and `train_round_robin` choose
-            it: the first `actors` workers are actors. None: neither; for `evaluate` and `fetch`.
+        role: Of a worker with a global replay, ``"actor"`` or ``"learner"``; `train` and `train_round_robin`
+            choose it: the first `actors` workers are actors. None: neither; for `evaluate` and `fetch`.
         actors: Largest number of actors of a global replay at a time, >= 1, fixed for a run.
         capacity: Transitions in a bundle's replay, or in the global one, >= `batch` and >= `first`.
         batch: Transitions per gradient, >= 1.

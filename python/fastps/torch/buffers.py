@@ -24,7 +24,7 @@ from fastps.store import Store
 from fastps.torch import _file
 from fastps.torch._params import float32
 from fastps.worker.gradients import finite
-from fastps.worker.parts import shards_of
+from fastps.worker.run.parts import shards_of
 
 __all__ = ["Buffers", "load"]
 

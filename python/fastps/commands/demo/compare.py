@@ -14,7 +14,7 @@ from fastps.commands.kit.datasets import load
 
 
 def compare(config: Config, modes: Sequence[str], view: View, out: Path) -> Comparison:
-    """Trains with each mode in turn, then serially; every mode has servers and workers of its own."""
+    """Trains with each mode in turn, then serially; every mode has separate servers and workers."""
     dataset = load(config.data, config.data_dir)
     runs: dict[str, Run] = {}
     with view:

@@ -14,7 +14,7 @@ from fastps.rl.replay.local import Batch
 
 __all__ = ["NUMBERS", "Rows", "later"]
 
-#: Elements of a slice; a row lies in one slice if its width divides them.
+#: Elements of a slice. A row whose width divides this number lies in one slice.
 _SLICE = 258_048
 #: Numbers of transitions: a counter modulo this, so that one more than it is exact in float32.
 NUMBERS = 2**24 - 1

@@ -60,7 +60,7 @@ class SharedReplay:
         self.heads = np.zeros((actors, 5), np.float32)
 
     def register(self) -> None:
-        """Registers the replay, empty, unless it is there.
+        """Registers an empty replay, unless one exists.
 
         Raises:
             CapacityError: It does not fit into the servers' memory; the error names the capacity that fits.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fastps.errors import ConfigError, ConnectionLostError, FastpsError
-from fastps.worker.parts import raised_by
+from fastps.worker.run.parts import raised_by
 
 __all__ = ["Node"]
 

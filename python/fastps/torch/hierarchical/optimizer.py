@@ -23,7 +23,7 @@ from fastps.torch.hierarchical.parameters import Parameters, pieces
 from fastps.torch.seeds import state as random_state
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
-from fastps.worker.parts import check_groups, group_of
+from fastps.worker.run.parts import check_groups, group_of
 
 __all__ = ["Hierarchical"]
 

@@ -13,7 +13,7 @@ from fastps.parameter_server import ParameterServer
 from fastps.torch._duplicates import check_memory
 from fastps.torch._params import by_name
 from fastps.torch.hierarchical.node import Node
-from fastps.worker.parts import divide, shard_name
+from fastps.worker.run.parts import divide, shard_name
 
 __all__ = ["Owned", "Parameters", "pieces"]
 

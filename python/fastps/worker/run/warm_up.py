@@ -43,7 +43,7 @@ class WarmUp:
         return True
 
     def stepped(self) -> bool:
-        """Counts a step; returns whether it was the last one that this worker took alone."""
+        """Counts a step; returns True after the last one that this worker took alone."""
         if not self.alone or self._groups.stepped_alone():
             return False
         self.alone = False

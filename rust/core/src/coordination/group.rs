@@ -349,7 +349,8 @@ impl Groups {
         self.quorums.load(Ordering::Acquire) > 0
     }
 
-    /// Every group that has workers or a warm start: its number, mode, members, and slowest and fastest clock.
+    /// Every group that has workers or a warm start: its number, mode, members, and its slowest and fastest
+    /// clock.
     pub fn list(&self) -> Vec<(u32, Mode, u64, u64, u64)> {
         let tables = lock(&self.tables);
         let row = |((group, _), table): (&(u32, GroupPhase), &GroupTable)| {

@@ -144,7 +144,7 @@ def _strips(drawn: Any, place: Any, comparison: Comparison) -> None:
         axes.set_ylabel(mode, color=COLORS[mode], fontsize=11, fontweight="bold")
         if k == 0:
             panels.legend_of_strips(axes)
-            axes.set_title("What the workers do", loc="left", fontsize=11, fontweight="bold")
+            axes.set_title("Activity of the workers", loc="left", fontsize=11, fontweight="bold")
     waits = ", ".join(f"{mode} {100 * waiting(run):.0f} %" for mode, run in comparison.runs.items())
     kills = " A killed worker stops no one for longer than its lease of 1 s." if run.moments else ""
     panels.caption(axes, "", f"The normal workers' time spent waiting: {waits}.{kills}", 80, "wall time (s)")
