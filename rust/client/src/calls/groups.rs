@@ -100,8 +100,8 @@ impl Client {
                     }
                     Ok(answer) if !late => behind = answer.behind,
                     Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
-                    // The server restarted, or the lease expired: the client joins again, unless another worker
-                    // has its place.
+                    // The server restarted, or the lease expired: the client joins again, unless another
+                    // worker has its place.
                     Err(error) if retry(error.kind) == Retry::Session && !late => {
                         tokio::time::sleep(ANSWER_MARGIN).await;
                         let joined = ask_for(&link, group, &membership.seat, deadline).await?;

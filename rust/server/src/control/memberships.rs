@@ -1,5 +1,5 @@
-//! Memberships in groups of workers. The first one at shard 0 decides on the mode of a group; the other shards
-//! follow.
+//! Memberships in groups of workers. The first one at shard 0 decides on the mode of a group; the other
+//! shards follow.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
