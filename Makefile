@@ -154,7 +154,7 @@ live: ## Build the WebAssembly of the live page with Debian's compiler, put it i
 	FASTPS_WRITE_VECTORS=1 $(CARGO) test --locked --quiet -p fastps-live vectors
 	.ci/live python/fastps/commands/live/page/fastps.wasm
 
-live-check: .venv/.test-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare 200 runs of it with the vectors
+live-check: .venv/.test-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare runs of it with the vectors
 	.ci/live $(TARGET)/fastps.wasm
 	$(CARGO) test --locked --quiet -p fastps-live vectors
 	FASTPS_LIVE_MODULE=$$(ls $(TARGET)/fastps.wasm 2>/dev/null) $(BIN)/pytest -n0 tests/live/test_live_vectors.py

@@ -18,9 +18,9 @@ VECTORS = Path(__file__).parent.parent / "vectors/live.json"
 UPDATES, EVENTS = 40, 200
 
 
-def test_two_hundred_runs_have_the_bits_of_the_native_build():
+def test_runs_have_the_bits_of_the_native_build():
     runs = json.loads(VECTORS.read_text())
-    assert len(runs) == 200
+    assert len(runs) >= 200
     module = Module()
     for k, one in enumerate(runs):
         module.give([math.nan if number is None else number for number in one["settings"]])

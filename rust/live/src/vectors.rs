@@ -1,4 +1,4 @@
-//! Two hundred runs, with a digest of each version in `tests/vectors/live.json`: every optimizer with every
+//! Runs, with a digest of each version in `tests/vectors/live.json`: every optimizer with every
 //! codec in every mode, over all problems. The Python tests repeat them in WebAssembly, so that both builds
 //! are compared without being built in one place. `make live` writes the file.
 
