@@ -121,7 +121,7 @@ def fault_is_caught(server: Path, mutant: str, seconds: float) -> str | None:
     """Runs the demo against `server`; what is wrong if the outcome is not the one expected."""
     env = {"FASTPS_DEMO_SERVER": str(server), "FASTPS_MUTANT": mutant}
     with tempfile.TemporaryDirectory(prefix="fastps-acceptance-") as folder:
-        code, _, err, _ = demo(["--seconds", f"{seconds:g}"], Path(folder), 60.0, env)
+        code, _, err, _ = demo(["--data", "digits", "--seconds", f"{seconds:g}"], Path(folder), 60.0, env)
     last = (err.strip().splitlines() or ["no message"])[-1]
     expected = MISMATCH if mutant else 0
     which = f"server with fault {mutant or 'none'}: exit code {code}"
@@ -146,12 +146,12 @@ def main() -> int:
     args = parser.parse_args()
 
     problems: list[str] = []
-    shorter = [] if args.seconds is None else ["--seconds", f"{args.seconds:g}"]
+    options = ["--data", "digits", *([] if args.seconds is None else ["--seconds", f"{args.seconds:g}"])]
     print("seed" + "".join(f"{codec:>18}" for codec in args.codecs), flush=True)
     for seed in range(args.seeds):
         print(f"{seed:>4}", end="", flush=True)
         for codec in args.codecs:
-            cell, problem = judge(["--seed", str(seed), "--codec", codec, *shorter], 96.0, 60.0)
+            cell, problem = judge(["--seed", str(seed), "--codec", codec, *options], 96.0, 60.0)
             print(f"{cell:>18}", end="", flush=True)
             problems += [problem] if problem else []
         print()
