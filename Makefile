@@ -207,6 +207,10 @@ acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synt
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)
 
+test-engines: .venv/.test-$(PROFILE) ## Run the examples of examples/engines on Ray, Dask, Lightning, Accelerate, and on Slurm if it is installed
+	$(BIN)/python .ci/requirements.py engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
+	cd tests && $(BIN)/python -m pytest long/engines.py $(ARGS)
+
 sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
 	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
 
