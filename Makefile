@@ -226,6 +226,10 @@ acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement lear
 gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundles; options: make gorila-grid ARGS="--frames 50000"
 	$(BIN)/python tests/long/gorila_grid.py $(ARGS)
 
+test-engines: .venv/.test-$(PROFILE) ## Run the examples of examples/engines on Ray, Dask, Lightning, Accelerate, and on Slurm if it is installed
+	$(BIN)/python .ci/requirements.py engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
+	cd tests && $(BIN)/python -m pytest long/engines.py $(ARGS)
+
 sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
 	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
 

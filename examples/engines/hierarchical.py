@@ -2,8 +2,7 @@
 
 Needs the extra torch.
 
-    fastps serve --listen HOST:7070 ...                          # once
-    FASTPS_ADDRESSES=HOST:7070 torchrun --nproc-per-node 2 examples/engines/hierarchical.py   # on each machine
+    FASTPS_ADDRESSES=HOST:7070 torchrun --nproc-per-node 2 examples/engines/hierarchical.py
 
 Each machine has its own torchrun: machines may join, leave and fail on their own. On one machine:
 

@@ -4,8 +4,8 @@ Needs the extra engines.
 
     python examples/engines/ray_actors.py
 
-The actor keeps its state in a folder: started again, on any port, it continues. A task that loses it is started again,
-too, and asks the actor for its new address; with fastps.Async a repeated task harms nothing.
+The actor keeps its state in a folder: started again, on any port, it continues. A task that loses it is
+started again, too, and asks the actor for its new address; with fastps.Async a repeated task harms nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shards:
         return os.getpid()
 
 
-@ray.remote(num_cpus=0, max_retries=-1, retry_exceptions=[fastps.ConnectionLostError, fastps.DeadlineError])
+@ray.remote(num_cpus=0, max_retries=-1, retry_exceptions=[fastps.FastpsError])
 def train(shards, task: int, steps: int) -> int:
     rng = np.random.default_rng(task)
     with fastps.connect(ray.get(shards.addresses.remote()), timeout=10) as ps:

@@ -4,9 +4,9 @@ Needs no extra.
 
     python examples/engines/servers.py FILE DIR [HOST]
 
-FILE gets the addresses once the servers listen; a FIFO (mkfifo) wakes its reader then. DIR keeps their state: servers
-that start with it again, on any host, continue. With HOST, an address or a name of this machine, other machines reach
-them, without TLS: only in a network that you trust.
+FILE gets the addresses once the servers listen; a FIFO (mkfifo) wakes its reader then. DIR keeps their state:
+servers that start with it again, on any host, continue. With HOST, an address or a name of this machine,
+other machines reach them, without TLS: only in a network that you trust.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Needs no extra.
     fastps run --servers-only -- torchrun --nproc-per-node 2 examples/engines/train.py
     fastps run --servers-only -- mpirun -n 2 python examples/engines/train.py
 
-The addresses of the servers come from FASTPS_ADDRESSES, and the worker's seed from the rank that the engine has
-given it. Each worker draws its own batches of a linear regression.
+The addresses of the servers come from FASTPS_ADDRESSES, and the worker's seed from the rank that the engine
+has given it. Each worker draws its own batches of a linear regression.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples of `examples/engines` under torchrun and mpirun, with servers of `fastps run --servers-only`."""
+"""The examples of `examples/engines` under torchrun and mpirun, with servers of `fastps run`."""
 
 from __future__ import annotations
 

@@ -114,7 +114,9 @@ def test_epsilon_falls_with_the_frames_of_all_actors(store: fastps.Store) -> Non
             seen.append((frames, super().exploring(frames)))
             return seen[-1][1]
 
-    train_round_robin(store, Watched(exploration=300, epsilon=0.1, first=500), cart_pole, 3, seed=0, frames=400)
+    train_round_robin(
+        store, Watched(exploration=300, epsilon=0.1, first=500), cart_pole, 3, seed=0, frames=400
+    )
     assert len(seen) == 400
     for frames, epsilon in seen:
         assert epsilon == pytest.approx(max(0.1, 1 - 0.9 * frames / 300))
@@ -299,7 +301,9 @@ def test_a_killed_server_with_a_log_keeps_the_replay(tmp_path: Path) -> None:
     server, ended = start(), []
     with fastps.connect(address, timeout=60.0) as ps, fastps.connect(address, timeout=60.0) as other:
         run = threading.Thread(
-            target=lambda: ended.append(train_round_robin(ps, algorithm, slow_cart_pole, 2, seed=0, frames=900)),
+            target=lambda: ended.append(
+                train_round_robin(ps, algorithm, slow_cart_pole, 2, seed=0, frames=900)
+            ),
             daemon=True,
         )
         run.start()

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastps._shared.process import (
     EXIT_FAILED,
@@ -105,6 +105,7 @@ def all_commands() -> list[Command]:
 def _parser() -> argparse.ArgumentParser:
     from fastps.commands import doctor, examples, runs
     from fastps.commands.completion import command as completion
+    from fastps.commands.demo import command as demo
     from fastps.commands.kit.parser import Parser
     from fastps.commands.live import command as live
     from fastps.commands.repro import command as repro
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(
         commands,
         "demo",
-        command,
+        demo,
         "Start shard servers and workers on this machine and train a classifier on\n"
         "handwritten digits with Downpour SGD. Kill a worker half-way, start another\n"
         "late; training continues.",

@@ -11,10 +11,10 @@ from torch import nn
 
 from fastps._shared.checks import as_rate, at_least, given, invalid
 from fastps._shared.types import Array
-from fastps.parameter_server import ParameterServer
 from fastps.errors import ConfigError, PartialPush
 from fastps.modes import Async, Mode
 from fastps.optim import Adagrad, Adam, Optimizer
+from fastps.parameter_server import ParameterServer
 from fastps.rl.algorithm import Algorithm, in_range
 from fastps.rl.playing.actions import Categorical
 from fastps.rl.playing.models import q_network

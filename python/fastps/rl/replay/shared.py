@@ -14,9 +14,9 @@ from fastps import data
 from fastps._fastps import Sparse
 from fastps._shared.kept import HEADS, REPLAY
 from fastps._shared.types import Array
-from fastps.parameter_server import ParameterServer
 from fastps.errors import CapacityError, DeadlineError, UnavailableError
 from fastps.optim import SGD
+from fastps.parameter_server import ParameterServer
 from fastps.rl.playing.player import Transition
 from fastps.rl.replay.local import Batch
 from fastps.rl.replay.rows import NUMBERS, Rows, later

@@ -1,6 +1,6 @@
 //! A shard's membership in its cluster: the cluster's identity, and whether the shard may serve. Shard 0 has
-//! the identity, and always may; the others learn it from shard 0, and whether they have what it lists on them
-//! (`loss`).
+//! the identity, and always may; the others learn it from shard 0, and whether they have what it lists on
+//! them (`loss`).
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
