@@ -63,7 +63,7 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "float64 without locks": (registering(dtype=2, apply=2), "dtype", "bad", "float32", "float64"),
     "no dtype": (registering(dtype=0), "dtype", "bad", "FLOAT32", "UNSPECIFIED"),
     "no apply": (registering(apply=0), "config", "bad", "1 or 2", "0"),
-    "unknown rule": (registering(optimizer="lion"), "config", "bad", "sgd", "lion"),
+    "unknown rule": (registering(optimizer="sophia"), "config", "bad", "sgd", "sophia"),
     "unknown setting": (registering(settings={"beta3": 1}), "config", "bad", "lr", "beta3"),
     "invalid setting": (registering(settings={"momentum": -1}), "config", "bad", "", "-1"),
     "a flag that is 2": (registering(settings={"maximize": 2}), "config", "bad", "0 or 1", "2"),

@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(error.kind, Kind::Config);
             error.to_string()
         };
-        assert!(refuse("sophia", "", 0.0, "").contains("lion"));
+        assert!(refuse("sophia", "", 0.0, "").contains("sophia"));
         assert!(refuse("sgd", "beta1", 0.9, "").contains("beta1"));
         assert!(refuse("sgd", "nesterov", 2.0, "").contains("nesterov"));
         assert!(refuse("adagrad", "", 0.0, "above").contains("above"));
