@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps import connection
+from fastps import parameter_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -150,7 +150,7 @@ def test_a_pickled_client_connects_once_for_all_threads(server):
 def test_a_forked_shared_store_is_opened_once_for_all_threads():
     with fastps.Store(shared=True) as store:
         assert in_child(lambda: len(ids_in_four_threads(store))) == "1"
-        with connection._reaching:  # held while the child is made
+        with parameter_server._reaching:  # held while the child is made
 
             def child():
                 with ThreadPoolExecutor(1) as thread:

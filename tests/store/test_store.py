@@ -247,7 +247,7 @@ def test_shapes(ps, shape, apply):
 def test_stats(w):
     w.push("w", f32(1, 1, 1))
     stats = w.stats()
-    assert set(stats) == {"client", "shards"}
+    assert set(stats) == {"client", "groups", "shards", "workers"}
     assert all(isinstance(n, int) for n in stats["client"].values())
     assert all(set(shard) == {"address", "counters"} for shard in stats["shards"])
 

@@ -126,7 +126,7 @@ def test_a_loaded_state_replaces_no_loaded_weights(store):
 
 
 def test_a_write_between_two_parts_of_a_backward(store, monkeypatch):
-    monkeypatch.setattr("fastps.torch.optimizer._BUCKET", 1)
+    monkeypatch.setattr("fastps.torch.step.ahead._BUCKET", 1)
     model = model_of()
     with wrap(model, store, push_in_backward=True) as optimizer:
         with torch.no_grad():
