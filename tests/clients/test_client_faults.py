@@ -125,14 +125,14 @@ def test_a_stopped_server_ends_no_call_late(
 def test_a_lease_is_renewed_while_the_worker_computes(
     clusters: Callable[..., Shards], drivers: Callable[..., Driver]
 ) -> None:
-    cluster = clusters("--lease-ms", "1000", shards=1)
+    cluster = clusters("--lease-ms", "2000", shards=1)
     driver = drivers(cluster.addresses)
     driver.register("w", np.zeros(N), lr=1.0)
     for stopped, staleness in ((False, 0), (True, -1)):
         driver.do("pull", tensors=["w"], keep="v")
         if stopped:
             driver.process.send_signal(signal.SIGSTOP)
-        time.sleep(3)  # three leases
+        time.sleep(6)  # three leases
         driver.process.send_signal(signal.SIGCONT)
         answer = driver.push("w", ONES, based_on="v")
         # After a pause of the whole process its session is another one: its own changes are not known there.

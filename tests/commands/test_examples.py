@@ -20,7 +20,7 @@ FOLDER = ROOT / "examples"
 FILES = sorted(
     path.relative_to(FOLDER).as_posix()
     for path in FOLDER.rglob("*")
-    if path.suffix in (".py", ".ipynb") and ".ipynb_checkpoints" not in path.parts
+    if path.suffix in (".py", ".ipynb", ".sbatch") and ".ipynb_checkpoints" not in path.parts
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

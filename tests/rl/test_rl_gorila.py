@@ -299,7 +299,10 @@ def test_a_killed_server_with_a_log_keeps_the_replay(tmp_path: Path) -> None:
 
     algorithm = Gorila("global", actors=1, first=100, capacity=10_000)
     server, ended = start(), []
-    with fastps.connect(address, timeout=60.0) as ps, fastps.connect(address, timeout=60.0) as other:
+    with (
+        fastps.connect(address, timeout=60.0, ack="logged") as ps,
+        fastps.connect(address, timeout=60.0) as other,
+    ):
         run = threading.Thread(
             target=lambda: ended.append(
                 train_round_robin(ps, algorithm, slow_cart_pole, 2, seed=0, frames=900)

@@ -1878,7 +1878,9 @@ type HelloRequest struct {
 	// calls, streams and Hellos in the session's name are the client's. Unset or of another length: refused.
 	Secret []byte `protobuf:"bytes,6,opt,name=secret,proto3" json:"secret,omitempty"`
 	// With renew: the client is done, and its session ends now, as if its lease had run out. An older server renews it.
-	Close         bool `protobuf:"varint,7,opt,name=close,proto3" json:"close,omitempty"`
+	Close bool `protobuf:"varint,7,opt,name=close,proto3" json:"close,omitempty"`
+	// The worker's report about its training. Unset: the last one stays. An older server ignores it.
+	Report        *WorkerReport `protobuf:"bytes,8,opt,name=report,proto3" json:"report,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1962,6 +1964,186 @@ func (x *HelloRequest) GetClose() bool {
 	return false
 }
 
+func (x *HelloRequest) GetReport() *WorkerReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
+// A worker's description of its training, for people: servers show the last one and never act on it. At most 512 bytes
+// encoded, and numbers are finite; a server ignores any other, and logs it.
+type WorkerReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The worker's rank. Unset: it has none.
+	Rank *uint32 `protobuf:"varint,1,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
+	// The host of its process.
+	Host string `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	// Steps taken.
+	Steps uint64 `protobuf:"varint,3,opt,name=steps,proto3" json:"steps,omitempty"`
+	// Loss of the last step that had one.
+	Loss *float64 `protobuf:"fixed64,4,opt,name=loss,proto3,oneof" json:"loss,omitempty"`
+	// Pushes acknowledged.
+	Pushes uint64 `protobuf:"varint,5,opt,name=pushes,proto3" json:"pushes,omitempty"`
+	// Bytes of gradients sent, as encoded.
+	Bytes uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Staleness that half of the pushes do not exceed. Unset: unknown.
+	StalenessP50 *uint64 `protobuf:"varint,7,opt,name=staleness_p50,json=stalenessP50,proto3,oneof" json:"staleness_p50,omitempty"`
+	// Staleness that 99 % of the pushes do not exceed. Unset: unknown.
+	StalenessP99 *uint64 `protobuf:"varint,8,opt,name=staleness_p99,json=stalenessP99,proto3,oneof" json:"staleness_p99,omitempty"`
+	// Share of the time since the report before that the worker spent waiting for servers and other workers, 0 to 1.
+	Waited *float64 `protobuf:"fixed64,9,opt,name=waited,proto3,oneof" json:"waited,omitempty"`
+	// Pushes dropped as too stale or not finite.
+	Rejected uint64 `protobuf:"varint,10,opt,name=rejected,proto3" json:"rejected,omitempty"`
+	// Pushes applied with a smaller rate because they were stale.
+	Scaled uint64 `protobuf:"varint,11,opt,name=scaled,proto3" json:"scaled,omitempty"`
+	// The mode, such as "Async".
+	Mode string `protobuf:"bytes,12,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The codec, such as "Int8".
+	Codec string `protobuf:"bytes,13,opt,name=codec,proto3" json:"codec,omitempty"`
+	// Mean seconds of a step since the report before, of those that ended. Unset: none ended.
+	StepSeconds *float64 `protobuf:"fixed64,14,opt,name=step_seconds,json=stepSeconds,proto3,oneof" json:"step_seconds,omitempty"`
+	// The worker's name. Empty: that of its client.
+	Name          string `protobuf:"bytes,15,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerReport) Reset() {
+	*x = WorkerReport{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerReport) ProtoMessage() {}
+
+func (x *WorkerReport) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerReport.ProtoReflect.Descriptor instead.
+func (*WorkerReport) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *WorkerReport) GetRank() uint32 {
+	if x != nil && x.Rank != nil {
+		return *x.Rank
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *WorkerReport) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetLoss() float64 {
+	if x != nil && x.Loss != nil {
+		return *x.Loss
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetPushes() uint64 {
+	if x != nil {
+		return x.Pushes
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetStalenessP50() uint64 {
+	if x != nil && x.StalenessP50 != nil {
+		return *x.StalenessP50
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetStalenessP99() uint64 {
+	if x != nil && x.StalenessP99 != nil {
+		return *x.StalenessP99
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetWaited() float64 {
+	if x != nil && x.Waited != nil {
+		return *x.Waited
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetRejected() uint64 {
+	if x != nil {
+		return x.Rejected
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetScaled() uint64 {
+	if x != nil {
+		return x.Scaled
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *WorkerReport) GetCodec() string {
+	if x != nil {
+		return x.Codec
+	}
+	return ""
+}
+
+func (x *WorkerReport) GetStepSeconds() float64 {
+	if x != nil && x.StepSeconds != nil {
+		return *x.StepSeconds
+	}
+	return 0
+}
+
+func (x *WorkerReport) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Describes the server.
 type HelloResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1996,7 +2178,7 @@ type HelloResponse struct {
 
 func (x *HelloResponse) Reset() {
 	*x = HelloResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[13]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2190,7 @@ func (x *HelloResponse) String() string {
 func (*HelloResponse) ProtoMessage() {}
 
 func (x *HelloResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[13]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2203,7 @@ func (x *HelloResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloResponse.ProtoReflect.Descriptor instead.
 func (*HelloResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{13}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HelloResponse) GetProtocolMinor() uint32 {
@@ -2104,7 +2286,7 @@ func (x *HelloResponse) GetClusterId() uint64 {
 // A hyper-parameter set; unset fields have torch's defaults.
 type Optimizer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// sgd, adagrad, rmsprop, adadelta, adam, adamw, ftrl or average.
+	// One of the names that README.md lists, such as sgd or adam.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Settings by torch's argument names: numbers as float64, flags as 0 or 1, betas as beta1 and beta2.
 	Settings map[string]float64 `protobuf:"bytes,2,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
@@ -2116,7 +2298,7 @@ type Optimizer struct {
 
 func (x *Optimizer) Reset() {
 	*x = Optimizer{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[14]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2310,7 @@ func (x *Optimizer) String() string {
 func (*Optimizer) ProtoMessage() {}
 
 func (x *Optimizer) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[14]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2323,7 @@ func (x *Optimizer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Optimizer.ProtoReflect.Descriptor instead.
 func (*Optimizer) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{14}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Optimizer) GetName() string {
@@ -2186,7 +2368,7 @@ type TensorSpec struct {
 
 func (x *TensorSpec) Reset() {
 	*x = TensorSpec{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[15]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2380,7 @@ func (x *TensorSpec) String() string {
 func (*TensorSpec) ProtoMessage() {}
 
 func (x *TensorSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[15]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2393,7 @@ func (x *TensorSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TensorSpec.ProtoReflect.Descriptor instead.
 func (*TensorSpec) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{15}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TensorSpec) GetName() string {
@@ -2271,7 +2453,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[16]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2283,7 +2465,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[16]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2296,7 +2478,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{16}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Placement) GetSlices() []uint64 {
@@ -2333,7 +2515,7 @@ type MapEntry struct {
 
 func (x *MapEntry) Reset() {
 	*x = MapEntry{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2527,7 @@ func (x *MapEntry) String() string {
 func (*MapEntry) ProtoMessage() {}
 
 func (x *MapEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2540,7 @@ func (x *MapEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapEntry.ProtoReflect.Descriptor instead.
 func (*MapEntry) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{17}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MapEntry) GetSpec() *TensorSpec {
@@ -2390,7 +2572,7 @@ type GetMapRequest struct {
 
 func (x *GetMapRequest) Reset() {
 	*x = GetMapRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2584,7 @@ func (x *GetMapRequest) String() string {
 func (*GetMapRequest) ProtoMessage() {}
 
 func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2597,7 @@ func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapRequest.ProtoReflect.Descriptor instead.
 func (*GetMapRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{18}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetMapRequest) GetNames() []string {
@@ -2454,7 +2636,7 @@ type GetMapResponse struct {
 
 func (x *GetMapResponse) Reset() {
 	*x = GetMapResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2648,7 @@ func (x *GetMapResponse) String() string {
 func (*GetMapResponse) ProtoMessage() {}
 
 func (x *GetMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2661,7 @@ func (x *GetMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapResponse.ProtoReflect.Descriptor instead.
 func (*GetMapResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{19}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetMapResponse) GetEpoch() uint64 {
@@ -2516,7 +2698,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2710,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2723,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{20}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RegisterRequest) GetSpec() *TensorSpec {
@@ -2577,7 +2759,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2771,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2784,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{21}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RegisterResponse) GetExists() bool {
@@ -2661,7 +2843,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2855,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2868,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{22}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReserveRequest) GetReservation() uint64 {
@@ -2742,7 +2924,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2936,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2949,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{23}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveResponse) GetLeaseMs() uint32 {
@@ -2788,7 +2970,7 @@ type SealRequest struct {
 
 func (x *SealRequest) Reset() {
 	*x = SealRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +2982,7 @@ func (x *SealRequest) String() string {
 func (*SealRequest) ProtoMessage() {}
 
 func (x *SealRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +2995,7 @@ func (x *SealRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealRequest.ProtoReflect.Descriptor instead.
 func (*SealRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{24}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SealRequest) GetReservation() uint64 {
@@ -2832,7 +3014,7 @@ type SealResponse struct {
 
 func (x *SealResponse) Reset() {
 	*x = SealResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +3026,7 @@ func (x *SealResponse) String() string {
 func (*SealResponse) ProtoMessage() {}
 
 func (x *SealResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +3039,7 @@ func (x *SealResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealResponse.ProtoReflect.Descriptor instead.
 func (*SealResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
 }
 
 // Last step of a registration.
@@ -2873,7 +3055,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3067,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3080,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -2924,7 +3106,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3118,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3131,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
 }
 
 // Asks for the outcome of reservations, and for what shard 0 knows of registrations, groups and spaces.
@@ -2981,7 +3163,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3175,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3188,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SettleRequest) GetReservations() []uint64 {
@@ -3094,7 +3276,7 @@ type SeatClaim struct {
 
 func (x *SeatClaim) Reset() {
 	*x = SeatClaim{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3106,7 +3288,7 @@ func (x *SeatClaim) String() string {
 func (*SeatClaim) ProtoMessage() {}
 
 func (x *SeatClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3119,7 +3301,7 @@ func (x *SeatClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatClaim.ProtoReflect.Descriptor instead.
 func (*SeatClaim) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SeatClaim) GetSpace() uint64 {
@@ -3154,7 +3336,7 @@ type SeatVerdict struct {
 
 func (x *SeatVerdict) Reset() {
 	*x = SeatVerdict{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3348,7 @@ func (x *SeatVerdict) String() string {
 func (*SeatVerdict) ProtoMessage() {}
 
 func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3361,7 @@ func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatVerdict.ProtoReflect.Descriptor instead.
 func (*SeatVerdict) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SeatVerdict) GetRefusal() *Refusal {
@@ -3220,7 +3402,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3414,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3427,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SettleResponse) GetCommitted() []uint64 {
@@ -3336,7 +3518,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +3530,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +3543,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Binding) GetMode() *Mode {
@@ -3386,7 +3568,7 @@ type ListedTensor struct {
 
 func (x *ListedTensor) Reset() {
 	*x = ListedTensor{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3580,7 @@ func (x *ListedTensor) String() string {
 func (*ListedTensor) ProtoMessage() {}
 
 func (x *ListedTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3593,7 @@ func (x *ListedTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListedTensor.ProtoReflect.Descriptor instead.
 func (*ListedTensor) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListedTensor) GetName() string {
@@ -3446,7 +3628,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3640,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3653,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Registration) GetEntry() *MapEntry {
@@ -3492,7 +3674,7 @@ type UnregisterRequest struct {
 
 func (x *UnregisterRequest) Reset() {
 	*x = UnregisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3504,7 +3686,7 @@ func (x *UnregisterRequest) String() string {
 func (*UnregisterRequest) ProtoMessage() {}
 
 func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3517,7 +3699,7 @@ func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterRequest.ProtoReflect.Descriptor instead.
 func (*UnregisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UnregisterRequest) GetName() string {
@@ -3538,7 +3720,7 @@ type UnregisterResponse struct {
 
 func (x *UnregisterResponse) Reset() {
 	*x = UnregisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3550,7 +3732,7 @@ func (x *UnregisterResponse) String() string {
 func (*UnregisterResponse) ProtoMessage() {}
 
 func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3563,7 +3745,7 @@ func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterResponse.ProtoReflect.Descriptor instead.
 func (*UnregisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UnregisterResponse) GetPlacement() *Placement {
@@ -3584,7 +3766,7 @@ type DropRequest struct {
 
 func (x *DropRequest) Reset() {
 	*x = DropRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +3778,7 @@ func (x *DropRequest) String() string {
 func (*DropRequest) ProtoMessage() {}
 
 func (x *DropRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +3791,7 @@ func (x *DropRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRequest.ProtoReflect.Descriptor instead.
 func (*DropRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DropRequest) GetSlices() []uint64 {
@@ -3628,7 +3810,7 @@ type DropResponse struct {
 
 func (x *DropResponse) Reset() {
 	*x = DropResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +3822,7 @@ func (x *DropResponse) String() string {
 func (*DropResponse) ProtoMessage() {}
 
 func (x *DropResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +3835,7 @@ func (x *DropResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropResponse.ProtoReflect.Descriptor instead.
 func (*DropResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
 }
 
 // Asks for counters.
@@ -3667,7 +3849,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3861,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3874,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatsRequest) GetChanged() []string {
@@ -3711,14 +3893,24 @@ type StatsResponse struct {
 	Sessions []*Session `protobuf:"bytes,2,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	// Of the tensors asked for, those with slices here that have changed since the server's start: milliseconds since
 	// the last change, to about a second.
-	ChangedMsAgo  map[string]uint64 `protobuf:"bytes,3,rep,name=changed_ms_ago,json=changedMsAgo,proto3" json:"changed_ms_ago,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	ChangedMsAgo map[string]uint64 `protobuf:"bytes,3,rep,name=changed_ms_ago,json=changedMsAgo,proto3" json:"changed_ms_ago,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Index of this shard.
+	Shard uint32 `protobuf:"varint,4,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Addresses of all shards in the order of their indices. Empty: the server is of an earlier version.
+	Cluster []string `protobuf:"bytes,5,rep,name=cluster,proto3" json:"cluster,omitempty"`
+	// Version of the server, such as "0.1.0".
+	Version string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	// Why the shard refuses calls at present. Empty: it serves.
+	Trouble string `protobuf:"bytes,7,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// Groups that have workers; on shard 0.
+	Groups        []*GroupState `protobuf:"bytes,8,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3730,7 +3922,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3743,7 +3935,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StatsResponse) GetCounters() map[string]uint64 {
@@ -3767,6 +3959,123 @@ func (x *StatsResponse) GetChangedMsAgo() map[string]uint64 {
 	return nil
 }
 
+func (x *StatsResponse) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetCluster() []string {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StatsResponse) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *StatsResponse) GetGroups() []*GroupState {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+// A group of tensors that has workers.
+type GroupState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group's name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its mode, for people.
+	Mode string `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Workers present.
+	Workers uint64 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
+	// The smallest clock of its workers.
+	Slowest uint64 `protobuf:"varint,4,opt,name=slowest,proto3" json:"slowest,omitempty"`
+	// The largest clock of its workers.
+	Fastest       uint64 `protobuf:"varint,5,opt,name=fastest,proto3" json:"fastest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupState) Reset() {
+	*x = GroupState{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupState) ProtoMessage() {}
+
+func (x *GroupState) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupState.ProtoReflect.Descriptor instead.
+func (*GroupState) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *GroupState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GroupState) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *GroupState) GetWorkers() uint64 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *GroupState) GetSlowest() uint64 {
+	if x != nil {
+		return x.Slowest
+	}
+	return 0
+}
+
+func (x *GroupState) GetFastest() uint64 {
+	if x != nil {
+		return x.Fastest
+	}
+	return 0
+}
+
 // A client's session, without the client's incarnation.
 type Session struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3777,14 +4086,16 @@ type Session struct {
 	// Milliseconds since its last message.
 	IdleMs uint64 `protobuf:"varint,4,opt,name=idle_ms,json=idleMs,proto3" json:"idle_ms,omitempty"`
 	// Its number among the sessions of this shard since its start, from 1. Unset (0): the server's minor version is 0.
-	Number        uint64 `protobuf:"varint,5,opt,name=number,proto3" json:"number,omitempty"`
+	Number uint64 `protobuf:"varint,5,opt,name=number,proto3" json:"number,omitempty"`
+	// Its last report. Unset: it sent none to this shard. Native clients report to shard 0 only.
+	Report        *WorkerReport `protobuf:"bytes,6,opt,name=report,proto3" json:"report,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +4107,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +4120,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Session) GetName() string {
@@ -3840,6 +4151,13 @@ func (x *Session) GetNumber() uint64 {
 	return 0
 }
 
+func (x *Session) GetReport() *WorkerReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
 // What binds the workers of a group. A field that its kind does not use must be unset.
 type Mode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3863,7 +4181,7 @@ type Mode struct {
 
 func (x *Mode) Reset() {
 	*x = Mode{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +4193,7 @@ func (x *Mode) String() string {
 func (*Mode) ProtoMessage() {}
 
 func (x *Mode) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +4206,7 @@ func (x *Mode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mode.ProtoReflect.Descriptor instead.
 func (*Mode) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Mode) GetKind() ModeKind {
@@ -3959,7 +4277,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3971,7 +4289,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3984,7 +4302,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *JoinRequest) GetClient() uint64 {
@@ -4037,7 +4355,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4049,7 +4367,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4062,7 +4380,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JoinResponse) GetClock() uint64 {
@@ -4101,7 +4419,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4113,7 +4431,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4126,7 +4444,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LeaveRequest) GetClient() uint64 {
@@ -4159,7 +4477,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4489,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4502,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
 }
 
 // Reports a worker's progress.
@@ -4206,7 +4524,7 @@ type AdvanceRequest struct {
 
 func (x *AdvanceRequest) Reset() {
 	*x = AdvanceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4218,7 +4536,7 @@ func (x *AdvanceRequest) String() string {
 func (*AdvanceRequest) ProtoMessage() {}
 
 func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4231,7 +4549,7 @@ func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AdvanceRequest) GetClient() uint64 {
@@ -4286,7 +4604,7 @@ type AdvanceResponse struct {
 
 func (x *AdvanceResponse) Reset() {
 	*x = AdvanceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4298,7 +4616,7 @@ func (x *AdvanceResponse) String() string {
 func (*AdvanceResponse) ProtoMessage() {}
 
 func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4311,7 +4629,7 @@ func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AdvanceResponse) GetReady() bool {
@@ -4373,7 +4691,7 @@ type PortionRequest struct {
 
 func (x *PortionRequest) Reset() {
 	*x = PortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4385,7 +4703,7 @@ func (x *PortionRequest) String() string {
 func (*PortionRequest) ProtoMessage() {}
 
 func (x *PortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4398,7 +4716,7 @@ func (x *PortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionRequest.ProtoReflect.Descriptor instead.
 func (*PortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PortionRequest) GetClient() uint64 {
@@ -4497,7 +4815,7 @@ type PortionResponse struct {
 
 func (x *PortionResponse) Reset() {
 	*x = PortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4509,7 +4827,7 @@ func (x *PortionResponse) String() string {
 func (*PortionResponse) ProtoMessage() {}
 
 func (x *PortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4522,7 +4840,7 @@ func (x *PortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionResponse.ProtoReflect.Descriptor instead.
 func (*PortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PortionResponse) GetRun() uint64 {
@@ -4584,7 +4902,7 @@ type OpenSpaceRequest struct {
 
 func (x *OpenSpaceRequest) Reset() {
 	*x = OpenSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4914,7 @@ func (x *OpenSpaceRequest) String() string {
 func (*OpenSpaceRequest) ProtoMessage() {}
 
 func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4927,7 @@ func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceRequest.ProtoReflect.Descriptor instead.
 func (*OpenSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OpenSpaceRequest) GetClient() uint64 {
@@ -4678,7 +4996,7 @@ type OpenSpaceResponse struct {
 
 func (x *OpenSpaceResponse) Reset() {
 	*x = OpenSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4690,7 +5008,7 @@ func (x *OpenSpaceResponse) String() string {
 func (*OpenSpaceResponse) ProtoMessage() {}
 
 func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4703,7 +5021,7 @@ func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceResponse.ProtoReflect.Descriptor instead.
 func (*OpenSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *OpenSpaceResponse) GetSpace() uint64 {
@@ -4747,7 +5065,7 @@ type CloseSpaceRequest struct {
 
 func (x *CloseSpaceRequest) Reset() {
 	*x = CloseSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +5077,7 @@ func (x *CloseSpaceRequest) String() string {
 func (*CloseSpaceRequest) ProtoMessage() {}
 
 func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +5090,7 @@ func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceRequest.ProtoReflect.Descriptor instead.
 func (*CloseSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CloseSpaceRequest) GetClient() uint64 {
@@ -4798,7 +5116,7 @@ type CloseSpaceResponse struct {
 
 func (x *CloseSpaceResponse) Reset() {
 	*x = CloseSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4810,7 +5128,7 @@ func (x *CloseSpaceResponse) String() string {
 func (*CloseSpaceResponse) ProtoMessage() {}
 
 func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4823,7 +5141,7 @@ func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceResponse.ProtoReflect.Descriptor instead.
 func (*CloseSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
 }
 
 // Asks for the open spaces.
@@ -4837,7 +5155,7 @@ type ListSpacesRequest struct {
 
 func (x *ListSpacesRequest) Reset() {
 	*x = ListSpacesRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4849,7 +5167,7 @@ func (x *ListSpacesRequest) String() string {
 func (*ListSpacesRequest) ProtoMessage() {}
 
 func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4862,7 +5180,7 @@ func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesRequest.ProtoReflect.Descriptor instead.
 func (*ListSpacesRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListSpacesRequest) GetAfter() string {
@@ -4885,7 +5203,7 @@ type ListSpacesResponse struct {
 
 func (x *ListSpacesResponse) Reset() {
 	*x = ListSpacesResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4897,7 +5215,7 @@ func (x *ListSpacesResponse) String() string {
 func (*ListSpacesResponse) ProtoMessage() {}
 
 func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4910,7 +5228,7 @@ func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesResponse.ProtoReflect.Descriptor instead.
 func (*ListSpacesResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListSpacesResponse) GetSpaces() []*SpaceEntry {
@@ -4948,7 +5266,7 @@ type SpaceEntry struct {
 
 func (x *SpaceEntry) Reset() {
 	*x = SpaceEntry{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4960,7 +5278,7 @@ func (x *SpaceEntry) String() string {
 func (*SpaceEntry) ProtoMessage() {}
 
 func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4973,7 +5291,7 @@ func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceEntry.ProtoReflect.Descriptor instead.
 func (*SpaceEntry) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SpaceEntry) GetSpace() uint64 {
@@ -5039,7 +5357,7 @@ type CoordinateRequest struct {
 
 func (x *CoordinateRequest) Reset() {
 	*x = CoordinateRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5051,7 +5369,7 @@ func (x *CoordinateRequest) String() string {
 func (*CoordinateRequest) ProtoMessage() {}
 
 func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5064,7 +5382,7 @@ func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateRequest.ProtoReflect.Descriptor instead.
 func (*CoordinateRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CoordinateRequest) GetClient() uint64 {
@@ -5122,7 +5440,7 @@ type CoordinateResponse struct {
 
 func (x *CoordinateResponse) Reset() {
 	*x = CoordinateResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5134,7 +5452,7 @@ func (x *CoordinateResponse) String() string {
 func (*CoordinateResponse) ProtoMessage() {}
 
 func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5147,7 +5465,7 @@ func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateResponse.ProtoReflect.Descriptor instead.
 func (*CoordinateResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CoordinateResponse) GetTerm() uint64 {
@@ -5187,7 +5505,7 @@ type BatchTask struct {
 
 func (x *BatchTask) Reset() {
 	*x = BatchTask{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5199,7 +5517,7 @@ func (x *BatchTask) String() string {
 func (*BatchTask) ProtoMessage() {}
 
 func (x *BatchTask) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5212,7 +5530,7 @@ func (x *BatchTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchTask.ProtoReflect.Descriptor instead.
 func (*BatchTask) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BatchTask) GetBatch() uint64 {
@@ -5285,7 +5603,7 @@ type BatchRequest struct {
 
 func (x *BatchRequest) Reset() {
 	*x = BatchRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5297,7 +5615,7 @@ func (x *BatchRequest) String() string {
 func (*BatchRequest) ProtoMessage() {}
 
 func (x *BatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5310,7 +5628,7 @@ func (x *BatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchRequest.ProtoReflect.Descriptor instead.
 func (*BatchRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BatchRequest) GetClient() uint64 {
@@ -5384,7 +5702,7 @@ type BatchResponse struct {
 
 func (x *BatchResponse) Reset() {
 	*x = BatchResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5396,7 +5714,7 @@ func (x *BatchResponse) String() string {
 func (*BatchResponse) ProtoMessage() {}
 
 func (x *BatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5409,7 +5727,7 @@ func (x *BatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchResponse.ProtoReflect.Descriptor instead.
 func (*BatchResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *BatchResponse) GetBatch() uint64 {
@@ -5499,7 +5817,7 @@ type PortionFailure struct {
 
 func (x *PortionFailure) Reset() {
 	*x = PortionFailure{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5511,7 +5829,7 @@ func (x *PortionFailure) String() string {
 func (*PortionFailure) ProtoMessage() {}
 
 func (x *PortionFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5524,7 +5842,7 @@ func (x *PortionFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionFailure.ProtoReflect.Descriptor instead.
 func (*PortionFailure) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PortionFailure) GetReplica() string {
@@ -5574,7 +5892,7 @@ type PortionReport struct {
 
 func (x *PortionReport) Reset() {
 	*x = PortionReport{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5586,7 +5904,7 @@ func (x *PortionReport) String() string {
 func (*PortionReport) ProtoMessage() {}
 
 func (x *PortionReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5599,7 +5917,7 @@ func (x *PortionReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionReport.ProtoReflect.Descriptor instead.
 func (*PortionReport) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PortionReport) GetBatch() uint64 {
@@ -5662,7 +5980,7 @@ type BatchPortionRequest struct {
 
 func (x *BatchPortionRequest) Reset() {
 	*x = BatchPortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5992,7 @@ func (x *BatchPortionRequest) String() string {
 func (*BatchPortionRequest) ProtoMessage() {}
 
 func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +6005,7 @@ func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionRequest.ProtoReflect.Descriptor instead.
 func (*BatchPortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BatchPortionRequest) GetClient() uint64 {
@@ -5757,7 +6075,7 @@ type BatchPortionResponse struct {
 
 func (x *BatchPortionResponse) Reset() {
 	*x = BatchPortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5769,7 +6087,7 @@ func (x *BatchPortionResponse) String() string {
 func (*BatchPortionResponse) ProtoMessage() {}
 
 func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5782,7 +6100,7 @@ func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionResponse.ProtoReflect.Descriptor instead.
 func (*BatchPortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *BatchPortionResponse) GetGiven() *GivenPortion {
@@ -5811,7 +6129,7 @@ type GivenPortion struct {
 
 func (x *GivenPortion) Reset() {
 	*x = GivenPortion{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5823,7 +6141,7 @@ func (x *GivenPortion) String() string {
 func (*GivenPortion) ProtoMessage() {}
 
 func (x *GivenPortion) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5836,7 +6154,7 @@ func (x *GivenPortion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenPortion.ProtoReflect.Descriptor instead.
 func (*GivenPortion) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GivenPortion) GetSpace() uint64 {
@@ -5887,7 +6205,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5899,7 +6217,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5912,7 +6230,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CheckpointRequest) GetGroup() string {
@@ -5944,7 +6262,7 @@ type HoldRequest struct {
 
 func (x *HoldRequest) Reset() {
 	*x = HoldRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5956,7 +6274,7 @@ func (x *HoldRequest) String() string {
 func (*HoldRequest) ProtoMessage() {}
 
 func (x *HoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5969,7 +6287,7 @@ func (x *HoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
 func (*HoldRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *HoldRequest) GetCut() uint64 {
@@ -5995,7 +6313,7 @@ type HoldResponse struct {
 
 func (x *HoldResponse) Reset() {
 	*x = HoldResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6325,7 @@ func (x *HoldResponse) String() string {
 func (*HoldResponse) ProtoMessage() {}
 
 func (x *HoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6338,7 @@ func (x *HoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
 func (*HoldResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
 }
 
 // A durable snapshot.
@@ -6040,7 +6358,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6052,7 +6370,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6065,7 +6383,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CheckpointResponse) GetSnapshot() uint64 {
@@ -6214,7 +6532,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x03got\x18\x06 \x01(\tR\x03got\x12)\n" +
 	"\x0eretry_after_ms\x18\a \x01(\x04H\x01R\fretryAfterMs\x88\x01\x01B\b\n" +
 	"\x06_shardB\x11\n" +
-	"\x0f_retry_after_ms\"\xc7\x01\n" +
+	"\x0f_retry_after_ms\"\xf8\x01\n" +
 	"\fHelloRequest\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\x06R\x06client\x12\x12\n" +
@@ -6222,7 +6540,31 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x05renew\x18\x04 \x01(\bR\x05renew\x12 \n" +
 	"\x03ack\x18\x05 \x01(\x0e2\x0e.fastps.v1.AckR\x03ack\x12\x16\n" +
 	"\x06secret\x18\x06 \x01(\fR\x06secret\x12\x14\n" +
-	"\x05close\x18\a \x01(\bR\x05close\"\xdd\x02\n" +
+	"\x05close\x18\a \x01(\bR\x05close\x12/\n" +
+	"\x06report\x18\b \x01(\v2\x17.fastps.v1.WorkerReportR\x06report\"\xf5\x03\n" +
+	"\fWorkerReport\x12\x17\n" +
+	"\x04rank\x18\x01 \x01(\rH\x00R\x04rank\x88\x01\x01\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
+	"\x05steps\x18\x03 \x01(\x04R\x05steps\x12\x17\n" +
+	"\x04loss\x18\x04 \x01(\x01H\x01R\x04loss\x88\x01\x01\x12\x16\n" +
+	"\x06pushes\x18\x05 \x01(\x04R\x06pushes\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12(\n" +
+	"\rstaleness_p50\x18\a \x01(\x04H\x02R\fstalenessP50\x88\x01\x01\x12(\n" +
+	"\rstaleness_p99\x18\b \x01(\x04H\x03R\fstalenessP99\x88\x01\x01\x12\x1b\n" +
+	"\x06waited\x18\t \x01(\x01H\x04R\x06waited\x88\x01\x01\x12\x1a\n" +
+	"\brejected\x18\n" +
+	" \x01(\x04R\brejected\x12\x16\n" +
+	"\x06scaled\x18\v \x01(\x04R\x06scaled\x12\x12\n" +
+	"\x04mode\x18\f \x01(\tR\x04mode\x12\x14\n" +
+	"\x05codec\x18\r \x01(\tR\x05codec\x12&\n" +
+	"\fstep_seconds\x18\x0e \x01(\x01H\x05R\vstepSeconds\x88\x01\x01\x12\x12\n" +
+	"\x04name\x18\x0f \x01(\tR\x04nameB\a\n" +
+	"\x05_rankB\a\n" +
+	"\x05_lossB\x10\n" +
+	"\x0e_staleness_p50B\x10\n" +
+	"\x0e_staleness_p99B\t\n" +
+	"\a_waitedB\x0f\n" +
+	"\r_step_seconds\"\xdd\x02\n" +
 	"\rHelloResponse\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\"\n" +
 	"\fcapabilities\x18\x02 \x03(\tR\fcapabilities\x12\x16\n" +
@@ -6344,22 +6686,35 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06slices\x18\x01 \x03(\x06R\x06slices\"\x0e\n" +
 	"\fDropResponse\"(\n" +
 	"\fStatsRequest\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\xd3\x02\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\xe6\x03\n" +
 	"\rStatsResponse\x12B\n" +
 	"\bcounters\x18\x01 \x03(\v2&.fastps.v1.StatsResponse.CountersEntryR\bcounters\x12.\n" +
 	"\bsessions\x18\x02 \x03(\v2\x12.fastps.v1.SessionR\bsessions\x12P\n" +
-	"\x0echanged_ms_ago\x18\x03 \x03(\v2*.fastps.v1.StatsResponse.ChangedMsAgoEntryR\fchangedMsAgo\x1a;\n" +
+	"\x0echanged_ms_ago\x18\x03 \x03(\v2*.fastps.v1.StatsResponse.ChangedMsAgoEntryR\fchangedMsAgo\x12\x14\n" +
+	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x18\n" +
+	"\acluster\x18\x05 \x03(\tR\acluster\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x12\x18\n" +
+	"\atrouble\x18\a \x01(\tR\atrouble\x12-\n" +
+	"\x06groups\x18\b \x03(\v2\x15.fastps.v1.GroupStateR\x06groups\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a?\n" +
 	"\x11ChangedMsAgoEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"v\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x82\x01\n" +
+	"\n" +
+	"GroupState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x18\n" +
+	"\aworkers\x18\x03 \x01(\x04R\aworkers\x12\x18\n" +
+	"\aslowest\x18\x04 \x01(\x04R\aslowest\x12\x18\n" +
+	"\afastest\x18\x05 \x01(\x04R\afastest\"\xa7\x01\n" +
 	"\aSession\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\aapplied\x18\x03 \x01(\x04R\aapplied\x12\x17\n" +
 	"\aidle_ms\x18\x04 \x01(\x04R\x06idleMs\x12\x16\n" +
-	"\x06number\x18\x05 \x01(\x04R\x06numberJ\x04\b\x01\x10\x02R\x06client\"\xcd\x01\n" +
+	"\x06number\x18\x05 \x01(\x04R\x06number\x12/\n" +
+	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\xcd\x01\n" +
 	"\x04Mode\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.fastps.v1.ModeKindR\x04kind\x12\x1c\n" +
 	"\tstaleness\x18\x02 \x01(\x04R\tstaleness\x12\x18\n" +
@@ -6666,7 +7021,7 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 }
 
 var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Role)(0),                    // 0: fastps.v1.Role
 	(Ack)(0),                     // 1: fastps.v1.Ack
@@ -6692,68 +7047,70 @@ var file_fastps_v1_fastps_proto_goTypes = []any{
 	(*PartRefusal)(nil),          // 21: fastps.v1.PartRefusal
 	(*Refusal)(nil),              // 22: fastps.v1.Refusal
 	(*HelloRequest)(nil),         // 23: fastps.v1.HelloRequest
-	(*HelloResponse)(nil),        // 24: fastps.v1.HelloResponse
-	(*Optimizer)(nil),            // 25: fastps.v1.Optimizer
-	(*TensorSpec)(nil),           // 26: fastps.v1.TensorSpec
-	(*Placement)(nil),            // 27: fastps.v1.Placement
-	(*MapEntry)(nil),             // 28: fastps.v1.MapEntry
-	(*GetMapRequest)(nil),        // 29: fastps.v1.GetMapRequest
-	(*GetMapResponse)(nil),       // 30: fastps.v1.GetMapResponse
-	(*RegisterRequest)(nil),      // 31: fastps.v1.RegisterRequest
-	(*RegisterResponse)(nil),     // 32: fastps.v1.RegisterResponse
-	(*ReserveRequest)(nil),       // 33: fastps.v1.ReserveRequest
-	(*ReserveResponse)(nil),      // 34: fastps.v1.ReserveResponse
-	(*SealRequest)(nil),          // 35: fastps.v1.SealRequest
-	(*SealResponse)(nil),         // 36: fastps.v1.SealResponse
-	(*CommitRequest)(nil),        // 37: fastps.v1.CommitRequest
-	(*CommitResponse)(nil),       // 38: fastps.v1.CommitResponse
-	(*SettleRequest)(nil),        // 39: fastps.v1.SettleRequest
-	(*SeatClaim)(nil),            // 40: fastps.v1.SeatClaim
-	(*SeatVerdict)(nil),          // 41: fastps.v1.SeatVerdict
-	(*SettleResponse)(nil),       // 42: fastps.v1.SettleResponse
-	(*Binding)(nil),              // 43: fastps.v1.Binding
-	(*ListedTensor)(nil),         // 44: fastps.v1.ListedTensor
-	(*Registration)(nil),         // 45: fastps.v1.Registration
-	(*UnregisterRequest)(nil),    // 46: fastps.v1.UnregisterRequest
-	(*UnregisterResponse)(nil),   // 47: fastps.v1.UnregisterResponse
-	(*DropRequest)(nil),          // 48: fastps.v1.DropRequest
-	(*DropResponse)(nil),         // 49: fastps.v1.DropResponse
-	(*StatsRequest)(nil),         // 50: fastps.v1.StatsRequest
-	(*StatsResponse)(nil),        // 51: fastps.v1.StatsResponse
-	(*Session)(nil),              // 52: fastps.v1.Session
-	(*Mode)(nil),                 // 53: fastps.v1.Mode
-	(*JoinRequest)(nil),          // 54: fastps.v1.JoinRequest
-	(*JoinResponse)(nil),         // 55: fastps.v1.JoinResponse
-	(*LeaveRequest)(nil),         // 56: fastps.v1.LeaveRequest
-	(*LeaveResponse)(nil),        // 57: fastps.v1.LeaveResponse
-	(*AdvanceRequest)(nil),       // 58: fastps.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),      // 59: fastps.v1.AdvanceResponse
-	(*PortionRequest)(nil),       // 60: fastps.v1.PortionRequest
-	(*PortionResponse)(nil),      // 61: fastps.v1.PortionResponse
-	(*OpenSpaceRequest)(nil),     // 62: fastps.v1.OpenSpaceRequest
-	(*OpenSpaceResponse)(nil),    // 63: fastps.v1.OpenSpaceResponse
-	(*CloseSpaceRequest)(nil),    // 64: fastps.v1.CloseSpaceRequest
-	(*CloseSpaceResponse)(nil),   // 65: fastps.v1.CloseSpaceResponse
-	(*ListSpacesRequest)(nil),    // 66: fastps.v1.ListSpacesRequest
-	(*ListSpacesResponse)(nil),   // 67: fastps.v1.ListSpacesResponse
-	(*SpaceEntry)(nil),           // 68: fastps.v1.SpaceEntry
-	(*CoordinateRequest)(nil),    // 69: fastps.v1.CoordinateRequest
-	(*CoordinateResponse)(nil),   // 70: fastps.v1.CoordinateResponse
-	(*BatchTask)(nil),            // 71: fastps.v1.BatchTask
-	(*BatchRequest)(nil),         // 72: fastps.v1.BatchRequest
-	(*BatchResponse)(nil),        // 73: fastps.v1.BatchResponse
-	(*PortionFailure)(nil),       // 74: fastps.v1.PortionFailure
-	(*PortionReport)(nil),        // 75: fastps.v1.PortionReport
-	(*BatchPortionRequest)(nil),  // 76: fastps.v1.BatchPortionRequest
-	(*BatchPortionResponse)(nil), // 77: fastps.v1.BatchPortionResponse
-	(*GivenPortion)(nil),         // 78: fastps.v1.GivenPortion
-	(*CheckpointRequest)(nil),    // 79: fastps.v1.CheckpointRequest
-	(*HoldRequest)(nil),          // 80: fastps.v1.HoldRequest
-	(*HoldResponse)(nil),         // 81: fastps.v1.HoldResponse
-	(*CheckpointResponse)(nil),   // 82: fastps.v1.CheckpointResponse
-	nil,                          // 83: fastps.v1.Optimizer.SettingsEntry
-	nil,                          // 84: fastps.v1.StatsResponse.CountersEntry
-	nil,                          // 85: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	(*WorkerReport)(nil),         // 24: fastps.v1.WorkerReport
+	(*HelloResponse)(nil),        // 25: fastps.v1.HelloResponse
+	(*Optimizer)(nil),            // 26: fastps.v1.Optimizer
+	(*TensorSpec)(nil),           // 27: fastps.v1.TensorSpec
+	(*Placement)(nil),            // 28: fastps.v1.Placement
+	(*MapEntry)(nil),             // 29: fastps.v1.MapEntry
+	(*GetMapRequest)(nil),        // 30: fastps.v1.GetMapRequest
+	(*GetMapResponse)(nil),       // 31: fastps.v1.GetMapResponse
+	(*RegisterRequest)(nil),      // 32: fastps.v1.RegisterRequest
+	(*RegisterResponse)(nil),     // 33: fastps.v1.RegisterResponse
+	(*ReserveRequest)(nil),       // 34: fastps.v1.ReserveRequest
+	(*ReserveResponse)(nil),      // 35: fastps.v1.ReserveResponse
+	(*SealRequest)(nil),          // 36: fastps.v1.SealRequest
+	(*SealResponse)(nil),         // 37: fastps.v1.SealResponse
+	(*CommitRequest)(nil),        // 38: fastps.v1.CommitRequest
+	(*CommitResponse)(nil),       // 39: fastps.v1.CommitResponse
+	(*SettleRequest)(nil),        // 40: fastps.v1.SettleRequest
+	(*SeatClaim)(nil),            // 41: fastps.v1.SeatClaim
+	(*SeatVerdict)(nil),          // 42: fastps.v1.SeatVerdict
+	(*SettleResponse)(nil),       // 43: fastps.v1.SettleResponse
+	(*Binding)(nil),              // 44: fastps.v1.Binding
+	(*ListedTensor)(nil),         // 45: fastps.v1.ListedTensor
+	(*Registration)(nil),         // 46: fastps.v1.Registration
+	(*UnregisterRequest)(nil),    // 47: fastps.v1.UnregisterRequest
+	(*UnregisterResponse)(nil),   // 48: fastps.v1.UnregisterResponse
+	(*DropRequest)(nil),          // 49: fastps.v1.DropRequest
+	(*DropResponse)(nil),         // 50: fastps.v1.DropResponse
+	(*StatsRequest)(nil),         // 51: fastps.v1.StatsRequest
+	(*StatsResponse)(nil),        // 52: fastps.v1.StatsResponse
+	(*GroupState)(nil),           // 53: fastps.v1.GroupState
+	(*Session)(nil),              // 54: fastps.v1.Session
+	(*Mode)(nil),                 // 55: fastps.v1.Mode
+	(*JoinRequest)(nil),          // 56: fastps.v1.JoinRequest
+	(*JoinResponse)(nil),         // 57: fastps.v1.JoinResponse
+	(*LeaveRequest)(nil),         // 58: fastps.v1.LeaveRequest
+	(*LeaveResponse)(nil),        // 59: fastps.v1.LeaveResponse
+	(*AdvanceRequest)(nil),       // 60: fastps.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),      // 61: fastps.v1.AdvanceResponse
+	(*PortionRequest)(nil),       // 62: fastps.v1.PortionRequest
+	(*PortionResponse)(nil),      // 63: fastps.v1.PortionResponse
+	(*OpenSpaceRequest)(nil),     // 64: fastps.v1.OpenSpaceRequest
+	(*OpenSpaceResponse)(nil),    // 65: fastps.v1.OpenSpaceResponse
+	(*CloseSpaceRequest)(nil),    // 66: fastps.v1.CloseSpaceRequest
+	(*CloseSpaceResponse)(nil),   // 67: fastps.v1.CloseSpaceResponse
+	(*ListSpacesRequest)(nil),    // 68: fastps.v1.ListSpacesRequest
+	(*ListSpacesResponse)(nil),   // 69: fastps.v1.ListSpacesResponse
+	(*SpaceEntry)(nil),           // 70: fastps.v1.SpaceEntry
+	(*CoordinateRequest)(nil),    // 71: fastps.v1.CoordinateRequest
+	(*CoordinateResponse)(nil),   // 72: fastps.v1.CoordinateResponse
+	(*BatchTask)(nil),            // 73: fastps.v1.BatchTask
+	(*BatchRequest)(nil),         // 74: fastps.v1.BatchRequest
+	(*BatchResponse)(nil),        // 75: fastps.v1.BatchResponse
+	(*PortionFailure)(nil),       // 76: fastps.v1.PortionFailure
+	(*PortionReport)(nil),        // 77: fastps.v1.PortionReport
+	(*BatchPortionRequest)(nil),  // 78: fastps.v1.BatchPortionRequest
+	(*BatchPortionResponse)(nil), // 79: fastps.v1.BatchPortionResponse
+	(*GivenPortion)(nil),         // 80: fastps.v1.GivenPortion
+	(*CheckpointRequest)(nil),    // 81: fastps.v1.CheckpointRequest
+	(*HoldRequest)(nil),          // 82: fastps.v1.HoldRequest
+	(*HoldResponse)(nil),         // 83: fastps.v1.HoldResponse
+	(*CheckpointResponse)(nil),   // 84: fastps.v1.CheckpointResponse
+	nil,                          // 85: fastps.v1.Optimizer.SettingsEntry
+	nil,                          // 86: fastps.v1.StatsResponse.CountersEntry
+	nil,                          // 87: fastps.v1.StatsResponse.ChangedMsAgoEntry
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	12, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
@@ -6772,94 +7129,97 @@ var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	21, // 13: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
 	22, // 14: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
 	1,  // 15: fastps.v1.HelloRequest.ack:type_name -> fastps.v1.Ack
-	0,  // 16: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
-	83, // 17: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
-	2,  // 18: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
-	3,  // 19: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
-	25, // 20: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
-	26, // 21: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
-	27, // 22: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
-	28, // 23: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
-	26, // 24: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
-	27, // 25: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
-	26, // 26: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
-	40, // 27: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
-	22, // 28: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
-	45, // 29: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
-	43, // 30: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
-	68, // 31: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
-	41, // 32: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
-	44, // 33: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
-	53, // 34: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
-	28, // 35: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
-	27, // 36: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
-	84, // 37: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
-	52, // 38: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
-	85, // 39: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
-	7,  // 40: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	53, // 41: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	8,  // 42: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	68, // 43: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	9,  // 44: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	71, // 45: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	74, // 46: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	10, // 47: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	10, // 48: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	75, // 49: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	8,  // 50: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	78, // 51: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	71, // 52: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	23, // 53: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	29, // 54: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	31, // 55: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	33, // 56: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	35, // 57: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	37, // 58: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	39, // 59: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	46, // 60: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	48, // 61: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	50, // 62: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	54, // 63: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	56, // 64: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	58, // 65: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	60, // 66: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	62, // 67: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	64, // 68: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	66, // 69: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	69, // 70: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	72, // 71: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	76, // 72: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	79, // 73: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	80, // 74: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	11, // 75: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	24, // 76: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	30, // 77: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	32, // 78: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	34, // 79: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	36, // 80: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	38, // 81: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	42, // 82: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	47, // 83: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	49, // 84: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	51, // 85: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	55, // 86: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	57, // 87: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	59, // 88: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	61, // 89: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	63, // 90: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	65, // 91: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	67, // 92: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	70, // 93: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	73, // 94: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	77, // 95: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	82, // 96: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	81, // 97: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	11, // 98: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	76, // [76:99] is the sub-list for method output_type
-	53, // [53:76] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	24, // 16: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
+	0,  // 17: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
+	85, // 18: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
+	2,  // 19: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
+	3,  // 20: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
+	26, // 21: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
+	27, // 22: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
+	28, // 23: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
+	29, // 24: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
+	27, // 25: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
+	28, // 26: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
+	27, // 27: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
+	41, // 28: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
+	22, // 29: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
+	46, // 30: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
+	44, // 31: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
+	70, // 32: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
+	42, // 33: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
+	45, // 34: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
+	55, // 35: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
+	29, // 36: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
+	28, // 37: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
+	86, // 38: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
+	54, // 39: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
+	87, // 40: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
+	53, // 41: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
+	24, // 42: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	7,  // 43: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
+	55, // 44: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	8,  // 45: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	70, // 46: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	9,  // 47: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	73, // 48: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	76, // 49: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	10, // 50: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	10, // 51: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	77, // 52: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	8,  // 53: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	80, // 54: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	73, // 55: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	23, // 56: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	30, // 57: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	32, // 58: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	34, // 59: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	36, // 60: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	38, // 61: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	40, // 62: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	47, // 63: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	49, // 64: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	51, // 65: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	56, // 66: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	58, // 67: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	60, // 68: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	62, // 69: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	64, // 70: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	66, // 71: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	68, // 72: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	71, // 73: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	74, // 74: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	78, // 75: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	81, // 76: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	82, // 77: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	11, // 78: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	25, // 79: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	31, // 80: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	33, // 81: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	35, // 82: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	37, // 83: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	39, // 84: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	43, // 85: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	48, // 86: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	50, // 87: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	52, // 88: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	57, // 89: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	59, // 90: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	61, // 91: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	63, // 92: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	65, // 93: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	67, // 94: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	69, // 95: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	72, // 96: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	75, // 97: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	79, // 98: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	84, // 99: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	83, // 100: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	11, // 101: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	79, // [79:102] is the sub-list for method output_type
+	56, // [56:79] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }
@@ -6871,19 +7231,20 @@ func file_fastps_v1_fastps_proto_init() {
 	file_fastps_v1_fastps_proto_msgTypes[2].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[7].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[11].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[28].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[43].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[49].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[50].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[57].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[67].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[13].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[29].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[45].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[51].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[52].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[59].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[69].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   75,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -15,7 +15,7 @@ from fastps.commands.kit.datasets import load
 
 def compare(config: Config, modes: Sequence[str], view: View, out: Path) -> Comparison:
     """Trains with each mode in turn, then serially; every mode has separate servers and workers."""
-    dataset = load(config.data, config.data_dir)
+    dataset = load(config.data, config.dataset_dir)
     runs: dict[str, Run] = {}
     with view:
         for mode in modes:

@@ -58,6 +58,7 @@ class ServerProcess(Child):
         serve = [*(program or python_module("fastps", "serve"))]
         serve += ["--listen", address, "--cluster", ",".join(cluster)]
         own = {"FASTPS_LOG": os.environ.get("FASTPS_LOG", "warn")} if quiet else {}
+        own["FASTPS_WEB"] = "off"
         super().__init__([*serve, *options], log, {LIFELINE: "stdin", "NO_COLOR": "1", **own})
 
     def listens(self, timeout: float) -> bool:

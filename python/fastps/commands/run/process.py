@@ -162,6 +162,7 @@ class Server(Process):
         self.listens = threading.Event()
         serve = [*python_module("fastps", "serve"), "--listen", self.address]
         own = {LIFELINE: "stdin", "NO_COLOR": "1", "FASTPS_LOG": os.environ.get("FASTPS_LOG", "warn")}
+        own["FASTPS_WEB"] = os.environ.get("FASTPS_WEB", "off")  # servers of one machine share a default port
         self.process = subprocess.Popen(
             [*serve, "--cluster", ",".join(cluster), *options],
             stdin=subprocess.PIPE,
