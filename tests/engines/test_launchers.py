@@ -60,7 +60,7 @@ def test_torchrun_starts_all_again_after_the_kill_of_rank_0(tmp_path):
     assert done.stdout.count("life True begins") == 2
     assert done.stdout.count("life False begins with ['w']") == 2, done.stdout
     ended = re.findall(r"torchrun rank (\d): largest error", done.stdout)
-    assert sorted(ended)[-2:] == ["1", "1"], done.stdout
+    assert set(ended) == {"0", "1"}, done.stdout  # rank 1 may have ended in both lives
     for pid in map(int, re.findall(r"pid (\d+)", done.stdout)):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
 

@@ -11,7 +11,7 @@ import torch
 from fastps import optim
 from fastps.codecs import Codec
 from fastps.errors import ConfigError
-from fastps.modes import Mode
+from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer
 from fastps.torch._params import absent, float32
 from fastps.torch.optimizer import ParameterServerOptimizer
@@ -34,6 +34,8 @@ def make_optimizer(
 
     Those of predictors do not count in `ParameterServerOptimizer.global_step`.
     """
+    if mode is None:  # a predictor is pushed by two parts of one replica, whose steps are no others' momentum
+        mode = Async(momentum_matching=False)
     named = {part: list(own) for part, own in params.items()}
     for part, own in named.items():
         arrays = {name: float32(param.detach()) for name, param in own}
