@@ -34,7 +34,9 @@ if first:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RUN, *command], capture_output=True, text=True, timeout=280)
+    # The processes share two cores with other tests: idle ones yield, and NumPy starts no threads.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    return subprocess.run([*RUN, *command], capture_output=True, text=True, timeout=280, env=env)
 
 
 def errors(text: str) -> list[float]:

@@ -298,8 +298,9 @@ class Replica:
         Args:
             ps: `fastps.Store` or what `fastps.connect` returns.
             rule: Such as ``fastps.Adam(lr=1e-3)``.
-            mode: As for `fastps.Worker`, with this replica's number as rank. With `fastps.WarmStart`, the
-                lowest part with parameters joins first, then the others.
+            mode: As for `fastps.Worker`, with this replica's number as rank; None means
+                ``fastps.Async(momentum_matching=False)``. With `fastps.WarmStart`, the lowest part with
+                parameters joins first, then the others.
             codec: As for `fastps.Worker`.
             on_step: As for `fastps.torch.ParameterServerOptimizer`.
 
