@@ -109,14 +109,15 @@ def test_mpirun_ends_all_if_rank_0_is_killed(server, tmp_path):
         "import os, signal, sys; from mpi4py import MPI; import numpy as np, fastps, fastps.mpi\n"
         "ps = fastps.connect(sys.argv[1], timeout=120); w = {'w': np.zeros(2, np.float32)}\n"
         "worker = fastps.mpi.Hierarchical(MPI.COMM_WORLD, ps, w, fastps.SGD(lr=0.1))\n"
-        "print(os.getpid(), flush=True); MPI.COMM_WORLD.Barrier()\n"
+        "open(f'{sys.argv[2]}/pid{MPI.COMM_WORLD.rank}', 'w').write(str(os.getpid()))\n"
+        "MPI.COMM_WORLD.Barrier()\n"
         "if MPI.COMM_WORLD.rank == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
         "worker.step(w)\n"
     )
-    command = [*MPIRUN, "-n", "3", sys.executable, str(script), server.addresses]
+    command = [*MPIRUN, "-n", "3", sys.executable, str(script), server.addresses, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 137, done.stderr
-    pids = [int(line) for line in done.stdout.split()]
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid*")]
     assert len(pids) == 3
     late = time.monotonic() + 60
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):

@@ -343,7 +343,7 @@ def digits():
     return [torch.from_numpy(np.asarray(array)) for array in tensors]
 
 
-def endures(pipe, address, mode, steps, kind="none"):
+def endures(pipe, address, mode, steps, kind="none", hold=None):
     """Trains on the digits; says what the servers have acknowledged after each step, and with `Sync` which
     versions they have. Part 1 gets into trouble in its ninth step: in the middle of it, before any push.
     """
@@ -360,6 +360,8 @@ def endures(pipe, address, mode, steps, kind="none"):
         optimizer = replica.optimizer(ps, fastps.Adam(lr=5e-3), mode=modes[mode])
         names = [name for name, _ in replica.named_parameters()]
         for _ in range(steps):
+            while hold is not None and os.path.exists(hold):
+                time.sleep(0.01)
             rows = generator.integers(0, len(x), 32)
             optimizer.zero_grad()
             replica.step(input=x[rows], target=y[rows])

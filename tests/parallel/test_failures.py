@@ -167,25 +167,39 @@ def told(parts, part):
 
 
 @pytest.mark.parametrize("mode", ["Async", "Sync"])
-def test_two_replicas_a_kill_a_stop_and_a_restart(mode):
+def test_two_replicas_a_kill_a_stop_and_a_restart(mode, tmp_path):
     """Versions are 1 and the acknowledged steps; with Async, the other replica takes every step."""
-    steps = 60
+    steps, hold = 60 if mode == "Async" else 200, tmp_path / "hold"
     with fastps.serve(shards=2, lease=2.0) as server, contextlib.ExitStack() as stack:
 
-        def start(replica, kind="none"):
+        def start(replica, kind="none", hold=None):
             """A replica, and what its parts say."""
-            arguments = (server.addresses, mode, steps, kind)
+            arguments = (server.addresses, mode, steps, kind, hold)
             return stack.enter_context(Parts(2, endures, *arguments, replica=replica))
 
-        steady, lives = start(1), []
+        def members_are(count):
+            """Waits until the group of each part has this number of workers."""
+            deadline = time.monotonic() + 120
+            with fastps.connect(server.addresses) as ps:
+                while [group["workers"] for group in ps.stats()["groups"]] != [count, count]:
+                    assert time.monotonic() < deadline, ps.stats()["groups"]
+                    time.sleep(0.02)
+
+        steady, lives = start(1, hold=str(hold)), []
         for kind in ("kill", "stop", "none"):
             parts = start(0, kind)
+            if hold.exists():
+                members_are(2)
+                hold.unlink()
             if kind == "none":
                 lives += [told(parts, 0), told(parts, 1)]
                 continue
             lives.append(told(parts, 0))
             parts.__exit__()  # as an engine does before it starts a replica again
             lives.append(told(parts, 1))
+            if mode == "Sync":  # the steady replica alone would be done before the next life begins
+                hold.touch()
+                members_are(1)
         others = [told(steady, 0), told(steady, 1)]
         with fastps.connect(server.addresses) as ps:
             found = {name: ps.versions(name)[name] for name in ps.names()}

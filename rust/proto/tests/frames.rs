@@ -15,6 +15,9 @@ fn number(value: &Value) -> u64 {
     value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or(0)
 }
 
+/// Reads a number of a header.
+type ReadField = fn(&Header) -> u64;
+
 #[test]
 fn golden_frames_have_their_fields() {
     let frames: Vec<Value> = serde_json::from_str(GOLDEN).unwrap();
@@ -25,7 +28,7 @@ fn golden_frames_have_their_fields() {
         assert_eq!(frame.encode_to_vec(), raw, "{name}");
         let (header, fields) = (frame.header.unwrap(), &golden["fields"]["header"]);
         assert_eq!(header.kind().as_str_name(), fields["kind"], "{name}");
-        let read: [(&str, fn(&Header) -> u64); 9] = [
+        let read: [(&str, ReadField); 9] = [
             ("tag", |h| h.tag),
             ("slice", |h| h.slice),
             ("count", |h| h.count),

@@ -212,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn links_share_one_question_and_its_answer() {
         let (resolver, resolution) = counting(Ok(vec!["host-a:7070".to_owned()]));
-        let wait = Duration::from_secs(60);
+        let wait = Duration::from_mins(1);
         let (a, b) = tokio::join!(resolution.ask(wait), resolution.ask(wait));
         assert_eq!(a.unwrap().unwrap(), ["host-a:7070"]);
         assert_eq!(b.unwrap().unwrap(), ["host-a:7070"]);
@@ -230,7 +230,7 @@ mod tests {
             (Err(Error::new(Kind::Connection, "no such job")), "no such job"),
         ] {
             let (_, resolution) = counting(answer);
-            let error = resolution.first(Instant::now() + Duration::from_secs(60)).await.unwrap_err();
+            let error = resolution.first(Instant::now() + Duration::from_mins(1)).await.unwrap_err();
             assert!(error.message.contains(told), "{error}");
             assert!(resolution.trouble().unwrap().contains(told));
         }
@@ -240,7 +240,7 @@ mod tests {
     async fn a_closed_client_asks_no_more() {
         let (resolver, resolution) = counting(Ok(vec!["host-a:7070".to_owned()]));
         resolution.close();
-        assert_eq!(resolution.ask(Duration::from_secs(60)).await, None);
+        assert_eq!(resolution.ask(Duration::from_mins(1)).await, None);
         assert_eq!(resolver.asked.load(Ordering::SeqCst), 0);
     }
 
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(error.kind, Kind::Deadline);
         assert!(error.message.contains("the resolver blocking did not return"), "{error}");
         release.send(()).unwrap();
-        let answer = resolution.ask(Duration::from_secs(60)).await.unwrap().unwrap();
+        let answer = resolution.ask(Duration::from_mins(1)).await.unwrap().unwrap();
         assert_eq!((answer.len(), resolution.trouble()), (1, None));
     }
 }

@@ -1,4 +1,4 @@
-//! Lion: Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675, NeurIPS 2023,
+//! Lion: Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675, `NeurIPS` 2023,
 //! algorithm 2; the operations are those of its PyTorch code.
 //!
 //! ```text
