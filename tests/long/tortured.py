@@ -22,7 +22,7 @@ SECONDS = 60.0
 TORTURED = {
     "identity_off": ("net", "logged", None),
     "fsync_skipped": ("crash", "logged", None),
-    "lock_not_retaken": ("crash", "logged", ("shard 0", "remove_folder")),
+    "lock_not_retaken": ("crash", "logged", 2),
     "loss_swallowed": ("crash", "applied", None),
     "entry_not_charged": ("hostile", "logged", ("hostile", "registrations")),
     "lease_never_expires": ("crash", "logged", None),
@@ -36,7 +36,7 @@ TORTURED = {
     "ended_forgotten": ("hostile", "logged", ("stranger", "replay")),
 }
 """Profile and ack level of the run for each fault, which inject as few other faults as possible, and the lane
-whose first action meets the fault."""
+whose first action meets the fault, or a seed."""
 
 EXPECTED = {
     "identity_off": {"ledger"},
@@ -69,10 +69,10 @@ def build() -> Path:
     return folder
 
 
-def seed_of(profile: str, first: tuple[str, str] | None) -> int:
-    """The first seed of a plan in which a lane begins with an action of this kind."""
-    if first is None:
-        return 0
+def seed_of(profile: str, first: tuple[str, str] | int | None) -> int:
+    """The first seed of a plan in which a lane begins with an action of this kind, or the given seed."""
+    if first is None or isinstance(first, int):
+        return first or 0
     lane, kind = first
     plans = ((seed, Plan(seed, profile)) for seed in itertools.count())
     return next(seed for seed, plan in plans if plan.action(plan.step(lane, 0)).kind == kind)
