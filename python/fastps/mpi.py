@@ -224,16 +224,16 @@ class Hierarchical:
                 self._node.Bcast(array, root=process)
 
     def _together(self, act: Callable[[], None]) -> None:
-        """Does something on all local ranks; raises if it fails on one."""
+        """Calls `act` on all local ranks; raises on each if it fails on one."""
         own: FastpsError | None = None
         try:
             act()
         except FastpsError as error:
             own = error
-        told = self._node.allgather(None if own is None else (type(own).__name__, str(own)))
+        errors = self._node.allgather(None if own is None else (type(own).__name__, str(own)))
         if own is not None:
             raise own
-        for process, theirs in enumerate(told):
+        for process, theirs in enumerate(errors):
             if theirs is not None:
                 raise raised_by(process, *theirs)
 

@@ -129,13 +129,13 @@ class Node:
 
     def raise_of(self, own: FastpsError | None) -> None:
         """Raises the error of this process, or that of another one; every process calls it."""
-        told: list[Any] = [None] * self.size
+        errors: list[Any] = [None] * self.size
         with self._named():
             text = None if own is None else (type(own).__name__, str(own))
-            dist.all_gather_object(told, text, group=self.group)
+            dist.all_gather_object(errors, text, group=self.group)
         if own is not None:
             raise own
-        for rank, error in enumerate(told):
+        for rank, error in enumerate(errors):
             if error is not None:
                 raise raised_by(rank, *error)
 

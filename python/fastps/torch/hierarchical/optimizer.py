@@ -138,7 +138,7 @@ class Hierarchical(torch.optim.Optimizer):
                 loss = result = closure()
         check_unchanged(self._rule, self.param_groups[0])
         rate = as_lr(self.param_groups[0]["lr"])
-        told = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        value = loss.detach() if isinstance(loss, torch.Tensor) else loss
         grads = self._averaged()
 
         def push() -> None:
@@ -148,7 +148,7 @@ class Hierarchical(torch.optim.Optimizer):
                 worker.first_step(random_state(), "fastps.torch.seed(base, ps)")
             self._filled.check()
             try:
-                worker.step(grads, lr=rate, loss=None if told is None else float(told))
+                worker.step(grads, lr=rate, loss=None if value is None else float(value))
             finally:
                 if not self._filled.watched.written:
                     self._filled.show()
