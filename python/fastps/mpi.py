@@ -20,7 +20,7 @@ from fastps.parameter_server import ParameterServer, check_ps
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_mapping
 from fastps.worker.gradients import finite
-from fastps.worker.run.parts import check_groups, divide, group_of, raised_by
+from fastps.worker.run.parts import check_groups, divide, from_row, group_of, raised_by, to_row
 
 try:
     from mpi4py import MPI
@@ -102,8 +102,9 @@ class Hierarchical:
         )
         if rank is None:
             whole = self._node.size == comm.Get_size()
-            first = self._node.bcast(comm.Get_rank())
-            rank = detect().node or 0 if whole else first
+            first = np.array([comm.Get_rank()])
+            self._node.Bcast(first, root=0)
+            rank = detect().node or 0 if whole else int(first[0])
         self._worker: Worker | None = None
 
         def begin() -> None:
@@ -230,11 +231,13 @@ class Hierarchical:
             act()
         except FastpsError as error:
             own = error
-        errors = self._node.allgather(None if own is None else (type(own).__name__, str(own)))
+        row = to_row("") if own is None else to_row(type(own).__name__, str(own))
+        rows = np.empty((self._node.size, row.size), np.uint8)
+        self._node.Allgather(row, rows)
         if own is not None:
             raise own
-        for process, theirs in enumerate(errors):
-            if theirs is not None:
+        for process, theirs in enumerate(map(from_row, rows)):
+            if theirs != [""]:
                 raise raised_by(process, *theirs)
 
 

@@ -23,10 +23,10 @@ KILLED = f"""
 import os, signal, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
 import fastps, train
-print("pid", os.getpid(), flush=True)
+os.write(1, f"pid {{os.getpid()}}\\n".encode())  # in one piece, beside the other rank's
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 with fastps.connect() as ps:
-    print("life", first, "begins with", ps.names(), flush=True)
+    os.write(1, f"life {{first}} begins with {{ps.names()}}\\n".encode())
 train.main(20)
 if first:
     os.kill(os.getpid(), signal.SIGKILL) if os.environ["RANK"] == "0" else signal.pause()

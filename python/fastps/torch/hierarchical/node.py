@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fastps.errors import ConfigError, ConnectionLostError, FastpsError
-from fastps.worker.run.parts import raised_by
+from fastps.worker.run.parts import from_row, raised_by, to_row
 
 __all__ = ["Node"]
 
@@ -32,6 +32,11 @@ class _Process(NamedTuple):
     @classmethod
     def own(cls) -> _Process:
         return cls(os.getpid(), _status(os.getpid())[1], _namespace())
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Its fields as text."""
+        return str(self.pid), self.started, self.namespace
 
     @property
     def has_ended(self) -> bool:
@@ -88,9 +93,10 @@ class Node:
         self.spans_all = self.size == dist.get_world_size()
         #: Where tensors of collectives must be.
         self.device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
-        self._processes: list[Any] = [None] * self.size
+        self._processes: list[_Process] = []
         with self._named():
-            dist.all_gather_object(self._processes, _Process.own(), group=self.group)
+            rows = _gathered(self.group, self.device, *_Process.own().texts)
+        self._processes = [_Process(int(pid), started, namespace) for pid, started, namespace in rows]
 
     @property
     def first(self) -> int:
@@ -129,14 +135,13 @@ class Node:
 
     def raise_of(self, own: FastpsError | None) -> None:
         """Raises the error of this process, or that of another one; every process calls it."""
-        errors: list[Any] = [None] * self.size
         with self._named():
-            text = None if own is None else (type(own).__name__, str(own))
-            dist.all_gather_object(errors, text, group=self.group)
+            texts = ("",) if own is None else (type(own).__name__, str(own))
+            errors = _gathered(self.group, self.device, *texts)
         if own is not None:
             raise own
         for rank, error in enumerate(errors):
-            if error is not None:
+            if error != [""]:
                 raise raised_by(rank, *error)
 
     @contextlib.contextmanager
@@ -158,17 +163,25 @@ class Node:
         """The processes that have ended; waits for one, whose connections may close before it ends."""
         late = time.monotonic() + _ENDS
         while True:
-            others = [k for k in range(self.size) if k != self.rank and self._processes[k] is not None]
+            others = [k for k in range(len(self._processes)) if k != self.rank]
             ended = [k for k in others if self._processes[k].has_ended]
             if ended or time.monotonic() >= late:
                 return ended
             time.sleep(_PERIOD)
 
 
+def _gathered(group: dist.ProcessGroup | None, device: torch.device, *texts: str) -> list[list[str]]:
+    """The texts of every process of a group, in the order of their ranks."""
+    own = torch.from_numpy(to_row(*texts)).to(device)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, own, group=group)
+    return [from_row(row.cpu().numpy()) for row in rows]
+
+
 def _of_this_machine() -> dist.ProcessGroup:
     """The group of the default group's ranks on this machine; every rank calls it."""
-    machines: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, os.uname().nodename)
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    machines = [machine for (machine,) in _gathered(None, device, os.uname().nodename)]
     own: Any = None
     for machine in dict.fromkeys(machines):
         ranks = [rank for rank, name in enumerate(machines) if name == machine]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastps.errors import (
     ConfigError,
     ConnectionLostError,
@@ -19,7 +22,20 @@ from fastps.errors import (
 )
 from fastps.parameter_server import ParameterServer
 
-__all__ = ["check_groups", "divide", "group_of", "raised_by", "shard_name", "shards_of"]
+__all__ = [
+    "check_groups",
+    "divide",
+    "from_row",
+    "group_of",
+    "raised_by",
+    "shard_name",
+    "shards_of",
+    "to_row",
+]
+
+#: Length of the rows that carry texts between processes.
+_ROW_BYTES = 2048
+_SEPARATOR = "\x1f"
 
 _KINDS: dict[str, type[FastpsError]] = {
     kind.__name__: kind
@@ -75,6 +91,19 @@ def check_groups(ps: ParameterServer, names: Iterable[str], group: str) -> None:
                 got=f"group {group}",
                 advice="all machines of a run need the same model and the same number of processes",
             )
+
+
+def to_row(*texts: str) -> NDArray[np.uint8]:
+    """Texts as a row of bytes that collectives gather without pickle; cut off where they are too long."""
+    row = np.zeros(_ROW_BYTES, np.uint8)
+    encoded = _SEPARATOR.join(texts).encode()[:_ROW_BYTES]
+    row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return row
+
+
+def from_row(row: NDArray[np.uint8]) -> list[str]:
+    """The texts of a row."""
+    return row.tobytes().rstrip(b"\0").decode(errors="ignore").split(_SEPARATOR)
 
 
 def raised_by(process: int, kind: str, text: str) -> FastpsError:
