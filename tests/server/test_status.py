@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,13 +39,13 @@ def status(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, capfd.readouterr().out
 
 
-def until(capfd: pytest.CaptureFixture[str], addresses: str, seen: Callable[[dict[str, Any]], bool]) -> str:
-    """Waits until the status has something; returns it as text."""
+def until(capfd: pytest.CaptureFixture[str], addresses: str, seen: Callable[[list[str]], bool]) -> list[str]:
+    """Waits until the lines of the status have something; returns them."""
     deadline = time.monotonic() + 60
-    while not seen(json.loads(status(capfd, addresses, "--json")[1])):
-        assert time.monotonic() < deadline, status(capfd, addresses, "--all")[1]
+    while not seen(lines := status(capfd, addresses)[1].splitlines()):
+        assert time.monotonic() < deadline, lines
         time.sleep(0.2)
-    return status(capfd, addresses)[1]
+    return lines
 
 
 def test_a_slow_worker_and_a_silent_one_are_seen_in_24_lines(capfd: pytest.CaptureFixture[str]) -> None:
@@ -60,25 +59,23 @@ def test_a_slow_worker_and_a_silent_one_are_seen_in_24_lines(capfd: pytest.Captu
         ]
         try:
 
-            def all_there(found: dict[str, Any]) -> bool:
-                reports = [one["report"] for one in found["workers"] if one["report"]]
-                return len(reports) == 8 and any("is slow" in line for line in found["warnings"])
+            def only_the_slow_one(lines: list[str]) -> bool:
+                warnings = [line for line in lines if line.startswith("warning: ")]
+                return "; 8 workers, " in lines[0] and [" is slow: " in line for line in warnings] == [True]
 
-            text = until(capfd, server.addresses, all_there)
-            lines = text.splitlines()
-            assert len(lines) <= 24, text
+            lines = until(capfd, server.addresses, only_the_slow_one)
+            assert len(lines) <= 24, lines
             assert lines[0].startswith("4 shards serving, version ")
             assert "; 8 workers, 9 other clients" in lines[0]  # each worker is a client beside its connection
             [slow] = [line for line in lines if line.startswith("trainer 7")]
             assert slow.endswith("slow")
-            [warning] = [line for line in lines if line.startswith("warning: ")]
-            assert "worker trainer 7" in warning
+            assert "warning: worker trainer 7" in lines[-1]
             workers[2].send_signal(signal.SIGSTOP)
-            silent = "worker trainer 2"
-            text = until(
-                capfd, server.addresses, lambda found: any(silent in line for line in found["warnings"])
+            silent = "warning: worker trainer 2"
+            lines = until(
+                capfd, server.addresses, lambda lines: any(line.startswith(silent) for line in lines)
             )
-            assert "silent" in text
+            assert any("is silent for" in line for line in lines)
         finally:
             for worker in workers:
                 worker.kill()
@@ -125,8 +122,8 @@ def test_a_log_that_cannot_be_written_is_seen(capfd: pytest.CaptureFixture[str],
         ps.register("w", ZEROS, fastps.SGD(lr=0.1))
         (tmp_path / "data").rename(tmp_path / "elsewhere")
         ps.push("w", ZEROS)
-        text = until(capfd, server.addresses, lambda found: bool(found["warnings"]))
-        assert "not durable" in text.splitlines()[2]
-        assert "warning: shard 0 at" in text
-        assert "full disk" in text
+        lines = until(capfd, server.addresses, lambda lines: lines[-1].startswith("warning: "))
+        assert "not durable" in lines[2]
+        assert lines[-1].startswith("warning: shard 0 at")
+        assert "full disk" in lines[-1]
         (tmp_path / "elsewhere").rename(tmp_path / "data")

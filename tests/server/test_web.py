@@ -126,6 +126,7 @@ def test_every_counter_is_a_metric_and_equals_that_of_stats(served: Served) -> N
     label = (("worker", "trainer"),)
     assert found["fastps_worker_steps_total", label] == reports[0]["steps"] == 1
     assert found["fastps_worker_loss", label] == 0.25
+    assert reports[0]["step_seconds"] is None, "the first step includes the start"
     assert found["fastps_group_workers", (("group", "default"),)] == 1
 
 

@@ -43,6 +43,7 @@ class Reporter:
         self._loss: float | None = None
         self._began = self._since = time.monotonic()
         self._due = self._since
+        self._has_reported = False
         self._steps = 0
         self._inside = 0.0
 
@@ -70,11 +71,12 @@ class Reporter:
                 **counted,
                 "steps": steps,
                 "loss": loss if loss is not None and math.isfinite(loss) else None,
-                "waited": min(1.0, self._inside / passed),
-                "step_seconds": passed / self._steps,
+                # The first report follows the first step, whose time includes the start.
+                "waited": min(1.0, self._inside / passed) if self._has_reported else None,
+                "step_seconds": passed / self._steps if self._has_reported else None,
             }
         )
-        self._since, self._due = now, now + _INTERVAL
+        self._since, self._due, self._has_reported = now, now + _INTERVAL, True
         self._inside, self._steps = 0.0, 0
 
 
