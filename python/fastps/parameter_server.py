@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 import warnings
@@ -22,7 +23,7 @@ from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.errors import ConfigError, ForkError, Lost, UnknownTensorError
+from fastps.errors import ConfigError, ConnectionLostError, ForkError, Lost, UnknownTensorError
 from fastps.optim import SGD, Optimizer
 from fastps.server import Server
 
@@ -87,13 +88,15 @@ class ParameterServer:
     `close`.
     """
 
-    __slots__ = ("__weakref__", "_native", "_reattach", "_server", "assigned", "portioned")
+    __slots__ = ("__weakref__", "_native", "_origin", "_reattach", "_server", "assigned", "portioned")
 
     #: Number of times this client replaced a tensor's values or state: version changes that are not steps.
     assigned: dict[str, int]
     _native: _fastps.Client
     #: Set if `fastps.data.Portions` shares out samples by it.
     portioned: bool
+    #: Host name of the machine where an unpickled client was pickled; None for others.
+    _origin: str | None
     #: Address and options by which an unpickled client connects; None if it cannot be pickled.
     _reattach: tuple[str, dict[str, Any]] | None
     #: The result of `fastps.serve` that it is connected to, which stops when nothing refers to it any more.
@@ -107,6 +110,7 @@ class ParameterServer:
     ) -> None:
         self.assigned = {}
         self._native = native
+        self._origin = None
         self._reattach = reattach
         self._server = server
 
@@ -655,14 +659,24 @@ class ParameterServer:
         with _reaching:
             with contextlib.suppress(AttributeError):  # another thread was here first
                 return object.__getattribute__(self, "_native")
-            self._native = self._reach(*reattach)
+            try:
+                self._native = self._reach(*reattach)
+            except ConnectionLostError as error:
+                origin, here = object.__getattribute__(self, "_origin"), socket.gethostname()
+                if origin not in (None, here) and _is_loopback(reattach[0]):
+                    error.add_note(
+                        f"the client was pickled on host {origin}, and this is {here}: {reattach[0]} is "
+                        f"reachable on {origin} only; start the server with --listen HOST:PORT "
+                        f"(fastps.serve(listen=...)) and connect to that address"
+                    )
+                raise
             return self._native
 
     def _reach(self, address: str, options: dict[str, Any]) -> _fastps.Client:
         return _fastps.connect(address, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return attach, (type(self), self._reattach)
+        return attach, (type(self), self._reattach, self._origin or socket.gethostname())
 
     def __repr__(self) -> str:
         """Shows local knowledge; asks no server."""
@@ -702,10 +716,15 @@ class ParameterServer:
 _reaching = threading.RLock()
 
 
-def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
+def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]], origin: str | None = None) -> _Kind:
     client = object.__new__(kind)
-    client.assigned, client._reattach, client._server = {}, reattach, None
+    client.assigned, client._reattach, client._server, client._origin = {}, reattach, None, origin
     return client
+
+
+def _is_loopback(addresses: str) -> bool:
+    """Returns whether one of some addresses is the loopback of a machine."""
+    return any(one.strip().startswith(("127.", "localhost:", "[::1]:")) for one in str(addresses).split(","))
 
 
 def forked() -> None:

@@ -97,6 +97,40 @@ def test_another_number_of_shards(data_dir: Path, tmp_path: Path) -> None:
         assert ps.push("w", np.ones_like(INITIAL)).version == versions + 1
 
 
+def test_an_export_joins_the_shards_of_a_parameter(tmp_path: Path) -> None:
+    """The shards of `fastps.torch.Hierarchical` after `fully_shard`, from a data directory and from servers."""
+    rows = {"w@0/3": 2, "w@1/3": 2, "w@2/3": 0, "lost@1/2": 1, "u@0/2": 1, "u@1/2": 1, "u": 2, "odd@0/1": 1}
+    tensors = {
+        name: np.random.default_rng(k).normal(size=(n, 3)).astype(np.float32)
+        for k, (name, n) in enumerate(rows.items())
+    }
+    tensors["torn@0/2"], tensors["torn@1/2"] = np.ones((1, 3), np.float32), np.ones((1, 2), np.float32)
+    with (
+        fastps.serve(data_dir=tmp_path / "data") as server,
+        fastps.connect(server.addresses) as ps,
+    ):
+        for name, values in tensors.items():
+            ps.register(name, values, fastps.Adagrad(lr=0.1))
+            ps.push(name, np.ones_like(values))
+        held, state = ps.pull(list(tensors)), {name: ps.state(name) for name in tensors}
+        command = ["checkpoint", "export", "--state", "--servers", server.addresses]
+        assert main([*command, str(tmp_path / "running")]) == 0
+    assert main(["checkpoint", "export", "--state", str(tmp_path / "data"), str(tmp_path / "stopped")]) == 0
+    whole = ["lost@1/2", "u", "u@0/2", "u@1/2", "torn@0/2", "torn@1/2"]
+    for file in (tmp_path / "running", tmp_path / "stopped"):
+        loaded = safetensors.numpy.load_file(file)
+        expected = {name: held[name] for name in whole} | {"odd": held["odd@0/1"]}
+        expected |= {f"{name}.sum": state[name]["sum"] for name in whole}
+        expected["odd.sum"] = state["odd@0/1"]["sum"]
+        shards = ["w@0/3", "w@1/3", "w@2/3"]
+        expected["w"] = np.concatenate([held[name] for name in shards])
+        expected["w.sum"] = np.concatenate([state[name]["sum"] for name in shards])
+        assert set(loaded) == set(expected)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(loaded[name], values, strict=True, err_msg=name)
+        assert set(fastps.checkpoint.arrays(file)) == set(expected)  # the digests are those of whole tensors
+
+
 def test_an_export_opens_with_the_safetensors_package(data_dir: Path, tmp_path: Path) -> None:
     with fastps.serve(shards=2, data_dir=data_dir) as server, fastps.connect(server.addresses) as ps:
         held, state = ps.pull(["w", "bias"]), ps.state("w")

@@ -366,13 +366,15 @@ CASES: dict[str, Case] = {
     "connect: silence": (
         fastps.ConnectionLostError,
         "cannot connect to 127.0.0.1:{taken}: no answer within the timeout; is a server running there "
-        "(fastps serve), and are host and port right?",
+        "(fastps serve), and are host and port right?"
+        " 127.0.0.1 is this machine only; a server elsewhere needs --listen HOST:PORT",
         lambda world: fastps.connect(world.texts["taken"], timeout=1.0),
     ),
     "connect: nobody": (
         fastps.ConnectionLostError,
         "cannot connect to 127.0.0.1:1: tcp connect error (Connection refused (os error 111)); is a server "
-        "running there (fastps serve), and are host and port right?",
+        "running there (fastps serve), and are host and port right?"
+        " 127.0.0.1 is this machine only; a server elsewhere needs --listen HOST:PORT",
         lambda _: fastps.connect(1, timeout=0.5),
     ),
     # numbers in quotes

@@ -206,3 +206,34 @@ def test_a_server_serves_although_the_reader_of_its_first_lines_has_left() -> No
 def test_a_wait_that_is_no_time_is_refused_by_its_name(wait: object) -> None:
     with pytest.raises(fastps.ConfigError, match="invalid wait"):
         fastps.connect(free_port(), wait=wait)  # type: ignore[arg-type]
+
+
+def test_a_pickled_client_names_the_host_of_its_loopback_server(tmp_path: Path) -> None:
+    with fastps.serve() as server, fastps.connect(server.addresses, timeout=1) as ps:
+        (tmp_path / "ps").write_bytes(pickle.dumps(ps))
+    script = f"""
+import pickle, traceback
+ps = pickle.loads(open({str(tmp_path / "ps")!r}, "rb").read())
+try:
+    ps.names()
+except Exception:
+    traceback.print_exc()
+"""
+    here = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "ConnectionLostError" in here.stderr and "pickled" not in here.stderr
+    command = [
+        "unshare",
+        "--uts",
+        "sh",
+        "-c",
+        'hostname other-host; exec "$@"',
+        "-",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    there = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "ConnectionLostError" not in there.stderr:
+        pytest.skip(f"another host name needs a namespace: {there.stderr.strip()}")
+    assert f"pickled on host {socket.gethostname()}, and this is other-host" in there.stderr
+    assert "--listen HOST:PORT" in there.stderr

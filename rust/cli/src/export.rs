@@ -32,7 +32,7 @@ pub(crate) fn of_servers(client: &Client, file: &Path, state: bool, timeout: Dur
     let specs = names.iter().map(|name| client.spec(name, left())).collect::<Result<Vec<_>>>()?;
     let tensors =
         client.read_at_one_moment(&names, left(), |left| read(client, &names, &specs, state, left))?;
-    let bytes = write_parts(file, &tensors.iter().flat_map(parts).collect::<Vec<_>>())?;
+    let bytes = write_parts(file, tensors.iter().flat_map(parts).collect())?;
     Ok(Exported { tensors: tensors.len() as u64, bytes, notes: Vec::new() })
 }
 

@@ -14,9 +14,14 @@ pub(crate) fn is_same(a: &str, b: &str) -> bool {
 /// Returns whether an address is this machine's loopback or a Unix socket. A name that must be resolved is
 /// not.
 pub(crate) fn is_loopback(address: &str) -> bool {
+    unix::path(address).is_some() || is_loopback_tcp(address)
+}
+
+/// Returns whether an address is this machine's loopback.
+pub(crate) fn is_loopback_tcp(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    unix::path(address).is_some() || host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Fails if a Unix socket's address is invalid, or is to be reached over TCP.

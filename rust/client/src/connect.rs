@@ -1,6 +1,6 @@
 //! Connects: says hello to every address, puts the shards in order, and fetches the map.
 
-use crate::address::{check_local, is_same};
+use crate::address::{check_local, is_loopback_tcp, is_same};
 use crate::client::Client;
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -335,6 +335,11 @@ pub(crate) fn unreachable(failed: &[(String, Error)]) -> Error {
     };
     if error.kind == Kind::Connection {
         error.message.push_str("; is a server running there (fastps serve), and are host and port right?");
+        if let Some((address, _)) = failed.iter().find(|(address, _)| is_loopback_tcp(address)) {
+            let host = address.rsplit_once(':').map_or(&address[..], |(host, _)| host);
+            let hint = format!(" {host} is this machine only; a server elsewhere needs --listen HOST:PORT");
+            error.message.push_str(&hint);
+        }
     }
     error
 }

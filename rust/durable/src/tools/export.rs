@@ -5,8 +5,10 @@ use crate::files::names::UNFINISHED_SUFFIX;
 use crate::files::output::Output;
 use crate::files::removal::remove;
 use crate::snapshot::safetensors::{Layout, TensorDigest};
+use crate::tools::shards::joined;
 use crate::tools::source::{Reading, Source, Tensor};
 use crate::tools::target::parent;
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::TensorSpec;
 use std::collections::BTreeMap;
@@ -29,27 +31,37 @@ type Sink<'s> = &'s mut dyn FnMut(&[u8]) -> Result<()>;
 
 /// Values of a tensor, or a slot of its optimizer, for a file.
 pub struct ExportPart<'a> {
-    name: String,
-    spec: &'a TensorSpec,
-    bytes: Box<dyn Fn(Sink<'_>) -> Result<()> + 'a>,
+    pub(crate) tensor: String,
+    pub(crate) slot: Option<String>,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) dtype: DType,
+    pub(crate) elements: usize,
+    pub(crate) bytes: Box<dyn Fn(Sink<'_>) -> Result<()> + 'a>,
 }
 
 impl<'a> ExportPart<'a> {
     /// The values of a tensor, or its slot of this name. `bytes` passes them on, little-endian, each time
     /// that it is called.
-    pub fn new(
-        spec: &'a TensorSpec,
-        slot: Option<&str>,
-        bytes: impl Fn(Sink<'_>) -> Result<()> + 'a,
-    ) -> Self {
-        let name = slot.map_or(spec.name.to_string(), |slot| format!("{}.{slot}", spec.name));
-        Self { name, spec, bytes: Box::new(bytes) }
+    pub fn new(spec: &TensorSpec, slot: Option<&str>, bytes: impl Fn(Sink<'_>) -> Result<()> + 'a) -> Self {
+        Self {
+            tensor: spec.name.to_string(),
+            slot: slot.map(str::to_owned),
+            shape: spec.shape.clone(),
+            dtype: spec.dtype,
+            elements: spec.elements(),
+            bytes: Box::new(bytes),
+        }
+    }
+
+    /// Its name in the file.
+    fn name(&self) -> String {
+        self.slot.as_ref().map_or(self.tensor.clone(), |slot| format!("{}.{slot}", self.tensor))
     }
 }
 
 impl fmt::Debug for ExportPart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExportPart").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("ExportPart").field("name", &self.name()).finish_non_exhaustive()
     }
 }
 
@@ -59,8 +71,8 @@ pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Resu
     check_is_new(file)?;
     let source = Source::open(source, reading)?;
     let tensors = source.tensors()?;
-    let parts: Vec<_> = tensors.iter().flat_map(|tensor| parts(tensor, state)).collect();
-    let bytes = write_parts(file, &parts)?;
+    let parts = tensors.iter().flat_map(|tensor| parts(tensor, state)).collect();
+    let bytes = write_parts(file, parts)?;
     Ok(Exported { tensors: tensors.len() as u64, bytes, notes: source.notes.clone() })
 }
 
@@ -73,9 +85,9 @@ pub fn check_is_new(file: &Path) -> Result<()> {
     Err(Error::new(Kind::Config, why).expected("a new file", file.display()))
 }
 
-/// Writes a new safetensors file with the SHA-256 of each part in the metadata. It appears when it is
-/// durable. Returns its length.
-pub fn write_parts(file: &Path, parts: &[ExportPart<'_>]) -> Result<u64> {
+/// Writes a new safetensors file with the SHA-256 of each part in the metadata. The shards of a parameter,
+/// `name@k/n`, become one. The file appears when it is durable. Returns its length.
+pub fn write_parts(file: &Path, parts: Vec<ExportPart<'_>>) -> Result<u64> {
     let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
     check_is_new(file)?;
     let Some(name) = file.file_name() else {
@@ -85,7 +97,7 @@ pub fn write_parts(file: &Path, parts: &[ExportPart<'_>]) -> Result<u64> {
     unfinished.push(UNFINISHED_SUFFIX);
     let path = file.with_file_name(&unfinished);
     let mut output = Output::create(&path)?;
-    let written = write(parts, &mut output).and_then(|()| {
+    let written = write(&joined(parts), &mut output).and_then(|()| {
         let bytes = output.finish()?.bytes;
         std::fs::rename(&path, file).map_err(|error| failed("rename", &path, &error))?;
         sync_directory(parent(file))?;
@@ -99,10 +111,10 @@ pub fn write_parts(file: &Path, parts: &[ExportPart<'_>]) -> Result<u64> {
 
 fn write(parts: &[ExportPart<'_>], output: &mut Output) -> Result<()> {
     let (mut layout, mut digests) = (Layout::default(), BTreeMap::new());
-    for ExportPart { name, spec, bytes } in parts {
-        let name = layout.add(name.clone(), spec.shape.clone(), spec.dtype, spec.elements());
-        let mut digest = TensorDigest::new(&spec.shape, spec.dtype);
-        bytes(&mut |bytes| {
+    for part in parts {
+        let name = layout.add(part.name(), part.shape.clone(), part.dtype, part.elements);
+        let mut digest = TensorDigest::new(&part.shape, part.dtype);
+        (part.bytes)(&mut |bytes| {
             digest.update(bytes);
             Ok(())
         })?;

@@ -5,5 +5,6 @@ pub mod checkpoint;
 pub mod copy;
 pub(crate) mod export;
 pub(crate) mod reshape;
+pub(crate) mod shards;
 pub(crate) mod source;
 mod target;
