@@ -98,7 +98,7 @@ def test_another_number_of_shards(data_dir: Path, tmp_path: Path) -> None:
 
 
 def test_an_export_joins_the_shards_of_a_parameter(tmp_path: Path) -> None:
-    """The shards of `fastps.torch.Hierarchical` after `fully_shard`, from a data directory and from servers."""
+    """Shards of `fastps.torch.Hierarchical` after `fully_shard`, of a data directory and of servers."""
     rows = {"w@0/3": 2, "w@1/3": 2, "w@2/3": 0, "lost@1/2": 1, "u@0/2": 1, "u@1/2": 1, "u": 2, "odd@0/1": 1}
     tensors = {
         name: np.random.default_rng(k).normal(size=(n, 3)).astype(np.float32)

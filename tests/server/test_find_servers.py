@@ -220,7 +220,8 @@ except Exception:
     traceback.print_exc()
 """
     here = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert "ConnectionLostError" in here.stderr and "pickled" not in here.stderr
+    assert "ConnectionLostError" in here.stderr
+    assert "pickled" not in here.stderr
     command = [
         "unshare",
         "--uts",
