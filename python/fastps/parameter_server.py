@@ -95,8 +95,8 @@ class ParameterServer:
     _native: _fastps.Client
     #: Set if `fastps.data.Portions` shares out samples by it.
     portioned: bool
-    #: Host name of the machine where an unpickled client was pickled; None for others.
-    _origin: str | None
+    #: Host name of the machine where an unpickled client was pickled; not set for others.
+    _origin: str
     #: Address and options by which an unpickled client connects; None if it cannot be pickled.
     _reattach: tuple[str, dict[str, Any]] | None
     #: The result of `fastps.serve` that it is connected to, which stops when nothing refers to it any more.
@@ -110,7 +110,6 @@ class ParameterServer:
     ) -> None:
         self.assigned = {}
         self._native = native
-        self._origin = None
         self._reattach = reattach
         self._server = server
 
@@ -662,7 +661,7 @@ class ParameterServer:
             try:
                 self._native = self._reach(*reattach)
             except ConnectionLostError as error:
-                origin, here = object.__getattribute__(self, "_origin"), socket.gethostname()
+                origin, here = getattr(self, "_origin", None), socket.gethostname()
                 if origin not in (None, here) and _is_loopback(reattach[0]):
                     error.add_note(
                         f"the client was pickled on host {origin}, and this is {here}: {reattach[0]} is "
@@ -676,7 +675,10 @@ class ParameterServer:
         return _fastps.connect(address, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return attach, (type(self), self._reattach, self._origin or socket.gethostname())
+        return attach, (type(self), self._reattach), getattr(self, "_origin", None) or socket.gethostname()
+
+    def __setstate__(self, origin: str) -> None:
+        self._origin = origin
 
     def __repr__(self) -> str:
         """Shows local knowledge; asks no server."""
@@ -716,9 +718,9 @@ class ParameterServer:
 _reaching = threading.RLock()
 
 
-def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]], origin: str | None = None) -> _Kind:
+def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
     client = object.__new__(kind)
-    client.assigned, client._reattach, client._server, client._origin = {}, reattach, None, origin
+    client.assigned, client._reattach, client._server = {}, reattach, None
     return client
 
 

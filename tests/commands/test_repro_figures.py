@@ -29,6 +29,19 @@ def threads(errors=(0.85, 0.851, 0.852), seconds=(1.0, 0.7, 0.6), apart=(1.0, 0.
     }
 
 
+def arm(even=9.0, slow=10.0, killed=10.0, mb=0.4):
+    """An arm of three seeds that reaches the goal after some seconds; None: it does not."""
+    times = {"even": even, "slow": slow, "killed": killed}
+    return {
+        case: [{"curve": [[1, 80], *([[time, 95]] if time else [])], "waited": 0.1, "bytes": mb * 1e6}] * 3
+        for case, time in times.items()
+    }
+
+
+ALL_REDUCE = {"slow": 40.0, "killed": None, "mb": 0.6}
+TWO = {"servers": arm(mb=0.8), "all-reduce": arm(**ALL_REDUCE), "both": arm(mb=0.4)}
+
+
 def curves(**times):
     """Each bound's loss falls below the goal after some seconds."""
     return {
@@ -86,6 +99,21 @@ FIGURES = {
             {"pauses": [PAUSE, PAUSE, {**PAUSE, "meanwhile": 5}]},
             {"pauses": [PAUSE, PAUSE, {**PAUSE, "others": 0}]},
             {"accuracy": {"without": [97.0, 97.2, 97.1], "with": [96.4, 96.5, 96.6]}},
+        ],
+    ),
+    "servers-and-allreduce": (
+        {"one": {"servers": arm(), "mpi": arm(**ALL_REDUCE)}, "two": TWO, "why": None},
+        [
+            {"two": {**TWO, "both": arm(mb=0.7)}},
+            {"two": {**TWO, "servers": arm(slow=18.0)}},
+            {"two": {**TWO, "both": arm(killed=None)}},
+            {"two": {**TWO, "all-reduce": arm(**{**ALL_REDUCE, "slow": 12.0})}},
+            {"one": {"servers": arm(even=None), "mpi": arm(**ALL_REDUCE)}},
+            {
+                "one": {"servers": arm(), "mpi": arm(**{**ALL_REDUCE, "killed": 9.0})},
+                "two": None,
+                "why": "no root",
+            },
         ],
     ),
     "rl": (

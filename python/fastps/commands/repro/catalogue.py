@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastps.commands.repro.allreduce import claim as servers_and_allreduce
 from fastps.commands.repro.claim import Claim
 from fastps.commands.repro.claims import (
     cifar10,
@@ -34,6 +35,7 @@ FAMILIES = (
     sandblaster,
     hogwild,
     processes,
+    servers_and_allreduce,
     reinforcement,
     synthetic,
     cifar10,
