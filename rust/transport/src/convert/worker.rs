@@ -9,42 +9,33 @@ use std::time::Duration;
 /// Longest report, encoded.
 pub const MAX_REPORT_BYTES: usize = 512;
 
+/// A report as another type with the same fields; the compiler compares them.
+macro_rules! with_fields_of {
+    ($report:expr, $($kind:ident)::+) => {{
+        let report = $report.clone();
+        $($kind)::+ {
+            rank: report.rank,
+            host: report.host,
+            steps: report.steps,
+            loss: report.loss,
+            pushes: report.pushes,
+            bytes: report.bytes,
+            staleness_p50: report.staleness_p50,
+            staleness_p99: report.staleness_p99,
+            waited: report.waited,
+            rejected: report.rejected,
+            scaled: report.scaled,
+            mode: report.mode,
+            codec: report.codec,
+            step_seconds: report.step_seconds,
+            name: report.name,
+        }
+    }};
+}
+
 /// A report in wire form.
 pub fn worker_report_to_wire(report: &WorkerReport) -> pb::WorkerReport {
-    let WorkerReport {
-        rank,
-        host,
-        steps,
-        loss,
-        pushes,
-        bytes,
-        staleness_p50,
-        staleness_p99,
-        waited,
-        rejected,
-        scaled,
-        mode,
-        codec,
-        step_seconds,
-        name,
-    } = report.clone();
-    pb::WorkerReport {
-        rank,
-        host,
-        steps,
-        loss,
-        pushes,
-        bytes,
-        staleness_p50,
-        staleness_p99,
-        waited,
-        rejected,
-        scaled,
-        mode,
-        codec,
-        step_seconds,
-        name,
-    }
+    with_fields_of!(report, pb::WorkerReport)
 }
 
 /// Reads a report; fails if it is too long or has numbers that nothing can show.
@@ -54,40 +45,7 @@ pub fn worker_report_from_wire(report: &pb::WorkerReport) -> Result<WorkerReport
         let error = Error::new(Kind::Config, "a worker's report is too long");
         return Err(error.expected(format!("at most {MAX_REPORT_BYTES} bytes"), format!("{length} bytes")));
     }
-    let pb::WorkerReport {
-        rank,
-        host,
-        steps,
-        loss,
-        pushes,
-        bytes,
-        staleness_p50,
-        staleness_p99,
-        waited,
-        rejected,
-        scaled,
-        mode,
-        codec,
-        step_seconds,
-        name,
-    } = report.clone();
-    let report = WorkerReport {
-        rank,
-        host,
-        steps,
-        loss,
-        pushes,
-        bytes,
-        staleness_p50,
-        staleness_p99,
-        waited,
-        rejected,
-        scaled,
-        mode,
-        codec,
-        step_seconds,
-        name,
-    };
+    let report = with_fields_of!(report, WorkerReport);
     report.check().map(|()| report)
 }
 
