@@ -63,6 +63,8 @@ def build() -> list[tuple[str, Path]]:
         "--workspace",
         "--exclude",
         "fastps-python",
+        "--exclude",
+        "fastps-transport-loom",
         "--no-run",
         "--message-format=json",
     ]
@@ -78,7 +80,7 @@ def build() -> list[tuple[str, Path]]:
         ):
             tests.append((str(Path(message["manifest_path"]).parent), Path(message["executable"])))
     # The core's quick ones come first, those with servers last, and of a crate the unit tests.
-    slow = ["core", "durable", "proto", "transport", "client", "server", "cli"]
+    slow = ["core", "live", "durable", "proto", "transport", "client", "server", "cli"]
 
     def order(test: tuple[str, Path]) -> tuple[int, bool, str]:
         name = test[1].name

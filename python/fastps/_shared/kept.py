@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["BUFFERS", "FRAMES", "HEADS", "NOTES", "OBSERVATIONS", "REPLAY", "RETURNS", "SETTINGS", "is_kept"]
+__all__ = [
+    "BUFFERS",
+    "FRAMES",
+    "HEADS",
+    "NOTES",
+    "OBSERVATIONS",
+    "REPLAY",
+    "RETURNS",
+    "SETTINGS",
+    "SPREAD",
+    "is_kept",
+]
 
 #: Small tensors by which the workers of a run agree on something.
 NOTES = "fastps"
@@ -10,6 +21,8 @@ NOTES = "fastps"
 BUFFERS = ".buffers"
 #: Tensors of reinforcement learning; each is the only tensor of its group, under the same name.
 FRAMES, OBSERVATIONS, SETTINGS, RETURNS = "rl.frames", "rl.observations", "rl.settings", "es.returns"
+#: Standard deviations of the cross-entropy method, for two versions of the model.
+SPREAD = "cem.spread"
 #: The transitions of a global replay, and where each of its actors writes next.
 REPLAY, HEADS = "rl.replay", "rl.replay.heads"
 
@@ -17,4 +30,5 @@ REPLAY, HEADS = "rl.replay", "rl.replay.heads"
 def is_kept(group: str) -> bool:
     """Returns whether a group's tensors are kept beside a model; the name of its run may precede it."""
     own = group.rpartition("/")[2]
-    return own.endswith(BUFFERS) or own in (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS, REPLAY, HEADS)
+    kept = (NOTES, FRAMES, OBSERVATIONS, SETTINGS, RETURNS, SPREAD, REPLAY, HEADS)
+    return own.endswith(BUFFERS) or own in kept

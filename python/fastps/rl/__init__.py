@@ -1,6 +1,6 @@
 """Reinforcement learning by workers that share one model; any of them may join late or die.
 
-`A3C`, `Naive`, `EvolutionStrategies` and `Gorila` are settings of algorithms. `run_worker` trains
+`A3C`, `Naive`, `EvolutionStrategies`, `CEM` and `Gorila` are settings of algorithms. `run_worker` trains
 as one worker, in this process, on any machine; `train` starts servers, workers and an evaluator on this one;
 `train_round_robin` runs logical workers in one thread; `evaluate` plays the model. `fetch` and `load` return
 a `Policy`, from a run and from a file.
@@ -27,6 +27,7 @@ except ImportError as _error:
     raise _missing("fastps.rl", _error, "rl", "gymnasium", "torch") from _error
 
 from fastps.rl.a3c import A3C
+from fastps.rl.cem import CEM
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.gorila import Gorila
 from fastps.rl.naive import Naive
@@ -41,6 +42,7 @@ from fastps.rl.workers import evaluate, fetch, run_worker, train_round_robin
 
 __all__ = [
     "A3C",
+    "CEM",
     "ActorCritic",
     "Episode",
     "EpisodeError",

@@ -17,6 +17,7 @@ from fastps._shared.types import Array, File
 from fastps.errors import ConfigError
 from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
+from fastps.rl.cem import CEM
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.gorila import Gorila
 from fastps.rl.learner import Task
@@ -206,7 +207,7 @@ def read(path: File, verify: bool = True) -> Saved:
 def _algorithm(path: File, settings: dict[str, Any]) -> Algorithm:
     """The algorithm of a run's settings."""
     kinds: dict[str, type[Algorithm]] = {
-        kind.name: kind for kind in (A3C, Naive, EvolutionStrategies, Gorila)
+        kind.name: kind for kind in (A3C, Naive, EvolutionStrategies, CEM, Gorila)
     }
     given = {name: value for name, value in settings.items() if name not in ("environment", "model")}
     try:

@@ -46,17 +46,19 @@ def run_worker(
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
-        algorithm: `A3C`, `Naive`, `EvolutionStrategies` or `Gorila`, with the same settings for all workers.
+        algorithm: `A3C`, `Naive`, `EvolutionStrategies`, `CEM` or `Gorila`, with the same settings for all
+            workers.
         make_env: Makes a new gymnasium environment at each call. Its observations are a Box, its actions
             Discrete or a Box of floats.
         model: Takes float32 observations of shape (batch, ...); those of uint8 are scaled from their bounds
-            to 0 to 1. It returns the policy and (except for `EvolutionStrategies`) values of shape (batch,)
-            or (batch, 1). For `Gorila` it returns the values of n actions, shape (batch, n). The policy has
-            shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action; (batch, 2 d) for a
-            Box of d numbers: means, then log standard deviations, in units where -1 and 1 are the bounds of a
-            number that has two. It is copied. It must be stateless (not recurrent), and its buffers are not
-            shared. Frozen parameters are not trained, unless all are frozen and the algorithm is
-            `EvolutionStrategies`. Dropout is off in greedy play. None: a small one, see `ActorCritic`.
+            to 0 to 1. It returns the policy and (except for `EvolutionStrategies` and `CEM`) values of shape
+            (batch,) or (batch, 1). For `Gorila` it returns the values of n actions, shape (batch, n). The
+            policy has shape (batch, n) for ``Discrete(n)``: logits, of which -inf masks an action;
+            (batch, 2 d) for a Box of d numbers: means, then log standard deviations, in units where -1 and 1
+            are the bounds of a number that has two. It is copied. It must be stateless (not recurrent), and
+            its buffers are not shared. Frozen parameters are not trained, unless all are frozen and the
+            algorithm is `EvolutionStrategies` or `CEM`. Dropout is off in greedy play. None: a small one, see
+            `ActorCritic`.
         seed: Seeds episodes and actions of this worker, with `rank`: workers of equal seeds and ranks draw
             the same ones. That of the first worker also seeds the initial model.
         frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.

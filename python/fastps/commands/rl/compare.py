@@ -14,6 +14,7 @@ from fastps.commands.kit.parser import Parser
 from fastps.errors import ConfigError
 from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
+from fastps.rl.cem import CEM
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.gorila import Gorila
 from fastps.rl.naive import Naive
@@ -27,6 +28,7 @@ _ALGORITHMS: dict[str, Algorithm] = {
     "naive": Naive(),
     "a3c": A3C(steps=20),
     "es": EvolutionStrategies(),
+    "cem": CEM(),
     "gorila": Gorila(),
 }
 

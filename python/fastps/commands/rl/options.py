@@ -10,6 +10,7 @@ from fastps._shared.process import CommandError
 from fastps.commands.kit.parser import Parser
 from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
+from fastps.rl.cem import CEM
 from fastps.rl.evolution import EvolutionStrategies
 from fastps.rl.gorila import Gorila
 from fastps.rl.naive import Naive
@@ -36,8 +37,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "algorithm",
-        choices=("naive", "a3c", "es", "gorila"),
-        help="synchronous REINFORCE, asynchronous actor-critic, evolution strategies, or deep Q-learning",
+        choices=("naive", "a3c", "es", "cem", "gorila"),
+        help="synchronous REINFORCE, asynchronous actor-critic, evolution strategies, cross-entropy method, "
+        "or deep Q-learning",
     )
     parser.add_argument(
         "--env", default="CartPole-v1", metavar="NAME", help="Gymnasium environment (CartPole-v1)"
@@ -64,7 +66,13 @@ def parser() -> argparse.ArgumentParser:
         help="naive: update without waiting for other workers",
     )
     parser.add_argument("--pairs", type=int, metavar="N", help="es: pairs of episodes per version (16)")
-    parser.add_argument("--sigma", type=float, metavar="X", help="es: standard deviation of the noise (0.1)")
+    parser.add_argument(
+        "--sigma", type=float, metavar="X", help="es, cem: standard deviation of the noise (0.1, 2)"
+    )
+    parser.add_argument("--samples", type=int, metavar="N", help="cem: candidates per version (100)")
+    parser.add_argument(
+        "--elites", type=int, metavar="N", help="cem: candidates that define the next version (5)"
+    )
     parser.add_argument(
         "--normalize", action="store_true", help="naive, a3c: normalize observations by mean and variance"
     )
@@ -118,10 +126,11 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
         "naive": (Naive, {}, {"steps", "is_async", "normalize"}),
         "a3c": (A3C, {"steps": 20}, {"steps", "normalize"}),
         "es": (EvolutionStrategies, {}, {"pairs", "sigma"}),
+        "cem": (CEM, {}, {"samples", "elites", "sigma"}),
         "gorila": (Gorila, {}, {"steps", "replay", "actors", "learners", "role"}),
     }
     kind, chosen, own = kinds[args.algorithm]
-    for name in ("steps", "is_async", "normalize", "pairs", "sigma", "replay", "actors", "learners", "role"):
+    for name in sorted(set[str]().union(*(options for _, _, options in kinds.values()))):
         if _is_given(getattr(args, name)) and name not in own:
             option = {"is_async": "async"}.get(name, name)
             raise CommandError(f"--{option} is not an option of fastps rl {args.algorithm}")

@@ -72,7 +72,7 @@ def train(
     ends with an error is not: the others continue without it, and the error is raised if none is left.
 
     Args:
-        algorithm: `A3C`, `Naive`, `EvolutionStrategies` or `Gorila`.
+        algorithm: `A3C`, `Naive`, `EvolutionStrategies`, `CEM` or `Gorila`.
         env: Name of a registered environment, ``"module:name"`` to import a module first; or a function of a
             module that makes one.
         workers: Worker processes, >= 1. ``Naive(sync=True)`` waits for all of them but its `backup`. With

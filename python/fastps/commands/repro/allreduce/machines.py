@@ -16,7 +16,7 @@ CABLE = "cable"
 
 
 class Machines(Closing):
-    """Network namespaces, each of which stands for a machine.
+    """Network namespaces, one for each machine.
 
     Args:
         rate: Bandwidth of the cable in each direction, in Mbit/s.

@@ -46,7 +46,7 @@ class Run:
 
 
 def has_mpi() -> bool:
-    """Returns whether mpirun and mpi4py are there."""
+    """Returns whether mpirun and mpi4py are installed."""
     return shutil.which("mpirun") is not None and importlib.util.find_spec("mpi4py") is not None
 
 

@@ -36,7 +36,7 @@ def say(**event: Any) -> None:
 
 
 def servers(job: Job, model: torch.nn.Module, rank: int) -> Callable[[], object]:
-    """The step of a worker that knows the servers alone."""
+    """The step of a worker that uses only the servers."""
     ps = fastps.connect(job.addresses, wait=60)
     rule, mode = fastps.SGD(lr=job.lr), fastps.Async(momentum_matching=False)
     optimizer = fastps.torch.ParameterServerOptimizer(
@@ -163,7 +163,7 @@ def main() -> NoReturn:
         from mpi4py import MPI
 
         rank = MPI.COMM_WORLD.rank
-    if rank == 0 or job.rank is not None:  # mpirun gives its input to rank 0 alone
+    if rank == 0 or job.rank is not None:  # mpirun gives its input to rank 0 only
         watch_stdin(lambda _: None, lambda: os._exit(1))
     train(job, rank, slow if rank == job.world - 1 else 1.0)
     sys.stdout.flush()
