@@ -230,6 +230,10 @@ test-engines: .venv/.test-$(PROFILE) ## Run the examples of examples/engines on 
 	$(BIN)/python .ci/requirements.py engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
 	cd tests && $(BIN)/python -m pytest long/engines.py $(ARGS)
 
+compat: .venv/.test-$(PROFILE) ## Run the last release and this version with each other: verbs, conformance suite, data directories, checkpoints, worker files
+	last=$$(PYTHON=$(BIN)/python .ci/last-release) && cd tests && \
+	  FASTPS_LAST="$$last" $(BIN)/python -m pytest long/compat.py $(ARGS)
+
 sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
 	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
 

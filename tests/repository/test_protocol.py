@@ -75,9 +75,7 @@ def requests(file: descriptor_pb2.FileDescriptorProto) -> set[str]:
     (k,) = (k for k, enum in enumerate(file.enum_type) if enum.name == "Kind")
     comments = {tuple(one.path): one.leading_comments for one in file.source_code_info.location}
     named = {value.name: comments[(5, k, 2, j)] for j, value in enumerate(file.enum_type[k].value)}
-    return {
-        name for name, text in named.items() if text.startswith(" Request:") and "(reserved" not in text
-    }
+    return {name for name, text in named.items() if text.startswith(" Request:") and "(reserved" not in text}
 
 
 def test_every_verb_has_a_section(proto: descriptor_pb2.FileDescriptorProto) -> None:
