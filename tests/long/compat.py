@@ -28,7 +28,7 @@ PATIENT = 600.0
 
 DIFFERENT = {
     "test_reflection_answers": "compares the server's proto with the suite's own",
-    "test_a_bad_call_is_refused[unknown rule]": "the refusal lists the optimizers that the server has",
+    "test_a_bad_call_is_refused[unknown rule]": "its unknown optimizer, lion, is one of 0.1",
     "test_writes_wait_until_all_shards_have_begun": "the option --consistent was --cut before 0.1",
 }
 """Names, or their beginnings, of conformance tests that fail with a server of the other version, and why."""
@@ -111,22 +111,18 @@ def test_a_suite_passes_on_the_other_server(one: Version, other: Version, tmp_pa
     found = [{path.name for path in (v.source / "tests/grpc").glob("test_*.py")} for v in (one, other)]
     files = [f"grpc/{name}" for name in sorted(found[0] & found[1])]
     report = tmp_path / "report.xml"
-    options = [
-        "-q",
-        "-n3",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        f"--basetemp={tmp_path / 'tests'}",
-    ]
-    done = other.run("-m", "pytest", *options, *files, cwd=one.source / "tests")
+    options = ["-q", "-o", f"cache_dir={tmp_path / 'cache'}", f"--junitxml={report}"]
+    done = other.run("-m", "pytest", "-n3", *options, *files, cwd=one.source / "tests")
     assert report.is_file(), done.stdout + done.stderr
     cases = list(ElementTree.parse(report).iter("testcase"))
+    assert len(cases) > 300, "the suite is not whole"
+    if done.returncode == 1:  # on a busy machine deadlines pass: those that failed again, one at a time
+        done = other.run("-m", "pytest", "--last-failed", *options, *files, cwd=one.source / "tests")
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    assert done.returncode in (0, 1), done.stdout
     failed = {case.get("name") for case in cases if {"failure", "error"} & {part.tag for part in case}}
     unexpected = {name for name in failed if not name.startswith(tuple(DIFFERENT))}
     assert not unexpected, done.stdout
-    assert done.returncode in (0, 1), done.stdout
-    assert len(cases) > 300, "the suite is not whole"
 
 
 @PAIRS
