@@ -12,6 +12,8 @@ PROFILE ?= dev
 BIN := $(CURDIR)/.venv/bin
 CARGO := env -u MAKEFLAGS cargo
 PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The architectures of a release.
+ARCHITECTURES ?= x86_64 aarch64
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
@@ -229,6 +231,20 @@ gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundle
 test-engines: .venv/.test-$(PROFILE) ## Run the examples of examples/engines on Ray, Dask, Lightning, Accelerate, and on Slurm if it is installed
 	$(BIN)/python .ci/requirements.py engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
 	cd tests && $(BIN)/python -m pytest long/engines.py $(ARGS)
+
+release: | tools ## Build wheels and static servers for x86-64 and AArch64 into target/dist, and try them; options: make release ARCHITECTURES=x86_64
+	PYTHON="$(PYTHON)" .ci/release $(TARGET)/dist $(ARCHITECTURES)
+	$(PYTHON) tests/long/release.py $(TARGET)/dist
+
+neon-run: ## Run the core's tests for AArch64 under qemu
+	.ci/neon-run
+
+release-twice: release ## Build them again in another folder, and compare every byte
+	.ci/release-twice $(TARGET)/dist $(ARCHITECTURES)
+
+compat: .venv/.test-$(PROFILE) ## Run the last release and this version with each other: verbs, conformance suite, data directories, checkpoints, worker files
+	last=$$(PYTHON=$(BIN)/python .ci/last-release) && cd tests && \
+	  FASTPS_LAST="$$last" $(BIN)/python -m pytest long/compat.py $(ARGS)
 
 sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
 	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)

@@ -36,7 +36,8 @@ EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *DOCS]
 PAGES = [
     *EXECUTED,
     GO_GUIDE,
-    *(ROOT / page for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "protos/README.md")),
+    *(ROOT / page for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(ROOT / "protos" / page for page in ("README.md", "VERBS.md")),
 ]
 
 SET_UP = {"make demo", "make test"}

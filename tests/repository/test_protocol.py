@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,3 +62,41 @@ def test_the_reference_of_messages_is_fresh(proto: descriptor_pb2.FileDescriptor
     if os.environ.get("FASTPS_REGENERATE"):
         reference.write_text(text)
     assert reference.read_text() == text
+
+
+def sections() -> dict[str, str]:
+    """The page of verbs, by their names."""
+    parts = re.split(r"^## ", (PROTOS / "VERBS.md").read_text(), flags=re.MULTILINE)[1:]
+    return {title: text for title, _, text in (part.partition("\n") for part in parts)}
+
+
+def requests(file: descriptor_pb2.FileDescriptorProto) -> set[str]:
+    """The kinds of frames that a client sends."""
+    (k,) = (k for k, enum in enumerate(file.enum_type) if enum.name == "Kind")
+    comments = {tuple(one.path): one.leading_comments for one in file.source_code_info.location}
+    named = {value.name: comments[(5, k, 2, j)] for j, value in enumerate(file.enum_type[k].value)}
+    return {name for name, text in named.items() if text.startswith(" Request:") and "(reserved" not in text}
+
+
+def test_every_verb_has_a_section(proto: descriptor_pb2.FileDescriptorProto) -> None:
+    pages = sections()
+    assert pages.pop("Every verb")
+    control, _ = proto.service
+    calls = {call.name: (call.input_type, call.output_type) for call in control.method}
+    assert pages.keys() == calls.keys() | requests(proto)
+    for name, text in pages.items():
+        parts = re.findall(r"^- \*\*(\w+)\*\*:", text, re.MULTILINE)
+        assert parts == ["Messages", "Order", "Repeat", "Errors"], name
+        first = re.search(r"\*\*Messages\*\*: (.*)", text)[1]
+        for message in calls.get(name, (".fastps.v1.Frame",)):
+            short = message.rpartition(".")[2]
+            assert f"[{short}](REFERENCE.md#{short.lower()})" in first, name
+
+
+def test_the_page_of_verbs_names_what_there_is(proto: descriptor_pb2.FileDescriptorProto) -> None:
+    """Fields, values, calls, and kinds of refusals."""
+    kinds = {one["refusal"]["kind"] for one in json.loads((ROOT / "tests/vectors/statuses.json").read_text())}
+    parts = {part for name in declared(proto) for part in re.split("[./]", name)}
+    said = set(re.findall(r"`([A-Za-z_]+)`", (PROTOS / "VERBS.md").read_text()))
+    assert said - kinds - parts == {"connection"}, "the client's own kind"
+    assert kinds - said == set(), "no verb has these refusals"

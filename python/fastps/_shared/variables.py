@@ -94,6 +94,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("REQUIRE_MIRI", "`1`: `make miri` fails where Miri is missing"),
         Variable("REQUIRE_WASM", "`1`: `make live` fails where the compiler for WebAssembly is missing"),
         Variable("WHEEL", "the wheel under test"),
+        Variable("LAST", "the folder of the last release for `make compat`"),
         Variable("LIVE_MODULE", "the WebAssembly module under test"),
         Variable("REGENERATE", "`1`: tests of generated files write them"),
         Variable("WRITE_VECTORS", "`1`: the test of the live page writes its vectors"),
