@@ -148,7 +148,7 @@ impl Server {
                 streams_reset: AtomicU64::new(0),
                 values_lent: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
-                frames_refused: AtomicU64::new(0),
+                measures: Arc::default(),
                 frames_swept: AtomicU64::new(0),
             });
             if let Some(loss) = loss::found_at_start(&node)?.filter(|_| !config.accept_loss) {
