@@ -6,6 +6,7 @@
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::cluster::node::Node;
 use crate::connection::allowance::Allowance;
+use crate::connection::not_grpc::{is_http1, refuse_http1};
 use crate::connection::reject::Farewell;
 use crate::connection::trim;
 use bytes::{Bytes, BytesMut};
@@ -100,6 +101,15 @@ impl Connection {
         };
         self.opening = opening.freeze();
         Ok(native)
+    }
+
+    /// Answers a peer that asks for a page by HTTP/1. False: it does not.
+    pub(crate) async fn refuse_http1(&mut self) -> bool {
+        let asks = is_http1(&self.opening);
+        if asks {
+            refuse_http1(self.io.get_mut(), &self.opening).await;
+        }
+        asks
     }
 
     /// Counts the frames received after the first `before` bytes. With too many control frames, ends the
