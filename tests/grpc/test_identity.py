@@ -29,6 +29,12 @@ def test_resolve_tells_or_fences(foreign: ForeignClient, fresh_name: FreshName) 
     frames = foreign.gradient_frames(name, np.full(BIG, -1, np.float32))
     applied = foreign.accepted(foreign.exchange(name, frames[:1])[0])
     asked = [foreign.frame(pb.KIND_RESOLVE, entry, k, sequence=foreign.sequence) for k in range(3)]
+
+    def fenced() -> int:
+        stats = [control.Stats(pb.StatsRequest()) for control in foreign.controls]
+        return sum(one.counters["pushes_fenced"] for one in stats)
+
+    before = fenced()
     answers = [a.header for a in foreign.exchange(name, asked)]
     assert [h.kind for h in answers] == [pb.KIND_RECEIPT, pb.KIND_FENCED, pb.KIND_FENCED]
     assert answers[0].duplicate
@@ -39,6 +45,7 @@ def test_resolve_tells_or_fences(foreign: ForeignClient, fresh_name: FreshName) 
     assert kinds == ["", "fenced", "fenced"]
     assert late[0].header.duplicate
     assert [a.header.kind for a in foreign.exchange(name, asked)] == [h.kind for h in answers]
+    assert fenced() == before + 2
     values = foreign.pull(name)[0]
     assert values[: encoders.SLICE_LEN].min() == 1
     assert not values[encoders.SLICE_LEN :].any()

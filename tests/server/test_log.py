@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,11 +58,23 @@ os._exit(0)
 
 
 @contextmanager
-def logging_server(log: Path) -> Iterator[str]:
+def logging_server(log: Path, *options: str, **variables: str) -> Iterator[str]:
     """A server in a process of its own; its address."""
-    command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--lease-ms", "2000"]
+    command = [
+        sys.executable,
+        "-m",
+        "fastps",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--lease-ms",
+        "2000",
+        *options,
+    ]
     with log.open("w") as errors:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | variables
+        )
     try:
         assert server.stdout is not None
         yield server.stdout.readline().split()[-1]
@@ -100,3 +114,66 @@ def test_who_comes_and_goes_is_logged(tmp_path: Path) -> None:
         await_line(log, "INFO", "the client's lease ran out")
         closed = ps.stats()["shards"][0]["counters"]["sessions_closed"]
         assert closed >= 1
+
+
+SECRETS = {"AWS_ACCESS_KEY_ID": "AKIAUNTOLD", "AWS_SECRET_ACCESS_KEY": "hush-hush-hush"}
+
+
+def events(log: Path, form: str) -> set[tuple[str, str, str | None]]:
+    """Level, text, and the client or worker of each event."""
+    found = set()
+    for line in log.read_text().splitlines():
+        if form == "json":
+            event = json.loads(line)
+            assert event["timestamp"].endswith("Z")
+            assert event["target"].startswith("fastps")
+            found.add((event["level"], event["message"], event.get("worker") or event.get("client")))
+            continue
+        line = re.sub(r"\x1b\[[\d;]*m", "", line)
+        level, text = re.findall(r"^\S+ +([A-Z]+) [\w:]+: (.*?)(?= \w+=|$)", line)[0]
+        names = re.findall(r'(?:worker|client)="(.*?)"', line)
+        found.add((level, text, names[0] if names else None))
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_both_formats_have_the_same_events_and_no_secret(tmp_path: Path) -> None:
+    """A client joins, trains, is refused and leaves; copies fail; each format says the same."""
+    found = {}
+    for form in ("text", "json"):
+        log, data = tmp_path / form, tmp_path / f"data {form}"
+        options = ["--log-format", form, "--data-dir", str(data), "--copy-to", "s3://nowhere/x"]
+        endpoint = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
+        with (
+            logging_server(log, *options, **SECRETS, **endpoint) as address,
+            fastps.connect(address, transport="tcp", name="the client") as ps,
+        ):
+            ps.register("w", ZEROS, fastps.SGD(lr=1.0))
+            with fastps.Worker(ps, {"w": ZEROS}, mode=fastps.Async(), name="the worker") as worker:
+                worker.step({"w": ZEROS})
+                with pytest.raises(fastps.ConfigError, match="another mode"):
+                    fastps.Worker(ps, {"w": ZEROS}, mode=fastps.Sync(workers=1), name="the odd one")
+            await_line(log, "a worker left its group")
+        text = log.read_text()
+        assert not [secret for secret in SECRETS.values() if secret in text]
+        found[form] = events(log, form)
+    # The odd one's client may still be leaving when a server is killed.
+    both = found["text"] & found["json"]
+    assert ("INFO", "a worker joined its group", "the worker") in both
+    assert ("WARN", "a worker is refused", "the odd one") in both
+    assert ("INFO", "a worker left its group", "the client") in both
+    assert ("INFO", "a client joined", "the client") in both
+    differ = {text for _, text, _ in found["text"] ^ found["json"]}
+    assert differ <= {
+        "the client closed its session",
+        "the snapshot is not copied; the next one will be tried",
+    }
+
+
+def test_the_end_of_a_server_is_json_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fastps", "serve", "--log-format", "json", "--listen", "127.0.0.1:99999"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    [line] = ran.stderr.splitlines()
+    event = json.loads(line)
+    assert (event["level"], "127.0.0.1:99999" in event["message"]) == ("ERROR", True)

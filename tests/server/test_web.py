@@ -2,74 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import re
+import resource
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
+from served import FASTPS, Served, samples, serving
 
 import fastps
 
-FASTPS = [sys.executable, "-m", "fastps"]
-
 ROOT = Path(__file__).parents[1]
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
-
-
-class Served:
-    """A process of ``fastps serve`` with a web listener."""
-
-    def __init__(self, *options: str) -> None:
-        command = [*FASTPS, "serve", "--listen", "127.0.0.1:0", "--web", "127.0.0.1:0", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-        assert self.process.stdout is not None
-        self.addresses: list[str] = []
-        for line in self.process.stdout:
-            if found := re.search(r"shard \d+ listening on (\S+)", line):
-                self.addresses.append(found[1])
-            elif found := re.search(r"at http://127.0.0.1:(\d+)$", line):
-                self.port = int(found[1])
-                break
-
-    def ask(
-        self, path: str, method: str = "GET", host: str | None = None, **headers: str
-    ) -> tuple[int, str, http.client.HTTPMessage]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.putrequest(method, path, skip_host=True)
-        connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        answer = connection.getresponse()
-        found = answer.status, answer.read().decode(), answer.headers
-        connection.close()
-        return found
-
-    def get(self, path: str) -> str:
-        status, body, _ = self.ask(path)
-        assert status == 200, body
-        return body
-
-
-@contextmanager
-def serving(*options: str) -> Iterator[Served]:
-    served = Served(*options)
-    try:
-        yield served
-    finally:
-        served.process.terminate()
-        served.process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +28,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     data = tmp_path_factory.mktemp("data")
     with serving("--shards", "2", "--data-dir", str(data), "--copy-to", (data / "copies").as_uri()) as one:
         yield one
-
-
-def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in prometheus(text)
-        for sample in family.samples
-    }
 
 
 def test_every_counter_is_a_metric_and_equals_that_of_stats(served: Served) -> None:
@@ -134,9 +77,10 @@ def test_the_names_are_those_of_the_list(served: Served) -> None:
     """A dashboard relies on them: a change of this list is a change of a contract."""
     names = json.loads((ROOT / "vectors/metrics.json").read_text())
     allowed = {one["name"] for one in names["shard"].values()} | set(names["others"])
+    parts = {name + part for name in names["histograms"] for part in ("_bucket", "_sum", "_count")}
     found = {sample.name for family in prometheus(served.get("/metrics")) for sample in family.samples}
-    assert found <= allowed
-    assert {one["name"] for one in names["shard"].values()} <= found
+    assert found <= allowed | parts
+    assert {one["name"] for one in names["shard"].values()} | parts <= found
     assert all(re.fullmatch(r"fastps_[a-z0-9_]+", name) for name in allowed)
 
 
@@ -149,6 +93,7 @@ def test_both_formats_are_well_formed(served: Served) -> None:
     families = {family.name: family.type for family in open_metrics(text)}
     assert families["fastps_pushes"] == "counter"
     assert families["fastps_memory_used_bytes"] == "gauge"
+    assert families["fastps_push_staleness"] == families["fastps_answer_seconds"] == "histogram"
     status, text, headers = served.ask("/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert {family.name for family in prometheus(text)} == set(families)
@@ -194,7 +139,15 @@ def test_peers_that_send_too_much_or_nothing_are_cut_and_training_continues(serv
             while peer.recv(1 << 16):
                 pass
             raise ConnectionResetError
-    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(200)]
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):  # a line now and then does not prolong the time for the head
+            for k in range(300):
+                slow.sendall(f"X-{k}: 1\r\n".encode())
+                time.sleep(0.1)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(1000)]
     with fastps.connect(served.addresses) as ps:
         ps.register("idle", np.zeros(10, np.float32), fastps.SGD(lr=1.0))
         for _ in range(20):
@@ -232,7 +185,7 @@ def test_a_port_that_is_asked_for_and_taken_is_an_error_and_off_is_off() -> None
 
 def test_the_page_and_the_alerts_have_the_names_of_the_list() -> None:
     names = json.loads((ROOT / "vectors/metrics.json").read_text())
-    every = {one["name"] for one in names["shard"].values()} | set(names["others"])
+    every = {one["name"] for one in names["shard"].values()} | set(names["others"]) | set(names["histograms"])
     docs = ROOT.parent / "docs"
     page = (docs / "reference/metrics.md").read_text()
     assert set(re.findall(r"^\| `(fastps_\w+)` \|", page, re.MULTILINE)) == every

@@ -44,6 +44,8 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
     ),
     "Servers": (
         Variable("LOG", "log level: `off`, `error`, `warn`, `info` (default), `debug` or `trace`"),
+        _option("LOG_FORMAT", "log-format", "`text` (default), or `json`: one object a line"),
+        _option("CONFIG", "config", "file of settings (TOML) that neither options nor variables give"),
         _option("SHARDS", "shards", "number of shards in this process (1)"),
         _option("LISTEN", "listen", "addresses to listen on (`127.0.0.1:7070`)"),
         _option("LISTEN_UNIX", "listen-unix", "paths of Unix sockets to listen on, too"),

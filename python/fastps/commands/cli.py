@@ -1,5 +1,5 @@
-"""The command line: ``fastps run | serve | status | ls | rm | checkpoint | doctor | demo | live |
-sandblaster | rl | repro | torture | examples | completion``, and ``fastps-server``.
+"""The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | doctor | demo |
+live | sandblaster | rl | repro | torture | examples | completion``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -32,7 +32,9 @@ _COMMANDS = {
     "run and operate": {
         "run": "start servers and the workers of a script on this machine",
         "serve": "run shard servers",
+        "config": "show the settings of a server with their origins, or check a configuration file",
         "status": "show shards, workers and problems of a running cluster",
+        "top": "watch a running cluster: rates, staleness, waiting and problems",
         "ls": "list the tensors of a running cluster, by namespace",
         "rm": "free the tensors of a namespace",
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
@@ -77,6 +79,10 @@ def _run(arguments: list[str]) -> int:
         return _checkpoint(arguments[1:])
     if arguments[:1] == ["status"]:  # and its options
         return _status(arguments[1:])
+    if arguments[:1] == ["config"]:
+        return _config(arguments[1:])
+    if arguments[:1] == ["top"]:
+        return _top(arguments[1:])
     if arguments[:1] == ["rl"]:  # imports torch
         from fastps.commands.rl import command
 
@@ -153,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     commands.add_parser("status", add_help=False)
+    commands.add_parser("top", add_help=False)
+    commands.add_parser("config", add_help=False)
     lister = commands.add_parser(
         "ls",
         description="List the tensors of a running cluster, by namespace, with their last change.",
@@ -240,6 +248,20 @@ def _status(arguments: list[str]) -> int:
     from fastps import _fastps
 
     return int(_fastps.status_cli(arguments))
+
+
+def _config(arguments: list[str]) -> int:
+    """Runs the command line for the settings of a server, in Rust."""
+    from fastps import _fastps
+
+    return int(_fastps.config_cli(arguments))
+
+
+def _top(arguments: list[str]) -> int:
+    """Runs the command line that watches a cluster, in Rust."""
+    from fastps import _fastps
+
+    return int(_fastps.top_cli(arguments))
 
 
 def _guarded(action: Callable[[], int]) -> int:

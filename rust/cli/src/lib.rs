@@ -3,16 +3,18 @@
 mod addresses;
 mod bucket;
 mod checkpoint;
+mod config;
 mod export;
 mod log;
 mod signals;
 mod status;
+mod top;
 
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::{Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
-use log::Log;
+use log::{Format, Log};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -26,10 +28,15 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
 /// Run shards of a fastps parameter server. In place of options, `checkpoint` works with snapshots and data
-/// directories, and `status` shows a running cluster: see `checkpoint --help` and `status --help`.
+/// directories, `status` shows a running cluster, `top` watches it, and `config` explains settings: see
+/// `checkpoint --help` and so on.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
+    /// Settings that neither options nor variables give (TOML): the names of these options, without the dashes.
+    /// `fastps config` explains them.
+    #[arg(long, value_name = "FILE", env = "FASTPS_CONFIG")]
+    config: Option<PathBuf>,
     /// Number of shards in this process, on consecutive ports.
     #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
     shards: u32,
@@ -98,6 +105,9 @@ struct ServeArgs {
     /// 127.0.0.1:7069, if it is free].
     #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
     web: Option<String>,
+    /// Format of the log on standard error: text for people, or one JSON object a line.
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT", env = "FASTPS_LOG_FORMAT")]
+    log_format: Format,
     /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client may read and
     /// change everything.
     #[arg(long)]
@@ -156,7 +166,7 @@ fn log_filter(wanted: &str) -> Result<Targets> {
 }
 
 /// Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit status. The first argument is the program's
-/// name. If the second is `checkpoint` or `status`, runs that command instead.
+/// name. If the second is `checkpoint`, `config`, `status` or `top`, runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if args.get(1).is_some_and(|first| first == "checkpoint") {
@@ -165,12 +175,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     if args.get(1).is_some_and(|first| first == "status") {
         return run_status(args.into_iter().skip(1));
     }
-    let args = match ServeArgs::try_parse_from(args) {
+    if args.get(1).is_some_and(|first| first == "top") {
+        return run_top(args.into_iter().skip(1));
+    }
+    if args.get(1).is_some_and(|first| first == "config") {
+        return run_config(args.into_iter().skip(1));
+    }
+    let args = match config::arguments(args) {
         Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return error.exit_code();
-        }
+        Err(code) => return code,
     };
     let filter = match log_filter(&std::env::var("FASTPS_LOG").unwrap_or_default()) {
         Ok(filter) => filter,
@@ -186,7 +199,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             return 1;
         }
     };
-    log.install(filter);
+    log.install(filter, args.log_format);
     open_files::raise();
     match serve(args, log) {
         Ok(()) => {
@@ -194,7 +207,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             0
         }
         Err(error) => {
-            log.end(format!("fastps: error: {error}\n"));
+            log.end(&error.to_string());
             1
         }
     }
@@ -208,6 +221,16 @@ pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
 /// Runs `status` and returns the exit status. The first argument is the program's name.
 pub fn run_status(args: impl IntoIterator<Item = OsString>) -> i32 {
     status::run(args)
+}
+
+/// Runs `config` and returns the exit status. The first argument is the program's name.
+pub fn run_config(args: impl IntoIterator<Item = OsString>) -> i32 {
+    config::run(args)
+}
+
+/// Runs `top` and returns the exit status. The first argument is the program's name.
+pub fn run_top(args: impl IntoIterator<Item = OsString>) -> i32 {
+    top::run(args)
 }
 
 fn serve(args: ServeArgs, log: &Log) -> Result<()> {

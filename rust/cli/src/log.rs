@@ -1,11 +1,12 @@
 //! The log on standard error. Writing a line never waits for its reader. A warning that recurs appears at
-//! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`].
+//! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`]. Each line is
+//! text for people, or one JSON object with the same fields.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use tracing::{Event, Level, Metadata};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -31,6 +34,16 @@ const REMEMBERED: usize = 1024;
 const MOST_WARNINGS: u64 = 30;
 const MOST_LINES: u64 = 1000;
 
+/// Format of the lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object each, for programs.
+    Json,
+}
+
 enum Message {
     Line(Vec<u8>),
     /// Everything before it has been written.
@@ -42,6 +55,7 @@ enum Message {
 pub(crate) struct Log {
     lines: SyncSender<Message>,
     dropped: Arc<AtomicU64>,
+    is_json: Arc<AtomicBool>,
 }
 
 impl Log {
@@ -62,19 +76,31 @@ impl Log {
 
     fn to(out: impl Write + Send + 'static) -> io::Result<Self> {
         let (lines, waiting) = mpsc::sync_channel(WAITING);
-        let dropped = Arc::new(AtomicU64::new(0));
-        let counter = dropped.clone();
+        let (dropped, is_json) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counter, json) = (dropped.clone(), is_json.clone());
         std::thread::Builder::new()
             .name("fastps-log".into())
-            .spawn(move || write(out, &waiting, &counter))?;
-        Ok(Self { lines, dropped })
+            .spawn(move || write(out, &waiting, &counter, &json))?;
+        Ok(Self { lines, dropped, is_json })
     }
 
     /// Makes this log that of the process. A second call keeps the first one's.
-    pub(crate) fn install(&self, filter: Targets) {
+    pub(crate) fn install(&self, filter: Targets, format: Format) {
+        self.is_json.store(format == Format::Json, Ordering::Relaxed);
         let lines = tracing_subscriber::fmt::layer().with_writer(self.clone());
+        let lines = match format {
+            Format::Text => lines.boxed(),
+            Format::Json => {
+                lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
+            }
+        };
         let lines = lines.with_filter(Repeats { log: Some(self.clone()), ..Repeats::default() });
         let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
+    }
+
+    /// Adds a line about the log itself.
+    fn note(&self, level: Level, text: &str) {
+        self.line(noted(self.is_json.load(Ordering::Relaxed), level, text).as_bytes());
     }
 
     /// Adds a line, unless too many wait.
@@ -84,9 +110,12 @@ impl Log {
         }
     }
 
-    /// Adds a last line, and waits a moment until all lines are written.
-    pub(crate) fn end(&self, text: String) {
-        self.send(Message::Line(text.into_bytes()), Instant::now() + LAST_LINES);
+    /// Adds an error as the last line, and waits a moment until all lines are written.
+    pub(crate) fn end(&self, error: &str) {
+        let is_json = self.is_json.load(Ordering::Relaxed);
+        let text = if is_json { error.to_owned() } else { format!("error: {error}") };
+        let line = noted(is_json, Level::ERROR, &text);
+        self.send(Message::Line(line.into_bytes()), Instant::now() + LAST_LINES);
         self.flush();
     }
 
@@ -122,7 +151,21 @@ fn standard_error() -> io::Result<io::Stderr> {
     Ok(io::stderr())
 }
 
-fn write(mut out: impl Write, waiting: &Receiver<Message>, dropped: &AtomicU64) {
+/// A line that is no event: about the log itself, or the end of the process.
+fn noted(is_json: bool, level: Level, text: &str) -> String {
+    if !is_json {
+        return format!("fastps: {text}\n");
+    }
+    let mut timestamp = String::new();
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    let level = level.as_str();
+    let line = serde_json::json!({
+        "timestamp": timestamp, "level": level, "message": text, "target": module_path!(),
+    });
+    format!("{line}\n")
+}
+
+fn write(mut out: impl Write, waiting: &Receiver<Message>, dropped: &AtomicU64, is_json: &AtomicBool) {
     for message in waiting {
         let line = match message {
             Message::Line(line) => line,
@@ -134,7 +177,8 @@ fn write(mut out: impl Write, waiting: &Receiver<Message>, dropped: &AtomicU64) 
         let _ = out.write_all(&line);
         let lost = dropped.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            let _ = writeln!(out, "fastps: {lost} lines of the log were dropped: they were not read in time");
+            let text = format!("{lost} lines of the log were dropped: they were not read in time");
+            let _ = out.write_all(noted(is_json.load(Ordering::Relaxed), Level::WARN, &text).as_bytes());
         }
     }
 }
@@ -226,7 +270,7 @@ impl Repeats {
 
     fn say_left_out(&self, what: &str, count: u64) {
         if let Some(log) = self.log.as_ref().filter(|_| count > 0) {
-            log.line(format!("fastps: {count} lines {what} were left out\n").as_bytes());
+            log.note(Level::WARN, &format!("{count} lines {what} were left out"));
         }
     }
 }
@@ -291,7 +335,7 @@ mod tests {
         for k in 0..WAITING + 100 {
             log.line(format!("line {k}\n").as_bytes());
         }
-        log.end("the reason\n".into());
+        log.end("the reason");
         assert!(begun.elapsed() < Duration::from_secs(20));
         drop(read); // from now on all is read
         let text: Vec<u8> = std::iter::from_fn(|| lines.recv_timeout(Duration::from_secs(20)).ok())
@@ -302,9 +346,19 @@ mod tests {
         assert!(text.starts_with("line 0\n"), "{}", &text[..100]);
         assert!(text.contains("lines of the log were dropped"), "the log reports the loss");
         log.line(b"again\n");
-        log.end("the reason\n".into());
+        log.end("the reason");
         let last: Vec<_> = lines.try_iter().collect();
-        assert_eq!(last[last.len() - 2..], [b"again\n".to_vec(), b"the reason\n".to_vec()]);
+        assert_eq!(last[last.len() - 2..], [b"again\n".to_vec(), b"fastps: error: the reason\n".to_vec()]);
+    }
+
+    #[test]
+    fn lines_about_the_log_are_json_where_it_is() {
+        let line = noted(true, Level::WARN, "a \"quoted\"\nline");
+        assert_eq!(line.matches('\n').count(), 1);
+        let found: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&found["level"], &found["message"]), (&"WARN".into(), &"a \"quoted\"\nline".into()));
+        assert!(found["timestamp"].as_str().unwrap().ends_with('Z'));
+        assert_eq!(noted(false, Level::WARN, "text"), "fastps: text\n");
     }
 
     #[test]

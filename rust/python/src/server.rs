@@ -159,6 +159,18 @@ pub(crate) fn status_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
     })
 }
 
+/// Runs ``fastps config`` with these arguments; returns the exit status.
+#[pyfunction]
+pub(crate) fn config_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
+    py.detach(|| fastps_cli::run_config(std::iter::once(OsString::from("fastps config")).chain(args)))
+}
+
+/// Runs ``fastps top`` with these arguments; returns the exit status.
+#[pyfunction]
+pub(crate) fn top_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
+    call::run(py, true, || fastps_cli::run_top(std::iter::once(OsString::from("fastps top")).chain(args)))
+}
+
 /// Runs ``fastps checkpoint`` with these arguments; returns the exit status.
 #[pyfunction]
 pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {

@@ -16,6 +16,7 @@ mod data;
 pub mod human;
 mod listeners;
 mod machine_memory;
+mod measures;
 mod persistence;
 pub mod server;
 mod web;

@@ -12,6 +12,7 @@ use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::cluster::spaces::SpaceTable;
 use crate::config::{Bound, ServerConfig};
+use crate::connection::not_grpc::OnlyGrpc;
 use crate::connection::recovering::RecoveryListener;
 use crate::connection::trim;
 use crate::connection::{accept, accepted};
@@ -148,7 +149,7 @@ impl Server {
                 streams_reset: AtomicU64::new(0),
                 values_lent: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
-                frames_refused: AtomicU64::new(0),
+                measures: Arc::default(),
                 frames_swept: AtomicU64::new(0),
             });
             if let Some(loss) = loss::found_at_start(&node)?.filter(|_| !config.accept_loss) {
@@ -374,6 +375,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     let native = accept::accept(listener, locals, tls, node.clone(), foreign);
     let index = node.index();
     let others = tonic::transport::Server::builder()
+        .layer(tower::layer::layer_fn(OnlyGrpc))
         .layer(MapRequestLayer::new(Peer::keep_busy))
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
         .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))

@@ -13,5 +13,5 @@ pub mod unix;
 pub mod wire;
 
 pub use channel::channel;
-pub use socket::Socket;
+pub use socket::{Medium, Socket};
 pub use tls::TlsFiles;

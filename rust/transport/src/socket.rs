@@ -23,6 +23,34 @@ pub enum Socket {
     Local(LocalStream),
 }
 
+/// The medium that carries a connection's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// TCP without encryption.
+    Tcp,
+    /// TCP with TLS.
+    Tls,
+    /// A Unix socket.
+    Unix,
+    /// Shared memory.
+    SharedMemory,
+}
+
+impl Medium {
+    /// All media.
+    pub const ALL: [Self; 4] = [Self::Tcp, Self::Tls, Self::Unix, Self::SharedMemory];
+
+    /// The name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Unix => "unix",
+            Self::SharedMemory => "shared_memory",
+        }
+    }
+}
+
 impl From<TcpStream> for Socket {
     fn from(tcp: TcpStream) -> Self {
         // Callers write whole messages: send them without delay.
@@ -79,6 +107,15 @@ impl Socket {
     /// Takes values that the server at the other end lends.
     pub fn borrower(&self) -> Option<Arc<Borrower>> {
         if let Self::Local(local) = self { local.borrower() } else { None }
+    }
+
+    /// The medium, unless the two ends agree on shared memory later.
+    pub fn medium(&self) -> Medium {
+        match self {
+            Self::Tcp(_) => Medium::Tcp,
+            Self::Tls(_) => Medium::Tls,
+            Self::Local(_) => Medium::Unix,
+        }
     }
 
     /// Disables spinning on this socket.

@@ -54,7 +54,14 @@ def tree(parser: argparse.ArgumentParser, summaries: dict[str, str]) -> list[Com
     """
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     found = [_command("fastps", parser)._replace(arguments={}, words=dict(summaries))]
-    elsewhere = {"serve": _serve, "status": _status, "checkpoint": _checkpoint, "rl": _rl}
+    elsewhere = {
+        "serve": _serve,
+        "config": _config,
+        "status": _status,
+        "top": _top,
+        "checkpoint": _checkpoint,
+        "rl": _rl,
+    }
     for name in summaries:
         if name in elsewhere:
             found += elsewhere[name]()
@@ -106,14 +113,30 @@ def _status() -> Iterator[Command]:
     yield _from_help("fastps status", _printed(_fastps.status_cli, ["-h"]))
 
 
+def _top() -> Iterator[Command]:
+    from fastps import _fastps
+
+    yield _from_help("fastps top", _printed(_fastps.top_cli, ["-h"]))
+
+
 def _checkpoint() -> Iterator[Command]:
     from fastps import _fastps
 
-    group = _from_help("fastps checkpoint", _printed(_fastps.checkpoint_cli, ["-h"]))
+    yield from _group("fastps checkpoint", _fastps.checkpoint_cli)
+
+
+def _config() -> Iterator[Command]:
+    from fastps import _fastps
+
+    yield from _group("fastps config", _fastps.config_cli)
+
+
+def _group(name: str, run: Callable[[list[str]], int]) -> Iterator[Command]:
+    group = _from_help(name, _printed(run, ["-h"]))
     group.words.pop("help", None)
     yield group
     for word in group.words:
-        yield _from_help(f"fastps checkpoint {word}", _printed(_fastps.checkpoint_cli, [word, "-h"]))
+        yield _from_help(f"{name} {word}", _printed(run, [word, "-h"]))
 
 
 def _from_help(name: str, text: str) -> Command:

@@ -15,7 +15,7 @@ const MAX_LABEL: usize = 28;
 /// The whole text.
 pub(super) fn of(looks: &Looks, warnings: &[String], all: bool) -> Vec<String> {
     let found = workers(&looks.now);
-    let mut lines = vec![sentence(looks, found.len())];
+    let mut lines = vec![sentence(looks)];
     lines.extend(shards(looks, all));
     lines.extend(groups(looks));
     lines.extend(worker_table(&found, all));
@@ -31,7 +31,8 @@ fn answers(looks: &Looks) -> impl Iterator<Item = &ShardStats> {
 }
 
 /// The state in one sentence.
-fn sentence(looks: &Looks, workers: usize) -> String {
+pub(crate) fn sentence(looks: &Looks) -> String {
+    let workers = workers(&looks.now).len();
     let (shards, answered) = (looks.now.shards.len(), answers(looks).count());
     let serving = answers(looks).filter(|stats| stats.trouble.is_none()).count();
     let clients = clients(looks).saturating_sub(workers);
@@ -69,7 +70,7 @@ fn shards(looks: &Looks, all: bool) -> Vec<String> {
     if views.len() > most {
         views.sort_by_key(|view| view.answer.as_ref().is_ok_and(|stats| stats.trouble.is_none()));
     }
-    rows.extend(views.iter().take(most).map(|view| shard(view, looks)));
+    rows.extend(views.iter().take(most).map(|view| shard_row(view, looks)));
     let mut lines = table(&rows, 3);
     if views.len() > most {
         lines.push(format!("... and {} more (--all)", views.len() - most));
@@ -77,7 +78,8 @@ fn shards(looks: &Looks, all: bool) -> Vec<String> {
     lines
 }
 
-fn shard(view: &ShardView, looks: &Looks) -> [String; 7] {
+/// The cells of a shard.
+pub(crate) fn shard_row(view: &ShardView, looks: &Looks) -> [String; 7] {
     let index = view.shard.map_or_else(|| "?".to_owned(), |shard| shard.to_string());
     let Ok(stats) = &view.answer else {
         let dash = || "-".to_owned();
@@ -112,18 +114,20 @@ fn groups(looks: &Looks) -> Vec<String> {
     states.filter(|state| state.fastest > 0).take(2).map(line).collect()
 }
 
+/// The workers; without `all` few, the slow ones first.
 fn worker_table(found: &[(&WorkerState, &WorkerReport)], all: bool) -> Vec<String> {
     if found.is_empty() {
         return Vec::new();
     }
     let most = if all { usize::MAX } else { MAX_WORKERS };
-    let titles = ["WORKER", "RANK", "MODE", "STEPS", "STEPS/S", "LOSS", "STALE p50/p99", "WAITS", "SEEN", ""];
-    let mut rows = vec![titles.map(str::to_owned)];
     let mut shown = found.to_vec();
     if shown.len() > most {
         shown.sort_by_key(|(_, report)| slowness(found, report).is_none());
     }
-    rows.extend(shown.iter().take(most).map(|(state, report)| worker(state, report, found)));
+    shown.truncate(most);
+    let titles = ["WORKER", "RANK", "MODE", "STEPS", "STEPS/S", "LOSS", "STALE p50/p99", "WAITS", "SEEN", ""];
+    let mut rows = vec![titles.map(str::to_owned)];
+    rows.extend(shown.iter().map(|(state, report)| worker_row(state, report, found)));
     let mut lines = table(&rows, 3);
     if found.len() > most {
         lines.push(format!("... and {} more (--all)", found.len() - most));
@@ -131,14 +135,19 @@ fn worker_table(found: &[(&WorkerState, &WorkerReport)], all: bool) -> Vec<Strin
     lines
 }
 
-fn worker(state: &WorkerState, report: &WorkerReport, all: &[(&WorkerState, &WorkerReport)]) -> [String; 10] {
+/// The cells of a worker among all.
+pub(crate) fn worker_row(
+    state: &WorkerState,
+    report: &WorkerReport,
+    all: &[(&WorkerState, &WorkerReport)],
+) -> [String; 10] {
     let dash = || "-".to_owned();
     let staleness = match (report.staleness_p50, report.staleness_p99) {
         (Some(half), Some(most)) => format!("{half}/{most}"),
         _ => dash(),
     };
     [
-        shortened(&label(state, report)),
+        shortened(&label(state, report), MAX_LABEL),
         report.rank.map_or_else(dash, |rank| rank.to_string()),
         report.mode.clone(),
         report.steps.to_string(),
@@ -151,21 +160,22 @@ fn worker(state: &WorkerState, report: &WorkerReport, all: &[(&WorkerState, &Wor
     ]
 }
 
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= MAX_LABEL {
+/// Text of at most `most` characters, at least three.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
         return text.to_owned();
     }
-    let head: String = text.chars().take(MAX_LABEL - 3).collect();
+    let head: String = text.chars().take(most - 3).collect();
     format!("{head}...")
 }
 
 /// A rate: three digits of small ones.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     if value >= 100.0 || value == 0.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
 
 /// Columns of equal width; those from `right` on are aligned to the right.
-fn table<const N: usize>(rows: &[[String; N]], right: usize) -> Vec<String> {
+pub(crate) fn table<const N: usize>(rows: &[[String; N]], right: usize) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..N).map(width).collect();
     let line = |row: &[String; N]| {

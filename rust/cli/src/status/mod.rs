@@ -4,6 +4,9 @@ mod json;
 mod lines;
 mod warnings;
 
+pub(crate) use lines::{number, sentence, shard_row, shortened, table, worker_row};
+pub(crate) use warnings::{of as warnings, slowness, workers};
+
 use crate::addresses::{ADDRESSES, with_addresses};
 use crate::checkpoint::in_json;
 use clap::Parser;
@@ -49,22 +52,28 @@ struct StatusArgs {
 
 /// Two looks at a cluster.
 #[derive(Debug)]
-struct Looks {
-    now: ClusterView,
-    before: ClusterView,
+pub(crate) struct Looks {
+    pub(crate) now: ClusterView,
+    pub(crate) before: ClusterView,
     /// Seconds between them.
-    apart: f64,
+    pub(crate) apart: f64,
 }
 
 impl Looks {
     /// Increase of a shard's counter per second.
-    fn rate(&self, shard: Option<u32>, counter: &str) -> Option<f64> {
+    pub(crate) fn rate(&self, shard: Option<u32>, counter: &str) -> Option<f64> {
         let of = |view: &ClusterView| {
             let view = view.shards.iter().find(|view| view.shard == shard)?;
             view.answer.as_ref().ok()?.counters.get(counter).copied()
         };
         let (now, before) = (of(&self.now)?, of(&self.before)?);
         Some(now.saturating_sub(before) as f64 / self.apart)
+    }
+
+    /// Returns whether every shard answers and serves.
+    pub(crate) fn serve(&self) -> bool {
+        let serves = |view: &ShardView| view.answer.as_ref().is_ok_and(|stats| stats.trouble.is_none());
+        self.now.shards.iter().all(serves)
     }
 }
 
@@ -110,8 +119,7 @@ fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
     } else {
         lines::of(&looks, &warnings, args.all)
     };
-    let serving = |view: &ShardView| view.answer.as_ref().is_ok_and(|stats| stats.trouble.is_none());
-    Ok((lines, looks.now.shards.iter().all(serving)))
+    Ok((lines, looks.serve()))
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ const FULL: u64 = 90;
 const SILENT_S: u64 = 5;
 
 /// All problems, of shards first.
-pub(super) fn of(cluster: &ClusterView) -> Vec<String> {
+pub(crate) fn of(cluster: &ClusterView) -> Vec<String> {
     let mut found: Vec<_> = cluster.shards.iter().flat_map(of_shard).collect();
     found.extend(of_workers(&workers(cluster)));
     found
 }
 
 /// The clients that report their training, by rank and name.
-pub(super) fn workers(cluster: &ClusterView) -> Vec<(&WorkerState, &WorkerReport)> {
+pub(crate) fn workers(cluster: &ClusterView) -> Vec<(&WorkerState, &WorkerReport)> {
     let answers = cluster.shards.iter().filter_map(|view| view.answer.as_ref().ok());
     let mut workers: Vec<_> = answers
         .flat_map(|stats| &stats.workers)
@@ -43,7 +43,7 @@ fn median_step(workers: &[(&WorkerState, &WorkerReport)]) -> Option<f64> {
 }
 
 /// How many times the median a worker's step takes, if it is slow.
-pub(super) fn slowness(workers: &[(&WorkerState, &WorkerReport)], report: &WorkerReport) -> Option<f64> {
+pub(crate) fn slowness(workers: &[(&WorkerState, &WorkerReport)], report: &WorkerReport) -> Option<f64> {
     let (median, own) = (median_step(workers)?, report.step_seconds?);
     let times = own / median;
     (workers.len() > 1 && median > 0.0 && times >= SLOW).then_some(times)

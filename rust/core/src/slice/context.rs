@@ -11,7 +11,7 @@ use crate::kernel::optim::Rule;
 use crate::kernel::rows::{Indices, RowLayout};
 use crate::memory::Meter;
 use crate::slice::clients::Clients;
-use crate::slice::frame::{Applied, Base, Push, Target};
+use crate::slice::frame::{Action, Applied, Base, Push, Target};
 use crate::slice::identity::{Home, IdentityTable};
 use crate::slice::record::{Identities as SharedBy, Record, Sink};
 use crate::tensor::{SliceId, TensorSpec};
@@ -48,6 +48,16 @@ pub(crate) struct Counters {
     pub(crate) refused: AtomicU64,
     pub(crate) pulls: AtomicU64,
     pub(crate) slice_copies: AtomicU64,
+    /// Gradients that their mode's correction made smaller.
+    pub(crate) gradients_scaled: AtomicU64,
+    /// Gradients refused because they were staler than their mode allows.
+    pub(crate) gradients_stale: AtomicU64,
+    /// Gradients whose version was made without them.
+    pub(crate) gradients_late: AtomicU64,
+    /// Pushes in doubt that were not applied and never will be.
+    pub(crate) pushes_fenced: AtomicU64,
+    /// Versions made of the gradients of several workers.
+    pub(crate) rounds: AtomicU64,
 }
 
 impl Counters {
@@ -144,6 +154,9 @@ impl SliceContext {
         let counts = matches || staleness.is_some_and(|tau| tau > 1);
         let clients = if counts { identities.pushing(push.identity.client) } else { 1 };
         let factor = correction.factor(staleness, clients);
+        if factor < 1.0 && push.action == Action::Gradient {
+            Counters::count(&self.counters.gradients_scaled);
+        }
         let scale = (f64::from(push.scale.unwrap_or(1.0)) * factor) as f32;
         let momentum = correction.momentum(optimizer.momentum(), clients);
         let lowered = |own| Some(correction.momentum(own, clients)).filter(|beta1| *beta1 < own);

@@ -6,6 +6,7 @@ use super::slice::{Slice, SliceMemory};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
 use crate::base::sync::lock;
+use crate::slice::context::Counters;
 use crate::slice::frame::{Applied, Identity};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::tensor::Apply;
@@ -80,6 +81,7 @@ impl Slice {
         if let (Apply::Exact, Some(sink)) = (self.spec.apply, &self.sink) {
             sink.fenced(self.id, identity);
         }
+        Counters::count(&self.counters.pushes_fenced);
         table.note(identity, Outcome::Fenced)
     }
 

@@ -217,7 +217,7 @@ impl ExactMemory {
         if let Some(vectors) = &self.vectors {
             return Err(vectors.occupied());
         }
-        self.check_base(push)?;
+        self.check_base(slice, push)?;
         let client = push.identity.client;
         if self.round.as_ref().is_some_and(|round| round.has(client)) {
             return Err(Error::new(
@@ -254,7 +254,7 @@ impl ExactMemory {
     }
 
     /// Fails unless the gradient is based on the present version.
-    fn check_base(&self, push: &Push<'_>) -> Result<()> {
+    fn check_base(&self, slice: &SliceContext, push: &Push<'_>) -> Result<()> {
         let Some(base) = push.base else {
             return Err(Error::new(Kind::Precondition, "a gradient of a version needs its base")
                 .expected("based_on=", "nothing"));
@@ -263,6 +263,7 @@ impl ExactMemory {
         if base.version == now || fault("late_gradient_counts") {
             return Ok(());
         }
+        Counters::count(&slice.counters.gradients_late);
         let why = "the gradient came too late: its version was made without it";
         Err(Error::new(Kind::StalePush, why)
             .expected(format!("based on version {now}"), format!("version {}", base.version)))
@@ -297,6 +298,7 @@ impl ExactMemory {
         let mut told = Told::new();
         match stepped {
             Ok(applied) => {
+                Counters::count(&slice.counters.rounds);
                 for (part, (applied, waiting)) in round.parts.drain(..).zip(applied) {
                     told.push((part.done, Ok(applied)));
                     told.extend(

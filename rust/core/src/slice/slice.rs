@@ -264,7 +264,8 @@ impl Slice {
     ) -> Result<Option<Charge>> {
         if let Some(correction) = push.correction {
             let changes = push.base.and_then(|base| version.checked_sub(base.version));
-            correction.check(next_staleness(push, version, identities), changes)?;
+            let checked = correction.check(next_staleness(push, version, identities), changes);
+            checked.inspect_err(|_| Counters::count(&self.counters.gradients_stale))?;
         }
         let charge = match admission {
             Admission::Apply => None,

@@ -4,6 +4,8 @@
 //! [`MAX_ENCODED_ANSWERS`] encoded answers per stream wait in the connection, so a reader that stalls takes
 //! no more memory than it has; its pins can be taken back at any time by resetting its stream.
 
+use crate::measures::{Asked, Measures};
+use fastps_core::codec::CodecId;
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::frame::Applied;
@@ -12,6 +14,7 @@ use fastps_core::slice::Snapshot;
 use fastps_durable::Journal;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
+use fastps_transport::Medium;
 use fastps_transport::convert;
 use fastps_transport::memory_budget::{Busy, MemoryBudget, OWED_ANSWER_BYTES, StreamBudget};
 use fastps_transport::wire::MAX_FRAME;
@@ -39,6 +42,8 @@ const _: () = assert!(size_of::<QueuedAnswer>() <= OWED_ANSWER_BYTES);
 /// One slot in the queue of answers: a frame, or the status that ends the stream.
 pub(crate) struct QueuedAnswer {
     pub(crate) what: Result<Owed, Status>,
+    /// The request, unless it could not be read.
+    asked: Option<Asked>,
     /// Kept until the answer is written.
     pub(crate) busy: Busy,
 }
@@ -47,13 +52,19 @@ pub(crate) struct QueuedAnswer {
 pub(crate) struct AnswerSlot {
     permit: OwnedPermit<QueuedAnswer>,
     busy: Busy,
+    asked: Option<Asked>,
     /// Journal in which everything that the answer reports must be durable before it is sent.
     until_durable: Option<Arc<Journal>>,
 }
 
 impl AnswerSlot {
     pub(crate) fn new(permit: OwnedPermit<QueuedAnswer>, budget: &MemoryBudget) -> Self {
-        Self { permit, busy: budget.busy(), until_durable: None }
+        Self { permit, busy: budget.busy(), asked: None, until_durable: None }
+    }
+
+    /// The slot of the answer to this request.
+    pub(crate) fn to(self, asked: Asked) -> Self {
+        Self { asked: Some(asked), ..self }
     }
 
     /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and
@@ -71,7 +82,7 @@ impl AnswerSlot {
 
     pub(crate) fn send_now(self, what: Result<Owed, Status>) {
         reach("before_ack");
-        self.permit.send(QueuedAnswer { what, busy: self.busy });
+        self.permit.send(QueuedAnswer { what, asked: self.asked, busy: self.busy });
     }
 }
 
@@ -199,6 +210,24 @@ impl Drop for Pin {
 pub(crate) struct Answers {
     pub(crate) queue: Receiver<QueuedAnswer>,
     pub(crate) shared: Arc<StreamState>,
+    pub(crate) measures: Arc<Measures>,
+    pub(crate) medium: Medium,
+}
+
+impl Answers {
+    /// The next answer, which is counted as sent.
+    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Option<QueuedAnswer>> {
+        let answer = ready!(self.queue.poll_recv(context));
+        if let Some(asked) = answer.as_ref().and_then(|answer| answer.asked) {
+            self.measures.answered(asked);
+        }
+        Poll::Ready(answer)
+    }
+
+    /// Counts values that are sent, not lent.
+    pub(crate) fn count_sent(&self, values: &Snapshot) {
+        self.measures.sent(CodecId::plain(values.dtype), values.as_ref().len(), self.medium);
+    }
 }
 
 impl Stream for Answers {
@@ -208,18 +237,22 @@ impl Stream for Answers {
         if let Some(status) = self.shared.status() {
             return Poll::Ready(Some(Err(status)));
         }
-        Poll::Ready(match ready!(self.queue.poll_recv(context)).map(|answer| answer.what) {
+        Poll::Ready(match ready!(self.poll_answer(context)).map(|answer| answer.what) {
             None => None,
             Some(Err(status)) => Some(Err(status)),
             Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),
             Some(Ok(Owed::Rows { header, pin, charge })) => match pin.take() {
                 Some(snapshot) => {
+                    self.count_sent(&snapshot);
                     Some(Ok(pb::Frame { header: Some(*header), payload: convert::keeping(snapshot, charge) }))
                 }
                 None => self.shared.status().map(Err),
             },
             Some(Ok(Owed::Values { tag, applied, pin })) => match pin.take() {
-                Some(snapshot) => Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot, ()))),
+                Some(snapshot) => {
+                    self.count_sent(&snapshot);
+                    Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot, ())))
+                }
                 None => self.shared.status().map(Err),
             },
         })

@@ -3,6 +3,7 @@
 use crate::auth::principal::Principal;
 use crate::auth::rate::Rate;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::Medium;
 use fastps_transport::memory_budget::MemoryBudget;
 use http_body_util::BodyExt;
 use std::sync::Arc;
@@ -23,15 +24,16 @@ pub(crate) struct Peer {
     pub(crate) principal: Principal,
     pub(crate) pins: Arc<Semaphore>,
     pub(crate) budget: Arc<MemoryBudget>,
+    pub(crate) medium: Medium,
     /// For sessions that it begins.
     pub(crate) hellos: Arc<Rate>,
 }
 
 impl Peer {
-    pub(crate) fn new(budget: Arc<MemoryBudget>) -> Self {
+    pub(crate) fn new(budget: Arc<MemoryBudget>, medium: Medium) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { principal: Principal::ANYBODY, pins, budget, hellos }
+        Self { principal: Principal::ANYBODY, pins, budget, medium, hellos }
     }
 
     /// Fails if the connection exceeds its rate of new sessions.

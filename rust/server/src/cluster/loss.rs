@@ -193,7 +193,11 @@ async fn drop_incomplete(node: &Arc<Node>, loss: &Loss, id: u64) -> Result<()> {
     };
     for name in names {
         let placement = node.unregister_at_first(name).await?;
-        tracing::error!(shard = node.index(), name, "removed: the tensor's slices on this shard are lost");
+        tracing::error!(
+            shard = node.index(),
+            tensor = name,
+            "removed: the tensor's slices on this shard are lost"
+        );
         let mut elsewhere: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for (slice, shard) in placement.slices.iter().zip(&placement.shards) {
             elsewhere.entry(*shard).or_default().push(*slice);
@@ -203,7 +207,7 @@ async fn drop_incomplete(node: &Arc<Node>, loss: &Loss, id: u64) -> Result<()> {
         node.reservations.drop_slices(&node.shard, &own);
         for (shard, slices) in elsewhere {
             if let Err(error) = node.drop_at(shard, slices).await {
-                tracing::warn!(shard = node.index(), name, %error, "its slices on shard {shard} stay there");
+                tracing::warn!(shard = node.index(), tensor = name, %error, "its slices on shard {shard} stay there");
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::cluster::reservation::Reservations;
 use crate::cluster::session::{SessionOver, Sessions};
 use crate::cluster::spaces::SpaceTable;
 use crate::human;
+use crate::measures::Measures;
 use crate::persistence::Files;
 use crate::persistence::gate::Gate;
 use fastps_core::error::{Error, Kind, Result};
@@ -83,7 +84,7 @@ pub(crate) struct Node {
     pub(crate) streams_reset: AtomicU64,
     pub(crate) values_lent: AtomicU64,
     pub(crate) frames: AtomicU64,
-    pub(crate) frames_refused: AtomicU64,
+    pub(crate) measures: Arc<Measures>,
     /// Frames read until the last sweep.
     pub(crate) frames_swept: AtomicU64,
 }
@@ -233,7 +234,7 @@ impl Node {
         let now = Instant::now();
         for over in self.sessions.sweep(now, period) {
             let (session, name) = (over.number, &over.name);
-            tracing::info!(shard = self.index(), session, name, "the client's lease ran out");
+            tracing::info!(shard = self.index(), session, client = name, "the client's lease ran out");
             self.end_client(over);
         }
         if let Ok(mut map) = self.map() {
@@ -291,7 +292,7 @@ impl Node {
             ("streams_reset", self.streams_reset.load(Ordering::Relaxed)),
             ("values_lent", self.values_lent.load(Ordering::Relaxed)),
             ("frames", self.frames.load(Ordering::Relaxed)),
-            ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
+            ("frames_refused", self.measures.refusals().map(|(_, count)| count).sum()),
         ]);
         counters.extend(self.files.counters());
         if let Ok(map) = self.map() {

@@ -150,6 +150,9 @@ impl Opening {
         let mut connection = Connection::new(io, budget, node);
         // An error means that the peer has gone.
         let native = connection.is_native().await.ok()?;
+        if connection.refuse_http1().await {
+            return None;
+        }
         Some((connection, native))
     }
 }

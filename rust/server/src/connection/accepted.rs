@@ -6,14 +6,15 @@
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::cluster::node::Node;
 use crate::connection::allowance::Allowance;
+use crate::connection::not_grpc::{is_http1, refuse_http1};
 use crate::connection::reject::Farewell;
 use crate::connection::trim;
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind};
 use fastps_core::shard::{Charge, Purpose};
-use fastps_transport::Socket;
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{ASK, Lender, MAX_BORROWED_PAGES, MAX_FRAME, NATIVE_SETTING, SHARED_BYTES};
+use fastps_transport::{Medium, Socket};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ impl Connection {
     /// Counts the connection at its shard; `budget` is its memory.
     pub(crate) fn new(io: Socket, budget: Arc<MemoryBudget>, node: Arc<Node>) -> Self {
         node.connections.fetch_add(1, Ordering::Relaxed);
-        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(budget));
+        let peer = Peer::new(budget, io.medium());
+        let (io, opening) = (io.take(0), Bytes::new());
         let allowance = Allowance::new(PREFACE.len());
         Self { io, opening, peer, node, waiting: None, shared: None, allowance, farewell: None }
     }
@@ -99,6 +101,15 @@ impl Connection {
         };
         self.opening = opening.freeze();
         Ok(native)
+    }
+
+    /// Answers a peer that asks for a page by HTTP/1. False: it does not.
+    pub(crate) async fn refuse_http1(&mut self) -> bool {
+        let asks = is_http1(&self.opening);
+        if asks {
+            refuse_http1(self.io.get_mut(), &self.opening).await;
+        }
+        asks
     }
 
     /// Counts the frames received after the first `before` bytes. With too many control frames, ends the
@@ -174,6 +185,7 @@ impl Connection {
         let (shared, permitted) = match shared {
             Ok(shared) => {
                 self.peer.pins.add_permits(pages.saturating_sub(MAX_PINS));
+                self.peer.medium = Medium::SharedMemory;
                 (Some(shared), Ok(()))
             }
             Err(error) => (None, Err(error.to_string())),

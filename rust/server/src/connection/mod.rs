@@ -4,6 +4,7 @@ pub(crate) mod accept;
 pub(crate) mod accepted;
 mod allowance;
 mod native;
+pub(crate) mod not_grpc;
 mod openings;
 pub(crate) mod recovering;
 mod reject;

@@ -155,9 +155,11 @@ async fn exchange(
     // A log is written while the shard sleeps, also between the parts of something large.
     let pace = if node.files.journal().is_some() { PollCycle::default() } else { cycle.clone() };
     let frames = FrameSource::Native(messages, Spin::new(node.spin), pace);
+    let medium = peer.medium;
     let stream_of = Exchange { node: node.clone(), peer, shown, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
-    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, cycle), &node, lender);
+    let answers = Answers { queue, shared: shared.clone(), measures: node.measures.clone(), medium };
+    let writing = write(answers, Outbox::new(stream, cycle), &node, lender);
     tokio::select! {
         biased;
         () = shared.was_reset() => Ended::Reset,
@@ -173,8 +175,8 @@ async fn write(
     lender: Option<Arc<Lender>>,
 ) -> Result<(), h2::Error> {
     loop {
-        let next = outbox.next(|cx| answers.queue.poll_recv(cx)).await?;
-        let Some(QueuedAnswer { what, busy }) = next else {
+        let next = outbox.next(|cx| answers.poll_answer(cx)).await?;
+        let Some(QueuedAnswer { what, busy, .. }) = next else {
             return outbox.finish(trailers(&Status::new(Code::Ok, "")));
         };
         match what {
@@ -186,6 +188,7 @@ async fn write(
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
+                answers.count_sent(&snapshot);
                 let payload = convert::keeping(snapshot, (pin, charge));
                 outbox.send(pb::Frame { header: Some(*header), payload }, Some(busy))?;
             }
@@ -199,7 +202,10 @@ async fn write(
                         node.values_lent.fetch_add(1, Ordering::Relaxed);
                         convert::lent(tag, applied.as_ref(), &snapshot, lent)
                     }
-                    Err((snapshot, pin)) => convert::snapshot(tag, applied.as_ref(), snapshot, pin),
+                    Err((snapshot, pin)) => {
+                        answers.count_sent(&snapshot);
+                        convert::snapshot(tag, applied.as_ref(), snapshot, pin)
+                    }
                 };
                 outbox.send(frame, Some(busy))?;
             }

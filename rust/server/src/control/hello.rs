@@ -21,7 +21,7 @@ pub(super) fn greet(
 ) -> Result<pb::HelloResponse> {
     let session = answer(node, peer, m, logged);
     let session = session.inspect_err(|error| {
-        tracing::warn!(shard = node.index(), name = m.name, %error, "a client is refused");
+        tracing::warn!(shard = node.index(), client = m.name, %error, "a client is refused");
     })?;
     Ok(pb::HelloResponse {
         protocol_minor: m.protocol_minor.min(PROTOCOL_MINOR),
@@ -60,7 +60,7 @@ fn answer(node: &Node, peer: &Peer, m: &pb::HelloRequest, logged: Result<bool>) 
     }
     keep_report(node, m);
     if !is_live {
-        tracing::info!(shard = node.index(), session = session.number, name = m.name, "a client joined");
+        tracing::info!(shard = node.index(), session = session.number, client = m.name, "a client joined");
     }
     Ok(session.number)
 }
@@ -71,7 +71,7 @@ fn keep_report(node: &Node, m: &pb::HelloRequest) {
     match convert::worker_report_from_wire(report) {
         Ok(report) => node.sessions.keep_report(m.client, report),
         Err(error) => {
-            tracing::warn!(shard = node.index(), name = m.name, %error, "a worker's report is not shown");
+            tracing::warn!(shard = node.index(), worker = m.name, %error, "a worker's report is not shown");
         }
     }
 }
@@ -80,7 +80,7 @@ fn close(node: &Node, client: u64, secret: &SecretHash) -> Result<u64> {
     let over = node.sessions.close(client, secret)?;
     let SessionOver { number, name, .. } = &over;
     let number = *number;
-    tracing::info!(shard = node.index(), session = number, name, "the client closed its session");
+    tracing::info!(shard = node.index(), session = number, client = name, "the client closed its session");
     node.end_client(over);
     Ok(number)
 }

@@ -35,7 +35,7 @@ pub(super) fn join(
     match joined {
         Ok((seat, joined)) => {
             if is_new {
-                tracing::info!(shard, group, name, client = of, mode = %seat.mode, "a worker joined its group");
+                tracing::info!(shard, group, worker = name, client = of, mode = %seat.mode, "a worker joined its group");
             }
             let member = Member { client, group, seat };
             node.files.note(|| Event::Joined(member, node.shard.groups().is_complete(group)));
@@ -43,7 +43,7 @@ pub(super) fn join(
             Ok(pb::JoinResponse { clock, workers, present })
         }
         Err(error) => {
-            tracing::warn!(shard, group, name, client = of, %error, "a worker is refused");
+            tracing::warn!(shard, group, worker = name, client = of, %error, "a worker is refused");
             Err(error)
         }
     }

@@ -250,7 +250,12 @@ impl Control for ControlService {
             node.sessions.forget_gradients(m.client, m.group);
             if node.shard.leave(m.group, m.client, m.warm) {
                 let name = node.sessions.name(m.client);
-                tracing::info!(shard = node.index(), group = m.group, name, "a worker left its group");
+                tracing::info!(
+                    shard = node.index(),
+                    group = m.group,
+                    worker = name,
+                    "a worker left its group"
+                );
                 node.files.note(|| Event::Left { client: m.client, group: m.group, warm: m.warm });
             }
             Ok(pb::LeaveResponse {})

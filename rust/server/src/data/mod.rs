@@ -10,6 +10,7 @@ use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, 
 use crate::auth::peer::Peer;
 use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
+use crate::measures::Asked;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
@@ -53,11 +54,12 @@ impl Data for DataService {
         let shared = StreamState::new(self.node.shard.meter(), &peer.budget, false)
             .map_err(|error| convert::status(&error.shard(self.node.index())))?;
         let shown = secret::of_headers(request.metadata());
+        let (measures, medium) = (self.node.measures.clone(), peer.medium);
         let stream = Exchange { node: self.node.clone(), peer, shown, shared: shared.clone() };
         let (answers, queue) = channel(MAX_OWED_ANSWERS);
         let frames = FrameSource::Foreign(Box::new(request.into_inner()));
         tokio::spawn(async move { stream.serve(frames, answers).await });
-        Ok(tonic::Response::new(Answers { queue, shared }))
+        Ok(tonic::Response::new(Answers { queue, shared, measures, medium }))
     }
 }
 
@@ -148,8 +150,11 @@ impl Exchange {
 
     async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
+        self.node.measures.received(frame, self.peer.medium);
+        let asked = Asked::now(frame);
+        let slot = slot.to(asked);
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
-        match self.admit(frame) {
+        match self.admit(frame, asked.at) {
             Ok((request, logged)) => {
                 let changes = request.verb.changes();
                 if changes {
@@ -180,13 +185,12 @@ impl Exchange {
     }
 
     /// Validates a frame before it touches a slice. Returns whether its answer must wait for the disk.
-    fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<(Request<'a>, bool)> {
+    fn admit<'a>(&self, frame: &'a pb::Frame, now: Instant) -> Result<(Request<'a>, bool)> {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
         let client = request.route.client;
         self.peer.principal.authorize(request.verb.role(), client)?;
-        let now = Instant::now();
         let logged = match request.verb {
             // Coordinators rely on their commands. Portions are in no log.
             Verb::Run(_) => self.sign_of_life(client, now).map(|_| node.files.journal().is_some())?,
@@ -312,11 +316,11 @@ impl Exchange {
 
     /// A push whose answer is a receipt.
     async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut slot: AnswerSlot) {
-        let begin = Instant::now();
+        let mut begin = None;
         loop {
             match self.push_once(tag, push, reservation, slot) {
                 None => return,
-                Some((back, error)) if !self.wait_for_readers(push.slice, begin).await => {
+                Some((back, error)) if !self.wait_for_readers(push.slice, &mut begin).await => {
                     return self.refuse(back, tag, error);
                 }
                 Some((back, _)) => slot = back,
@@ -356,12 +360,14 @@ impl Exchange {
     }
 
     /// Waits for readers that keep old versions to release them, then resets the slowest one. Returns false
-    /// if readers are not the cause of the lack of memory.
-    async fn wait_for_readers(&self, slice: SliceId, since: Instant) -> bool {
+    /// if readers are not the cause of the lack of memory. `since`: the first wait of the push.
+    async fn wait_for_readers(&self, slice: SliceId, since: &mut Option<Instant>) -> bool {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
             return false;
         }
-        if since.elapsed() >= READER_TIMEOUT && !self.node.reset_slowest_reader() {
+        if since.get_or_insert_with(Instant::now).elapsed() >= READER_TIMEOUT
+            && !self.node.reset_slowest_reader()
+        {
             return false;
         }
         // A native connection that was reset releases its memory in this time.
@@ -372,13 +378,13 @@ impl Exchange {
     /// Applies a push whose answer is the new values. Later frames do not wait while a policy holds it.
     async fn push_pull(&self, tag: u64, push: &Push<'_>, slot: AnswerSlot) {
         let (slice, client) = (push.slice, push.identity.client);
-        let begin = Instant::now();
+        let mut begin = None;
         let outcome = loop {
             let (done, mut outcome) = oneshot::channel();
             self.node.shard.push(push, move |result| drop(done.send(result)));
             match outcome.try_recv() {
                 Ok(Err(error))
-                    if error.kind == Kind::Capacity && self.wait_for_readers(slice, begin).await => {}
+                    if error.kind == Kind::Capacity && self.wait_for_readers(slice, &mut begin).await => {}
                 Ok(result) => return self.after_push(tag, slice, client, result, slot).await,
                 Err(_) => break outcome,
             }
@@ -421,7 +427,7 @@ impl Exchange {
             Ok(permit) => permit,
             Err(error) => return self.refuse(slot, tag, error),
         };
-        let begin = Instant::now();
+        let mut begin = None;
         loop {
             let pulled = pull().and_then(|snapshot| {
                 self.shared.reserve_encoded(snapshot.as_ref().len())?;
@@ -435,7 +441,7 @@ impl Exchange {
                 }
                 Err(error) if applied.is_none() => return self.refuse(slot, tag, error),
                 // The push was applied, so its answer may not be a refusal.
-                Err(error) if begin.elapsed() >= READER_TIMEOUT => {
+                Err(error) if begin.get_or_insert_with(Instant::now).elapsed() >= READER_TIMEOUT => {
                     slot.send(Err(convert::status(&error.shard(self.node.index()))));
                     return;
                 }
@@ -453,11 +459,12 @@ impl Exchange {
     fn count(&self, client: u64, applied: &Applied) {
         if !applied.duplicate {
             self.node.sessions.count_applied(client, 1);
+            self.node.measures.applied(applied);
         }
     }
 
     fn refuse(&self, slot: AnswerSlot, tag: u64, error: Error) {
-        self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
+        self.node.measures.refused(error.kind);
         slot.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
     }
 }

@@ -11,7 +11,6 @@ use fastps_core::slice::{Slice, Snapshot};
 use fastps_core::verbs::SliceVersion;
 use fastps_transport::convert::{self, Part, Parts, Route};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -58,7 +57,7 @@ impl Exchange {
             Err(error) => return self.refuse(slot, tag, error),
         };
         let (late, answers) = unbounded_channel();
-        let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
+        let (mut outcomes, mut begin) = (Vec::with_capacity(parts.len()), None);
         let all: Vec<_> = parts.iter().collect();
         let mut slices = self.admit_parts(&all, route, Some(dtype));
         while outcomes.len() < all.len() {
@@ -76,7 +75,8 @@ impl Exchange {
             };
             match self.node.shard.push_to(slice, &push, later) {
                 Some(Err(error))
-                    if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await =>
+                    if error.kind == Kind::Capacity
+                        && self.wait_for_readers(push.slice, &mut begin).await =>
                 {
                     // A slice may have been dropped meanwhile: a restart could not repeat what it applies
                     // after that.
@@ -123,10 +123,18 @@ impl Exchange {
             outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
         };
         let outcomes: Vec<_> = outcomes.into_iter().map(told).collect();
-        let new = outcomes.iter().flatten().filter(|applied| !applied.duplicate).count();
-        self.node.sessions.count_applied(client, new as u64);
-        let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        self.node.frames_refused.fetch_add(refused as u64, Ordering::Relaxed);
+        let mut new = 0;
+        for outcome in &outcomes {
+            match outcome {
+                Ok(applied) if applied.duplicate => {}
+                Ok(applied) => {
+                    new += 1;
+                    self.node.measures.applied(applied);
+                }
+                Err(error) => self.node.measures.refused(error.kind),
+            }
+        }
+        self.node.sessions.count_applied(client, new);
         let mut answer = convert::receipts(tag, &outcomes);
         answer.payload = convert::keeping([], memory);
         slot.send(Ok(owed(answer)));

@@ -13,6 +13,7 @@ use fastps_core::spaces::{Claimant, SeatKey, SeatRequest, SpaceSpec, SpaceStandi
 use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use fastps_durable::{Event, Journal};
 use fastps_proto::v1 as pb;
+use fastps_transport::Medium;
 use fastps_transport::convert::header::Target;
 use fastps_transport::convert::{Request, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
@@ -81,7 +82,7 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     let shared = StreamState::new(node.shard.meter(), &budget, false).unwrap();
     let (answers, mut queue) = channel(1);
     let slot = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);
-    let stream = Exchange { node, peer: Peer::new(budget), shown: None, shared };
+    let stream = Exchange { node, peer: Peer::new(budget, Medium::Tcp), shown: None, shared };
     let command = Command { space: SPACE, term: 1, number: 1 };
     let header = convert::run_header(Target { slice: SliceId(0), group: 1, epoch: 1 }, command, &[ID]);
     let payload: Bytes =

@@ -1,6 +1,7 @@
 //! `/metrics`: the counters of this process's shards, its groups, and the reports of its workers.
 
 use super::Subject;
+use super::measured;
 use super::names::{Kind, SHARD};
 use fastps_core::verbs::{GroupState, WorkerReport, WorkerState};
 use prometheus_client::collector::Collector;
@@ -37,27 +38,34 @@ impl Form {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Value {
+#[derive(Clone, Debug)]
+pub(super) enum Value {
     Whole(u64),
     Real(f64),
+    /// Upper bounds, and the number of observations in each bucket.
+    Histogram {
+        sum: f64,
+        count: u64,
+        buckets: Vec<(f64, u64)>,
+    },
 }
 
-type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A metric with its series.
 #[derive(Debug)]
-struct Family {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    series: Vec<(Labels, Value)>,
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) help: &'static str,
+    pub(super) series: Vec<(Labels, Value)>,
 }
 
 /// The text of all metrics.
 pub(super) fn text(subject: &Subject, form: Form) -> Result<String, fmt::Error> {
     let mut families = vec![ready(subject)];
     families.extend(shards(subject));
+    families.extend(measured::families(subject.nodes()));
     if let Some(first) = subject.nodes().iter().find(|node| node.index() == 0) {
         families.extend(groups(&first.group_states()));
         families.extend(workers(first.sessions.list(Instant::now(), usize::MAX)));
@@ -83,21 +91,28 @@ struct Families(Vec<Family>);
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for Family { name, kind, help, series } in &self.0 {
-            let of_kind = if *kind == Kind::Counter { MetricType::Counter } else { MetricType::Gauge };
+            let of_kind = match kind {
+                Kind::Counter => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Histogram => MetricType::Histogram,
+            };
             // The registry adds the full stop that the format asks for to its own metrics only.
             let help = format!("{help}.");
             let mut metric = encoder.encode_descriptor(name, &help, None, of_kind)?;
             for (labels, value) in series {
                 let mut point = metric.encode_family(labels)?;
-                match (kind, *value) {
+                match (kind, value) {
+                    (_, Value::Histogram { sum, count, buckets }) => {
+                        point.encode_histogram::<Labels>(*sum, *count, buckets, None)?;
+                    }
                     (Kind::Counter, Value::Whole(value)) => {
-                        point.encode_counter::<Labels, _, u64>(&value, None)?;
+                        point.encode_counter::<Labels, _, u64>(value, None)?;
                     }
                     (Kind::Counter, Value::Real(value)) => {
-                        point.encode_counter::<Labels, _, u64>(&value, None)?;
+                        point.encode_counter::<Labels, _, u64>(value, None)?;
                     }
-                    (Kind::Gauge, Value::Whole(value)) => point.encode_gauge(&value)?,
-                    (Kind::Gauge, Value::Real(value)) => point.encode_gauge(&value)?,
+                    (_, Value::Whole(value)) => point.encode_gauge(value)?,
+                    (_, Value::Real(value)) => point.encode_gauge(value)?,
                 }
             }
         }
@@ -143,7 +158,14 @@ fn groups(states: &[GroupState]) -> Vec<Family> {
             states.iter().map(|state| (vec![("group", state.name.clone())], Value::Whole(value(state))));
         Family { name, kind: Kind::Gauge, help, series: series.collect() }
     };
+    let mode = |state: &GroupState| {
+        let labels = vec![("group", state.name.clone()), ("kind", state.mode.clone())];
+        (labels, Value::Whole(1))
+    };
+    let help = "1 for the mode of the group, which is the label kind";
+    let series = states.iter().map(mode).collect();
     vec![
+        Family { name: "group_mode", kind: Kind::Gauge, help, series },
         family("group_workers", "Workers present in the group", |state| state.workers),
         family("group_clock_slowest", "Clock of the group's slowest worker", |state| state.slowest),
         family("group_clock_fastest", "Clock of the group's fastest worker", |state| state.fastest),

@@ -7,6 +7,7 @@
 mod answers;
 mod cluster;
 mod hosts;
+mod measured;
 mod metrics;
 mod names;
 mod serve;

@@ -8,6 +8,7 @@ pub(super) enum Kind {
     /// Only grows; its name gets the suffix `_total`.
     Counter,
     Gauge,
+    Histogram,
 }
 
 /// A metric of each shard, from one of its counters.
@@ -58,6 +59,31 @@ pub(super) const SHARD: &[Metric] = &[
     metric("refused", "refused", Counter, "Pushes refused"),
     metric("pulls", "pulls", Counter, "Slices pulled"),
     metric("slice_copies", "slice_copies", Counter, "Copies of slices made because a push met a pull"),
+    metric(
+        "gradients_scaled",
+        "gradients_scaled",
+        Counter,
+        "Gradients applied with a smaller rate because they were stale, per slice",
+    ),
+    metric(
+        "gradients_stale",
+        "gradients_stale",
+        Counter,
+        "Gradients refused because they were staler than their mode allows, per slice",
+    ),
+    metric(
+        "gradients_late",
+        "gradients_late",
+        Counter,
+        "Gradients dropped because their version was made without them, per slice",
+    ),
+    metric(
+        "pushes_fenced",
+        "pushes_fenced",
+        Counter,
+        "Pushes in doubt that were not applied and never will be, per slice",
+    ),
+    metric("rounds", "rounds", Counter, "Versions made of the gradients of several workers, per slice"),
     metric("workers", "places", Gauge, "Places of workers in groups"),
     metric(
         "slices_not_finite",

@@ -64,6 +64,17 @@ const ROWS: [Row; 18] = [
     row(Kind::Internal, "internal", Code::Internal, Retry::No),
 ];
 
+/// The names of all kinds on the wire.
+pub const KIND_NAMES: [&str; ROWS.len()] = {
+    let mut names = [""; ROWS.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = ROWS[at].name;
+        at += 1;
+    }
+    names
+};
+
 fn of(kind: Kind) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.kind == kind)
 }

@@ -1,0 +1,140 @@
+//! `fastps top`: the state of a running cluster, live.
+
+mod keys;
+mod lines;
+mod screen;
+mod state;
+mod tables;
+mod terminal;
+mod watch;
+
+use crate::addresses::ADDRESSES;
+use clap::Parser;
+use fastps_client::TlsFiles;
+use fastps_core::error::{Error, Kind, Result};
+use state::State;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+use watch::{Event, Watch};
+
+/// Exit status when the reader of the output is gone, as a shell reports SIGPIPE.
+const PIPE_CLOSED: i32 = 128 + 13;
+
+/// Watch a running cluster: rates, staleness and waiting of its workers, and what is wrong. Where standard
+/// output is not a terminal, prints one line per interval.
+#[derive(Debug, Parser)]
+#[command(name = "fastps top")]
+struct TopArgs {
+    /// Addresses of the shards.
+    #[arg(value_delimiter = ',', help = ADDRESSES)]
+    addresses: Vec<String>,
+    /// Seconds between two looks at the cluster.
+    #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = crate::seconds)]
+    interval: Duration,
+    /// Seconds to wait for an answer.
+    #[arg(long, default_value = "5", value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Duration,
+    /// Print the screen once, and exit with 1 if a shard does not serve.
+    #[arg(long)]
+    once: bool,
+    /// The CA that signed the servers' certificates (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The client certificate, for servers that require one (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+}
+
+/// Runs the command and returns the exit status. The first argument is the program's name.
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args = match TopArgs::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    match watch(args) {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "fastps: {error}");
+            1
+        }
+    }
+}
+
+fn watch(args: TopArgs) -> Result<i32> {
+    let failed = |error: io::Error| Error::new(Kind::Internal, format!("cannot watch: {error}"));
+    let tls = TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(async {
+        let is_live = !args.once && io::stdout().is_terminal() && io::stdin().is_terminal();
+        let mut watch = Watch::start(args.addresses, tls, (args.interval, args.timeout)).map_err(failed)?;
+        if args.once {
+            return once(&mut watch).await;
+        }
+        if is_live { terminal::run(&mut watch).await.map_err(failed) } else { print(&mut watch).await }
+    })
+}
+
+/// Prints the screen after two looks, between which rates are counted.
+async fn once(watch: &mut Watch) -> Result<i32> {
+    let mut state = State::default();
+    for _ in 0..2 {
+        match watch.next().await {
+            Event::Looked(found, at) => state.looked(found, at),
+            Event::Stop | Event::Key(_) | Event::Resized => return Ok(1),
+        }
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+    }
+    let text = screen::text(&state).map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
+    Ok(put(&text).unwrap_or(i32::from(!state.serves())))
+}
+
+/// Prints a line per look until it is stopped.
+async fn print(watch: &mut Watch) -> Result<i32> {
+    let mut state = State::default();
+    loop {
+        match watch.next().await {
+            Event::Looked(found, at) => state.looked(found, at),
+            Event::Stop => return Ok(0),
+            Event::Key(_) | Event::Resized => continue,
+        }
+        if let Some(code) = put(&lines::summary(&state)) {
+            return Ok(code);
+        }
+    }
+}
+
+/// Prints text; the exit status if that is not possible.
+fn put(text: &str) -> Option<i32> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Ok(()) => None,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Some(PIPE_CLOSED),
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "fastps: cannot print: {error}");
+            Some(1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        TopArgs::command().debug_assert();
+        assert_eq!(run(["x", "--no-such-option"].map(OsString::from)), 2);
+        assert_eq!(run(["x", "--once", "not an address"].map(OsString::from)), 1);
+    }
+}
