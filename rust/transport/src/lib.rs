@@ -6,9 +6,11 @@ mod channel;
 pub mod convert;
 pub mod memory_budget;
 pub mod open_files;
+pub mod private_file;
 pub mod secret;
 mod socket;
 pub mod tls;
+pub mod token;
 pub mod unix;
 pub mod wire;
 
