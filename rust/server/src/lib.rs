@@ -20,6 +20,9 @@ mod persistence;
 pub mod server;
 mod web;
 
+pub use auth::principal::{Limits, Principal};
+pub use auth::role::Role;
+pub use auth::scope::Scope;
 pub use config::{DEFAULT_WEB, ServerConfig, WebAddress};
 pub use fastps_transport::TlsFiles;
 pub use server::Server;

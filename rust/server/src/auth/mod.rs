@@ -3,4 +3,6 @@
 pub(crate) mod peer;
 pub(crate) mod principal;
 pub(crate) mod rate;
+pub(crate) mod role;
+pub(crate) mod scope;
 pub(crate) mod secret;

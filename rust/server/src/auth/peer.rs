@@ -20,7 +20,7 @@ const HELLOS_PER_SECOND: u32 = 64;
 /// Facts about a connection that its handlers use.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    pub(crate) principal: Principal,
+    pub(crate) principal: Arc<Principal>,
     pub(crate) pins: Arc<Semaphore>,
     pub(crate) budget: Arc<MemoryBudget>,
     /// For sessions that it begins.
@@ -31,7 +31,7 @@ impl Peer {
     pub(crate) fn new(budget: Arc<MemoryBudget>) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { principal: Principal::ANYBODY, pins, budget, hellos }
+        Self { principal: Arc::new(Principal::anybody()), pins, budget, hellos }
     }
 
     /// Fails if the connection exceeds its rate of new sessions.

@@ -31,7 +31,7 @@ pub(super) fn greet(
         cluster: node.cluster.to_vec(),
         lease_ms: node.sessions.lease().as_millis() as u32,
         epoch: EPOCH,
-        role: peer.principal.role.into(),
+        role: peer.principal.shown_role().to_wire().into(),
         max_message_bytes: MAX_MESSAGE_BYTES as u32,
         session,
         cluster_id: node.membership.id(),

@@ -16,6 +16,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
 use fastps_core::tensor::MAX_NAME;
 use fastps_durable::{Cut, Event};
+use fastps_proto::NeedsRole;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_transport::convert;
@@ -94,10 +95,9 @@ impl SpeaksFor for pb::HoldRequest {}
 impl ControlService {
     /// Checks the principal, and the secret of the session that it speaks for; makes the call, and names the
     /// shard in errors.
-    async fn call<Q: SpeaksFor, A>(
+    async fn call<Q: SpeaksFor + NeedsRole, A>(
         &self,
         request: Request<Q>,
-        role: pb::Role,
         access: Access,
         handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
@@ -109,7 +109,7 @@ impl ControlService {
             _ if Q::IS_HELLO => Ok(()),
             client => self.node.sessions.check(client, shown.as_ref()),
         };
-        let allowed = meant.and_then(|()| peer.principal.authorize(role, message.client()));
+        let allowed = meant.and_then(|()| peer.principal.authorize(Q::ROLE));
         let allowed = allowed.and_then(|()| own());
         let allowed = allowed.and_then(|()| match access {
             Access::Look => Ok(()),
@@ -133,7 +133,7 @@ impl ControlService {
     }
 
     /// Asks shard 0 for facts that the call needs, if the caller may make it.
-    async fn ask_first<Q: SpeaksFor>(
+    async fn ask_first<Q: SpeaksFor + NeedsRole>(
         &self,
         request: &Request<Q>,
         question: Option<pb::SettleRequest>,
@@ -141,7 +141,7 @@ impl ControlService {
         let Some(question) = question else { return Ok(None) };
         let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
         let client = request.get_ref().client();
-        peer.principal.authorize(pb::Role::Worker, client)?;
+        peer.principal.authorize(Q::ROLE)?;
         self.node.check_serving()?;
         if client != 0 {
             let shown = secret::of_headers(request.metadata());
@@ -166,15 +166,14 @@ impl Control for ControlService {
         // A restart must remember which clients' pushes wait for the disk.
         let logged = convert::wants_log(request.get_ref().ack);
         let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
-        self.call(request, pb::Role::Reader, access, |node, peer, m| hello::greet(node, peer, &m, logged))
-            .await
+        self.call(request, access, |node, peer, m| hello::greet(node, peer, &m, logged)).await
     }
 
     async fn get_map(
         &self,
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
-        let page = self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+        let page = self.call(request, Access::Look, |node, _, m| {
             let mut map = node.map()?;
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
@@ -186,8 +185,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
-        let registered =
-            self.call(request, pb::Role::Worker, Access::Change, |node, _, m| register::register(node, &m));
+        let registered = self.call(request, Access::Change, |node, _, m| register::register(node, &m));
         self.told(registered.await?).await
     }
 
@@ -197,41 +195,39 @@ impl Control for ControlService {
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::reserve(node, &m, told))
-            .await
+        self.call(request, Access::Step, |node, _, m| register::reserve(node, &m, told)).await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::seal(node, m)).await
+        self.call(request, Access::Step, |node, _, m| register::seal(node, m)).await
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::commit(node, &m)).await
+        self.call(request, Access::Step, |node, _, m| register::commit(node, &m)).await
     }
 
     async fn settle(
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| node.answer_settle(&m)).await
+        self.call(request, Access::Step, |node, _, m| node.answer_settle(&m)).await
     }
 
     async fn unregister(
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::unregister(node, &m)).await
+        self.call(request, Access::Step, |node, _, m| register::unregister(node, &m)).await
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
         let question = register::to_drop(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| register::drop(node, m, told))
-            .await
+        self.call(request, Access::Lasting, |node, _, m| register::drop(node, m, told)).await
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
@@ -241,12 +237,11 @@ impl Control for ControlService {
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| memberships::join(node, m, told))
-            .await
+        self.call(request, Access::Change, |node, _, m| memberships::join(node, m, told)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
+        self.call(request, Access::Look, |node, _, m| {
             node.sessions.forget_gradients(m.client, m.group);
             if node.shard.leave(m.group, m.client, m.warm) {
                 let name = node.sessions.name(m.client);
@@ -263,7 +258,7 @@ impl Control for ControlService {
         request: Request<pb::AdvanceRequest>,
     ) -> Result<Response<pb::AdvanceResponse>, Status> {
         let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
-        let told = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        let told = self.call(request, Access::Change, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
             let (done, told) = oneshot::channel();
             let done = Box::new(move |result| drop(done.send(result)));
@@ -289,7 +284,7 @@ impl Control for ControlService {
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+        self.call(request, Access::Look, |node, _, m| {
             let counters =
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             Ok(pb::StatsResponse {
@@ -315,10 +310,8 @@ impl Control for ControlService {
         &self,
         request: Request<pb::PortionRequest>,
     ) -> Result<Response<pb::PortionResponse>, Status> {
-        let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| portions::ask(node, m))
-            .await?
-            .into_inner();
+        let asked =
+            self.call(request, Access::Change, |node, _, m| portions::ask(node, m)).await?.into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -329,7 +322,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
         let question = spaces::to_open(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::open(node, m, told?)).await
+        self.call(request, Access::Step, |node, _, m| spaces::open(node, m, told?)).await
     }
 
     async fn close_space(
@@ -339,7 +332,7 @@ impl Control for ControlService {
         let question = spaces::to_close(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // It frees memory, so it needs no intact log.
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, Access::Lasting, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
             spaces::close(node, m.space, told?.as_ref())?;
             Ok(pb::CloseSpaceResponse {})
@@ -351,7 +344,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::ListSpacesRequest>,
     ) -> Result<Response<pb::ListSpacesResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| spaces::page(node, &m.after)).await
+        self.call(request, Access::Look, |node, _, m| spaces::page(node, &m.after)).await
     }
 
     async fn coordinate(
@@ -359,18 +352,13 @@ impl Control for ControlService {
         request: Request<pb::CoordinateRequest>,
     ) -> Result<Response<pb::CoordinateResponse>, Status> {
         let shown = secret::of_headers(request.metadata());
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            spaces::coordinate(node, shown.as_ref(), m)
-        })
-        .await
+        self.call(request, Access::Step, |node, _, m| spaces::coordinate(node, shown.as_ref(), m)).await
     }
 
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
         let shown = secret::of_headers(request.metadata());
         let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| {
-                batches::ask_batch(node, shown.as_ref(), m)
-            })
+            .call(request, Access::Change, |node, _, m| batches::ask_batch(node, shown.as_ref(), m))
             .await?
             .into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;
@@ -382,7 +370,7 @@ impl Control for ControlService {
         request: Request<pb::BatchPortionRequest>,
     ) -> Result<Response<pb::BatchPortionResponse>, Status> {
         let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| batches::ask_portion(node, m))
+            .call(request, Access::Change, |node, _, m| batches::ask_portion(node, m))
             .await?
             .into_inner();
         let answer = batches::answer_portion(&self.node, asked).await;
@@ -393,7 +381,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| {
+        let asked = self.call(request, Access::Change, |_, _, asked| {
             check_cut(&asked)?;
             Ok(asked)
         });
@@ -411,7 +399,7 @@ impl Control for ControlService {
     }
 
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
-        self.call(request, pb::Role::Admin, Access::Change, |node, _, pb::HoldRequest { cut, hold_ms }| {
+        self.call(request, Access::Change, |node, _, pb::HoldRequest { cut, hold_ms }| {
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {

@@ -18,6 +18,7 @@ use fastps_core::identity::Completion;
 use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
 use fastps_durable::SecretHash;
+use fastps_proto::role_of;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use fastps_transport::convert::{self, Request, Route, VectorRead, Verb};
@@ -185,7 +186,8 @@ impl Exchange {
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
         let client = request.route.client;
-        self.peer.principal.authorize(request.verb.role(), client)?;
+        let kind = frame.header.as_ref().map_or(pb::Kind::Unspecified, pb::Header::kind);
+        self.peer.principal.authorize(role_of(kind))?;
         let now = Instant::now();
         let logged = match request.verb {
             // Coordinators rely on their commands. Portions are in no log.
