@@ -4,6 +4,8 @@
 //! faster (11.4 against 9.6 GB/s a core with VAES; 7.0 against 6.3 through rustls). Sessions are not
 //! resumed, so a certificate that has lost trust is not revived by a ticket.
 
+pub mod certificate;
+
 use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;

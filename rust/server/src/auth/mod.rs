@@ -2,7 +2,9 @@
 
 pub(crate) mod peer;
 pub(crate) mod principal;
+pub mod principal_uri;
 pub(crate) mod rate;
 pub(crate) mod role;
 pub(crate) mod scope;
 pub(crate) mod secret;
+pub(crate) mod token_file;
