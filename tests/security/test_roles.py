@@ -53,6 +53,9 @@ class Target:
             self.reservation, self.space, self.space_name = UNKNOWN, UNKNOWN, f"space of {name}"
             self.first = pb.RegisterResponse(reservation=UNKNOWN, placement=self.entry.placement)
             return
+        # A client has few registrations under way.
+        owner.client = secrets.randbits(64) | 1
+        owner.hello(0)
         owner.register(self.spec, ZEROS)
         self.entry = owner.entry(name)
         self.space_name = f"space of {name}"
