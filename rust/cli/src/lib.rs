@@ -73,6 +73,9 @@ struct ServeArgs {
     /// Require client certificates signed by one of these CAs (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
     tls_ca: Option<PathBuf>,
+    /// With --tls-ca: refuse certificates that are on these lists of revoked ones (CRLs, PEM).
+    #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CRL")]
+    tls_crl: Option<PathBuf>,
     /// With --tls-ca: still accept processes of this user on this machine without a certificate, through a
     /// Unix socket.
     #[arg(long)]
@@ -213,6 +216,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             lease: Duration::from_millis(args.lease_ms),
             memory_limit: args.memory_limit,
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
+            tls_crl: args.tls_crl,
             local: args.local,
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),

@@ -73,7 +73,7 @@ impl Server {
     /// Takes the ports and starts the shards. Clients that connect during the start learn its progress; once
     /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
-        let tls = ServerTls::load(&config.tls)?;
+        let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
         let bucket = Copies::check(config)?;
         let (bound, cluster) = config.bind()?;
         let isa = Isa::get()?;
