@@ -35,7 +35,7 @@ __all__ = [
     "check_codec",
     "check_gradient",
     "check_optimizer",
-    "checkpoint_cli",
+    "command_cli",
     "connect",
     "decode",
     "encode",
@@ -43,7 +43,6 @@ __all__ = [
     "instruction_set",
     "instruction_sets",
     "serve_cli",
-    "status_cli",
     "tearing",
 ]
 __version__: str
@@ -312,8 +311,7 @@ def connect(
     token_file: File | None = None,
 ) -> Client: ...
 def serve_cli(args: Sequence[str]) -> int: ...
-def checkpoint_cli(args: Sequence[str]) -> int: ...
-def status_cli(args: Sequence[str]) -> int: ...
+def command_cli(command: str, args: Sequence[str]) -> int: ...
 def check_codec(codec: Codec) -> None: ...
 def check_gradient(name: str, gradient: Any, shape: Sequence[int], finite: bool) -> None: ...
 def check_optimizer(optimizer: Optimizer) -> None: ...

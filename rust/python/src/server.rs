@@ -158,18 +158,10 @@ pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
 
-/// Runs ``fastps status`` with these arguments; returns the exit status.
+/// Runs a command of the command line in Rust, such as ``status``; returns the exit status.
 #[pyfunction]
-pub(crate) fn status_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
-    call::run(py, true, || {
-        fastps_cli::run_status(std::iter::once(OsString::from("fastps status")).chain(args))
-    })
-}
-
-/// Runs ``fastps checkpoint`` with these arguments; returns the exit status.
-#[pyfunction]
-pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
-    call::run(py, true, || {
-        fastps_cli::run_checkpoint(std::iter::once(OsString::from("fastps checkpoint")).chain(args))
-    })
+pub(crate) fn command_cli(py: Python<'_>, command: &str, args: Vec<OsString>) -> PyResult<i32> {
+    let program = OsString::from(format!("fastps {command}"));
+    let command = command.to_owned();
+    call::run(py, true, move || fastps_cli::run_command(&command, std::iter::once(program).chain(args)))
 }

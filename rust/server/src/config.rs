@@ -60,6 +60,8 @@ pub struct ServerConfig {
     pub room_for_workers: u64,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
+    /// The certificates of clients that are revoked (CRLs, PEM), where the CAs of `tls` ask for them.
+    pub tls_crl: Option<PathBuf>,
     /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
     /// a certificate. Without `tls.ca` they are always offered.
     pub local: bool,
@@ -113,6 +115,7 @@ impl Default for ServerConfig {
             memory_limit: None,
             room_for_workers: 16,
             tls: TlsFiles::default(),
+            tls_crl: None,
             local: false,
             tokens: None,
             server_token: None,

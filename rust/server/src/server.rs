@@ -81,7 +81,7 @@ impl Server {
     /// Takes the ports and starts the shards. Clients that connect during the start learn its progress; once
     /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
-        let tls = ServerTls::load(&config.tls)?;
+        let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
         let access = Access::open(config.tokens.as_deref())?;
         let others = Others {
             tls: tls.as_ref().map(|tls| tls.others.clone()),
