@@ -114,20 +114,28 @@ def test_the_guide_s_recipe_works_on_two_machines(machines: Machines, tmp_path: 
     assert served.keys() == machines.names.keys()
     first = lines.index(served["host-e"])
     setup = "\n".join([certificates, *lines[:first]])
-    subprocess.run(["bash", "-euxo", "pipefail", "-c", setup], cwd=tmp_path, check=True, capture_output=True)
-    (train,) = (line for line in lines if line.startswith("python "))
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", setup],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path},
+        check=True,
+        capture_output=True,
+    )
+    (line,) = (line for line in lines if " python " in line)
+    token, _, train = line.partition(" ")
+    own = dict([token.split("=")])
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     with contextlib.ExitStack() as servers:
         for host, line in served.items():
             command = machines.command(host, line.partition(" &   #")[0])
             servers.enter_context(started(command, tmp_path, tmp_path / host))
-        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         for host in machines.names:
             command = machines.command(host, train)
             done = subprocess.run(
                 command,
                 cwd=tmp_path,
-                env=os.environ | {"PATH": path},
+                env=os.environ | own | {"PATH": path},
                 capture_output=True,
                 text=True,
                 timeout=120,
