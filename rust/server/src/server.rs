@@ -1,6 +1,7 @@
 //! A server: each shard runs on a separate thread with a single-threaded runtime.
 
 use crate::auth::access::Access;
+use crate::auth::budget::Budgets;
 use crate::auth::peer::Peer;
 use crate::auth::reload::Reload;
 use crate::backup::copies::Copies;
@@ -144,6 +145,7 @@ impl Server {
                 first: First::new(&nodes, &cluster, others.clone()),
                 membership,
                 access: access.clone(),
+                budgets: Budgets::default(),
                 insecure: config.insecure && config.danger().is_some(),
                 others: others.clone(),
                 sessions,

@@ -1,6 +1,7 @@
 //! The peer of a connection, and its permissions.
 
 pub(crate) mod access;
+pub(crate) mod budget;
 pub(crate) mod caller;
 pub(crate) mod peer;
 pub(crate) mod principal;

@@ -2,6 +2,7 @@
 
 use crate::answers::Pins;
 use crate::auth::access::Access;
+use crate::auth::budget::Budgets;
 use crate::auth::scope::Scope;
 use crate::cluster::first::First;
 use crate::cluster::map::Map;
@@ -61,6 +62,8 @@ pub(crate) struct Node {
     pub(crate) insecure: bool,
     /// Knows the callers.
     pub(crate) access: Arc<Access>,
+    /// The rates of principals.
+    pub(crate) budgets: Budgets,
     /// What calls to other shards show.
     pub(crate) others: Others,
     pub(crate) sessions: Sessions,
