@@ -70,7 +70,7 @@ def test_a_token_decides_what_its_client_may_do(tokens: Tokens) -> None:
         for file, why in ((None, "asks for a token"), (old, "expired"), (unknown, "unknown")):
             error = refused(fastps.UnauthenticatedError, fastps.connect, server, token_file=file)
             assert why in str(error)
-            assert isinstance(error, fastps.PermissionDeniedError)
+            assert isinstance(error, PermissionError)
 
 
 def test_a_scope_hides_the_other_groups(tokens: Tokens) -> None:
