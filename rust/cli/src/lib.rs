@@ -80,6 +80,12 @@ struct ServeArgs {
     /// Unix socket.
     #[arg(long)]
     local: bool,
+    /// Let only callers in that show a token of this file, or a certificate with a role.
+    #[arg(long, value_name = "FILE", env = "FASTPS_TOKENS")]
+    tokens: Option<PathBuf>,
+    /// Show the token of role server in this file to the other servers of the cluster.
+    #[arg(long, value_name = "FILE", env = "FASTPS_SERVER_TOKEN_FILE")]
+    server_token_file: Option<PathBuf>,
     /// Keep a log and snapshots here, in one folder per shard, and start from them. Without it, the
     /// parameters are lost when the process ends.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
@@ -108,8 +114,8 @@ struct ServeArgs {
     /// 127.0.0.1:7069, if it is free].
     #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
     web: Option<String>,
-    /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client may read and
-    /// change everything.
+    /// Allow addresses other than loopback without TLS, or without --tokens and --tls-ca: every client may read
+    /// and change everything.
     #[arg(long)]
     insecure: bool,
 }
@@ -138,8 +144,8 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit status. The first argument is the program's
-/// name. If the second is one of [`COMMANDS`], runs that command instead.
+/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit status.
+/// The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if let Some(command) =
@@ -206,7 +212,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
         // Before the server is reachable, so that no signal is missed.
-        let stop = signals::stop().map_err(io)?;
+        let signals = signals::Signals::catch().map_err(io)?;
         let server = Server::start(&ServerConfig {
             listen: args.listen,
             listen_unix: args.listen_unix,
@@ -218,6 +224,8 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
             tls_crl: args.tls_crl,
             local: args.local,
+            tokens: args.tokens,
+            server_token: args.server_token_file,
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),
             data_dir: args.data_dir,
@@ -232,7 +240,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
         })?;
         log.flush(); // warnings of the start come first
         announce(&server);
-        stop.await;
+        signals.stop(server.reloads().then_some(|| server.reload())).await;
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })

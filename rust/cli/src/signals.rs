@@ -1,28 +1,46 @@
-//! Signals that stop a server. They are caught before the server announces itself, so none is missed.
+//! Signals that stop a server, or make it read its files again. They are caught before the server announces
+//! itself, so none is missed.
 
 use std::io::Result;
 
-/// SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal), unless that was ignored when the process began,
-/// as `nohup` has it.
+/// The signals of a server.
 #[cfg(unix)]
-pub(crate) fn stop() -> Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose()?;
-    Ok(async move {
-        let hung_up = async {
-            match &mut hangup {
-                Some(hangup) => hangup.recv().await,
-                None => std::future::pending().await,
+pub(crate) struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    /// `None` if SIGHUP was ignored when the process began, as `nohup` has it.
+    hangup: Option<tokio::signal::unix::Signal>,
+}
+
+#[cfg(unix)]
+impl Signals {
+    /// Catches SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal) unless that is ignored.
+    pub(crate) fn catch() -> Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let hangup = (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose()?;
+        Ok(Self { terminate, interrupt, hangup })
+    }
+
+    /// Waits for one that stops the server. SIGHUP calls `reload`; without it, it stops the server.
+    pub(crate) async fn stop(mut self, reload: Option<impl Fn()>) {
+        loop {
+            let hung_up = async {
+                match &mut self.hangup {
+                    Some(hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = hung_up => match &reload {
+                    Some(reload) => reload(),
+                    None => return,
+                },
             }
-        };
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hung_up => {}
         }
-    })
+    }
 }
 
 /// Returns whether SIGHUP is ignored, as far as the system tells.
@@ -35,8 +53,15 @@ fn ignores_hangup() -> bool {
 }
 
 #[cfg(not(unix))]
-pub(crate) fn stop() -> Result<impl Future<Output = ()>> {
-    Ok(async {
+pub(crate) struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    pub(crate) fn catch() -> Result<Self> {
+        Ok(Self)
+    }
+
+    pub(crate) async fn stop(self, _: Option<impl Fn()>) {
         let _ = tokio::signal::ctrl_c().await;
-    })
+    }
 }

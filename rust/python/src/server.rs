@@ -15,7 +15,8 @@ use std::time::Duration;
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
 #[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200, tls_ca=None, tls_cert=None,
-                    tls_key=None, tls_server_name=None, ack="applied", namespace=None, wait=None, name=None, resolver=None))]
+                    tls_key=None, tls_server_name=None, ack="applied", namespace=None, wait=None, name=None, resolver=None,
+                    token_file=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -33,6 +34,7 @@ pub(crate) fn connect(
     wait: Option<Seconds>,
     name: Option<String>,
     resolver: Option<Py<PyAny>>,
+    token_file: Option<PathBuf>,
 ) -> PyResult<Client> {
     let ack = match ack {
         "applied" => Ack::Applied,
@@ -61,6 +63,7 @@ pub(crate) fn connect(
         spin,
         tls,
         tls_server_name,
+        token_file,
         ack,
         run: namespace,
         resolver: resolver.map(|resolver| resolver::of(&addresses.join(", "), resolver)),
@@ -108,6 +111,8 @@ impl Server {
         keep_for: f64,
         copy_to: Option<String>,
         accept_loss: bool,
+        tokens: Option<PathBuf>,
+        server_token: Option<PathBuf>,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
@@ -127,6 +132,8 @@ impl Server {
             keep_for: call::duration(py, keep_for)?,
             copy_to,
             accept_loss,
+            tokens,
+            server_token,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };

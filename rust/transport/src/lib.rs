@@ -2,6 +2,7 @@
 //! on the wire. It knows neither a client's calls nor a server's shards.
 
 pub mod addressee;
+pub mod bearer;
 mod channel;
 pub mod convert;
 pub mod memory_budget;

@@ -71,6 +71,12 @@ impl Socket {
         }
     }
 
+    /// The certificate that the other end has shown, in DER form.
+    pub fn peer_certificate(&self) -> Option<&[u8]> {
+        let Self::Tls(secure) = self else { return None };
+        Some(secure.get_ref().1.peer_certificates()?.first()?.as_ref())
+    }
+
     /// Lends values to the client at the other end, if it can map their memory.
     pub fn lender(&self) -> Option<Arc<Lender>> {
         if let Self::Local(local) = self { local.lender() } else { None }

@@ -380,7 +380,7 @@ pub struct HelloResponse {
     /// The epoch of the cluster map.
     #[prost(fixed64, tag = "7")]
     pub epoch: u64,
-    /// Permissions of this connection's principal.
+    /// Permissions of the caller.
     #[prost(enumeration = "Role", tag = "8")]
     pub role: i32,
     /// Largest message that the server accepts, in bytes.
@@ -394,6 +394,9 @@ pub struct HelloResponse {
     /// has not learned it yet, or is of an earlier version.
     #[prost(fixed64, tag = "11")]
     pub cluster_id: u64,
+    /// The server was started with --insecure: its connections are not encrypted, or its callers are not known.
+    #[prost(bool, tag = "12")]
+    pub insecure: bool,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -652,11 +655,14 @@ pub struct SettleResponse {
     pub next: ::prost::alloc::string::String,
 }
 /// What binds a group.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Binding {
     /// The mode of its workers. Unset: it has none.
     #[prost(message, optional, tag = "1")]
     pub mode: ::core::option::Option<Mode>,
+    /// The name of the group. Empty: it is unknown, or shard 0 is of an earlier version.
+    #[prost(string, tag = "2")]
+    pub group: ::prost::alloc::string::String,
 }
 /// A tensor of the map with slices on some shard.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -737,6 +743,9 @@ pub struct StatsResponse {
     /// Groups that have workers; on shard 0.
     #[prost(message, repeated, tag = "8")]
     pub groups: ::prost::alloc::vec::Vec<GroupState>,
+    /// As in HelloResponse.
+    #[prost(bool, tag = "9")]
+    pub insecure: bool,
 }
 /// A group of tensors that has workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

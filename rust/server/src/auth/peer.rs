@@ -20,7 +20,8 @@ const HELLOS_PER_SECOND: u32 = 64;
 /// Facts about a connection that its handlers use.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    pub(crate) principal: Arc<Principal>,
+    /// The principal that its certificate names.
+    pub(crate) certificate: Option<Arc<Principal>>,
     pub(crate) pins: Arc<Semaphore>,
     pub(crate) budget: Arc<MemoryBudget>,
     /// For sessions that it begins.
@@ -28,10 +29,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(budget: Arc<MemoryBudget>) -> Self {
+    pub(crate) fn new(budget: Arc<MemoryBudget>, certificate: Option<Arc<Principal>>) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { principal: Arc::new(Principal::anybody()), pins, budget, hellos }
+        Self { certificate, pins, budget, hellos }
     }
 
     /// Fails if the connection exceeds its rate of new sessions.

@@ -43,6 +43,15 @@ impl Scope {
         }
     }
 
+    /// Returns whether a group of this name is within the limits.
+    pub(crate) fn allows_group(&self, group: &str) -> bool {
+        let Self::Only { groups, namespaces } = self else { return true };
+        match namespace(group) {
+            Some(one) => namespaces.iter().any(|own| **own == *one),
+            None => groups.iter().any(|own| **own == *group),
+        }
+    }
+
     /// Returns whether a name of portions is within the limits. They have no group: a group has the names that
     /// begin with its own and a slash.
     pub(crate) fn allows_portions(&self, name: &str) -> bool {

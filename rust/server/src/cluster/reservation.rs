@@ -125,7 +125,8 @@ pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
 }
 
-fn lost(reservation: u64) -> Error {
+/// The error of an unknown reservation.
+pub(crate) fn lost(reservation: u64) -> Error {
     Error::new(Kind::Lease, format!("reservation {reservation} ran out or was taken over: register again"))
 }
 
@@ -162,6 +163,13 @@ impl Reservations {
     /// Returns whether the shard holds, or has held, slices for this reservation.
     pub(crate) fn knows(&self, reservation: u64) -> bool {
         self.table().held.contains_key(&reservation)
+    }
+
+    /// A slice that the shard holds for this reservation, all of which are of one tensor.
+    pub(crate) fn first_slice(&self, reservation: u64) -> Option<SliceId> {
+        let table = self.table();
+        let open = table.open.get(&reservation).map(|open| &open.slices);
+        open.or_else(|| table.sealed.get(&reservation).map(|sealed| &sealed.slices))?.iter().next().copied()
     }
 
     /// How many slices the shard holds for this reservation.

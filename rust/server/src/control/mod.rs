@@ -8,8 +8,8 @@ mod portions;
 mod register;
 mod spaces;
 
+use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
-use crate::auth::secret;
 use crate::cluster::node::{EPOCH, Node};
 use crate::persistence::checkpoint::Checkpoints;
 use fastps_core::error::{Error, Kind, Result};
@@ -93,31 +93,38 @@ impl SpeaksFor for pb::ListSpacesRequest {}
 impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
-    /// Checks the principal, and the secret of the session that it speaks for; makes the call, and names the
+    /// The author of a call, if its role suffices.
+    fn caller<Q: NeedsRole>(&self, request: &Request<Q>) -> Result<Caller> {
+        let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
+        let metadata = request.metadata();
+        let known = self.node.access.admit(peer.certificate.as_ref(), metadata.as_ref(), Q::ROLE)?;
+        Ok(Caller::new(peer, &known, metadata))
+    }
+
+    /// Checks the caller, and that the session for which it speaks is its own; makes the call, and names the
     /// shard in errors.
     async fn call<Q: SpeaksFor + NeedsRole, A>(
         &self,
         request: Request<Q>,
         access: Access,
-        handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
+        handle: impl FnOnce(&Node, &Caller, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
-        let peer = Peer::of(&request)?;
-        let shown = secret::of_headers(request.metadata());
         let meant = self.node.check_addressee(request.metadata());
+        let caller = meant.and_then(|()| self.caller(&request));
         let message = request.into_inner();
-        let own = || match message.client() {
-            _ if Q::IS_HELLO => Ok(()),
-            client => self.node.sessions.check(client, shown.as_ref()),
-        };
-        let allowed = meant.and_then(|()| peer.principal.authorize(Q::ROLE));
-        let allowed = allowed.and_then(|()| own());
-        let allowed = allowed.and_then(|()| match access {
-            Access::Look => Ok(()),
-            Access::Change | Access::Lasting => self.node.check_serving(),
-            Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps()),
+        let allowed = caller.and_then(|caller| {
+            if !Q::IS_HELLO {
+                self.node.sessions.check(message.client(), caller.proof())?;
+            }
+            match access {
+                Access::Look => {}
+                Access::Change | Access::Lasting => self.node.check_serving()?,
+                Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps())?,
+            }
+            Ok(caller)
         });
         let before = self.node.files.position();
-        let mut answer = allowed.and_then(|()| handle(&self.node, &peer, message));
+        let mut answer = allowed.and_then(|caller| handle(&self.node, &caller, message));
         match access {
             Access::Lasting if self.node.files.position() != before => {
                 let _ = self.node.files.durable_to(self.node.files.position()).await;
@@ -139,13 +146,11 @@ impl ControlService {
         question: Option<pb::SettleRequest>,
     ) -> Result<Option<pb::SettleResponse>> {
         let Some(question) = question else { return Ok(None) };
-        let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
+        let caller = self.caller(request)?;
         let client = request.get_ref().client();
-        peer.principal.authorize(Q::ROLE)?;
         self.node.check_serving()?;
         if client != 0 {
-            let shown = secret::of_headers(request.metadata());
-            self.node.sessions.admit(client, shown.as_ref(), Instant::now())?;
+            self.node.sessions.admit(client, caller.proof(), Instant::now())?;
         }
         self.node.ask_first_for(question).await.map(Some)
     }
@@ -166,16 +171,16 @@ impl Control for ControlService {
         // A restart must remember which clients' pushes wait for the disk.
         let logged = convert::wants_log(request.get_ref().ack);
         let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
-        self.call(request, access, |node, peer, m| hello::greet(node, peer, &m, logged)).await
+        self.call(request, access, |node, by, m| hello::greet(node, by, &m, logged)).await
     }
 
     async fn get_map(
         &self,
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
-        let page = self.call(request, Access::Look, |node, _, m| {
+        let page = self.call(request, Access::Look, |node, by, m| {
             let mut map = node.map()?;
-            let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize);
+            let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
         });
         self.told(page.await?).await
@@ -185,7 +190,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
-        let registered = self.call(request, Access::Change, |node, _, m| register::register(node, &m));
+        let registered = self.call(request, Access::Change, |node, by, m| register::register(node, by, &m));
         self.told(registered.await?).await
     }
 
@@ -195,39 +200,49 @@ impl Control for ControlService {
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, Access::Step, |node, _, m| register::reserve(node, &m, told)).await
+        self.call(request, Access::Step, |node, by, m| register::reserve(node, by, &m, told)).await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, Access::Step, |node, _, m| register::seal(node, m)).await
+        self.call(request, Access::Step, |node, by, m| register::seal(node, by, m)).await
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, Access::Step, |node, _, m| register::commit(node, &m)).await
+        self.call(request, Access::Step, |node, by, m| register::commit(node, by, &m)).await
     }
 
     async fn settle(
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, Access::Step, |node, _, m| node.answer_settle(&m)).await
+        self.call(request, Access::Step, |node, by, m| {
+            by.check_unlimited()?;
+            node.answer_settle(&m)
+        })
+        .await
     }
 
     async fn unregister(
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, Access::Step, |node, _, m| register::unregister(node, &m)).await
+        self.call(request, Access::Step, |node, by, m| register::unregister(node, by, &m)).await
     }
 
-    async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
+    async fn drop(
+        &self,
+        mut request: Request<pb::DropRequest>,
+    ) -> Result<Response<pb::DropResponse>, Status> {
+        if let Ok(by) = self.caller(&request) {
+            request.get_mut().slices.retain(|slice| register::may_drop(&self.node, &by, *slice));
+        }
         let question = register::to_drop(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
-        self.call(request, Access::Lasting, |node, _, m| register::drop(node, m, told)).await
+        self.call(request, Access::Lasting, |node, by, m| register::drop(node, by, m, told)).await
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
@@ -237,7 +252,7 @@ impl Control for ControlService {
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let told = self.ask_first(&request, question).await;
-        self.call(request, Access::Change, |node, _, m| memberships::join(node, m, told)).await
+        self.call(request, Access::Change, |node, by, m| memberships::join(node, by, m, told)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
@@ -284,23 +299,27 @@ impl Control for ControlService {
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(request, Access::Look, |node, _, m| {
+        self.call(request, Access::Look, |node, by, m| {
+            let scope = &by.principal.scope;
+            // A limited principal sees its own sessions only.
+            let of = by.principal.name.as_ref().filter(|_| !scope.is_everything());
             let counters =
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             Ok(pb::StatsResponse {
                 counters,
                 sessions: node
                     .sessions
-                    .list(Instant::now(), MAX_LISTED_SESSIONS)
+                    .list(Instant::now(), MAX_LISTED_SESSIONS, of)
                     .iter()
                     .map(convert::worker_state_to_wire)
                     .collect(),
-                changed_ms_ago: node.changed_ms_ago(&m.changed),
+                changed_ms_ago: node.changed_ms_ago(&m.changed, scope),
                 shard: node.index(),
                 cluster: node.cluster.to_vec(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 trouble: node.trouble().unwrap_or_default(),
-                groups: node.group_states().iter().map(convert::group_state_to_wire).collect(),
+                insecure: node.insecure,
+                groups: node.group_states(scope).iter().map(convert::group_state_to_wire).collect(),
             })
         })
         .await
@@ -311,7 +330,7 @@ impl Control for ControlService {
         request: Request<pb::PortionRequest>,
     ) -> Result<Response<pb::PortionResponse>, Status> {
         let asked =
-            self.call(request, Access::Change, |node, _, m| portions::ask(node, m)).await?.into_inner();
+            self.call(request, Access::Change, |node, by, m| portions::ask(node, by, m)).await?.into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -322,7 +341,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
         let question = spaces::to_open(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, Access::Step, |node, _, m| spaces::open(node, m, told?)).await
+        self.call(request, Access::Step, |node, by, m| spaces::open(node, by, m, told?)).await
     }
 
     async fn close_space(
@@ -332,9 +351,9 @@ impl Control for ControlService {
         let question = spaces::to_close(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // It frees memory, so it needs no intact log.
-        self.call(request, Access::Lasting, |node, _, m| {
+        self.call(request, Access::Lasting, |node, by, m| {
             node.sessions.touch(m.client, Instant::now())?;
-            spaces::close(node, m.space, told?.as_ref())?;
+            spaces::close(node, by, m.space, told?.as_ref())?;
             Ok(pb::CloseSpaceResponse {})
         })
         .await
@@ -344,21 +363,19 @@ impl Control for ControlService {
         &self,
         request: Request<pb::ListSpacesRequest>,
     ) -> Result<Response<pb::ListSpacesResponse>, Status> {
-        self.call(request, Access::Look, |node, _, m| spaces::page(node, &m.after)).await
+        self.call(request, Access::Look, |node, by, m| spaces::page(node, by, &m.after)).await
     }
 
     async fn coordinate(
         &self,
         request: Request<pb::CoordinateRequest>,
     ) -> Result<Response<pb::CoordinateResponse>, Status> {
-        let shown = secret::of_headers(request.metadata());
-        self.call(request, Access::Step, |node, _, m| spaces::coordinate(node, shown.as_ref(), m)).await
+        self.call(request, Access::Step, |node, by, m| spaces::coordinate(node, by, m)).await
     }
 
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
-        let shown = secret::of_headers(request.metadata());
         let asked = self
-            .call(request, Access::Change, |node, _, m| batches::ask_batch(node, shown.as_ref(), m))
+            .call(request, Access::Change, |node, by, m| batches::ask_batch(node, by, m))
             .await?
             .into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;
@@ -370,7 +387,7 @@ impl Control for ControlService {
         request: Request<pb::BatchPortionRequest>,
     ) -> Result<Response<pb::BatchPortionResponse>, Status> {
         let asked = self
-            .call(request, Access::Change, |node, _, m| batches::ask_portion(node, m))
+            .call(request, Access::Change, |node, by, m| batches::ask_portion(node, by, m))
             .await?
             .into_inner();
         let answer = batches::answer_portion(&self.node, asked).await;
@@ -381,7 +398,8 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        let asked = self.call(request, Access::Change, |_, _, asked| {
+        let asked = self.call(request, Access::Change, |_, by, asked| {
+            by.check_unlimited()?;
             check_cut(&asked)?;
             Ok(asked)
         });
@@ -399,7 +417,8 @@ impl Control for ControlService {
     }
 
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
-        self.call(request, Access::Change, |node, _, pb::HoldRequest { cut, hold_ms }| {
+        self.call(request, Access::Change, |node, by, pb::HoldRequest { cut, hold_ms }| {
+            by.check_unlimited()?;
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {

@@ -12,13 +12,13 @@ use fastps_core::slice::Slice;
 use fastps_core::spaces::{Claimant, SeatKey, SeatRequest, SpaceSpec, SpaceStanding};
 use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use fastps_durable::{Event, Journal};
-use fastps_proto::v1 as pb;
 use fastps_transport::convert::header::Target;
 use fastps_transport::convert::{Request, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
 use std::sync::mpsc;
 use tokio::sync::mpsc::channel;
 use tokio::time::timeout;
+use tonic::metadata::MetadataMap;
 
 const ID: SliceId = SliceId(3);
 const SPACE: SpaceId = SpaceId(9);
@@ -81,7 +81,7 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     let shared = StreamState::new(node.shard.meter(), &budget, false).unwrap();
     let (answers, mut queue) = channel(1);
     let slot = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);
-    let stream = Exchange { node, peer: Peer::new(budget), shown: None, shared };
+    let stream = Exchange::open(&node, Peer::new(budget, None), shared, &MetadataMap::new()).unwrap();
     let command = Command { space: SPACE, term: 1, number: 1 };
     let header = convert::run_header(Target { slice: SliceId(0), group: 1, epoch: 1 }, command, &[ID]);
     let payload: Bytes =

@@ -48,14 +48,14 @@ fn a_registration_is_owned_waited_for_and_taken_over() {
     let (first, placement) = reserved(map.register(&w, 1, now).unwrap());
     assert_eq!(reserved(map.register(&w, 1, now).unwrap()), (first, placement.clone()));
     assert!(matches!(map.register(&w, 2, now).unwrap(), Registered::UnderWay { .. }));
-    assert!(map.page(&[], "", 0).0.is_empty());
+    assert!(map.page(&[], "", 0, &Scope::Everything).0.is_empty());
     let later = now + LEASE + Duration::from_secs(1);
     let (second, again) = reserved(map.register(&w, 2, later).unwrap());
     assert!(second != first && again.slices != placement.slices);
-    assert_eq!(map.commit(first, 1).unwrap_err().kind, Kind::Lease);
-    assert_eq!(map.commit(second, 1).unwrap_err().kind, Kind::Precondition);
-    map.commit(second, 2).unwrap();
-    map.commit(second, 2).unwrap();
+    assert_eq!(map.commit(first, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(second, 1, &Scope::Everything).unwrap_err().kind, Kind::Precondition);
+    map.commit(second, 2, &Scope::Everything).unwrap();
+    map.commit(second, 2, &Scope::Everything).unwrap();
     assert_eq!(map.register(&w, 3, later).unwrap(), Registered::Exists(again));
     assert_eq!(map.counts()[0], 1);
 }
@@ -74,7 +74,7 @@ fn another_spec_is_refused_and_says_what_differs() {
         let rule = Optimizer::Adagrad(Adagrad::default());
         let error = map.register(&TensorSpec { optimizer: rule, ..spec("w", 10) }, 2, now).unwrap_err();
         assert!(error.message.contains("optimizer"), "{error}");
-        map.commit(reservation, 1).unwrap();
+        map.commit(reservation, 1, &Scope::Everything).unwrap();
     }
 }
 
@@ -84,14 +84,14 @@ fn what_was_not_committed_in_time_ends_when_asked() {
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
     let all = [kept, left, 4711];
-    map.commit(kept, 1).unwrap();
+    map.commit(kept, 1, &Scope::Everything).unwrap();
     let early = pb::SettleResponse { committed: vec![kept], ended: vec![4711], ..Default::default() };
     assert_eq!(map.settle(&all, false, now + LEASE), early);
     let late = pb::SettleResponse { committed: vec![kept], ended: vec![left, 4711], ..Default::default() };
     for _ in 0..2 {
         assert_eq!(map.settle(&all, false, now + 2 * LEASE), late);
     }
-    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(left, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
     assert_eq!(map.counts()[..2], [1, 0]);
 }
 
@@ -100,13 +100,13 @@ fn what_nobody_goes_on_with_is_forgotten() {
     let (mut map, now) = (map(1), Instant::now());
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
-    map.commit(kept, 1).unwrap();
+    map.commit(kept, 1, &Scope::Everything).unwrap();
     map.sweep(now + 2 * LEASE, |_| false);
     assert_eq!(map.counts()[..2], [1, 1]);
     map.sweep(now + 3 * LEASE, |_| false);
     assert_eq!(map.counts()[..2], [1, 0]);
-    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
-    map.unregister("kept", now).unwrap();
+    assert_eq!(map.commit(left, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
+    map.unregister("kept", now, &Scope::Everything).unwrap();
     assert_eq!(map.counts()[..3], [0, 0, 0]);
 }
 
@@ -116,9 +116,9 @@ fn an_owner_may_give_up() {
     let (first, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
     let (second, other) = reserved(map.register(&spec("w", 11), 1, now).unwrap());
     assert!(first != second && placement != other);
-    map.abandon(&placement.slices);
+    map.abandon(&placement.slices, &Scope::Everything);
     assert_eq!(map.counts()[1], 1);
-    map.abandon(&other.slices);
+    map.abandon(&other.slices, &Scope::Everything);
     assert_eq!(map.counts()[..3], [0, 0, 0]);
     reserved(map.register(&spec("w", 12), 2, now).unwrap());
 }
@@ -130,9 +130,9 @@ fn identifiers_never_recur_and_load_is_given_back() {
     for _ in 0..3 {
         let (reservation, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
         assert!(seen.insert(reservation) && seen.insert(placement.slices[0]));
-        assert_eq!(map.unregister("w", now).unwrap_err().kind, Kind::UnknownTensor);
-        map.commit(reservation, 1).unwrap();
-        assert_eq!(map.unregister("w", now).unwrap(), placement);
+        assert_eq!(map.unregister("w", now, &Scope::Everything).unwrap_err().kind, Kind::UnknownTensor);
+        map.commit(reservation, 1, &Scope::Everything).unwrap();
+        assert_eq!(map.unregister("w", now, &Scope::Everything).unwrap(), placement);
         assert_eq!(map.counts()[..3], [0, 0, 0]);
     }
 }
@@ -142,11 +142,11 @@ fn pages_follow_each_other() {
     let (mut map, now) = (map(1), Instant::now());
     for k in 0..25 {
         let (reservation, _) = reserved(map.register(&spec(&format!("w{k:02}"), 1), 1, now).unwrap());
-        map.commit(reservation, 1).unwrap();
+        map.commit(reservation, 1, &Scope::Everything).unwrap();
     }
     let (mut after, mut names) = (String::new(), Vec::new());
     loop {
-        let (page, next) = map.page(&[], &after, 10);
+        let (page, next) = map.page(&[], &after, 10, &Scope::Everything);
         names.extend(page.into_iter().filter_map(|e| e.spec).map(|s| s.name));
         if next.is_empty() {
             break;
@@ -154,7 +154,7 @@ fn pages_follow_each_other() {
         after = next;
     }
     assert_eq!(names, (0..25).map(|k| format!("w{k:02}")).collect::<Vec<_>>());
-    assert_eq!(map.page(&["w07".into(), "none".into()], "", 0).0.len(), 1);
+    assert_eq!(map.page(&["w07".into(), "none".into()], "", 0, &Scope::Everything).0.len(), 1);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_look_up_touches_what_it_asks_for() {
         let (mut map, now) = (map(1), Instant::now());
         for k in 0..tensors {
             let (reservation, _) = reserved(map.register(&spec(&format!("w{k:06}"), 1), 1, now).unwrap());
-            map.commit(reservation, 1).unwrap();
+            map.commit(reservation, 1, &Scope::Everything).unwrap();
         }
         let mut counts = Vec::new();
         let mut count = |map: &mut Map, work: &mut dyn FnMut(&mut Map)| {
@@ -171,16 +171,21 @@ fn a_look_up_touches_what_it_asks_for() {
             work(map);
             counts.push(map.counts()[3] - before);
         };
-        count(&mut map, &mut |map| assert!(map.page(&["none".into()], "", 0).0.is_empty()));
+        count(&mut map, &mut |map| {
+            assert!(map.page(&["none".into()], "", 0, &Scope::Everything).0.is_empty())
+        });
         count(&mut map, &mut |map| {
             let names = ["w000007".into(), "none".into(), "w000003".into()];
-            assert_eq!(map.page(&names, "", 0).0.len(), 2);
+            assert_eq!(map.page(&names, "", 0, &Scope::Everything).0.len(), 2);
         });
         count(&mut map, &mut |map| {
-            assert_eq!(map.unregister("none", now).unwrap_err().kind, Kind::UnknownTensor);
+            assert_eq!(
+                map.unregister("none", now, &Scope::Everything).unwrap_err().kind,
+                Kind::UnknownTensor
+            );
         });
-        count(&mut map, &mut |map| drop(map.unregister("w000007", now).unwrap()));
-        count(&mut map, &mut |map| map.abandon(&[1, 2]));
+        count(&mut map, &mut |map| drop(map.unregister("w000007", now, &Scope::Everything).unwrap()));
+        count(&mut map, &mut |map| map.abandon(&[1, 2], &Scope::Everything));
         counts
     };
     let few = touched(100);
@@ -193,12 +198,12 @@ fn names_that_are_asked_for_come_page_by_page() {
     let (mut map, now) = (map(1), Instant::now());
     for name in ["a", "b", "c"] {
         let (reservation, _) = reserved(map.register(&spec(name, 1), 1, now).unwrap());
-        map.commit(reservation, 1).unwrap();
+        map.commit(reservation, 1, &Scope::Everything).unwrap();
     }
     let names = ["c", "none", "a", "b", "a"].map(String::from);
     let (mut after, mut found) = (String::new(), Vec::new());
     loop {
-        let (page, next) = map.page(&names, &after, 1);
+        let (page, next) = map.page(&names, &after, 1, &Scope::Everything);
         found.extend(page.into_iter().filter_map(|entry| entry.spec).map(|spec| spec.name));
         if next.is_empty() {
             break;
@@ -232,9 +237,9 @@ fn what_the_map_has_is_charged() {
     // What exists takes less than what is under way.
     let (reservation, _) = reserved(map.register(&spec("w", 258_048 << 10), 1, now).unwrap());
     let pending = meter.used();
-    map.commit(reservation, 1).unwrap();
+    map.commit(reservation, 1, &Scope::Everything).unwrap();
     assert!(meter.used() < pending && meter.used() > 12 << 10);
-    map.unregister("w", now).unwrap();
+    map.unregister("w", now, &Scope::Everything).unwrap();
     map.sweep(now, |_| false);
     assert_eq!(meter.used(), 0);
 }
@@ -262,10 +267,10 @@ fn a_client_has_so_many_registrations_under_way() {
     // A repeat is no further one, and others have theirs.
     reserved(map.register(&spec("w0", 1), 1, now).unwrap());
     reserved(map.register(&spec("more", 1), 2, now).unwrap());
-    map.commit(all[0].0, 1).unwrap();
+    map.commit(all[0].0, 1, &Scope::Everything).unwrap();
     reserved(map.register(&spec("more 1", 1), 1, now).unwrap());
     assert!(map.register(&spec("more 2", 1), 1, now).is_err());
-    map.abandon(&all[1].1.slices);
+    map.abandon(&all[1].1.slices, &Scope::Everything);
     reserved(map.register(&spec("more 2", 1), 1, now).unwrap());
     assert!(map.registers(1) && map.registers(2) && !map.registers(3));
 }
@@ -284,12 +289,12 @@ fn what_its_client_gives_up_ends_unless_it_is_committed() {
     let (mut map, now) = (map(1), Instant::now());
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
-    map.commit(kept, 1).unwrap();
+    map.commit(kept, 1, &Scope::Everything).unwrap();
     let both = map.settle(&[left, kept], true, now);
     assert_eq!((both.committed, both.ended), (vec![kept], vec![]));
     let one = map.settle(&[left], true, now);
     assert_eq!((one.committed, one.ended), (vec![], vec![left]));
-    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(left, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
 }
 
 #[test]
@@ -298,15 +303,15 @@ fn a_group_goes_with_its_last_tensor_and_its_last_worker() {
     let of = |group: &str| TensorSpec { group: group.into(), ..spec("w", 10) };
     let (reservation, first) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert!(!map.has_group(first.group), "it is not committed");
-    map.commit(reservation, 1).unwrap();
+    map.commit(reservation, 1, &Scope::Everything).unwrap();
     map.sweep(now, |_| false);
     assert!(map.has_group(first.group));
-    map.unregister("w", now).unwrap();
+    map.unregister("w", now, &Scope::Everything).unwrap();
     assert!(!map.has_group(first.group));
     map.sweep(now, |group| group == first.group);
     let (_, again) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert_eq!(again.group, first.group, "a worker had a place in it");
-    map.abandon(&again.slices);
+    map.abandon(&again.slices, &Scope::Everything);
     map.sweep(now, |_| false);
     let (_, second) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert!(second.group > first.group);

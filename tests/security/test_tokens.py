@@ -1,0 +1,395 @@
+"""Tokens of our own client: who may, who may not, and that nobody sees the token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign_client import ForeignClient, Refused, Stubs
+from token_files import Tokens, new_token
+
+import fastps
+from fastps.commands.cli import main
+
+ZEROS = np.zeros(8, np.float32)
+ONES = np.ones(8, np.float32)
+#: A part of a token's secret.
+TOKEN = re.compile("fps_[0-9a-f]{4}")
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
+    """Seconds until the condition held."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, "it did not happen in time"
+        time.sleep(0.05)
+    return time.monotonic() - begin
+
+
+def refused(kind: type[Exception], call: Callable[[], Any]) -> fastps.FastpsError:
+    with pytest.raises(kind) as raised:
+        call()
+    assert not TOKEN.search(f"{raised.value!r} {raised.value}")
+    return raised.value
+
+
+def test_a_token_decides_what_its_client_may_do(tokens: Tokens) -> None:
+    worker, reader = tokens.add("alice", "worker"), tokens.add("bob", "reader")
+    old = tokens.add("carol", "admin", "*", "expires=2020-01-01")
+    unknown = tokens.write_secret("nobody", new_token())
+    with fastps.serve(shards=2, tokens=tokens.file) as server:
+        for transport in (None, "tcp", "unix"):
+            name = f"w {transport}"
+            with fastps.connect(server, token_file=worker, transport=transport) as ps:
+                ps.register(name, ZEROS, optimizer=fastps.SGD(lr=1.0))
+                ps.push(name, ONES)
+                np.testing.assert_array_equal(ps.pull(name), -ONES)
+            with fastps.connect(server, token_file=reader, transport=transport) as ps:
+                np.testing.assert_array_equal(ps.pull(name), -ONES)
+                for call in (lambda: ps.push(name, ONES), lambda: ps.unregister(name)):  # noqa: B023
+                    error = refused(fastps.PermissionDeniedError, call)
+                    assert (error.expected, error.got) == ("ROLE_WORKER", "ROLE_READER")
+                np.testing.assert_array_equal(ps.pull(name), -ONES)
+        for file, why in ((None, "asks for a token"), (old, "expired"), (unknown, "unknown")):
+            error = refused(fastps.UnauthenticatedError, lambda: fastps.connect(server, token_file=file))  # noqa: B023
+            assert why in str(error)
+            assert isinstance(error, fastps.PermissionDeniedError)
+
+
+def test_a_scope_hides_the_other_groups(tokens: Tokens) -> None:
+    everything = tokens.add("ops", "worker")
+    scopes = {"a": "a", "both": "a,b", "n": "namespace:n"}
+    files = {name: tokens.add(name, "worker", scope) for name, scope in scopes.items()}
+    with fastps.serve(shards=2, tokens=tokens.file) as server:
+        with fastps.connect(server, token_file=everything) as ps:
+            for group in ("a", "b"):
+                ps.register(f"of {group}", ZEROS, optimizer=fastps.SGD(lr=1.0), group=group)
+            assert ps.names() == ["of a", "of b"]
+        with fastps.connect(server, token_file=files["n"], namespace="n") as ps:
+            ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+            ps.push("w", ONES)
+            assert ps.names() == ["w"]
+        with fastps.connect(server, token_file=files["a"]) as ps:
+            assert ps.names() == ["of a"]
+            ps.push("of a", ONES)
+            for name in ("of b", "run:n/w", "of c"):
+                for call in (ps.pull, ps.unregister):
+                    error = refused(fastps.UnknownTensorError, lambda: call(name))  # noqa: B023
+                    assert "of b" not in str(error).replace(repr(name), "").replace(f'"{name}"', "")
+            for group, name in (("b", "new"), ("a", "of b"), ("a", "run:n/new"), ("run:n/default", "run:n/v")):
+                register = {"optimizer": fastps.SGD(lr=1.0), "group": group}
+                refused(fastps.PermissionDeniedError, lambda: ps.register(name, ZEROS, **register))  # noqa: B023
+        with fastps.connect(server, token_file=files["both"]) as ps:
+            assert ps.names() == ["of a", "of b"]
+        with fastps.connect(server, token_file=files["n"]) as ps:
+            assert ps.names() == ["run:n/w"]
+
+
+def test_a_token_comes_from_a_private_file_only(tokens: Tokens, tmp_path: Path, monkeypatch: Any) -> None:
+    file = Path(tokens.add("alice", "worker"))
+    with fastps.serve(tokens=tokens.file) as server:
+        monkeypatch.setenv("FASTPS_TOKEN_FILE", str(file))
+        with fastps.connect(server) as ps:
+            assert ps.names() == []
+        link = tmp_path / "link"
+        link.symlink_to(file)
+        fastps.connect(server, token_file=link).close()
+        file.chmod(0o644)
+        error = refused(fastps.ConfigError, lambda: fastps.connect(server))
+        assert f"chmod 600 {file}" in str(error)
+        file.chmod(0o600)
+        for text, says in (("", "starts with fps_"), (file.read_text()[:30], "letters"), ("fps_" + "0" * 72, "checksum")):
+            bad = tokens.write_secret("bad", text)
+            error = refused(fastps.ConfigError, lambda: fastps.connect(server, token_file=bad))  # noqa: B023
+            assert says in str(error)
+            assert bad in str(error)
+    tokens.file.chmod(0o640 if os.getuid() else 0o644)
+    error = refused(fastps.ConfigError, lambda: fastps.serve(tokens=tokens.file))
+    assert f"chmod 600 {tokens.file}" in str(error)
+
+
+def test_a_token_does_not_leave_the_machine_without_tls(tokens: Tokens) -> None:
+    file = tokens.add("alice", "worker")
+    # An address of documentation, to which nothing may be sent: a try would take until the deadline.
+    begin = time.monotonic()
+    error = refused(fastps.ConfigError, lambda: fastps.connect("192.0.2.1:7070", token_file=file, timeout=30))
+    assert time.monotonic() - begin < 10
+    assert "TLS" in str(error)
+    # A server that lists itself at such an address.
+    with fastps.serve(tokens=tokens.file, advertise="192.0.2.1") as server:
+        port = server.addresses.rpartition(":")[2]
+        call = lambda: fastps.connect(f"127.0.0.1:{port}", token_file=file, timeout=30)  # noqa: E731
+        assert "TLS" in str(refused(fastps.ConfigError, call))
+
+
+def test_tokens_over_tls_and_certificates_beside_them(tokens: Tokens, ca: Any) -> None:
+    file = tokens.add("alice", "worker")
+    with fastps.serve(tokens=tokens.file, **ca.server, **ca.trust) as server:
+        with fastps.connect(server, token_file=file, **ca.client) as ps:
+            ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+            ps.push("w", ONES)
+        # A certificate without a role does not replace a token.
+        refused(fastps.UnauthenticatedError, lambda: fastps.connect(server, **ca.client))
+
+
+def test_servers_show_each_other_a_token_of_their_own(tokens: Tokens, start_shards: Any) -> None:
+    worker, own = tokens.add("alice", "worker"), tokens.add("shard", "server")
+    for secret, works in ((own, True), (worker, False), (None, False)):
+        addresses = start_shards(tokens.file, secret)
+        with fastps.connect(addresses, token_file=worker, timeout=30 if works else 3) as ps:
+            # Large enough for slices on both shards, the second of which asks the first about them.
+            call = lambda: ps.register("w", np.zeros(400_000, np.float32), optimizer=fastps.SGD(lr=1.0))  # noqa: B023,E731
+            if works:
+                call()
+                ps.push("w", np.ones(400_000, np.float32))
+                assert ps.pull("w")[-1] == -1
+            else:
+                error = refused(fastps.FastpsError, call)
+                assert "server" in str(error), error
+
+
+@pytest.fixture
+def start_shards() -> Any:
+    """Starts two servers of one cluster, each with these tokens."""
+    running: list[fastps.Server] = []
+
+    def start(file: Path, secret: str | None) -> str:
+        while running:
+            running.pop().stop()
+        ports: list[str] = []
+        with fastps.serve(shards=2) as other:
+            ports = other.address_list
+        for port in ports:
+            server = fastps.serve(listen=port, cluster=ports, tokens=file, server_token_file=secret)
+            running.append(server)
+        return ",".join(ports)
+
+    yield start
+    while running:
+        running.pop().stop()
+
+
+def test_a_revoked_token_ends_its_streams_and_a_new_one_goes_on(tokens: Tokens) -> None:
+    file, other = tokens.add("alice", "worker"), tokens.add("bob", "worker")
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        fastps.connect(server, token_file=file, timeout=60) as ps,
+        fastps.connect(server, token_file=other) as untouched,
+    ):
+        ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+        ps.push("w", ONES)
+        # The client's file first, then the server's: pushes go on, and none is lost or applied twice.
+        tokens.add("alice", "worker")
+        pushes = 1
+        begin = time.monotonic()
+        while server_counter(other, server, "token_reloads") < 1:
+            ps.push("w", ONES, timeout=60)
+            pushes += 1
+            assert time.monotonic() - begin < 60
+        for _ in range(20):
+            ps.push("w", ONES)
+            pushes += 1
+        np.testing.assert_array_equal(ps.pull("w"), -pushes * ONES)
+        tokens.revoke("alice")
+        begin = time.monotonic()
+        error = None
+        while error is None:
+            try:
+                ps.push("w", ONES, timeout=2)
+            except fastps.UnauthenticatedError as raised:
+                error = raised
+            except fastps.PartialPush:
+                # Its stream ended before the answer.
+                continue
+            assert time.monotonic() - begin < 30
+        untouched.pull("w")
+
+
+def server_counter(file: str, server: fastps.Server, name: str) -> int:
+    with fastps.connect(server, token_file=file) as ps:
+        return ps.stats()["shards"][0]["counters"][name]
+
+
+def test_a_bad_token_file_leaves_the_last_good_one_in_force(tokens: Tokens) -> None:
+    file = tokens.add("alice", "worker")
+    with fastps.serve(tokens=tokens.file) as server, fastps.connect(server, token_file=file) as ps:
+        good = tokens.file.read_text()
+        tokens.file.write_text("alice wroker\n")
+        wait_until(lambda: server_counter(file, server, "token_reloads_failed") >= 1)
+        assert ps.names() == []
+        tokens.file.write_text(good)
+        fastps.connect(server, token_file=file).close()
+    refused(fastps.ConfigError, lambda: fastps.serve(tokens=tokens.file.with_name("absent")))
+
+
+def test_no_one_sees_a_token(tokens: Tokens, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    file, wrong = tokens.add("alice", "admin"), tokens.write_secret("nobody", new_token())
+    command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--tokens", str(tokens.file)]
+    environment = os.environ | {"FASTPS_LOG": "trace"}
+    with subprocess.Popen(
+        [*command, "--web", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True
+    ) as process:
+        try:
+            lines = iter(process.stdout.readline, "")
+            seen = []
+            for line in lines:
+                seen.append(line)
+                if "memory limit" in line and line.startswith("fastps: "):
+                    break
+            address = next(line.split()[-1] for line in seen if "listening on" in line)
+            page = next(line.split()[-1] for line in seen if "metrics and health at" in line)
+            with fastps.connect(address, token_file=file) as ps:
+                ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+                ps.push("w", ONES)
+                texts = [repr(ps), repr(ps.stats()), repr(pickle.dumps(ps))]
+                with pickle.loads(pickle.dumps(ps)) as copy:
+                    np.testing.assert_array_equal(copy.pull("w"), -ONES)
+            refused(fastps.UnauthenticatedError, lambda: fastps.connect(address, token_file=wrong))
+            own = Path(f"/proc/{process.pid}")
+            texts += [(own / name).read_bytes().decode() for name in ("cmdline", "environ")]
+            for path, token, status in (
+                ("/healthz", None, 200),
+                ("/readyz", None, 200),
+                ("/metrics", None, 401),
+                ("/api/v1/cluster", "wrong", 401),
+                ("/api/v1/cluster", "right", 200),
+                ("/metrics", "right", 200),
+            ):
+                secret = {"right": tokens.text["alice"], "wrong": new_token()}.get(token or "")
+                headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+                request = urllib.request.Request(page + path, headers=headers)
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as answer:
+                        got, body = answer.status, answer.read().decode()
+                except urllib.error.HTTPError as error:
+                    got, body = error.code, error.read().decode()
+                assert got == status, path
+                texts.append(body)
+            process.send_signal(signal.SIGHUP)
+            with fastps.connect(address, token_file=file) as ps:
+                ps.pull("w")
+        finally:
+            process.terminate()
+        texts += [*seen, process.stdout.read(), caplog.text]
+    assert process.wait(30) == 0
+    assert "listening" in "".join(texts)
+    for text in texts:
+        assert not TOKEN.search(text), text
+
+
+def test_status_and_ls_show_a_token(tokens: Tokens, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tokens.add("alice", "reader")
+    with fastps.serve(tokens=tokens.file) as server:
+        assert main(["status", server.addresses]) == 1
+        assert "asks for a token" in capfd.readouterr().err
+        assert main(["status", server.addresses, "--token-file", file, "--json"]) == 0
+        state = json.loads(capfd.readouterr().out)
+        assert state["shards"][0]["insecure"] is False
+        assert main(["ls", server.addresses, "--token-file", file]) == 0
+    capfd.readouterr()
+    with fastps.serve(listen="0.0.0.0:0", advertise="127.0.0.1", insecure=True) as server:
+        assert main(["status", server.addresses, "--json"]) == 0
+        state = json.loads(capfd.readouterr().out)
+        assert state["shards"][0]["insecure"] is True
+        assert "--insecure" in state["warnings"][0]
+
+
+def test_wrong_tokens_slow_nobody_down(tokens: Tokens, stubs: Stubs) -> None:
+    file = tokens.add("alice", "worker")
+    wrong = new_token()
+    with fastps.serve(tokens=tokens.file) as server, fastps.connect(server, token_file=file, transport="tcp") as ps:
+        ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+        with ForeignClient(stubs, server.address_list, hello=False, token=wrong) as stranger:
+            request = stubs.pb.StatsRequest()
+            metadata = [("authorization", f"Bearer {wrong}")]
+            calls = [stranger.controls[0].Stats.future(request, timeout=60, metadata=metadata) for _ in range(10_000)]
+            begin = time.monotonic()
+            for _ in range(20):
+                ps.push("w", ONES, timeout=60)
+            assert time.monotonic() - begin < 60
+            assert {call.exception().code().name for call in calls} == {"UNAUTHENTICATED"}
+        assert server_counter(file, server, "credentials_refused") >= 10_000
+        np.testing.assert_array_equal(ps.pull("w"), -20 * ONES)
+
+
+def test_one_principal_does_not_act_as_another(tokens: Tokens, stubs: Stubs, tmp_path: Path) -> None:
+    """Not even with the other's secret, and also after the server was killed and started again."""
+    for name in ("alice", "bob"):
+        tokens.add(name, "worker")
+    folder = tmp_path / "data"
+
+    def attack(victim: ForeignClient) -> None:
+        thief = ForeignClient(
+            stubs, addresses, client=victim.client, secret=victim.secret, hello=False, token=tokens.text["bob"]
+        )
+        with thief:
+            group = victim.entry("w").placement.group
+            requests = {
+                "Hello": stubs.pb.HelloRequest(client=victim.client, secret=victim.secret, renew=True),
+                "Leave": stubs.pb.LeaveRequest(client=victim.client, group=group),
+                "Advance": stubs.pb.AdvanceRequest(client=victim.client, group=group, clock=9),
+                "Portion": stubs.pb.PortionRequest(client=victim.client, name="p", n=4, size=1, worker=1),
+                "Register": stubs.pb.RegisterRequest(client=victim.client, spec=victim.spec("v", (8,))),
+            }
+            for method, request in requests.items():
+                with pytest.raises(Refused) as raised:
+                    thief.call(0, method, request)
+                assert raised.value.refusal.kind == "denied", method
+            thief.epoch = victim.epoch
+            with pytest.raises(Refused, match="another principal"):
+                thief.push("w", ONES)
+        victim.push("w", ONES)
+
+    def listen(port: str) -> fastps.Server:
+        return fastps.serve(listen=port, tokens=tokens.file, data_dir=folder)
+
+    with listen("127.0.0.1:0") as server:
+        addresses = server.address_list
+        victim = ForeignClient(stubs, addresses, token=tokens.text["alice"])
+        victim.register(victim.spec("w", (8,)), ZEROS)
+        attack(victim)
+    with listen(addresses[0]), ForeignClient(
+        stubs, addresses, client=victim.client, secret=victim.secret, hello=False, token=tokens.text["alice"]
+    ) as again:
+        again.hello(0, renew=True)
+        again.sequence = victim.sequence
+        attack(again)
+        assert again.pull("w")[0].tolist() == [-2.0 * 0.01] * 8 or again.pull("w")[0][0] < 0
+    victim.close()
+
+
+def test_headers_that_are_no_token_are_refused(tokens: Tokens, stubs: Stubs) -> None:
+    tokens.add("alice", "reader")
+    good = tokens.text["alice"]
+    with fastps.serve(tokens=tokens.file) as server, ForeignClient(stubs, server.address_list, hello=False) as client:
+        stats = client.controls[0].Stats
+        assert stats(stubs.pb.StatsRequest(), timeout=30, metadata=[("authorization", f"bearer {good}")]).version
+        for values in (
+            [good],
+            [f"Basic {good}"],
+            ["Bearer "],
+            [f"Bearer {good[:-1]}"],
+            [f"Bearer {good}x"],
+            [f"Bearer  {good}"],
+            [f"Bearer {good}", f"Bearer {good}"],
+            [f"Bearer {secrets.token_hex(38)}"],
+        ):
+            metadata = [("authorization", value) for value in values]
+            call = stats.future(stubs.pb.StatsRequest(), timeout=30, metadata=metadata)
+            assert call.exception().code().name == "UNAUTHENTICATED", values
