@@ -20,6 +20,7 @@ use fastps_proto::NeedsRole;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_transport::convert;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -97,7 +98,7 @@ impl ControlService {
     fn caller<Q: NeedsRole>(&self, request: &Request<Q>) -> Result<Caller> {
         let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
         let metadata = request.metadata();
-        let known = self.node.access.admit(peer.certificate.as_ref(), metadata.as_ref(), Q::ROLE)?;
+        let known = self.node.access.admit(peer.origin(), metadata.as_ref(), Q::ROLE)?;
         Ok(Caller::new(peer, &known, metadata))
     }
 
@@ -398,9 +399,10 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        let asked = self.call(request, Access::Change, |_, by, asked| {
+        let asked = self.call(request, Access::Change, |node, by, asked| {
             by.check_unlimited()?;
             check_cut(&asked)?;
+            by.audit(node, "checkpoint", json!({"group": asked.group}))?;
             Ok(asked)
         });
         let asked = asked.await?;
@@ -419,6 +421,7 @@ impl Control for ControlService {
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
         self.call(request, Access::Change, |node, by, pb::HoldRequest { cut, hold_ms }| {
             by.check_unlimited()?;
+            by.audit(node, "hold", json!({"ms": hold_ms}))?;
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {

@@ -115,7 +115,7 @@ impl Exchange {
         metadata: &MetadataMap,
     ) -> Result<Self> {
         let role = pb::Frame::ROLE;
-        let known = node.access.admit(peer.certificate.as_ref(), metadata.as_ref(), role)?;
+        let known = node.access.admit(peer.origin(), metadata.as_ref(), role)?;
         node.access.watch(&known, &shared);
         let caller = Arc::new(Caller::new(peer, &known, metadata));
         Ok(Self { node: node.clone(), caller, shared })
