@@ -29,7 +29,9 @@ class Authority:
 
     def _sign(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, extension: tuple) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder(issuer_name=self._name, subject_name=name, public_key=key.public_key())
+        builder = x509.CertificateBuilder(
+            issuer_name=self._name, subject_name=name, public_key=key.public_key()
+        )
         builder = builder.serial_number(x509.random_serial_number())
         builder = builder.not_valid_before(now - DAY).not_valid_after(now + DAY)
         return builder.add_extension(*extension).sign(self._key, hashes.SHA256())
@@ -53,7 +55,10 @@ class Authority:
     def server(self, address: str) -> dict[str, str]:
         """Files for a server at this address."""
         certificate, key = self.issue(x509.IPAddress(ipaddress.ip_address(address)))
-        return {"tls_cert": self._write("server.pem", certificate), "tls_key": self._write("server-key.pem", key)}
+        return {
+            "tls_cert": self._write("server.pem", certificate),
+            "tls_key": self._write("server-key.pem", key),
+        }
 
     def credentials(self, role: str | None = None, scope: str = "*") -> grpc.ChannelCredentials:
         """For a client in plain grpcio, with a principal of this role and scope in its certificate."""

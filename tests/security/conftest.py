@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
-# Modules beside this file, and the plain client, whose folder must not be a package.
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(TESTS / "grpc")]
+# The plain client is a module of the tests of gRPC, whose folder must not be a package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "grpc"))
 
 from foreign_client import Stubs, generate
 from token_files import Tokens
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")

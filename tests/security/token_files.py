@@ -25,7 +25,7 @@ class Tokens:
         self._write()
 
     def add(self, name: str, role: str, scope: str = "*", *options: str) -> str:
-        """A principal with a new token; the file with it, as `token_file` takes it. A known one gets another."""
+        """Gives a principal a new token; the file with it, as `token_file` takes it."""
         self.text[name] = new_token()
         digest = hashlib.sha256(self.text[name].encode()).hexdigest()
         self._lines[name] = " ".join([name, role, scope, digest, *options])

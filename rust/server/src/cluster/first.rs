@@ -126,8 +126,12 @@ impl Node {
         tracing::warn!(shard = self.index(), %error, "shard 0 does not answer");
         let why = format!("shard {} cannot ask shard 0: {error}", self.index());
         match error.kind {
-            Kind::Denied => Error::new(Kind::Denied, format!("{why}; {SERVERS_TRUST}")),
             Kind::Unauthenticated => Error::new(Kind::Denied, format!("{why}; {SERVERS_PROVE}")),
+            // A handler of shard 0 refuses; otherwise TLS does.
+            Kind::Denied if error.shard.is_some() => {
+                Error::new(Kind::Denied, format!("{why}; {SERVERS_PROVE}"))
+            }
+            Kind::Denied => Error::new(Kind::Denied, format!("{why}; {SERVERS_TRUST}")),
             _ => Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS),
         }
     }

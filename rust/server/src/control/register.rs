@@ -104,11 +104,14 @@ pub(super) fn seal(node: &Node, by: &Caller, m: pb::SealRequest) -> Result<pb::S
 pub(super) fn commit(node: &Node, by: &Caller, m: &pb::CommitRequest) -> Result<pb::CommitResponse> {
     let mut map = node.map()?;
     node.sessions.touch(m.client, Instant::now())?;
+    if map.hides_reservation(m.reservation, &by.principal.scope) {
+        return Err(lost(m.reservation));
+    }
     let own = map.pending_on(m.reservation, node.index());
     if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
         return Err(Error::new(Kind::Precondition, "the reservation is not sealed"));
     }
-    map.commit(m.reservation, m.client, &by.principal.scope)?;
+    map.commit(m.reservation, m.client)?;
     Ok(pb::CommitResponse {})
 }
 

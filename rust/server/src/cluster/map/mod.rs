@@ -306,7 +306,7 @@ impl Map {
     }
 
     /// Last step of a registration: the tensor exists. Repeats change nothing.
-    pub(crate) fn commit(&mut self, reservation: u64, client: u64, scope: &Scope) -> Result<()> {
+    pub(crate) fn commit(&mut self, reservation: u64, client: u64) -> Result<()> {
         let lost = || {
             Error::new(
                 Kind::Lease,
@@ -314,9 +314,6 @@ impl Map {
             )
         };
         let name = self.reservations.get(&reservation).cloned().ok_or_else(lost)?;
-        if self.hides(&name, scope) {
-            return Err(lost());
-        }
         match self.pending.get(&name) {
             Some(pending) if pending.client != client => {
                 Err(Error::new(Kind::Precondition, "the reservation is another client's").tensor(name))
@@ -373,6 +370,11 @@ impl Map {
     /// Returns whether a tensor of this name, registered or under way, is outside `scope`.
     pub(crate) fn hides(&self, name: &str, scope: &Scope) -> bool {
         self.entry(name).is_some_and(|entry| !entry.is_within(scope))
+    }
+
+    /// Returns whether a reservation is of a tensor outside `scope`.
+    pub(crate) fn hides_reservation(&self, reservation: u64, scope: &Scope) -> bool {
+        self.reservations.get(&reservation).is_some_and(|name| self.hides(name, scope))
     }
 
     /// Ends the open registrations within `scope` that own one of these slices.

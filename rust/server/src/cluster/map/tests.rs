@@ -52,10 +52,10 @@ fn a_registration_is_owned_waited_for_and_taken_over() {
     let later = now + LEASE + Duration::from_secs(1);
     let (second, again) = reserved(map.register(&w, 2, later).unwrap());
     assert!(second != first && again.slices != placement.slices);
-    assert_eq!(map.commit(first, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
-    assert_eq!(map.commit(second, 1, &Scope::Everything).unwrap_err().kind, Kind::Precondition);
-    map.commit(second, 2, &Scope::Everything).unwrap();
-    map.commit(second, 2, &Scope::Everything).unwrap();
+    assert_eq!(map.commit(first, 1).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(second, 1).unwrap_err().kind, Kind::Precondition);
+    map.commit(second, 2).unwrap();
+    map.commit(second, 2).unwrap();
     assert_eq!(map.register(&w, 3, later).unwrap(), Registered::Exists(again));
     assert_eq!(map.counts()[0], 1);
 }
@@ -74,7 +74,7 @@ fn another_spec_is_refused_and_says_what_differs() {
         let rule = Optimizer::Adagrad(Adagrad::default());
         let error = map.register(&TensorSpec { optimizer: rule, ..spec("w", 10) }, 2, now).unwrap_err();
         assert!(error.message.contains("optimizer"), "{error}");
-        map.commit(reservation, 1, &Scope::Everything).unwrap();
+        map.commit(reservation, 1).unwrap();
     }
 }
 
@@ -84,14 +84,14 @@ fn what_was_not_committed_in_time_ends_when_asked() {
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
     let all = [kept, left, 4711];
-    map.commit(kept, 1, &Scope::Everything).unwrap();
+    map.commit(kept, 1).unwrap();
     let early = pb::SettleResponse { committed: vec![kept], ended: vec![4711], ..Default::default() };
     assert_eq!(map.settle(&all, false, now + LEASE), early);
     let late = pb::SettleResponse { committed: vec![kept], ended: vec![left, 4711], ..Default::default() };
     for _ in 0..2 {
         assert_eq!(map.settle(&all, false, now + 2 * LEASE), late);
     }
-    assert_eq!(map.commit(left, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
     assert_eq!(map.counts()[..2], [1, 0]);
 }
 
@@ -100,12 +100,12 @@ fn what_nobody_goes_on_with_is_forgotten() {
     let (mut map, now) = (map(1), Instant::now());
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
-    map.commit(kept, 1, &Scope::Everything).unwrap();
+    map.commit(kept, 1).unwrap();
     map.sweep(now + 2 * LEASE, |_| false);
     assert_eq!(map.counts()[..2], [1, 1]);
     map.sweep(now + 3 * LEASE, |_| false);
     assert_eq!(map.counts()[..2], [1, 0]);
-    assert_eq!(map.commit(left, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
     map.unregister("kept", now, &Scope::Everything).unwrap();
     assert_eq!(map.counts()[..3], [0, 0, 0]);
 }
@@ -131,7 +131,7 @@ fn identifiers_never_recur_and_load_is_given_back() {
         let (reservation, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
         assert!(seen.insert(reservation) && seen.insert(placement.slices[0]));
         assert_eq!(map.unregister("w", now, &Scope::Everything).unwrap_err().kind, Kind::UnknownTensor);
-        map.commit(reservation, 1, &Scope::Everything).unwrap();
+        map.commit(reservation, 1).unwrap();
         assert_eq!(map.unregister("w", now, &Scope::Everything).unwrap(), placement);
         assert_eq!(map.counts()[..3], [0, 0, 0]);
     }
@@ -142,7 +142,7 @@ fn pages_follow_each_other() {
     let (mut map, now) = (map(1), Instant::now());
     for k in 0..25 {
         let (reservation, _) = reserved(map.register(&spec(&format!("w{k:02}"), 1), 1, now).unwrap());
-        map.commit(reservation, 1, &Scope::Everything).unwrap();
+        map.commit(reservation, 1).unwrap();
     }
     let (mut after, mut names) = (String::new(), Vec::new());
     loop {
@@ -163,7 +163,7 @@ fn a_look_up_touches_what_it_asks_for() {
         let (mut map, now) = (map(1), Instant::now());
         for k in 0..tensors {
             let (reservation, _) = reserved(map.register(&spec(&format!("w{k:06}"), 1), 1, now).unwrap());
-            map.commit(reservation, 1, &Scope::Everything).unwrap();
+            map.commit(reservation, 1).unwrap();
         }
         let mut counts = Vec::new();
         let mut count = |map: &mut Map, work: &mut dyn FnMut(&mut Map)| {
@@ -198,7 +198,7 @@ fn names_that_are_asked_for_come_page_by_page() {
     let (mut map, now) = (map(1), Instant::now());
     for name in ["a", "b", "c"] {
         let (reservation, _) = reserved(map.register(&spec(name, 1), 1, now).unwrap());
-        map.commit(reservation, 1, &Scope::Everything).unwrap();
+        map.commit(reservation, 1).unwrap();
     }
     let names = ["c", "none", "a", "b", "a"].map(String::from);
     let (mut after, mut found) = (String::new(), Vec::new());
@@ -237,7 +237,7 @@ fn what_the_map_has_is_charged() {
     // What exists takes less than what is under way.
     let (reservation, _) = reserved(map.register(&spec("w", 258_048 << 10), 1, now).unwrap());
     let pending = meter.used();
-    map.commit(reservation, 1, &Scope::Everything).unwrap();
+    map.commit(reservation, 1).unwrap();
     assert!(meter.used() < pending && meter.used() > 12 << 10);
     map.unregister("w", now, &Scope::Everything).unwrap();
     map.sweep(now, |_| false);
@@ -267,7 +267,7 @@ fn a_client_has_so_many_registrations_under_way() {
     // A repeat is no further one, and others have theirs.
     reserved(map.register(&spec("w0", 1), 1, now).unwrap());
     reserved(map.register(&spec("more", 1), 2, now).unwrap());
-    map.commit(all[0].0, 1, &Scope::Everything).unwrap();
+    map.commit(all[0].0, 1).unwrap();
     reserved(map.register(&spec("more 1", 1), 1, now).unwrap());
     assert!(map.register(&spec("more 2", 1), 1, now).is_err());
     map.abandon(&all[1].1.slices, &Scope::Everything);
@@ -289,12 +289,12 @@ fn what_its_client_gives_up_ends_unless_it_is_committed() {
     let (mut map, now) = (map(1), Instant::now());
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
-    map.commit(kept, 1, &Scope::Everything).unwrap();
+    map.commit(kept, 1).unwrap();
     let both = map.settle(&[left, kept], true, now);
     assert_eq!((both.committed, both.ended), (vec![kept], vec![]));
     let one = map.settle(&[left], true, now);
     assert_eq!((one.committed, one.ended), (vec![], vec![left]));
-    assert_eq!(map.commit(left, 1, &Scope::Everything).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_group_goes_with_its_last_tensor_and_its_last_worker() {
     let of = |group: &str| TensorSpec { group: group.into(), ..spec("w", 10) };
     let (reservation, first) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert!(!map.has_group(first.group), "it is not committed");
-    map.commit(reservation, 1, &Scope::Everything).unwrap();
+    map.commit(reservation, 1).unwrap();
     map.sweep(now, |_| false);
     assert!(map.has_group(first.group));
     map.unregister("w", now, &Scope::Everything).unwrap();
@@ -315,4 +315,32 @@ fn a_group_goes_with_its_last_tensor_and_its_last_worker() {
     map.sweep(now, |_| false);
     let (_, second) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert!(second.group > first.group);
+}
+
+#[test]
+fn a_scope_hides_the_tensors_of_other_groups() {
+    let (mut map, now) = (map(1), Instant::now());
+    let of = |name: &str, group: &str| TensorSpec { group: group.into(), ..spec(name, 4) };
+    for (name, group) in [("a", "one"), ("b", "two")] {
+        let (reservation, _) = reserved(map.register(&of(name, group), 1, now).unwrap());
+        map.commit(reservation, 1).unwrap();
+    }
+    let (open, placement) = reserved(map.register(&of("c", "two"), 1, now).unwrap());
+    let one: Scope = "one".parse().unwrap();
+    let names = |(entries, _): (Vec<pb::MapEntry>, String)| {
+        entries.into_iter().map(|entry| entry.spec.unwrap().name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(map.page(&[], "", 0, &one)), ["a"]);
+    assert_eq!(names(map.page(&["a".into(), "b".into()], "", 0, &one)), ["a"]);
+    assert!(map.hides("b", &one) && map.hides("c", &one) && !map.hides("a", &one) && !map.hides("d", &one));
+    assert!(map.hides_reservation(open, &one) && !map.hides_reservation(open + 1, &one));
+    map.abandon(&placement.slices, &one);
+    assert!(map.registration(open).is_some());
+    for name in ["b", "c", "d"] {
+        let error = map.unregister(name, now, &one).unwrap_err();
+        assert!(error.kind == Kind::UnknownTensor && !error.to_string().contains("\"b\", such"), "{error}");
+        assert_eq!(map.spec(name, &one).unwrap_err().kind, Kind::UnknownTensor);
+    }
+    assert_eq!(map.spec("b", &Scope::Everything).unwrap().name, "b".into());
+    map.unregister("a", now, &one).unwrap();
 }
