@@ -8,9 +8,6 @@ import os
 import pickle
 import re
 import secrets
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign_client import ForeignClient, Refused, Stubs
+from served import Served, served
 from token_files import Tokens, new_token
 
 import fastps
@@ -198,40 +196,49 @@ def start_shards() -> Any:
         running.pop().stop()
 
 
-def test_a_revoked_token_ends_its_streams_and_a_new_one_goes_on(tokens: Tokens) -> None:
+def test_a_revoked_token_ends_its_streams_and_a_new_one_goes_on(tokens: Tokens, tmp_path: Path) -> None:
     file, other = tokens.add("alice", "worker"), tokens.add("bob", "worker")
     with (
-        fastps.serve(tokens=tokens.file) as server,
-        fastps.connect(server, token_file=file, timeout=60) as ps,
-        fastps.connect(server, token_file=other) as untouched,
+        served(tokens.file, tmp_path / "log") as server,
+        fastps.connect(server.address, token_file=file, timeout=60) as ps,
+        fastps.connect(server.address, token_file=other) as untouched,
     ):
         ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
-        ps.push("w", ONES)
+        pushes = 0
+
+        def push_until(reloads: int) -> None:
+            nonlocal pushes
+            begin = time.monotonic()
+            while untouched.stats()["shards"][0]["counters"]["token_reloads"] < reloads:
+                ps.push("w", ONES)
+                pushes += 1
+                assert time.monotonic() - begin < 60
+
         # The client's file first, then the server's: pushes go on, and none is lost or applied twice.
-        tokens.add("alice", "worker")
-        pushes = 1
-        begin = time.monotonic()
-        while server_counter(other, server, "token_reloads") < 1:
-            ps.push("w", ONES, timeout=60)
-            pushes += 1
-            assert time.monotonic() - begin < 60
-        for _ in range(20):
-            ps.push("w", ONES)
-            pushes += 1
-        np.testing.assert_array_equal(ps.pull("w"), -pushes * ONES)
+        for reloads in (1, 2):
+            tokens.add("alice", "worker")
+            server.reload()
+            push_until(reloads)
+        ps.push("w", ONES)
+        np.testing.assert_array_equal(ps.pull("w"), -(pushes + 1) * ONES)
         tokens.revoke("alice")
-        begin = time.monotonic()
-        error = None
-        while error is None:
-            try:
-                ps.push("w", ONES, timeout=2)
-            except fastps.UnauthenticatedError as raised:
-                error = raised
-            except fastps.PartialPush:
-                # Its stream ended before the answer.
-                continue
-            assert time.monotonic() - begin < 30
+        server.reload()
+        push_until_refused(ps)
         untouched.pull("w")
+        refused(fastps.UnauthenticatedError, fastps.connect, server.address, token_file=file)
+
+
+def push_until_refused(ps: fastps.ParameterServer) -> None:
+    begin = time.monotonic()
+    while time.monotonic() - begin < 60:
+        try:
+            ps.push("w", ONES, timeout=2)
+        except fastps.UnauthenticatedError:
+            return
+        except fastps.PartialPush:
+            # The stream ended before the answer.
+            continue
+    raise AssertionError("a revoked token still pushes")
 
 
 def server_counter(file: str, server: fastps.Server, name: str) -> int:
@@ -251,73 +258,49 @@ def test_a_bad_token_file_leaves_the_last_good_one_in_force(tokens: Tokens) -> N
     refused(fastps.ConfigError, fastps.serve, tokens=tokens.file.with_name("absent"))
 
 
-def test_no_one_sees_a_token(tokens: Tokens, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_one_sees_a_token(tokens: Tokens, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     file, wrong = tokens.add("alice", "admin"), tokens.write_secret("nobody", new_token())
-    command = [
-        sys.executable,
-        "-m",
-        "fastps",
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--tokens",
-        str(tokens.file),
-    ]
-    environment = os.environ | {"FASTPS_LOG": "trace"}
-    with subprocess.Popen(
-        [*command, "--web", "127.0.0.1:0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        text=True,
-    ) as process:
-        try:
-            lines = iter(process.stdout.readline, "")
-            seen = []
-            for line in lines:
-                seen.append(line)
-                if "memory limit" in line and line.startswith("fastps: "):
-                    break
-            address = next(line.split()[-1] for line in seen if "listening on" in line)
-            page = next(line.split()[-1] for line in seen if "metrics and health at" in line)
-            with fastps.connect(address, token_file=file) as ps:
-                ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
-                ps.push("w", ONES)
-                texts = [repr(ps), repr(ps.stats()), repr(pickle.dumps(ps))]
-                with pickle.loads(pickle.dumps(ps)) as copy:
-                    np.testing.assert_array_equal(copy.pull("w"), -ONES)
-            refused(fastps.UnauthenticatedError, fastps.connect, address, token_file=wrong)
-            own = Path(f"/proc/{process.pid}")
-            texts += [(own / name).read_bytes().decode() for name in ("cmdline", "environ")]
-            for path, token, status in (
-                ("/healthz", None, 200),
-                ("/readyz", None, 200),
-                ("/metrics", None, 401),
-                ("/api/v1/cluster", "wrong", 401),
-                ("/api/v1/cluster", "right", 200),
-                ("/metrics", "right", 200),
-            ):
-                secret = {"right": tokens.text["alice"], "wrong": new_token()}.get(token or "")
-                headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-                request = urllib.request.Request(page + path, headers=headers)
-                try:
-                    with urllib.request.urlopen(request, timeout=30) as answer:
-                        got, body = answer.status, answer.read().decode()
-                except urllib.error.HTTPError as error:
-                    got, body = error.code, error.read().decode()
-                assert got == status, path
-                texts.append(body)
-            process.send_signal(signal.SIGHUP)
-            with fastps.connect(address, token_file=file) as ps:
-                ps.pull("w")
-        finally:
-            process.terminate()
-        texts += [*seen, process.stdout.read(), caplog.text]
-    assert process.wait(30) == 0
-    assert "listening" in "".join(texts)
+    with served(tokens.file, tmp_path / "log") as server:
+        with fastps.connect(server.address, token_file=file) as ps:
+            ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+            ps.push("w", ONES)
+            texts = [repr(ps), repr(ps.stats()), repr(pickle.dumps(ps))]
+            with pickle.loads(pickle.dumps(ps)) as copy:
+                np.testing.assert_array_equal(copy.pull("w"), -ONES)
+        refused(fastps.UnauthenticatedError, fastps.connect, server.address, token_file=wrong)
+        own = Path(f"/proc/{server.process.pid}")
+        texts += [(own / name).read_bytes().decode() for name in ("cmdline", "environ")]
+        texts += [page(server, path, tokens.text["alice"])[1] for path in ("/metrics", "/api/v1/cluster")]
+    texts += [server.printed(), caplog.text]
+    assert "a call is refused" in server.printed()
     for text in texts:
         assert not TOKEN.search(text), text
+
+
+def page(server: Served, path: str, token: str | None) -> tuple[int, str]:
+    """Status and text of a page of the web listener."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(server.page + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_the_web_listener_asks_for_a_reader_of_everything(tokens: Tokens, tmp_path: Path) -> None:
+    tokens.add("alice", "reader")
+    tokens.add("limited", "admin", "a")
+    with served(tokens.file, tmp_path / "log") as server:
+        for path in ("/healthz", "/readyz"):
+            assert page(server, path, None)[0] == 200
+        for path in ("/metrics", "/version", "/api/v1/cluster", "/absent"):
+            status, text = page(server, path, None)
+            assert (status, "asks for a token" in text) == (401, True), path
+            assert page(server, path, new_token())[0] == 401
+            assert page(server, path, tokens.text["limited"])[0] == 403
+            assert page(server, path, tokens.text["alice"])[0] == (404 if path == "/absent" else 200)
 
 
 def test_status_and_ls_show_a_token(tokens: Tokens, capfd: pytest.CaptureFixture[str]) -> None:

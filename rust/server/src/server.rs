@@ -2,6 +2,7 @@
 
 use crate::auth::access::Access;
 use crate::auth::audit::Audit;
+use crate::auth::budget::Budgets;
 use crate::auth::peer::Peer;
 use crate::auth::reload::Reload;
 use crate::auth::tls_watch::TlsWatch;
@@ -150,6 +151,7 @@ impl Server {
                 membership,
                 access: access.clone(),
                 tls_watch: tls_watch.clone(),
+                budgets: Budgets::default(),
                 insecure: config.insecure && config.danger().is_some(),
                 others: others.clone(),
                 sessions,

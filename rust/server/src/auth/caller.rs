@@ -1,6 +1,7 @@
 //! The author of one unary call or of one stream, and evidence of its session.
 
 use crate::auth::access::Known;
+use crate::auth::budget::Budget;
 use crate::auth::peer::Peer;
 use crate::auth::principal::Principal;
 use crate::auth::secret;
@@ -31,6 +32,8 @@ pub(crate) struct Caller {
     pub(crate) principal: Arc<Principal>,
     /// The hash of the secret that it shows.
     pub(crate) secret: Option<SecretHash>,
+    /// The rates of its frames; `None` without limits, and for unary calls.
+    pub(crate) budget: Option<Arc<Budget>>,
     /// Slices within the principal's scope that the stream has used; empty if the scope is everything.
     used: Mutex<HashSet<u64, foldhash::fast::RandomState>>,
 }
@@ -38,7 +41,7 @@ pub(crate) struct Caller {
 impl Caller {
     pub(crate) fn new(peer: Peer, known: &Known, metadata: &MetadataMap) -> Self {
         let (principal, secret) = (known.principal.clone(), secret::of_headers(metadata));
-        Self { peer, principal, secret, used: Mutex::default() }
+        Self { peer, principal, secret, budget: None, used: Mutex::default() }
     }
 
     pub(crate) fn proof(&self) -> Proof<'_> {

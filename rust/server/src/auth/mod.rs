@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod audit;
+pub(crate) mod budget;
 pub(crate) mod caller;
 pub(crate) mod peer;
 pub(crate) mod principal;

@@ -2,6 +2,7 @@
 
 use crate::answers::Pins;
 use crate::auth::access::Access;
+use crate::auth::budget::Budgets;
 use crate::auth::scope::Scope;
 use crate::auth::tls_watch::TlsWatch;
 use crate::cluster::first::First;
@@ -64,6 +65,8 @@ pub(crate) struct Node {
     pub(crate) access: Arc<Access>,
     /// The TLS files of the server.
     pub(crate) tls_watch: Arc<TlsWatch>,
+    /// The rates of principals.
+    pub(crate) budgets: Budgets,
     /// What calls to other shards show.
     pub(crate) others: Others,
     pub(crate) sessions: Sessions,

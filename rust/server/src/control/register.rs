@@ -79,6 +79,7 @@ pub(super) fn reserve(
         client: m.client,
         spec,
         group: m.group,
+        budget: by.principal.name.clone().zip(by.principal.limits.memory),
         slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
     };
     if !node.reservations.knows(m.reservation) {

@@ -23,6 +23,7 @@ use fastps_proto::{NeedsRole, role_of};
 use fastps_transport::convert::{self, Request, Route, VectorRead, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{Messages, PollCycle, Spin};
+use prost::Message;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -93,6 +94,10 @@ fn owed(frame: pb::Frame) -> Owed {
     Owed::Frame(Box::new(frame))
 }
 
+fn tag_of(frame: &pb::Frame) -> u64 {
+    frame.header.as_ref().map_or(0, |header| header.tag)
+}
+
 /// Fails unless a slice has the group and dtype of a request.
 fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
     if slice.group() != route.group {
@@ -117,8 +122,9 @@ impl Exchange {
         let role = pb::Frame::ROLE;
         let known = node.access.admit(peer.origin(), metadata.as_ref(), role)?;
         node.access.watch(&known, &shared);
-        let caller = Arc::new(Caller::new(peer, &known, metadata));
-        Ok(Self { node: node.clone(), caller, shared })
+        let mut caller = Caller::new(peer, &known, metadata);
+        caller.budget = node.budgets.of(&known.principal);
+        Ok(Self { node: node.clone(), caller: Arc::new(caller), shared })
     }
 
     /// Reads and answers until either side ends the stream.
@@ -148,7 +154,10 @@ impl Exchange {
             match frame {
                 Ok(Some(frame)) => {
                     reach("decoded");
-                    self.handle(&frame, slot).await;
+                    match self.pace(&frame).await {
+                        Ok(()) => self.handle(&frame, slot).await,
+                        Err(error) => self.refuse(slot, tag_of(&frame), error),
+                    }
                 }
                 Ok(None) => return,
                 // The message is too large or no frame: nothing after it can be read.
@@ -160,9 +169,20 @@ impl Exchange {
         }
     }
 
+    /// Waits until the principal's rate has room for the frame; later ones are not read meanwhile.
+    async fn pace(&self, frame: &pb::Frame) -> Result<()> {
+        let Some(budget) = &self.caller.budget else { return Ok(()) };
+        let limits = &self.caller.principal.limits;
+        let wait = budget.charge(limits, frame.encoded_len(), Instant::now())?;
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        Ok(())
+    }
+
     async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
-        let tag = frame.header.as_ref().map_or(0, |header| header.tag);
+        let tag = tag_of(frame);
         match self.admit(frame) {
             Ok((request, logged)) => {
                 let changes = request.verb.changes();

@@ -35,7 +35,7 @@ fn slice(node: &Node) -> Arc<Slice> {
     };
     let now = Instant::now();
     let (spec, slices) = (Arc::new(spec), vec![(ID, 0)]);
-    let wish = Reserve { reservation: 7, client: 1, spec, group: 1, slices };
+    let wish = Reserve { reservation: 7, client: 1, spec, group: 1, budget: None, slices };
     assert!(node.reservations.reserve(&node.shard, &wish, now).unwrap());
     node.reservations.arrived(ID, 7);
     node.reservations.seal(7, now).unwrap();
