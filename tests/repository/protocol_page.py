@@ -73,6 +73,24 @@ def least_role(options: Message, file: descriptor_pb2.FileDescriptorProto) -> st
     return "".join(names.get(number, "") for number in numbers)
 
 
+def roles(file: descriptor_pb2.FileDescriptorProto) -> str:
+    """The table of roles: for each, the calls and frames that it is the least role of."""
+    calls: dict[str, list[str]] = {}
+    for service in file.service:
+        for method in service.method:
+            calls.setdefault(least_role(method.options, file), []).append(f"`{method.name}`")
+    (kinds,) = (enum for enum in file.enum_type if enum.name == "Kind")
+    for kind in kinds.value:
+        role = least_role(kind.options, file)
+        calls.setdefault(role, []).append(f"`{kind.name}`")
+    (ranks,) = (enum for enum in file.enum_type if enum.name == "Role")
+    lines = ["| role | its calls and frames, besides those of the roles above |", "|---|---|"]
+    for rank in ranks.value[1:]:
+        role = rank.name.removeprefix("ROLE_").lower()
+        lines.append(f"| `{role}` | {', '.join(calls[role])} |")
+    return "\n".join(lines) + "\n"
+
+
 def enums(file: descriptor_pb2.FileDescriptorProto, comments: Comments) -> Iterator[str]:
     yield "\n## Enums"
     for i, enum in enumerate(file.enum_type):

@@ -57,6 +57,8 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         _option("TLS_CERT", "tls-cert", "file of the server's certificate"),
         _option("TLS_KEY", "tls-key", "file of its private key"),
         _option("TLS_CA", "tls-ca", "file of the CAs that must have signed the clients' certificates"),
+        _option("TLS_CRL", "tls-crl", "file of lists of revoked client certificates"),
+        _option("AUDIT", "audit", "file for the audit: one JSON line for each event"),
         _option("TOKENS", "tokens", "file of the tokens that callers must show"),
         _option(
             "SERVER_TOKEN_FILE", "server-token-file", "file of the token that this server shows to the others"

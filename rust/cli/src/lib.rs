@@ -86,6 +86,11 @@ struct ServeArgs {
     /// Show the token of role server in this file to the other servers of the cluster.
     #[arg(long, value_name = "FILE", env = "FASTPS_SERVER_TOKEN_FILE")]
     server_token_file: Option<PathBuf>,
+    /// Append one JSON line to this file for each start, refused credential, registration, removal of a tensor,
+    /// checkpoint, hold, reload, and space that changes its coordinator. While it cannot be written, calls of
+    /// admins are refused.
+    #[arg(long, value_name = "FILE", env = "FASTPS_AUDIT")]
+    audit: Option<PathBuf>,
     /// Keep a log and snapshots here, in one folder per shard, and start from them. Without it, the
     /// parameters are lost when the process ends.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
@@ -223,6 +228,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             memory_limit: args.memory_limit,
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
             tls_crl: args.tls_crl,
+            audit: args.audit,
             local: args.local,
             tokens: args.tokens,
             server_token: args.server_token_file,

@@ -60,6 +60,8 @@ pub struct ServerConfig {
     pub room_for_workers: u64,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
+    /// The file where events are listed that change who may do what, or what the servers hold; `None`: nowhere.
+    pub audit: Option<PathBuf>,
     /// The certificates of clients that are revoked (CRLs, PEM), where the CAs of `tls` ask for them.
     pub tls_crl: Option<PathBuf>,
     /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
@@ -116,6 +118,7 @@ impl Default for ServerConfig {
             room_for_workers: 16,
             tls: TlsFiles::default(),
             tls_crl: None,
+            audit: None,
             local: false,
             tokens: None,
             server_token: None,

@@ -1,9 +1,11 @@
 //! A server: each shard runs on a separate thread with a single-threaded runtime.
 
 use crate::auth::access::Access;
+use crate::auth::audit::Audit;
 use crate::auth::budget::Budgets;
 use crate::auth::peer::Peer;
 use crate::auth::reload::Reload;
+use crate::auth::tls_watch::TlsWatch;
 use crate::backup::copies::Copies;
 use crate::cluster::first::First;
 use crate::cluster::loss;
@@ -39,6 +41,7 @@ use fastps_transport::bearer::Bearer;
 use fastps_transport::convert;
 use fastps_transport::tls::ServerTls;
 use fastps_transport::unix::Local;
+use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,7 +86,9 @@ impl Server {
     /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
-        let access = Access::open(config.tokens.as_deref())?;
+        let audit = Audit::open(config.audit.as_deref())?;
+        let access = Access::open(config.tokens.as_deref(), audit.clone())?;
+        let tls_watch = TlsWatch::new(tls.clone(), audit.clone());
         let others = Others {
             tls: tls.as_ref().map(|tls| tls.others.clone()),
             bearer: Bearer::open(config.server_token.as_deref())?,
@@ -145,6 +150,7 @@ impl Server {
                 first: First::new(&nodes, &cluster, others.clone()),
                 membership,
                 access: access.clone(),
+                tls_watch: tls_watch.clone(),
                 budgets: Budgets::default(),
                 insecure: config.insecure && config.danger().is_some(),
                 others: others.clone(),
@@ -185,7 +191,12 @@ impl Server {
         let snapshots = Mutex::new(Some(Snapshots::start(shards, when)?));
         let threads = Mutex::new(threads);
         subject.show(&nodes);
-        let reload = Reload::start(&access)?;
+        let reload = Reload::start(&access, &tls_watch)?;
+        let version = env!("CARGO_PKG_VERSION");
+        audit.record(
+            "start",
+            json!({"version": version, "addresses": addresses, "insecure": config.insecure}),
+        )?;
         Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web, reload })
     }
 
@@ -219,7 +230,7 @@ impl Server {
         self.nodes.iter().map(|node| node.counters()).collect()
     }
 
-    /// Reads the token file again, as it also happens every 5 s.
+    /// Reads the token file and the TLS files again, as it also happens every 5 s.
     pub fn reload(&self) {
         if let Some(reload) = &self.reload {
             reload.now();
@@ -452,8 +463,8 @@ struct Readers(Arc<Access>);
 
 impl Interceptor for Readers {
     fn call(&mut self, request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
-        let certificate = Peer::of(&request)?.certificate;
-        let known = self.0.admit(certificate.as_ref(), request.metadata().as_ref(), pb::Role::Reader);
+        let peer = Peer::of(&request)?;
+        let known = self.0.admit(peer.origin(), request.metadata().as_ref(), pb::Role::Reader);
         known.map(|_| request).map_err(|error| convert::status(&error))
     }
 }

@@ -1,6 +1,7 @@
 //! Who calls: the principal of a unary call or of a stream, by its token or its client's certificate.
 
 use crate::answers::StreamState;
+use crate::auth::audit::Audit;
 use crate::auth::principal::Principal;
 use crate::auth::rate::Rate;
 use crate::auth::token_file::TokenFile;
@@ -10,7 +11,10 @@ use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_transport::token;
 use http::HeaderMap;
+use serde_json::json;
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
@@ -38,6 +42,8 @@ pub(crate) struct Access {
     streams: Mutex<Vec<(Known, Weak<StreamState>)>>,
     refused: AtomicU64,
     log: Rate,
+    /// Where refused credentials and reloads are listed.
+    pub(crate) audit: Arc<Audit>,
 }
 
 #[derive(Debug)]
@@ -57,11 +63,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Access {
     /// Reads the token file. Without one, every caller may do everything, unless its certificate names a
     /// role.
-    pub(crate) fn open(tokens: Option<&Path>) -> Result<Arc<Self>> {
+    pub(crate) fn open(tokens: Option<&Path>, audit: Arc<Audit>) -> Result<Arc<Self>> {
         let tokens = tokens.map(Tokens::open).transpose()?;
         let anybody = Arc::new(Principal::anybody());
         let (streams, refused) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Arc::new(Self { tokens, anybody, streams, refused, log: Rate::new(LOG_BURST, LOGS_PER_SECOND) }))
+        let log = Rate::new(LOG_BURST, LOGS_PER_SECOND);
+        Ok(Arc::new(Self { tokens, anybody, streams, refused, log, audit }))
     }
 
     /// Returns whether callers must show a token, or a certificate with a role.
@@ -91,10 +98,11 @@ impl Access {
         }
     }
 
-    /// The caller with these headers, if its role suffices. Refusals are logged, at a limited rate.
+    /// The caller with these headers, from this address, if its role suffices. Refusals are logged and listed
+    /// in the audit, at a limited rate.
     pub(crate) fn admit(
         &self,
-        certificate: Option<&Arc<Principal>>,
+        (certificate, address): (Option<&Arc<Principal>>, Option<IpAddr>),
         headers: &HeaderMap,
         needed: pb::Role,
     ) -> Result<Known> {
@@ -102,9 +110,22 @@ impl Access {
         let known = known.and_then(|known| known.principal.authorize(needed).map(|()| known));
         known.inspect_err(|error| {
             if self.log.take(Instant::now()).is_ok() {
-                tracing::warn!(%error, "a call is refused");
+                tracing::warn!(?address, %error, "a call is refused");
+                self.list_refusal(address, error);
             }
         })
+    }
+
+    /// Lists a client that TLS has refused in the audit, at a limited rate.
+    pub(crate) fn refused_by_tls(&self, address: Option<IpAddr>, error: &dyn Display) {
+        if self.log.take(Instant::now()).is_ok() {
+            self.list_refusal(address, error);
+        }
+    }
+
+    fn list_refusal(&self, address: Option<IpAddr>, error: &dyn Display) {
+        // It was logged if it cannot be written.
+        let _ = self.audit.record("refused", json!({"address": address, "reason": error.to_string()}));
     }
 
     /// Ends the stream when its token ends.
@@ -123,7 +144,9 @@ impl Access {
     /// that are gone, have changed or have expired.
     pub(crate) fn reload(&self) {
         let Some(tokens) = &self.tokens else { return };
-        tokens.reload();
+        if tokens.reload() {
+            let _ = self.audit.record("reload", json!({"files": "tokens"}));
+        }
         let present = tokens.present();
         let now = human::now();
         let entries = present.entries().iter().filter(|entry| entry.expires.is_none_or(|end| now < end));
@@ -172,17 +195,20 @@ impl Tokens {
         Some(Known { principal: Arc::new(entry.principal.clone()), token: Some(entry.hash) })
     }
 
-    fn reload(&self) {
+    /// Returns whether a changed file came into force.
+    fn reload(&self) -> bool {
         let mut trouble = locked(&self.trouble);
         match TokenFile::read(&self.path) {
             Ok(read) => {
                 *trouble = None;
-                if read.entries() != self.present().entries() {
+                let changed = read.entries() != self.present().entries();
+                if changed {
                     let principals = read.entries().len();
                     *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(read);
                     self.reloads.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(principals, "the token file was read again");
                 }
+                changed
             }
             Err(error) => {
                 self.failed.fetch_add(1, Ordering::Relaxed);
@@ -191,6 +217,7 @@ impl Tokens {
                     tracing::error!(%error, "the last good token file stays in force");
                     *trouble = Some(text);
                 }
+                false
             }
         }
     }

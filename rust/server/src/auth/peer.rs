@@ -5,6 +5,7 @@ use crate::auth::rate::Rate;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::memory_budget::MemoryBudget;
 use http_body_util::BodyExt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
@@ -22,6 +23,8 @@ const HELLOS_PER_SECOND: u32 = 64;
 pub(crate) struct Peer {
     /// The principal that its certificate names.
     pub(crate) certificate: Option<Arc<Principal>>,
+    /// Its address; `None`: through a Unix socket.
+    pub(crate) address: Option<IpAddr>,
     pub(crate) pins: Arc<Semaphore>,
     pub(crate) budget: Arc<MemoryBudget>,
     /// For sessions that it begins.
@@ -29,10 +32,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(budget: Arc<MemoryBudget>, certificate: Option<Arc<Principal>>) -> Self {
+    pub(crate) fn new(
+        budget: Arc<MemoryBudget>,
+        certificate: Option<Arc<Principal>>,
+        address: Option<IpAddr>,
+    ) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { certificate, pins, budget, hellos }
+        Self { certificate, address, pins, budget, hellos }
     }
 
     /// Fails if the connection exceeds its rate of new sessions.
@@ -42,6 +49,11 @@ impl Peer {
                 .expected(self.hellos.bounds(), "one more")
                 .retry_after_ms(wait.as_millis() as u64 + 1)
         })
+    }
+
+    /// What its callers are known by besides a token.
+    pub(crate) fn origin(&self) -> (Option<&Arc<Principal>>, Option<IpAddr>) {
+        (self.certificate.as_ref(), self.address)
     }
 
     /// The peer of a request.

@@ -1,6 +1,7 @@
-//! Reads the token file again, at intervals and on demand.
+//! Reads the token file and the TLS files again, at intervals and on demand.
 
 use crate::auth::access::Access;
+use crate::auth::tls_watch::TlsWatch;
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -19,15 +20,16 @@ pub(crate) struct Reload {
 
 impl Reload {
     /// Starts the thread; `None` if there is nothing to read again.
-    pub(crate) fn start(access: &Arc<Access>) -> Result<Option<Self>> {
-        if !access.asks() {
+    pub(crate) fn start(access: &Arc<Access>, tls: &Arc<TlsWatch>) -> Result<Option<Self>> {
+        if !access.asks() && !tls.has_files() {
             return Ok(None);
         }
         let (now, asked) = channel();
-        let access = access.clone();
+        let (access, tls) = (access.clone(), tls.clone());
         let work = move || {
             while asked.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Disconnected) {
                 access.reload();
+                tls.reload();
             }
         };
         let failed = |error| Error::new(Kind::Internal, format!("cannot start a thread: {error}"));

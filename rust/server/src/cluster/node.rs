@@ -4,6 +4,7 @@ use crate::answers::Pins;
 use crate::auth::access::Access;
 use crate::auth::budget::Budgets;
 use crate::auth::scope::Scope;
+use crate::auth::tls_watch::TlsWatch;
 use crate::cluster::first::First;
 use crate::cluster::map::Map;
 use crate::cluster::membership::Membership;
@@ -62,6 +63,8 @@ pub(crate) struct Node {
     pub(crate) insecure: bool,
     /// Knows the callers.
     pub(crate) access: Arc<Access>,
+    /// The TLS files of the server.
+    pub(crate) tls_watch: Arc<TlsWatch>,
     /// The rates of principals.
     pub(crate) budgets: Budgets,
     /// What calls to other shards show.
@@ -314,6 +317,7 @@ impl Node {
             ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
         ]);
         counters.extend(self.access.counters());
+        counters.extend(self.tls_watch.counters());
         counters.extend(self.files.counters());
         if let Ok(map) = self.map() {
             let [tensors, registrations, placed, touched] = map.counts();

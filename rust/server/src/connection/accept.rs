@@ -145,6 +145,7 @@ impl Opening {
             Err(error) => {
                 node.connections_refused.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(shard = node.index(), %error, "a client's certificate is refused");
+                node.access.refused_by_tls(io.peer_address(), &error);
                 reject(io, &error.shard(node.index())).await;
                 return None;
             }
@@ -183,10 +184,12 @@ fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
 
 /// Shakes hands; on failure informs the client and returns `None`.
 async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
-    let peer = tcp.peer_addr().map_or_else(|_| "unknown".to_owned(), |peer| peer.ip().to_string());
+    let address = tcp.peer_addr().ok().map(|peer| peer.ip());
+    let peer = address.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
     let failed = |error: &dyn std::fmt::Display| {
         node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(shard = node.index(), %peer, %error, "a TLS handshake failed");
+        node.access.refused_by_tls(address, error);
     };
     if first != tls::HANDSHAKE_RECORD {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");

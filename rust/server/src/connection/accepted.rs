@@ -70,7 +70,8 @@ impl Connection {
         node: Arc<Node>,
     ) -> Self {
         node.connections.fetch_add(1, Ordering::Relaxed);
-        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(budget, certificate));
+        let peer = Peer::new(budget, certificate, io.peer_address());
+        let (io, opening) = (io.take(0), Bytes::new());
         let allowance = Allowance::new(PREFACE.len());
         Self { io, opening, peer, node, waiting: None, shared: None, allowance, farewell: None }
     }

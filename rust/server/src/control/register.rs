@@ -10,6 +10,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,7 +40,13 @@ pub(super) fn register(
             pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
         }
     };
-    Ok((registered, map.noted()))
+    let noted = map.noted();
+    std::mem::drop(map);
+    if registered.reservation != 0 {
+        // It was logged if it cannot be written.
+        let _ = by.audit(node, "register", json!({"tensor": spec.name, "group": spec.group}));
+    }
+    Ok((registered, noted))
 }
 
 /// Question to shard 0 about an unknown reservation.
@@ -120,6 +127,7 @@ pub(super) fn unregister(
         node.check_no_space(&m.name)?;
     }
     let placement = node.map()?.unregister(&m.name, Instant::now(), scope)?;
+    let _ = by.audit(node, "unregister", json!({"tensor": m.name}));
     Ok(pb::UnregisterResponse { placement: Some(placement) })
 }
 
@@ -151,5 +159,6 @@ pub(super) fn drop(
     }
     let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
     node.reservations.drop_slices(&node.shard, &slices);
+    let _ = by.audit(node, "drop", json!({"slices": slices.len()}));
     Ok(pb::DropResponse {})
 }

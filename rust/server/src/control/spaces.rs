@@ -11,6 +11,7 @@ use fastps_durable::{CoordinatorState, Event, SecretHash};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use prost::Message;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -232,6 +233,11 @@ pub(super) fn coordinate(
         SeatRequest::Take { name, .. } => {
             let (space, term, holder) = (space.0, seat.term, name.clone());
             let key = by.secret;
+            if term > 1 {
+                // It was logged if it cannot be written.
+                let _ =
+                    by.audit(node, "space taken over", json!({"space": space, "term": term, "holder": name}));
+            }
             node.files.step(|| Event::SeatTaken { space, term, holder, client, key });
         }
         SeatRequest::Store { state, .. } => {

@@ -120,7 +120,7 @@ impl Exchange {
         metadata: &MetadataMap,
     ) -> Result<Self> {
         let role = pb::Frame::ROLE;
-        let known = node.access.admit(peer.certificate.as_ref(), metadata.as_ref(), role)?;
+        let known = node.access.admit(peer.origin(), metadata.as_ref(), role)?;
         node.access.watch(&known, &shared);
         let mut caller = Caller::new(peer, &known, metadata);
         caller.budget = node.budgets.of(&known.principal);

@@ -62,7 +62,7 @@ fn unknown<B>(request: &Request<B>, subject: &Subject) -> Option<Answer> {
     if matches!(request.uri().path(), "/healthz" | "/readyz") {
         return None;
     }
-    let known = subject.access.admit(None, request.headers(), pb::Role::Reader);
+    let known = subject.access.admit((None, None), request.headers(), pb::Role::Reader);
     let error = match known {
         Ok(known) if known.principal.scope.is_everything() => return None,
         Ok(_) => Error::new(Kind::Denied, "the page shows all groups and namespaces"),

@@ -98,6 +98,13 @@ pub(super) const SHARD: &[Metric] = &[
         Counter,
         "Calls and streams of the process without a valid token where one is asked for",
     ),
+    metric("tls_reloads", "tls_reloads", Counter, "Times that changed TLS files came into force"),
+    metric(
+        "tls_reloads_failed",
+        "tls_reloads_failed",
+        Counter,
+        "Changes of the TLS files that cannot be used; the last good ones stay in force",
+    ),
     metric("token_reloads", "token_reloads", Counter, "Times that a changed token file came into force"),
     metric(
         "token_reloads_failed",
