@@ -128,10 +128,10 @@ class Ca:
         self.file = str(folder / "ca.pem")
         self._ca.cert_pem.write_to_path(self.file)
 
-    def issue(self, name: str, *hosts: str, expired: bool = False) -> dict[str, str]:
-        """A certificate for these hosts, and its key."""
-        end = datetime.datetime(2020, 1, 2) if expired else None
-        begin = datetime.datetime(2020, 1, 1) if expired else None
+    def issue(self, name: str, *hosts: str, valid: tuple[float, float] | None = None) -> dict[str, str]:
+        """A certificate for these hosts, and its key. `valid`: from and until, in seconds from now."""
+        now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+        begin, end = (now + datetime.timedelta(seconds=offset) for offset in valid) if valid else (None, None)
         issued = self._ca.issue_cert(*hosts, not_before=begin, not_after=end)
         files = {
             "tls_cert": str(self._folder / f"{name}.pem"),

@@ -19,7 +19,7 @@ from processes import Child
 
 import fastps
 from durable import ADAM, PUSHES, TENSOR, forget, read_once, register, running, started, written
-from fastps._fastps import checkpoint_cli
+from fastps._fastps import command_cli
 
 SHARDS, SMALL_SHARDS = (1, 4, 8), (1, 2)
 BYTES_PER_ELEMENT = 12
@@ -113,7 +113,7 @@ def save(pipe: Connection, addresses: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while pipe.recv() is not None:
         began = time.monotonic()
-        if checkpoint_cli(["save", addresses]):
+        if command_cli("checkpoint", ["save", addresses]):
             raise SystemExit("the snapshot failed")
         pipe.send(time.monotonic() - began)
 

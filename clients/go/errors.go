@@ -18,33 +18,34 @@ type Kind string
 
 // The kinds that a server sends, and three that only a client raises: Connection, Closed and VersionsLost.
 const (
-	UnknownTensor  Kind = "unknown_tensor"
-	Shape          Kind = "shape"
-	DType          Kind = "dtype"
-	NonFinite      Kind = "non_finite"
-	Frame          Kind = "frame"
-	Config         Kind = "config"
-	Precondition   Kind = "precondition"
-	Capacity       Kind = "capacity"
-	StaleEpoch     Kind = "stale_epoch"
-	StalePush      Kind = "stale_push"
-	Lease          Kind = "lease"
-	Fenced         Kind = "fenced"
-	UnknownOutcome Kind = "unknown_outcome"
-	Denied         Kind = "denied"
-	Unavailable    Kind = "unavailable"
-	Deadline       Kind = "deadline"
-	Internal       Kind = "internal"
-	Connection     Kind = "connection"
-	Closed         Kind = "closed"
-	VersionsLost   Kind = "versions_lost"
+	UnknownTensor   Kind = "unknown_tensor"
+	Shape           Kind = "shape"
+	DType           Kind = "dtype"
+	NonFinite       Kind = "non_finite"
+	Frame           Kind = "frame"
+	Config          Kind = "config"
+	Precondition    Kind = "precondition"
+	Capacity        Kind = "capacity"
+	StaleEpoch      Kind = "stale_epoch"
+	StalePush       Kind = "stale_push"
+	Lease           Kind = "lease"
+	Fenced          Kind = "fenced"
+	UnknownOutcome  Kind = "unknown_outcome"
+	Unauthenticated Kind = "unauthenticated"
+	Denied          Kind = "denied"
+	Unavailable     Kind = "unavailable"
+	Deadline        Kind = "deadline"
+	Internal        Kind = "internal"
+	Connection      Kind = "connection"
+	Closed          Kind = "closed"
+	VersionsLost    Kind = "versions_lost"
 )
 
 var kinds = map[string]Kind{}
 
 func init() {
 	for _, kind := range []Kind{UnknownTensor, Shape, DType, NonFinite, Frame, Config, Precondition, Capacity, StaleEpoch,
-		StalePush, Lease, Fenced, UnknownOutcome, Denied, Unavailable, Deadline, Internal} {
+		StalePush, Lease, Fenced, UnknownOutcome, Unauthenticated, Denied, Unavailable, Deadline, Internal} {
 		kinds[string(kind)] = kind
 	}
 }

@@ -35,8 +35,7 @@ __all__ = [
     "check_codec",
     "check_gradient",
     "check_optimizer",
-    "checkpoint_cli",
-    "config_cli",
+    "command_cli",
     "connect",
     "decode",
     "encode",
@@ -44,9 +43,7 @@ __all__ = [
     "instruction_set",
     "instruction_sets",
     "serve_cli",
-    "status_cli",
     "tearing",
-    "top_cli",
 ]
 __version__: str
 
@@ -289,6 +286,8 @@ class Server:
         keep_for: float,
         copy_to: str | None,
         accept_loss: bool,
+        tokens: File | None,
+        server_token: File | None,
     ) -> Server: ...
     def addresses(self) -> list[str]: ...
     def stop(self, timeout: float) -> None: ...
@@ -309,12 +308,10 @@ def connect(
     wait: float | None = None,
     name: str | None = None,
     resolver: Callable[[], list[str]] | None = None,
+    token_file: File | None = None,
 ) -> Client: ...
 def serve_cli(args: Sequence[str]) -> int: ...
-def checkpoint_cli(args: Sequence[str]) -> int: ...
-def config_cli(args: Sequence[str]) -> int: ...
-def status_cli(args: Sequence[str]) -> int: ...
-def top_cli(args: Sequence[str]) -> int: ...
+def command_cli(command: str, args: Sequence[str]) -> int: ...
 def check_codec(codec: Codec) -> None: ...
 def check_gradient(name: str, gradient: Any, shape: Sequence[int], finite: bool) -> None: ...
 def check_optimizer(optimizer: Optimizer) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, SupportsIndex
@@ -17,6 +18,9 @@ from fastps.parameter_server import ParameterServer
 from fastps.server import Server
 
 __all__ = ["Resolver", "connect"]
+
+#: Names the file of the token, where the argument does not.
+_TOKEN_FILE = "FASTPS_TOKEN_FILE"
 
 #: The forms in which `connect` takes addresses.
 Addresses = str | int | Server | Iterable[str | int]
@@ -94,6 +98,7 @@ def connect(
     tls_cert: File | None = None,
     tls_key: File | None = None,
     tls_server_name: str | None = None,
+    token_file: File | None = None,
     spin_us: int = 200,
     ack: Literal["applied", "logged"] = "applied",
     namespace: str | None = None,
@@ -144,6 +149,10 @@ def connect(
         tls_cert: This client's certificate (PEM), followed by its issuers, for servers that require one.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
         tls_server_name: The name in the servers' certificates, if it is not the host of their address.
+        token_file: A file with the token to show (``fastps token new``), for servers with ``--tokens``. Only
+            its owner may read it. It is read again for each new connection. Without TLS the token is sent to
+            servers on loopback and on Unix sockets only. None: the file in the environment variable
+            ``FASTPS_TOKEN_FILE``, if it is set.
 
     Returns:
         A `ParameterServer`, to be used as a context manager. It can be pickled (for ``spawn``) if its
@@ -155,8 +164,10 @@ def connect(
             until the call's deadline, and the call's error says so.
         PermissionDeniedError: A server's certificate is not trusted, a server rejects this client's
             certificate, only one end uses TLS, or a Unix socket belongs to another user.
+        UnauthenticatedError: A server asks for a token, and there is none, or it is unknown or expired.
         CapacityError: This process cannot open more files, or a server has no memory for another client.
-        ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
+        ConfigError: An address or option is invalid, a TLS file cannot be read, others can read the token's
+            file, a token would be sent to another machine without TLS, or a server keeps no log for
             ``ack="logged"``.
 
     >>> with fastps.serve() as server:
@@ -183,6 +194,7 @@ def connect(
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "tls_server_name": tls_server_name,
+        "token_file": token_file or os.environ.get(_TOKEN_FILE) or None,
     }
     if run is not None:
         if namespace is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "ShapeError",
     "StaleEpochError",
     "StalePush",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnknownOutcomeError",
     "UnknownTensorError",
@@ -175,7 +176,11 @@ class UnknownOutcomeError(FastpsError):
 
 
 class PermissionDeniedError(FastpsError, PermissionError):
-    """The server refuses the client: because of TLS, its secret, or another user's Unix socket."""
+    """The server refuses the client: because of TLS, its role, its secret, or another user's Unix socket."""
+
+
+class UnauthenticatedError(FastpsError, PermissionError):
+    """The server asks for a token, and got none, or one that is unknown, expired or revoked."""
 
 
 class UnavailableError(FastpsError):

@@ -82,6 +82,8 @@ def serve(
     tls_key: File | None = None,
     tls_ca: File | None = None,
     local: bool = False,
+    tokens: File | None = None,
+    server_token_file: File | None = None,
     insecure: bool = False,
     listen_unix: File | Sequence[File] = (),
     cluster: str | Sequence[str] = (),
@@ -110,8 +112,12 @@ def serve(
         tls_ca: Require client certificates signed by a CA in this PEM file.
         local: With `tls_ca`: admit processes of this user on this machine without a certificate, through a
             Unix socket and shared memory, as servers without `tls_ca` do.
-        insecure: Allow addresses other than loopback without TLS: nothing is encrypted, and every client is
-            admin.
+        tokens: Let only callers in that show a token of this file (``fastps token new``), or a certificate
+            with a role. Only its owner may read the file, which is read again every 5 s.
+        server_token_file: A file with a token of role server, which this process shows to the other servers
+            of `cluster`.
+        insecure: Allow addresses other than loopback without TLS, or without `tokens` and `tls_ca`: every
+            client may read and change everything.
         listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
             this machine that connect to ``"unix:///path"``. The files are removed when the server stops.
         cluster: Addresses of all shards in the order of their indices, if other processes serve some of them.
@@ -135,8 +141,8 @@ def serve(
 
     Raises:
         ConfigError: A port (the error names a server of this process that has it) or the path of a Unix
-            socket is in use, an address is not loopback and there is
-            neither TLS nor `insecure`, an option is invalid, or a TLS file cannot be read.
+            socket is in use, an address is not loopback and there is neither TLS with `tokens` or `tls_ca`
+            nor `insecure`, an option is invalid, or a file of TLS or of tokens cannot be read.
 
     >>> with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
     ...     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -166,6 +172,8 @@ def serve(
         number("keep_for", keep_for),
         copy_to,
         accept_loss,
+        tokens,
+        server_token_file,
     )
     try:
         return Server(_fastps.Server(*arguments))

@@ -70,9 +70,10 @@ def trailing_refusal(stubs: Stubs, error: grpc.RpcError) -> Message:
     return refusal
 
 
-def proof(secret: bytes | None) -> list[tuple[str, bytes]]:
-    """What shows that a call or stream is the client's."""
-    return [] if secret is None else [("fastps-secret-bin", secret)]
+def proof(secret: bytes | None, token: str | None = None) -> list[tuple[str, bytes | str]]:
+    """What shows that a call or stream is the client's, and who calls."""
+    shown: list[tuple[str, bytes | str]] = [] if secret is None else [("fastps-secret-bin", secret)]
+    return shown if token is None else [*shown, ("authorization", f"Bearer {token}")]
 
 
 class Stream:
@@ -84,6 +85,7 @@ class Stream:
         channel: grpc.Channel,
         secret: bytes | None,
         timeout: float = 4 * TIMEOUT,
+        token: str | None = None,
     ) -> None:
         self._pb = stubs.pb
         self._out: queue.SimpleQueue[Message | bytes | None] = queue.SimpleQueue()
@@ -92,7 +94,7 @@ class Stream:
             request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
             response_deserializer=stubs.pb.Frame.FromString,
         )
-        self.call = exchange(iter(self._out.get, None), timeout=timeout, metadata=proof(secret))
+        self.call = exchange(iter(self._out.get, None), timeout=timeout, metadata=proof(secret, token))
 
     def send(self, frame: Message | bytes) -> None:
         """Puts a frame on its way."""
@@ -130,6 +132,7 @@ class ForeignClient:
         secret: bytes | None = None,
         hello: bool = True,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
     ) -> None:
         self.stubs, self.pb = stubs, stubs.pb
         options = [
@@ -146,6 +149,7 @@ class ForeignClient:
         self.streams: dict[int, Stream] = {}
         self.client = client if client is not None else secrets.randbits(64) | 1
         self.secret: bytes | None = secret if secret is not None else secrets.token_bytes(16)
+        self.token = token
         self.sequence = 0
         self.epoch = 0
         self._tags = itertools.count(1)
@@ -173,7 +177,7 @@ class ForeignClient:
         """A unary call; a refusal raises `Refused`."""
         try:
             call = getattr(self.controls[shard], method)
-            return call(request, timeout=TIMEOUT, metadata=proof(self.secret))
+            return call(request, timeout=TIMEOUT, metadata=proof(self.secret, self.token))
         except grpc.RpcError as error:
             refusal = trailing_refusal(self.stubs, error)
             if not refusal.kind:
@@ -259,7 +263,7 @@ class ForeignClient:
     def stream(self, shard: int) -> Stream:
         """The stream to a shard, opened when it is first needed."""
         if shard not in self.streams:
-            self.streams[shard] = Stream(self.stubs, self.channels[shard], self.secret)
+            self.streams[shard] = Stream(self.stubs, self.channels[shard], self.secret, token=self.token)
         return self.streams[shard]
 
     def frame(self, kind: int, entry: Message, index: int, payload: bytes = b"", **fields: Any) -> Message:

@@ -38,6 +38,7 @@ STATUS = {
     "precondition": grpc.StatusCode.FAILED_PRECONDITION,
     "capacity": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "lease": grpc.StatusCode.FAILED_PRECONDITION,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     "denied": grpc.StatusCode.PERMISSION_DENIED,
 }
 

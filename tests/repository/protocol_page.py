@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = """# Messages of version 1
@@ -51,14 +53,42 @@ def link(name: str) -> str:
 def services(file: descriptor_pb2.FileDescriptorProto, comments: Comments) -> Iterator[str]:
     for i, service in enumerate(file.service):
         yield f"\n## Service {service.name}\n\n{comments[(6, i)]}\n"
-        yield "| call | request | answer | |\n|---|---|---|---|"
+        yield "| call | least role | request | answer | |\n|---|---|---|---|---|"
         for j, method in enumerate(service.method):
             of = (
                 "stream of " if method.client_streaming else "",
                 "stream of " if method.server_streaming else "",
             )
             types = (of[0] + link(method.input_type), of[1] + link(method.output_type))
-            yield f"| `{method.name}` | {types[0]} | {types[1]} | {cell(comments[(6, i, 2, j)])} |"
+            role = least_role(method.options, file)
+            yield f"| `{method.name}` | {role} | {types[0]} | {types[1]} | {cell(comments[(6, i, 2, j)])} |"
+
+
+def least_role(options: Message, file: descriptor_pb2.FileDescriptorProto) -> str:
+    """The role in the options of a call or a kind of frame; empty: none."""
+    (roles,) = (enum for enum in file.enum_type if enum.name == "Role")
+    names = {role.number: role.name.removeprefix("ROLE_").lower() for role in roles.value if role.number}
+    extensions = {extension.number for extension in file.extension}
+    numbers = [field.data for field in UnknownFieldSet(options) if field.field_number in extensions]
+    return "".join(names.get(number, "") for number in numbers)
+
+
+def roles(file: descriptor_pb2.FileDescriptorProto) -> str:
+    """The table of roles: for each, the calls and frames that it is the least role of."""
+    calls: dict[str, list[str]] = {}
+    for service in file.service:
+        for method in service.method:
+            calls.setdefault(least_role(method.options, file), []).append(f"`{method.name}`")
+    (kinds,) = (enum for enum in file.enum_type if enum.name == "Kind")
+    for kind in kinds.value:
+        role = least_role(kind.options, file)
+        calls.setdefault(role, []).append(f"`{kind.name}`")
+    (ranks,) = (enum for enum in file.enum_type if enum.name == "Role")
+    lines = ["| role | its calls and frames, besides those of the roles above |", "|---|---|"]
+    for rank in ranks.value[1:]:
+        role = rank.name.removeprefix("ROLE_").lower()
+        lines.append(f"| `{role}` | {', '.join(calls[role])} |")
+    return "\n".join(lines) + "\n"
 
 
 def enums(file: descriptor_pb2.FileDescriptorProto, comments: Comments) -> Iterator[str]:
@@ -66,7 +96,9 @@ def enums(file: descriptor_pb2.FileDescriptorProto, comments: Comments) -> Itera
     for i, enum in enumerate(file.enum_type):
         yield f"\n### {enum.name}\n\n{comments[(5, i)]}\n\n| number | name | |\n|---|---|---|"
         for j, value in enumerate(enum.value):
-            yield f"| {value.number} | `{value.name}` | {cell(comments[(5, i, 2, j)])} |"
+            role = least_role(value.options, file)
+            text = comments[(5, i, 2, j)] + (f" Least role: {role}." if role else "")
+            yield f"| {value.number} | `{value.name}` | {cell(text)} |"
 
 
 def messages(file: descriptor_pb2.FileDescriptorProto, comments: Comments) -> Iterator[str]:

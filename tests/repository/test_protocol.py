@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from repository.protocol_page import ROOT, descriptors, page
+from repository.protocol_page import ROOT, descriptors, page, roles
 
 PROTOS = ROOT / "protos"
 IMAGE = PROTOS / "image.binpb"
@@ -41,7 +41,8 @@ def declared(file: descriptor_pb2.FileDescriptorProto) -> dict[str, tuple[object
 
 
 def test_nothing_in_the_image_has_changed(proto: descriptor_pb2.FileDescriptorProto) -> None:
-    (image,) = descriptor_pb2.FileDescriptorSet.FromString(IMAGE.read_bytes()).file
+    files = descriptor_pb2.FileDescriptorSet.FromString(IMAGE.read_bytes()).file
+    (image,) = (file for file in files if file.name == proto.name)
     before, now = declared(image), declared(proto)
     assert {name: now.get(name) for name in before} == before, "this breaks clients of version 1"
     assert now.keys() == before.keys(), "new names: make protos-image"
@@ -55,6 +56,19 @@ def test_buf_finds_nothing_wrong() -> None:
     for check in (["lint"], ["breaking", "--against", IMAGE]):
         done = subprocess.run([buf, *check], cwd=PROTOS, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_roles_is_fresh(proto: descriptor_pb2.FileDescriptorProto) -> None:
+    guide = ROOT / "docs/how-to/security.md"
+    text = guide.read_text()
+    before, begin, rest = text.partition("<!-- generated: roles -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    assert begin
+    assert end
+    text = before + begin + roles(proto) + end + after
+    if os.environ.get("FASTPS_REGENERATE"):
+        guide.write_text(text)
+    assert guide.read_text() == text
 
 
 def test_the_reference_of_messages_is_fresh(proto: descriptor_pb2.FileDescriptorProto) -> None:

@@ -95,7 +95,9 @@ def test_who_is_not_trusted_is_refused(ca, tmp_path_factory):
         refused(address, "this port speaks TLS")
         with fastps.connect(address, **ca.client) as ps:
             train(ps)
-    with fastps.serve(**ca.issue("old", "127.0.0.1", expired=True)) as server:
+    ends = time.time() + 3  # a server does not start with one that has expired
+    with fastps.serve(**ca.issue("old", "127.0.0.1", valid=(-60, 3))) as server:
+        time.sleep(max(ends - time.time(), 0) + 1)
         refused(server.addresses, "has expired", **ca.trust)
     with fastps.serve() as server:
         refused(server.addresses, "does not speak TLS", **ca.trust)
@@ -112,6 +114,19 @@ def test_files_that_cannot_be_used_are_named(ca, tmp_path):
         fastps.connect("127.0.0.1:1", tls_server_name="host-a")
     with pytest.raises(fastps.ConfigError, match="go together"):
         fastps.serve(tls_cert=ca.server["tls_cert"])
+    good, other = ca.issue("good", "127.0.0.1"), ca.issue("other", "127.0.0.1")
+    dos = tmp_path / "dos.pem"
+    dos.write_text(Path(good["tls_cert"]).read_text().replace("\n", "\r\n", 1))
+    for files, match in (
+        (ca.issue("old", "127.0.0.1", valid=(-86_400 * 9, -86_400 * 2)), r"old\.pem has expired.*2 days ago"),
+        (ca.issue("early", "127.0.0.1", valid=(3600, 7200)), r"early\.pem is not valid yet"),
+        (good | {"tls_key": other["tls_key"]}, r"other-key\.pem is the private key of another.*good\.pem"),
+        (good | {"tls_cert": ca.file}, r"ca\.pem is that of a CA"),
+        (good | {"tls_cert": dos}, r"dos\.pem: line 1 ends as on Windows"),
+        (good | {"tls_ca": dos}, r"dos\.pem: line 1 ends as on Windows"),
+    ):
+        with pytest.raises(fastps.ConfigError, match=match):
+            fastps.serve(**files)
 
 
 def test_a_key_that_others_can_read_warns(ca):

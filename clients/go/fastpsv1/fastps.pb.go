@@ -11,6 +11,7 @@ package fastpsv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	descriptorpb "google.golang.org/protobuf/types/descriptorpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -33,8 +34,10 @@ const (
 	Role_ROLE_READER Role = 1
 	// May also push, assign and register.
 	Role_ROLE_WORKER Role = 2
-	// May also change the cluster.
+	// May also take checkpoints. A server without tokens gives it to everybody.
 	Role_ROLE_ADMIN Role = 3
+	// A server of the cluster: may also ask what servers ask each other.
+	Role_ROLE_SERVER Role = 4
 )
 
 // Enum value maps for Role.
@@ -44,12 +47,14 @@ var (
 		1: "ROLE_READER",
 		2: "ROLE_WORKER",
 		3: "ROLE_ADMIN",
+		4: "ROLE_SERVER",
 	}
 	Role_value = map[string]int32{
 		"ROLE_UNSPECIFIED": 0,
 		"ROLE_READER":      1,
 		"ROLE_WORKER":      2,
 		"ROLE_ADMIN":       3,
+		"ROLE_SERVER":      4,
 	}
 )
 
@@ -2162,7 +2167,7 @@ type HelloResponse struct {
 	LeaseMs uint32 `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	// The epoch of the cluster map.
 	Epoch uint64 `protobuf:"fixed64,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Permissions of this connection's principal.
+	// Permissions of the caller.
 	Role Role `protobuf:"varint,8,opt,name=role,proto3,enum=fastps.v1.Role" json:"role,omitempty"`
 	// Largest message that the server accepts, in bytes.
 	MaxMessageBytes uint32 `protobuf:"varint,9,opt,name=max_message_bytes,json=maxMessageBytes,proto3" json:"max_message_bytes,omitempty"`
@@ -2171,7 +2176,9 @@ type HelloResponse struct {
 	// Identity of the cluster. Shard 0 keeps it with its data and draws another at each start without data; the other
 	// shards learn it from shard 0. A client that meets another one than before has lost its tensors. Unset (0): the shard
 	// has not learned it yet, or is of an earlier version.
-	ClusterId     uint64 `protobuf:"fixed64,11,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	ClusterId uint64 `protobuf:"fixed64,11,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// The server was started with --insecure: its connections are not encrypted, or its callers are not known.
+	Insecure      bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2281,6 +2288,13 @@ func (x *HelloResponse) GetClusterId() uint64 {
 		return x.ClusterId
 	}
 	return 0
+}
+
+func (x *HelloResponse) GetInsecure() bool {
+	if x != nil {
+		return x.Insecure
+	}
+	return false
 }
 
 // A hyper-parameter set; unset fields have torch's defaults.
@@ -3511,7 +3525,9 @@ func (x *SettleResponse) GetNext() string {
 type Binding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mode of its workers. Unset: it has none.
-	Mode          *Mode `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	Mode *Mode `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The name of the group. Empty: it is unknown, or shard 0 is of an earlier version.
+	Group         string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3551,6 +3567,13 @@ func (x *Binding) GetMode() *Mode {
 		return x.Mode
 	}
 	return nil
+}
+
+func (x *Binding) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
 }
 
 // A tensor of the map with slices on some shard.
@@ -3903,7 +3926,9 @@ type StatsResponse struct {
 	// Why the shard refuses calls at present. Empty: it serves.
 	Trouble string `protobuf:"bytes,7,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	// Groups that have workers; on shard 0.
-	Groups        []*GroupState `protobuf:"bytes,8,rep,name=groups,proto3" json:"groups,omitempty"`
+	Groups []*GroupState `protobuf:"bytes,8,rep,name=groups,proto3" json:"groups,omitempty"`
+	// As in HelloResponse.
+	Insecure      bool `protobuf:"varint,9,opt,name=insecure,proto3" json:"insecure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3992,6 +4017,13 @@ func (x *StatsResponse) GetGroups() []*GroupState {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *StatsResponse) GetInsecure() bool {
+	if x != nil {
+		return x.Insecure
+	}
+	return false
 }
 
 // A group of tensors that has workers.
@@ -6414,11 +6446,46 @@ func (x *CheckpointResponse) GetSlices() uint64 {
 	return 0
 }
 
+var file_fastps_v1_fastps_proto_extTypes = []protoimpl.ExtensionInfo{
+	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*Role)(nil),
+		Field:         50001,
+		Name:          "fastps.v1.least_role",
+		Tag:           "varint,50001,opt,name=least_role,enum=fastps.v1.Role",
+		Filename:      "fastps/v1/fastps.proto",
+	},
+	{
+		ExtendedType:  (*descriptorpb.EnumValueOptions)(nil),
+		ExtensionType: (*Role)(nil),
+		Field:         50002,
+		Name:          "fastps.v1.least_role_of_kind",
+		Tag:           "varint,50002,opt,name=least_role_of_kind,enum=fastps.v1.Role",
+		Filename:      "fastps/v1/fastps.proto",
+	},
+}
+
+// Extension fields to descriptorpb.MethodOptions.
+var (
+	// The least role that a principal needs for the call.
+	//
+	// optional fastps.v1.Role least_role = 50001;
+	E_LeastRole = &file_fastps_v1_fastps_proto_extTypes[0]
+)
+
+// Extension fields to descriptorpb.EnumValueOptions.
+var (
+	// The least role that a principal needs to send a frame of this kind; ROLE_UNSPECIFIED: servers send it.
+	//
+	// optional fastps.v1.Role least_role_of_kind = 50002;
+	E_LeastRoleOfKind = &file_fastps_v1_fastps_proto_extTypes[1]
+)
+
 var File_fastps_v1_fastps_proto protoreflect.FileDescriptor
 
 const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\n" +
-	"\x16fastps/v1/fastps.proto\x12\tfastps.v1\"L\n" +
+	"\x16fastps/v1/fastps.proto\x12\tfastps.v1\x1a google/protobuf/descriptor.proto\"L\n" +
 	"\x05Frame\x12)\n" +
 	"\x06header\x18\x01 \x01(\v2\x11.fastps.v1.HeaderR\x06header\x12\x18\n" +
 	"\apayload\x18\x0f \x01(\fR\apayload\"\xc4\t\n" +
@@ -6564,7 +6631,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x0e_staleness_p50B\x10\n" +
 	"\x0e_staleness_p99B\t\n" +
 	"\a_waitedB\x0f\n" +
-	"\r_step_seconds\"\xdd\x02\n" +
+	"\r_step_seconds\"\xf9\x02\n" +
 	"\rHelloResponse\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\"\n" +
 	"\fcapabilities\x18\x02 \x03(\tR\fcapabilities\x12\x16\n" +
@@ -6578,7 +6645,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\asession\x18\n" +
 	" \x01(\x04R\asession\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\v \x01(\x06R\tclusterId\"\xb7\x01\n" +
+	"cluster_id\x18\v \x01(\x06R\tclusterId\x12\x1a\n" +
+	"\binsecure\x18\f \x01(\bR\binsecure\"\xb7\x01\n" +
 	"\tOptimizer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12>\n" +
 	"\bsettings\x18\x02 \x03(\v2\".fastps.v1.Optimizer.SettingsEntryR\bsettings\x12\x19\n" +
@@ -6669,9 +6737,10 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"cluster_id\x18\t \x01(\x06R\tclusterId\x12/\n" +
 	"\x06listed\x18\n" +
 	" \x03(\v2\x17.fastps.v1.ListedTensorR\x06listed\x12\x12\n" +
-	"\x04next\x18\v \x01(\tR\x04next\".\n" +
+	"\x04next\x18\v \x01(\tR\x04next\"D\n" +
 	"\aBinding\x12#\n" +
-	"\x04mode\x18\x01 \x01(\v2\x0f.fastps.v1.ModeR\x04mode\"\\\n" +
+	"\x04mode\x18\x01 \x01(\v2\x0f.fastps.v1.ModeR\x04mode\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"\\\n" +
 	"\fListedTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vreservation\x18\x02 \x01(\x06R\vreservation\x12\x16\n" +
@@ -6686,7 +6755,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06slices\x18\x01 \x03(\x06R\x06slices\"\x0e\n" +
 	"\fDropResponse\"(\n" +
 	"\fStatsRequest\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\xe6\x03\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\x82\x04\n" +
 	"\rStatsResponse\x12B\n" +
 	"\bcounters\x18\x01 \x03(\v2&.fastps.v1.StatsResponse.CountersEntryR\bcounters\x12.\n" +
 	"\bsessions\x18\x02 \x03(\v2\x12.fastps.v1.SessionR\bsessions\x12P\n" +
@@ -6695,7 +6764,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\acluster\x18\x05 \x03(\tR\acluster\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12\x18\n" +
 	"\atrouble\x18\a \x01(\tR\atrouble\x12-\n" +
-	"\x06groups\x18\b \x03(\v2\x15.fastps.v1.GroupStateR\x06groups\x1a;\n" +
+	"\x06groups\x18\b \x03(\v2\x15.fastps.v1.GroupStateR\x06groups\x12\x1a\n" +
+	"\binsecure\x18\t \x01(\bR\binsecure\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a?\n" +
@@ -6884,13 +6954,14 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\bsnapshot\x18\x01 \x01(\x04R\bsnapshot\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06slices\x18\x04 \x01(\x04R\x06slices*N\n" +
+	"\x06slices\x18\x04 \x01(\x04R\x06slices*_\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_READER\x10\x01\x12\x0f\n" +
 	"\vROLE_WORKER\x10\x02\x12\x0e\n" +
 	"\n" +
-	"ROLE_ADMIN\x10\x03*;\n" +
+	"ROLE_ADMIN\x10\x03\x12\x0f\n" +
+	"\vROLE_SERVER\x10\x04*;\n" +
 	"\x03Ack\x12\x13\n" +
 	"\x0fACK_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACK_APPLIED\x10\x01\x12\x0e\n" +
@@ -6913,27 +6984,27 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\n" +
 	"CODEC_INT8\x10\x03\x12\x10\n" +
 	"\fCODEC_ONEBIT\x10\x04\x12\x11\n" +
-	"\rCODEC_FLOAT64\x10\x05*\xc1\x02\n" +
-	"\x04Kind\x12\x14\n" +
-	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
-	"\rKIND_GRADIENT\x10\x01\x12\x0f\n" +
-	"\vKIND_ASSIGN\x10\x02\x12\r\n" +
-	"\tKIND_PULL\x10\x03\x12\x13\n" +
-	"\x0fKIND_PULL_STATE\x10\x04\x12\x15\n" +
-	"\x11KIND_ASSIGN_STATE\x10\x05\x12\x10\n" +
-	"\fKIND_RESOLVE\x10\x06\x12\x0e\n" +
+	"\rCODEC_FLOAT64\x10\x05*\xa7\x03\n" +
+	"\x04Kind\x12\x1a\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x1a\x04\x90\xb5\x18\x00\x12\x17\n" +
+	"\rKIND_GRADIENT\x10\x01\x1a\x04\x90\xb5\x18\x02\x12\x15\n" +
+	"\vKIND_ASSIGN\x10\x02\x1a\x04\x90\xb5\x18\x02\x12\x13\n" +
+	"\tKIND_PULL\x10\x03\x1a\x04\x90\xb5\x18\x01\x12\x19\n" +
+	"\x0fKIND_PULL_STATE\x10\x04\x1a\x04\x90\xb5\x18\x02\x12\x1b\n" +
+	"\x11KIND_ASSIGN_STATE\x10\x05\x1a\x04\x90\xb5\x18\x02\x12\x16\n" +
+	"\fKIND_RESOLVE\x10\x06\x1a\x04\x90\xb5\x18\x02\x12\x14\n" +
 	"\n" +
-	"KIND_DELTA\x10\a\x12\x0f\n" +
-	"\vKIND_VECTOR\x10\b\x12\x15\n" +
-	"\x11KIND_PULL_VERSION\x10\t\x12\x10\n" +
+	"KIND_DELTA\x10\a\x1a\x04\x90\xb5\x18\x02\x12\x15\n" +
+	"\vKIND_VECTOR\x10\b\x1a\x04\x90\xb5\x18\x02\x12\x1b\n" +
+	"\x11KIND_PULL_VERSION\x10\t\x1a\x04\x90\xb5\x18\x01\x12\x16\n" +
 	"\fKIND_PORTION\x10\n" +
-	"\x12\x10\n" +
-	"\fKIND_RECEIPT\x10\x10\x12\x0f\n" +
-	"\vKIND_VALUES\x10\x11\x12\x10\n" +
-	"\fKIND_REFUSED\x10\x12\x12\x0f\n" +
-	"\vKIND_FENCED\x10\x13\x12\x10\n" +
-	"\fKIND_VERSION\x10\x14\x12\x10\n" +
-	"\fKIND_SCALARS\x10\x15*\xbe\x01\n" +
+	"\x1a\x04\x90\xb5\x18\x02\x12\x16\n" +
+	"\fKIND_RECEIPT\x10\x10\x1a\x04\x90\xb5\x18\x00\x12\x15\n" +
+	"\vKIND_VALUES\x10\x11\x1a\x04\x90\xb5\x18\x00\x12\x16\n" +
+	"\fKIND_REFUSED\x10\x12\x1a\x04\x90\xb5\x18\x00\x12\x15\n" +
+	"\vKIND_FENCED\x10\x13\x1a\x04\x90\xb5\x18\x00\x12\x16\n" +
+	"\fKIND_VERSION\x10\x14\x1a\x04\x90\xb5\x18\x00\x12\x16\n" +
+	"\fKIND_SCALARS\x10\x15\x1a\x04\x90\xb5\x18\x00*\xbe\x01\n" +
 	"\x06OpCode\x12\x12\n" +
 	"\x0eOP_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aOP_COPY\x10\x01\x12\v\n" +
@@ -6975,37 +7046,40 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x1bPORTION_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aPORTION_FAILURE_NOT_FINITE\x10\x01\x12\x1b\n" +
 	"\x17PORTION_FAILURE_OUTSIDE\x10\x02\x12\x1c\n" +
-	"\x18PORTION_FAILURE_SUM_LOST\x10\x032\xb5\v\n" +
-	"\aControl\x12:\n" +
-	"\x05Hello\x12\x17.fastps.v1.HelloRequest\x1a\x18.fastps.v1.HelloResponse\x12=\n" +
-	"\x06GetMap\x12\x18.fastps.v1.GetMapRequest\x1a\x19.fastps.v1.GetMapResponse\x12C\n" +
-	"\bRegister\x12\x1a.fastps.v1.RegisterRequest\x1a\x1b.fastps.v1.RegisterResponse\x12@\n" +
-	"\aReserve\x12\x19.fastps.v1.ReserveRequest\x1a\x1a.fastps.v1.ReserveResponse\x127\n" +
-	"\x04Seal\x12\x16.fastps.v1.SealRequest\x1a\x17.fastps.v1.SealResponse\x12=\n" +
-	"\x06Commit\x12\x18.fastps.v1.CommitRequest\x1a\x19.fastps.v1.CommitResponse\x12=\n" +
-	"\x06Settle\x12\x18.fastps.v1.SettleRequest\x1a\x19.fastps.v1.SettleResponse\x12I\n" +
+	"\x18PORTION_FAILURE_SUM_LOST\x10\x032\xb9\f\n" +
+	"\aControl\x12@\n" +
+	"\x05Hello\x12\x17.fastps.v1.HelloRequest\x1a\x18.fastps.v1.HelloResponse\"\x04\x88\xb5\x18\x01\x12C\n" +
+	"\x06GetMap\x12\x18.fastps.v1.GetMapRequest\x1a\x19.fastps.v1.GetMapResponse\"\x04\x88\xb5\x18\x01\x12I\n" +
+	"\bRegister\x12\x1a.fastps.v1.RegisterRequest\x1a\x1b.fastps.v1.RegisterResponse\"\x04\x88\xb5\x18\x02\x12F\n" +
+	"\aReserve\x12\x19.fastps.v1.ReserveRequest\x1a\x1a.fastps.v1.ReserveResponse\"\x04\x88\xb5\x18\x02\x12=\n" +
+	"\x04Seal\x12\x16.fastps.v1.SealRequest\x1a\x17.fastps.v1.SealResponse\"\x04\x88\xb5\x18\x02\x12C\n" +
+	"\x06Commit\x12\x18.fastps.v1.CommitRequest\x1a\x19.fastps.v1.CommitResponse\"\x04\x88\xb5\x18\x02\x12C\n" +
+	"\x06Settle\x12\x18.fastps.v1.SettleRequest\x1a\x19.fastps.v1.SettleResponse\"\x04\x88\xb5\x18\x04\x12O\n" +
 	"\n" +
-	"Unregister\x12\x1c.fastps.v1.UnregisterRequest\x1a\x1d.fastps.v1.UnregisterResponse\x127\n" +
-	"\x04Drop\x12\x16.fastps.v1.DropRequest\x1a\x17.fastps.v1.DropResponse\x12:\n" +
-	"\x05Stats\x12\x17.fastps.v1.StatsRequest\x1a\x18.fastps.v1.StatsResponse\x127\n" +
-	"\x04Join\x12\x16.fastps.v1.JoinRequest\x1a\x17.fastps.v1.JoinResponse\x12:\n" +
-	"\x05Leave\x12\x17.fastps.v1.LeaveRequest\x1a\x18.fastps.v1.LeaveResponse\x12@\n" +
-	"\aAdvance\x12\x19.fastps.v1.AdvanceRequest\x1a\x1a.fastps.v1.AdvanceResponse\x12@\n" +
-	"\aPortion\x12\x19.fastps.v1.PortionRequest\x1a\x1a.fastps.v1.PortionResponse\x12F\n" +
-	"\tOpenSpace\x12\x1b.fastps.v1.OpenSpaceRequest\x1a\x1c.fastps.v1.OpenSpaceResponse\x12I\n" +
+	"Unregister\x12\x1c.fastps.v1.UnregisterRequest\x1a\x1d.fastps.v1.UnregisterResponse\"\x04\x88\xb5\x18\x02\x12=\n" +
+	"\x04Drop\x12\x16.fastps.v1.DropRequest\x1a\x17.fastps.v1.DropResponse\"\x04\x88\xb5\x18\x02\x12@\n" +
+	"\x05Stats\x12\x17.fastps.v1.StatsRequest\x1a\x18.fastps.v1.StatsResponse\"\x04\x88\xb5\x18\x01\x12=\n" +
+	"\x04Join\x12\x16.fastps.v1.JoinRequest\x1a\x17.fastps.v1.JoinResponse\"\x04\x88\xb5\x18\x02\x12@\n" +
+	"\x05Leave\x12\x17.fastps.v1.LeaveRequest\x1a\x18.fastps.v1.LeaveResponse\"\x04\x88\xb5\x18\x02\x12F\n" +
+	"\aAdvance\x12\x19.fastps.v1.AdvanceRequest\x1a\x1a.fastps.v1.AdvanceResponse\"\x04\x88\xb5\x18\x02\x12F\n" +
+	"\aPortion\x12\x19.fastps.v1.PortionRequest\x1a\x1a.fastps.v1.PortionResponse\"\x04\x88\xb5\x18\x02\x12L\n" +
+	"\tOpenSpace\x12\x1b.fastps.v1.OpenSpaceRequest\x1a\x1c.fastps.v1.OpenSpaceResponse\"\x04\x88\xb5\x18\x02\x12O\n" +
 	"\n" +
-	"CloseSpace\x12\x1c.fastps.v1.CloseSpaceRequest\x1a\x1d.fastps.v1.CloseSpaceResponse\x12I\n" +
+	"CloseSpace\x12\x1c.fastps.v1.CloseSpaceRequest\x1a\x1d.fastps.v1.CloseSpaceResponse\"\x04\x88\xb5\x18\x02\x12O\n" +
 	"\n" +
-	"ListSpaces\x12\x1c.fastps.v1.ListSpacesRequest\x1a\x1d.fastps.v1.ListSpacesResponse\x12I\n" +
+	"ListSpaces\x12\x1c.fastps.v1.ListSpacesRequest\x1a\x1d.fastps.v1.ListSpacesResponse\"\x04\x88\xb5\x18\x01\x12O\n" +
 	"\n" +
-	"Coordinate\x12\x1c.fastps.v1.CoordinateRequest\x1a\x1d.fastps.v1.CoordinateResponse\x12:\n" +
-	"\x05Batch\x12\x17.fastps.v1.BatchRequest\x1a\x18.fastps.v1.BatchResponse\x12O\n" +
-	"\fBatchPortion\x12\x1e.fastps.v1.BatchPortionRequest\x1a\x1f.fastps.v1.BatchPortionResponse\x12I\n" +
+	"Coordinate\x12\x1c.fastps.v1.CoordinateRequest\x1a\x1d.fastps.v1.CoordinateResponse\"\x04\x88\xb5\x18\x02\x12@\n" +
+	"\x05Batch\x12\x17.fastps.v1.BatchRequest\x1a\x18.fastps.v1.BatchResponse\"\x04\x88\xb5\x18\x02\x12U\n" +
+	"\fBatchPortion\x12\x1e.fastps.v1.BatchPortionRequest\x1a\x1f.fastps.v1.BatchPortionResponse\"\x04\x88\xb5\x18\x02\x12O\n" +
 	"\n" +
-	"Checkpoint\x12\x1c.fastps.v1.CheckpointRequest\x1a\x1d.fastps.v1.CheckpointResponse\x127\n" +
-	"\x04Hold\x12\x16.fastps.v1.HoldRequest\x1a\x17.fastps.v1.HoldResponse2:\n" +
-	"\x04Data\x122\n" +
-	"\bExchange\x12\x10.fastps.v1.Frame\x1a\x10.fastps.v1.Frame(\x010\x01B-\n" +
+	"Checkpoint\x12\x1c.fastps.v1.CheckpointRequest\x1a\x1d.fastps.v1.CheckpointResponse\"\x04\x88\xb5\x18\x03\x12=\n" +
+	"\x04Hold\x12\x16.fastps.v1.HoldRequest\x1a\x17.fastps.v1.HoldResponse\"\x04\x88\xb5\x18\x032@\n" +
+	"\x04Data\x128\n" +
+	"\bExchange\x12\x10.fastps.v1.Frame\x1a\x10.fastps.v1.Frame\"\x04\x88\xb5\x18\x01(\x010\x01:S\n" +
+	"\n" +
+	"least_role\x12\x1e.google.protobuf.MethodOptions\x18ц\x03 \x01(\x0e2\x0f.fastps.v1.RoleR\tleastRole\x88\x01\x01:d\n" +
+	"\x12least_role_of_kind\x12!.google.protobuf.EnumValueOptions\x18҆\x03 \x01(\x0e2\x0f.fastps.v1.RoleR\x0fleastRoleOfKind\x88\x01\x01B-\n" +
 	"\tfastps.v1P\x01Z\x12fastps/v1;fastpsv1\xaa\x02\tFastps.V1b\x06proto3"
 
 var (
@@ -7023,94 +7097,96 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
 var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_fastps_v1_fastps_proto_goTypes = []any{
-	(Role)(0),                    // 0: fastps.v1.Role
-	(Ack)(0),                     // 1: fastps.v1.Ack
-	(DType)(0),                   // 2: fastps.v1.DType
-	(Apply)(0),                   // 3: fastps.v1.Apply
-	(PayloadCodec)(0),            // 4: fastps.v1.PayloadCodec
-	(Kind)(0),                    // 5: fastps.v1.Kind
-	(OpCode)(0),                  // 6: fastps.v1.OpCode
-	(ModeKind)(0),                // 7: fastps.v1.ModeKind
-	(PortionThen)(0),             // 8: fastps.v1.PortionThen
-	(SeatAction)(0),              // 9: fastps.v1.SeatAction
-	(PortionFailureKind)(0),      // 10: fastps.v1.PortionFailureKind
-	(*Frame)(nil),                // 11: fastps.v1.Frame
-	(*Header)(nil),               // 12: fastps.v1.Header
-	(*VectorHead)(nil),           // 13: fastps.v1.VectorHead
-	(*PortionHead)(nil),          // 14: fastps.v1.PortionHead
-	(*Program)(nil),              // 15: fastps.v1.Program
-	(*Op)(nil),                   // 16: fastps.v1.Op
-	(*Lent)(nil),                 // 17: fastps.v1.Lent
-	(*Correction)(nil),           // 18: fastps.v1.Correction
-	(*Part)(nil),                 // 19: fastps.v1.Part
-	(*PartTable)(nil),            // 20: fastps.v1.PartTable
-	(*PartRefusal)(nil),          // 21: fastps.v1.PartRefusal
-	(*Refusal)(nil),              // 22: fastps.v1.Refusal
-	(*HelloRequest)(nil),         // 23: fastps.v1.HelloRequest
-	(*WorkerReport)(nil),         // 24: fastps.v1.WorkerReport
-	(*HelloResponse)(nil),        // 25: fastps.v1.HelloResponse
-	(*Optimizer)(nil),            // 26: fastps.v1.Optimizer
-	(*TensorSpec)(nil),           // 27: fastps.v1.TensorSpec
-	(*Placement)(nil),            // 28: fastps.v1.Placement
-	(*MapEntry)(nil),             // 29: fastps.v1.MapEntry
-	(*GetMapRequest)(nil),        // 30: fastps.v1.GetMapRequest
-	(*GetMapResponse)(nil),       // 31: fastps.v1.GetMapResponse
-	(*RegisterRequest)(nil),      // 32: fastps.v1.RegisterRequest
-	(*RegisterResponse)(nil),     // 33: fastps.v1.RegisterResponse
-	(*ReserveRequest)(nil),       // 34: fastps.v1.ReserveRequest
-	(*ReserveResponse)(nil),      // 35: fastps.v1.ReserveResponse
-	(*SealRequest)(nil),          // 36: fastps.v1.SealRequest
-	(*SealResponse)(nil),         // 37: fastps.v1.SealResponse
-	(*CommitRequest)(nil),        // 38: fastps.v1.CommitRequest
-	(*CommitResponse)(nil),       // 39: fastps.v1.CommitResponse
-	(*SettleRequest)(nil),        // 40: fastps.v1.SettleRequest
-	(*SeatClaim)(nil),            // 41: fastps.v1.SeatClaim
-	(*SeatVerdict)(nil),          // 42: fastps.v1.SeatVerdict
-	(*SettleResponse)(nil),       // 43: fastps.v1.SettleResponse
-	(*Binding)(nil),              // 44: fastps.v1.Binding
-	(*ListedTensor)(nil),         // 45: fastps.v1.ListedTensor
-	(*Registration)(nil),         // 46: fastps.v1.Registration
-	(*UnregisterRequest)(nil),    // 47: fastps.v1.UnregisterRequest
-	(*UnregisterResponse)(nil),   // 48: fastps.v1.UnregisterResponse
-	(*DropRequest)(nil),          // 49: fastps.v1.DropRequest
-	(*DropResponse)(nil),         // 50: fastps.v1.DropResponse
-	(*StatsRequest)(nil),         // 51: fastps.v1.StatsRequest
-	(*StatsResponse)(nil),        // 52: fastps.v1.StatsResponse
-	(*GroupState)(nil),           // 53: fastps.v1.GroupState
-	(*Session)(nil),              // 54: fastps.v1.Session
-	(*Mode)(nil),                 // 55: fastps.v1.Mode
-	(*JoinRequest)(nil),          // 56: fastps.v1.JoinRequest
-	(*JoinResponse)(nil),         // 57: fastps.v1.JoinResponse
-	(*LeaveRequest)(nil),         // 58: fastps.v1.LeaveRequest
-	(*LeaveResponse)(nil),        // 59: fastps.v1.LeaveResponse
-	(*AdvanceRequest)(nil),       // 60: fastps.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),      // 61: fastps.v1.AdvanceResponse
-	(*PortionRequest)(nil),       // 62: fastps.v1.PortionRequest
-	(*PortionResponse)(nil),      // 63: fastps.v1.PortionResponse
-	(*OpenSpaceRequest)(nil),     // 64: fastps.v1.OpenSpaceRequest
-	(*OpenSpaceResponse)(nil),    // 65: fastps.v1.OpenSpaceResponse
-	(*CloseSpaceRequest)(nil),    // 66: fastps.v1.CloseSpaceRequest
-	(*CloseSpaceResponse)(nil),   // 67: fastps.v1.CloseSpaceResponse
-	(*ListSpacesRequest)(nil),    // 68: fastps.v1.ListSpacesRequest
-	(*ListSpacesResponse)(nil),   // 69: fastps.v1.ListSpacesResponse
-	(*SpaceEntry)(nil),           // 70: fastps.v1.SpaceEntry
-	(*CoordinateRequest)(nil),    // 71: fastps.v1.CoordinateRequest
-	(*CoordinateResponse)(nil),   // 72: fastps.v1.CoordinateResponse
-	(*BatchTask)(nil),            // 73: fastps.v1.BatchTask
-	(*BatchRequest)(nil),         // 74: fastps.v1.BatchRequest
-	(*BatchResponse)(nil),        // 75: fastps.v1.BatchResponse
-	(*PortionFailure)(nil),       // 76: fastps.v1.PortionFailure
-	(*PortionReport)(nil),        // 77: fastps.v1.PortionReport
-	(*BatchPortionRequest)(nil),  // 78: fastps.v1.BatchPortionRequest
-	(*BatchPortionResponse)(nil), // 79: fastps.v1.BatchPortionResponse
-	(*GivenPortion)(nil),         // 80: fastps.v1.GivenPortion
-	(*CheckpointRequest)(nil),    // 81: fastps.v1.CheckpointRequest
-	(*HoldRequest)(nil),          // 82: fastps.v1.HoldRequest
-	(*HoldResponse)(nil),         // 83: fastps.v1.HoldResponse
-	(*CheckpointResponse)(nil),   // 84: fastps.v1.CheckpointResponse
-	nil,                          // 85: fastps.v1.Optimizer.SettingsEntry
-	nil,                          // 86: fastps.v1.StatsResponse.CountersEntry
-	nil,                          // 87: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	(Role)(0),                             // 0: fastps.v1.Role
+	(Ack)(0),                              // 1: fastps.v1.Ack
+	(DType)(0),                            // 2: fastps.v1.DType
+	(Apply)(0),                            // 3: fastps.v1.Apply
+	(PayloadCodec)(0),                     // 4: fastps.v1.PayloadCodec
+	(Kind)(0),                             // 5: fastps.v1.Kind
+	(OpCode)(0),                           // 6: fastps.v1.OpCode
+	(ModeKind)(0),                         // 7: fastps.v1.ModeKind
+	(PortionThen)(0),                      // 8: fastps.v1.PortionThen
+	(SeatAction)(0),                       // 9: fastps.v1.SeatAction
+	(PortionFailureKind)(0),               // 10: fastps.v1.PortionFailureKind
+	(*Frame)(nil),                         // 11: fastps.v1.Frame
+	(*Header)(nil),                        // 12: fastps.v1.Header
+	(*VectorHead)(nil),                    // 13: fastps.v1.VectorHead
+	(*PortionHead)(nil),                   // 14: fastps.v1.PortionHead
+	(*Program)(nil),                       // 15: fastps.v1.Program
+	(*Op)(nil),                            // 16: fastps.v1.Op
+	(*Lent)(nil),                          // 17: fastps.v1.Lent
+	(*Correction)(nil),                    // 18: fastps.v1.Correction
+	(*Part)(nil),                          // 19: fastps.v1.Part
+	(*PartTable)(nil),                     // 20: fastps.v1.PartTable
+	(*PartRefusal)(nil),                   // 21: fastps.v1.PartRefusal
+	(*Refusal)(nil),                       // 22: fastps.v1.Refusal
+	(*HelloRequest)(nil),                  // 23: fastps.v1.HelloRequest
+	(*WorkerReport)(nil),                  // 24: fastps.v1.WorkerReport
+	(*HelloResponse)(nil),                 // 25: fastps.v1.HelloResponse
+	(*Optimizer)(nil),                     // 26: fastps.v1.Optimizer
+	(*TensorSpec)(nil),                    // 27: fastps.v1.TensorSpec
+	(*Placement)(nil),                     // 28: fastps.v1.Placement
+	(*MapEntry)(nil),                      // 29: fastps.v1.MapEntry
+	(*GetMapRequest)(nil),                 // 30: fastps.v1.GetMapRequest
+	(*GetMapResponse)(nil),                // 31: fastps.v1.GetMapResponse
+	(*RegisterRequest)(nil),               // 32: fastps.v1.RegisterRequest
+	(*RegisterResponse)(nil),              // 33: fastps.v1.RegisterResponse
+	(*ReserveRequest)(nil),                // 34: fastps.v1.ReserveRequest
+	(*ReserveResponse)(nil),               // 35: fastps.v1.ReserveResponse
+	(*SealRequest)(nil),                   // 36: fastps.v1.SealRequest
+	(*SealResponse)(nil),                  // 37: fastps.v1.SealResponse
+	(*CommitRequest)(nil),                 // 38: fastps.v1.CommitRequest
+	(*CommitResponse)(nil),                // 39: fastps.v1.CommitResponse
+	(*SettleRequest)(nil),                 // 40: fastps.v1.SettleRequest
+	(*SeatClaim)(nil),                     // 41: fastps.v1.SeatClaim
+	(*SeatVerdict)(nil),                   // 42: fastps.v1.SeatVerdict
+	(*SettleResponse)(nil),                // 43: fastps.v1.SettleResponse
+	(*Binding)(nil),                       // 44: fastps.v1.Binding
+	(*ListedTensor)(nil),                  // 45: fastps.v1.ListedTensor
+	(*Registration)(nil),                  // 46: fastps.v1.Registration
+	(*UnregisterRequest)(nil),             // 47: fastps.v1.UnregisterRequest
+	(*UnregisterResponse)(nil),            // 48: fastps.v1.UnregisterResponse
+	(*DropRequest)(nil),                   // 49: fastps.v1.DropRequest
+	(*DropResponse)(nil),                  // 50: fastps.v1.DropResponse
+	(*StatsRequest)(nil),                  // 51: fastps.v1.StatsRequest
+	(*StatsResponse)(nil),                 // 52: fastps.v1.StatsResponse
+	(*GroupState)(nil),                    // 53: fastps.v1.GroupState
+	(*Session)(nil),                       // 54: fastps.v1.Session
+	(*Mode)(nil),                          // 55: fastps.v1.Mode
+	(*JoinRequest)(nil),                   // 56: fastps.v1.JoinRequest
+	(*JoinResponse)(nil),                  // 57: fastps.v1.JoinResponse
+	(*LeaveRequest)(nil),                  // 58: fastps.v1.LeaveRequest
+	(*LeaveResponse)(nil),                 // 59: fastps.v1.LeaveResponse
+	(*AdvanceRequest)(nil),                // 60: fastps.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),               // 61: fastps.v1.AdvanceResponse
+	(*PortionRequest)(nil),                // 62: fastps.v1.PortionRequest
+	(*PortionResponse)(nil),               // 63: fastps.v1.PortionResponse
+	(*OpenSpaceRequest)(nil),              // 64: fastps.v1.OpenSpaceRequest
+	(*OpenSpaceResponse)(nil),             // 65: fastps.v1.OpenSpaceResponse
+	(*CloseSpaceRequest)(nil),             // 66: fastps.v1.CloseSpaceRequest
+	(*CloseSpaceResponse)(nil),            // 67: fastps.v1.CloseSpaceResponse
+	(*ListSpacesRequest)(nil),             // 68: fastps.v1.ListSpacesRequest
+	(*ListSpacesResponse)(nil),            // 69: fastps.v1.ListSpacesResponse
+	(*SpaceEntry)(nil),                    // 70: fastps.v1.SpaceEntry
+	(*CoordinateRequest)(nil),             // 71: fastps.v1.CoordinateRequest
+	(*CoordinateResponse)(nil),            // 72: fastps.v1.CoordinateResponse
+	(*BatchTask)(nil),                     // 73: fastps.v1.BatchTask
+	(*BatchRequest)(nil),                  // 74: fastps.v1.BatchRequest
+	(*BatchResponse)(nil),                 // 75: fastps.v1.BatchResponse
+	(*PortionFailure)(nil),                // 76: fastps.v1.PortionFailure
+	(*PortionReport)(nil),                 // 77: fastps.v1.PortionReport
+	(*BatchPortionRequest)(nil),           // 78: fastps.v1.BatchPortionRequest
+	(*BatchPortionResponse)(nil),          // 79: fastps.v1.BatchPortionResponse
+	(*GivenPortion)(nil),                  // 80: fastps.v1.GivenPortion
+	(*CheckpointRequest)(nil),             // 81: fastps.v1.CheckpointRequest
+	(*HoldRequest)(nil),                   // 82: fastps.v1.HoldRequest
+	(*HoldResponse)(nil),                  // 83: fastps.v1.HoldResponse
+	(*CheckpointResponse)(nil),            // 84: fastps.v1.CheckpointResponse
+	nil,                                   // 85: fastps.v1.Optimizer.SettingsEntry
+	nil,                                   // 86: fastps.v1.StatsResponse.CountersEntry
+	nil,                                   // 87: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	(*descriptorpb.MethodOptions)(nil),    // 88: google.protobuf.MethodOptions
+	(*descriptorpb.EnumValueOptions)(nil), // 89: google.protobuf.EnumValueOptions
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	12, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
@@ -7169,56 +7245,60 @@ var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	8,  // 53: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
 	80, // 54: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
 	73, // 55: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	23, // 56: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	30, // 57: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	32, // 58: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	34, // 59: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	36, // 60: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	38, // 61: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	40, // 62: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	47, // 63: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	49, // 64: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	51, // 65: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	56, // 66: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	58, // 67: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	60, // 68: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	62, // 69: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	64, // 70: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	66, // 71: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	68, // 72: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	71, // 73: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	74, // 74: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	78, // 75: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	81, // 76: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	82, // 77: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	11, // 78: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	25, // 79: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	31, // 80: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	33, // 81: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	35, // 82: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	37, // 83: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	39, // 84: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	43, // 85: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	48, // 86: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	50, // 87: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	52, // 88: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	57, // 89: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	59, // 90: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	61, // 91: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	63, // 92: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	65, // 93: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	67, // 94: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	69, // 95: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	72, // 96: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	75, // 97: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	79, // 98: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	84, // 99: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	83, // 100: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	11, // 101: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	79, // [79:102] is the sub-list for method output_type
-	56, // [56:79] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
+	88, // 56: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	89, // 57: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 58: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 59: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	23, // 60: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	30, // 61: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	32, // 62: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	34, // 63: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	36, // 64: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	38, // 65: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	40, // 66: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	47, // 67: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	49, // 68: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	51, // 69: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	56, // 70: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	58, // 71: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	60, // 72: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	62, // 73: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	64, // 74: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	66, // 75: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	68, // 76: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	71, // 77: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	74, // 78: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	78, // 79: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	81, // 80: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	82, // 81: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	11, // 82: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	25, // 83: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	31, // 84: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	33, // 85: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	35, // 86: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	37, // 87: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	39, // 88: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	43, // 89: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	48, // 90: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	50, // 91: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	52, // 92: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	57, // 93: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	59, // 94: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	61, // 95: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	63, // 96: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	65, // 97: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	67, // 98: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	69, // 99: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	72, // 100: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	75, // 101: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	79, // 102: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	84, // 103: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	83, // 104: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	11, // 105: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	83, // [83:106] is the sub-list for method output_type
+	60, // [60:83] is the sub-list for method input_type
+	58, // [58:60] is the sub-list for extension type_name
+	56, // [56:58] is the sub-list for extension extendee
 	0,  // [0:56] is the sub-list for field type_name
 }
 
@@ -7245,13 +7325,14 @@ func file_fastps_v1_fastps_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
 			NumEnums:      11,
 			NumMessages:   77,
-			NumExtensions: 0,
+			NumExtensions: 2,
 			NumServices:   2,
 		},
 		GoTypes:           file_fastps_v1_fastps_proto_goTypes,
 		DependencyIndexes: file_fastps_v1_fastps_proto_depIdxs,
 		EnumInfos:         file_fastps_v1_fastps_proto_enumTypes,
 		MessageInfos:      file_fastps_v1_fastps_proto_msgTypes,
+		ExtensionInfos:    file_fastps_v1_fastps_proto_extTypes,
 	}.Build()
 	File_fastps_v1_fastps_proto = out.File
 	file_fastps_v1_fastps_proto_goTypes = nil

@@ -53,58 +53,61 @@ const (
 // carries that client's secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has the
 // secret in its request.
 //
-// Roles: each call names the role that it needs. A higher role includes the lower ones:
-// ROLE_READER < ROLE_WORKER < ROLE_ADMIN.
+// Roles: the option `least_role` of each call and frame kind is the least role that it needs. A higher role includes the
+// lower ones: ROLE_READER < ROLE_WORKER < ROLE_ADMIN < ROLE_SERVER. A server with tokens takes the caller's as metadata,
+// `authorization: Bearer fps_...`, on each unary call and once per stream; without a valid one it answers
+// `unauthenticated`. A client's certificate can name a role instead. Tensors, groups and spaces outside the groups and
+// namespaces of the caller are answered as unknown.
 type ControlClient interface {
-	// Opens or renews a client's session and describes the server. Role: reader.
+	// Opens or renews a client's session and describes the server.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloResponse, error)
-	// The cluster map, page by page; only shard 0 has it. Role: reader.
+	// The cluster map, page by page; only shard 0 has it.
 	GetMap(ctx context.Context, in *GetMapRequest, opts ...grpc.CallOption) (*GetMapResponse, error)
-	// First step of a registration, at shard 0: places the slices, or says that the tensor exists. Role: worker.
+	// First step of a registration, at shard 0: places the slices, or says that the tensor exists.
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// Second step, at each shard that gets slices: reserves the memory under a lease; the initial values follow as
-	// frames of kind KIND_ASSIGN. Role: worker.
+	// frames of kind KIND_ASSIGN.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
-	// Third step, at each such shard: confirms that all its values have arrived. Role: worker.
+	// Third step, at each such shard: confirms that all its values have arrived.
 	Seal(ctx context.Context, in *SealRequest, opts ...grpc.CallOption) (*SealResponse, error)
-	// Last step, at shard 0: the tensor exists from here on. Role: worker.
+	// Last step, at shard 0: the tensor exists from here on.
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
 	// The outcome of reservations, at shard 0. A shard asks about its sealed reservations whose lease has run out, before
 	// it takes slices of a reservation that it does not know, and before it frees sealed slices; also before it opens or
-	// closes a space, and before it runs the first program of a coordinator. Role: worker.
+	// closes a space, and before it runs the first program of a coordinator.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
-	// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices. Role: worker.
+	// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices.
 	Unregister(ctx context.Context, in *UnregisterRequest, opts ...grpc.CallOption) (*UnregisterResponse, error)
-	// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them. Role: worker.
+	// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them.
 	Drop(ctx context.Context, in *DropRequest, opts ...grpc.CallOption) (*DropResponse, error)
-	// Counters of this shard. Role: reader.
+	// Counters of this shard.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
-	// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard. Role: worker.
+	// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (*JoinResponse, error)
-	// Gives the place back; so does the end of the session. Role: worker.
+	// Gives the place back; so does the end of the session.
 	Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveResponse, error)
-	// Reports the worker's steps to shard 0 and waits there until it may take the next. Role: worker.
+	// Reports the worker's steps to shard 0 and waits there until it may take the next.
 	Advance(ctx context.Context, in *AdvanceRequest, opts ...grpc.CallOption) (*AdvanceResponse, error)
-	// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one. Role: worker.
+	// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one.
 	Portion(ctx context.Context, in *PortionRequest, opts ...grpc.CallOption) (*PortionResponse, error)
 	// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
-	// every other shard that has such slices. These ask shard 0 whether it lists the space. Role: worker.
+	// every other shard that has such slices. These ask shard 0 whether it lists the space.
 	OpenSpace(ctx context.Context, in *OpenSpaceRequest, opts ...grpc.CallOption) (*OpenSpaceResponse, error)
-	// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it. Role: worker.
+	// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it.
 	CloseSpace(ctx context.Context, in *CloseSpaceRequest, opts ...grpc.CallOption) (*CloseSpaceResponse, error)
-	// The open spaces, page by page; only shard 0 lists them. Role: reader.
+	// The open spaces, page by page; only shard 0 lists them.
 	ListSpaces(ctx context.Context, in *ListSpacesRequest, opts ...grpc.CallOption) (*ListSpacesResponse, error)
 	// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. The seat, its term
-	// and its programs belong to the secret that the call shows. Role: worker.
+	// and its programs belong to the secret that the call shows.
 	Coordinate(ctx context.Context, in *CoordinateRequest, opts ...grpc.CallOption) (*CoordinateResponse, error)
-	// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end. Role: worker.
+	// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end.
 	Batch(ctx context.Context, in *BatchRequest, opts ...grpc.CallOption) (*BatchResponse, error)
-	// A replica reports a portion of a batch to shard 0 and asks for the next one. Role: worker.
+	// A replica reports a portion of a batch to shard 0 and asks for the next one.
 	BatchPortion(ctx context.Context, in *BatchPortionRequest, opts ...grpc.CallOption) (*BatchPortionResponse, error)
-	// Writes a snapshot of this shard to its data directory; answers when it is durable. Role: admin.
+	// Writes a snapshot of this shard to its data directory; answers when it is durable.
 	Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error)
 	// Holds incoming writes on this shard until its snapshot of a cut begins. Hold on all shards, then Checkpoint on all,
-	// gives snapshots of one moment. Role: admin.
+	// gives snapshots of one moment.
 	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*HoldResponse, error)
 }
 
@@ -344,58 +347,61 @@ func (c *controlClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.
 // carries that client's secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has the
 // secret in its request.
 //
-// Roles: each call names the role that it needs. A higher role includes the lower ones:
-// ROLE_READER < ROLE_WORKER < ROLE_ADMIN.
+// Roles: the option `least_role` of each call and frame kind is the least role that it needs. A higher role includes the
+// lower ones: ROLE_READER < ROLE_WORKER < ROLE_ADMIN < ROLE_SERVER. A server with tokens takes the caller's as metadata,
+// `authorization: Bearer fps_...`, on each unary call and once per stream; without a valid one it answers
+// `unauthenticated`. A client's certificate can name a role instead. Tensors, groups and spaces outside the groups and
+// namespaces of the caller are answered as unknown.
 type ControlServer interface {
-	// Opens or renews a client's session and describes the server. Role: reader.
+	// Opens or renews a client's session and describes the server.
 	Hello(context.Context, *HelloRequest) (*HelloResponse, error)
-	// The cluster map, page by page; only shard 0 has it. Role: reader.
+	// The cluster map, page by page; only shard 0 has it.
 	GetMap(context.Context, *GetMapRequest) (*GetMapResponse, error)
-	// First step of a registration, at shard 0: places the slices, or says that the tensor exists. Role: worker.
+	// First step of a registration, at shard 0: places the slices, or says that the tensor exists.
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// Second step, at each shard that gets slices: reserves the memory under a lease; the initial values follow as
-	// frames of kind KIND_ASSIGN. Role: worker.
+	// frames of kind KIND_ASSIGN.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
-	// Third step, at each such shard: confirms that all its values have arrived. Role: worker.
+	// Third step, at each such shard: confirms that all its values have arrived.
 	Seal(context.Context, *SealRequest) (*SealResponse, error)
-	// Last step, at shard 0: the tensor exists from here on. Role: worker.
+	// Last step, at shard 0: the tensor exists from here on.
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
 	// The outcome of reservations, at shard 0. A shard asks about its sealed reservations whose lease has run out, before
 	// it takes slices of a reservation that it does not know, and before it frees sealed slices; also before it opens or
-	// closes a space, and before it runs the first program of a coordinator. Role: worker.
+	// closes a space, and before it runs the first program of a coordinator.
 	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
-	// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices. Role: worker.
+	// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices.
 	Unregister(context.Context, *UnregisterRequest) (*UnregisterResponse, error)
-	// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them. Role: worker.
+	// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them.
 	Drop(context.Context, *DropRequest) (*DropResponse, error)
-	// Counters of this shard. Role: reader.
+	// Counters of this shard.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
-	// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard. Role: worker.
+	// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard.
 	Join(context.Context, *JoinRequest) (*JoinResponse, error)
-	// Gives the place back; so does the end of the session. Role: worker.
+	// Gives the place back; so does the end of the session.
 	Leave(context.Context, *LeaveRequest) (*LeaveResponse, error)
-	// Reports the worker's steps to shard 0 and waits there until it may take the next. Role: worker.
+	// Reports the worker's steps to shard 0 and waits there until it may take the next.
 	Advance(context.Context, *AdvanceRequest) (*AdvanceResponse, error)
-	// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one. Role: worker.
+	// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one.
 	Portion(context.Context, *PortionRequest) (*PortionResponse, error)
 	// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
-	// every other shard that has such slices. These ask shard 0 whether it lists the space. Role: worker.
+	// every other shard that has such slices. These ask shard 0 whether it lists the space.
 	OpenSpace(context.Context, *OpenSpaceRequest) (*OpenSpaceResponse, error)
-	// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it. Role: worker.
+	// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it.
 	CloseSpace(context.Context, *CloseSpaceRequest) (*CloseSpaceResponse, error)
-	// The open spaces, page by page; only shard 0 lists them. Role: reader.
+	// The open spaces, page by page; only shard 0 lists them.
 	ListSpaces(context.Context, *ListSpacesRequest) (*ListSpacesResponse, error)
 	// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. The seat, its term
-	// and its programs belong to the secret that the call shows. Role: worker.
+	// and its programs belong to the secret that the call shows.
 	Coordinate(context.Context, *CoordinateRequest) (*CoordinateResponse, error)
-	// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end. Role: worker.
+	// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end.
 	Batch(context.Context, *BatchRequest) (*BatchResponse, error)
-	// A replica reports a portion of a batch to shard 0 and asks for the next one. Role: worker.
+	// A replica reports a portion of a batch to shard 0 and asks for the next one.
 	BatchPortion(context.Context, *BatchPortionRequest) (*BatchPortionResponse, error)
-	// Writes a snapshot of this shard to its data directory; answers when it is durable. Role: admin.
+	// Writes a snapshot of this shard to its data directory; answers when it is durable.
 	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
 	// Holds incoming writes on this shard until its snapshot of a cut begins. Hold on all shards, then Checkpoint on all,
-	// gives snapshots of one moment. Role: admin.
+	// gives snapshots of one moment.
 	Hold(context.Context, *HoldRequest) (*HoldResponse, error)
 	mustEmbedUnimplementedControlServer()
 }
@@ -1002,8 +1008,8 @@ const (
 type DataClient interface {
 	// Every frame is answered by exactly one frame with the same tag; a refusal is an answer and does not affect other
 	// frames. One client's frames for one slice are applied in the order of the stream. The call carries the client's
-	// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Role: worker
-	// (KIND_PULL and KIND_PULL_VERSION: reader).
+	// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Each kind of frame
+	// names its role.
 	Exchange(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Frame, Frame], error)
 }
 
@@ -1036,8 +1042,8 @@ type Data_ExchangeClient = grpc.BidiStreamingClient[Frame, Frame]
 type DataServer interface {
 	// Every frame is answered by exactly one frame with the same tag; a refusal is an answer and does not affect other
 	// frames. One client's frames for one slice are applied in the order of the stream. The call carries the client's
-	// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Role: worker
-	// (KIND_PULL and KIND_PULL_VERSION: reader).
+	// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Each kind of frame
+	// names its role.
 	Exchange(grpc.BidiStreamingServer[Frame, Frame]) error
 	mustEmbedUnimplementedDataServer()
 }

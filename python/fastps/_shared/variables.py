@@ -39,6 +39,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable(
             "ADDRESSES", "addresses of the servers; `fastps run` sets it for the workers that it starts"
         ),
+        Variable("TOKEN_FILE", "file of the token that `fastps.connect` and commands show"),
         Variable("RANK", "number of this worker, from 0; set by `fastps run`"),
         Variable("WORKERS", "number of workers; set by `fastps run`"),
     ),
@@ -58,6 +59,12 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         _option("TLS_CERT", "tls-cert", "file of the server's certificate"),
         _option("TLS_KEY", "tls-key", "file of its private key"),
         _option("TLS_CA", "tls-ca", "file of the CAs that must have signed the clients' certificates"),
+        _option("TLS_CRL", "tls-crl", "file of lists of revoked client certificates"),
+        _option("AUDIT", "audit", "file for the audit: one JSON line for each event"),
+        _option("TOKENS", "tokens", "file of the tokens that callers must show"),
+        _option(
+            "SERVER_TOKEN_FILE", "server-token-file", "file of the token that this server shows to the others"
+        ),
         _option("SERVER_DATA_DIR", "data-dir", "folder for the log and the snapshots"),
         _option("SNAPSHOT_EVERY", "snapshot-every", "seconds between snapshots (300)"),
         _option(

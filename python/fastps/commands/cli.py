@@ -1,5 +1,6 @@
-"""The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | doctor | demo |
-live | sandblaster | rl | repro | torture | examples | completion``, and ``fastps-server``.
+"""The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | cluster | certs |
+token | doctor | demo | live | sandblaster | rl | repro | torture | examples | completion``, and
+``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -38,6 +39,9 @@ _COMMANDS = {
         "ls": "list the tensors of a running cluster, by namespace",
         "rm": "free the tensors of a namespace",
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
+        "cluster": "make certificates and tokens for the machines of a new cluster",
+        "certs": "make a certificate authority and certificates, and show what is in them",
+        "token": "add principals to a token file, list them, revoke their tokens",
         "completion": "print a script that completes commands and options in a shell",
         "doctor": "check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
     },
@@ -51,6 +55,8 @@ _COMMANDS = {
         "torture": "inject faults into servers and clients, and check that nothing is lost or counted twice",
     },
 }
+
+_IN_RUST = ("certs", "checkpoint", "cluster", "config", "status", "token", "top")
 
 
 def _listing() -> str:
@@ -75,14 +81,8 @@ def server() -> int:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
         return _serve(arguments[1:])
-    if arguments[:1] == ["checkpoint"]:  # so are its options
-        return _checkpoint(arguments[1:])
-    if arguments[:1] == ["status"]:  # and its options
-        return _status(arguments[1:])
-    if arguments[:1] == ["config"]:
-        return _config(arguments[1:])
-    if arguments[:1] == ["top"]:
-        return _top(arguments[1:])
+    if arguments and arguments[0] in _IN_RUST:  # so are theirs
+        return _in_rust(arguments[0], arguments[1:])
     if arguments[:1] == ["rl"]:  # imports torch
         from fastps.commands.rl import command
 
@@ -102,10 +102,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def all_commands() -> list[Command]:
-    """Every command with its options, those of ``serve`` and ``checkpoint`` in Rust included."""
+    """Every command with its options, those in Rust included."""
     from fastps.commands.completion.tree import tree
 
-    return tree(_parser(), {name: text for group in _COMMANDS.values() for name, text in group.items()})
+    summaries = {name: text for group in _COMMANDS.values() for name, text in group.items()}
+    return tree(_parser(), summaries, _IN_RUST)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -150,17 +151,12 @@ def _parser() -> argparse.ArgumentParser:
         "A worker that dies does not end the others.",
     )
     commands.add_parser("serve", add_help=False)
-    commands.add_parser(
-        "checkpoint",
-        add_help=False,
-    )
+    for name in _IN_RUST:
+        commands.add_parser(name, add_help=False)
     commands.add_parser(
         "rl",
         add_help=False,
     )
-    commands.add_parser("status", add_help=False)
-    commands.add_parser("top", add_help=False)
-    commands.add_parser("config", add_help=False)
     lister = commands.add_parser(
         "ls",
         description="List the tensors of a running cluster, by namespace, with their last change.",
@@ -236,32 +232,11 @@ def _serve(arguments: list[str]) -> int:
     return int(_fastps.serve_cli(arguments))
 
 
-def _checkpoint(arguments: list[str]) -> int:
-    """Runs the command line for checkpoints, in Rust."""
+def _in_rust(command: str, arguments: list[str]) -> int:
+    """Runs a command whose options are defined in Rust."""
     from fastps import _fastps
 
-    return int(_fastps.checkpoint_cli(arguments))
-
-
-def _status(arguments: list[str]) -> int:
-    """Runs the command line for the state of a cluster, in Rust."""
-    from fastps import _fastps
-
-    return int(_fastps.status_cli(arguments))
-
-
-def _config(arguments: list[str]) -> int:
-    """Runs the command line for the settings of a server, in Rust."""
-    from fastps import _fastps
-
-    return int(_fastps.config_cli(arguments))
-
-
-def _top(arguments: list[str]) -> int:
-    """Runs the command line that watches a cluster, in Rust."""
-    from fastps import _fastps
-
-    return int(_fastps.top_cli(arguments))
+    return int(_fastps.command_cli(command, arguments))
 
 
 def _guarded(action: Callable[[], int]) -> int:

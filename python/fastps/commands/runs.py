@@ -79,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tls-cert", metavar="FILE", help="the client certificate, for servers that require one"
     )
     tls.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert")
+    tls.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the file of the token to show, for servers that require one (default: FASTPS_TOKEN_FILE)",
+    )
 
 
 def add_namespace(parser: argparse.ArgumentParser, purpose: str, required: bool = False) -> None:
@@ -139,8 +144,8 @@ def rm(args: argparse.Namespace) -> int:
 
 
 def _connect(args: argparse.Namespace) -> ParameterServer:
-    tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
-    return connect(args.addresses, timeout=args.timeout, **tls)
+    files = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
+    return connect(args.addresses, timeout=args.timeout, token_file=args.token_file, **files)
 
 
 def _as_json(one: Listed) -> dict[str, Any]:

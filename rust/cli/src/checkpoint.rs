@@ -142,6 +142,9 @@ struct Reach {
     /// The private key of --tls-cert (PEM).
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
+    /// The file of the token to show, for servers that require one.
+    #[arg(long, value_name = "FILE", env = "FASTPS_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
 }
 
 impl Reach {
@@ -151,7 +154,8 @@ impl Reach {
 
     fn options(self) -> ConnectOptions {
         let tls = TlsFiles { cert: self.tls_cert, key: self.tls_key, ca: self.tls_ca };
-        ConnectOptions { timeout: self.timeout, tls, ..ConnectOptions::default() }
+        let (timeout, token_file) = (self.timeout, self.token_file);
+        ConnectOptions { timeout, tls, token_file, ..ConnectOptions::default() }
     }
 }
 

@@ -2,16 +2,22 @@
 
 mod addresses;
 mod bucket;
+mod certs;
 mod checkpoint;
+mod command;
 mod config;
 mod export;
+mod files;
 mod log;
+mod new_cluster;
 mod signals;
 mod status;
+mod token;
 mod top;
 
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_server::human::parse_bytes;
 use fastps_server::{Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
 use log::{Format, Log};
@@ -28,8 +34,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
 /// Run shards of a fastps parameter server. In place of options, `checkpoint` works with snapshots and data
-/// directories, `status` shows a running cluster, `top` watches it, and `config` explains settings: see
-/// `checkpoint --help` and so on.
+/// directories, `status` shows a running cluster, `top` watches it, `config` explains settings, and `certs` and
+/// `token` make what clients and servers prove themselves with: see `checkpoint --help` and so on.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
@@ -73,10 +79,24 @@ struct ServeArgs {
     /// Require client certificates signed by one of these CAs (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
     tls_ca: Option<PathBuf>,
+    /// With --tls-ca: refuse certificates that are on these lists of revoked ones (CRLs, PEM).
+    #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CRL")]
+    tls_crl: Option<PathBuf>,
     /// With --tls-ca: still accept processes of this user on this machine without a certificate, through a
     /// Unix socket.
     #[arg(long)]
     local: bool,
+    /// Let only callers in that show a token of this file, or a certificate with a role.
+    #[arg(long, value_name = "FILE", env = "FASTPS_TOKENS")]
+    tokens: Option<PathBuf>,
+    /// Show the token of role server in this file to the other servers of the cluster.
+    #[arg(long, value_name = "FILE", env = "FASTPS_SERVER_TOKEN_FILE")]
+    server_token_file: Option<PathBuf>,
+    /// Append one JSON line to this file for each start, refused credential, registration, removal of a tensor,
+    /// checkpoint, hold, reload, and space that changes its coordinator. While it cannot be written, calls of
+    /// admins are refused.
+    #[arg(long, value_name = "FILE", env = "FASTPS_AUDIT")]
+    audit: Option<PathBuf>,
     /// Keep a log and snapshots here, in one folder per shard, and start from them. Without it, the
     /// parameters are lost when the process ends.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
@@ -108,37 +128,10 @@ struct ServeArgs {
     /// Format of the log on standard error: text for people, or one JSON object a line.
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT", env = "FASTPS_LOG_FORMAT")]
     log_format: Format,
-    /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client may read and
-    /// change everything.
+    /// Allow addresses other than loopback without TLS, or without --tokens and --tls-ca: every client may
+    /// read and change everything.
     #[arg(long)]
     insecure: bool,
-}
-
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "kib" | "k" => 1 << 10,
-        "mib" | "m" => 1 << 20,
-        "gib" | "g" => 1 << 30,
-        "tib" | "t" => 1 << 40,
-        "kb" => 1000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        _ => {
-            return Err(format!("{unit:?} is not a unit; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"));
-        }
-    };
-    let number: f64 =
-        number.parse().map_err(|_| format!("{text:?} is not a size; write for example 4GiB"))?;
-    let bytes = number * factor as f64;
-    if bytes < 1.0 || bytes > 2_f64.powi(60) {
-        Err("the size must be from 1 byte to 1 EiB".into())
-    } else {
-        Ok(bytes as u64)
-    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -165,21 +158,14 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or SIGHUP, and returns the exit status. The first argument is the program's
-/// name. If the second is `checkpoint`, `config`, `status` or `top`, runs that command instead.
+/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit status.
+/// The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
-    if args.get(1).is_some_and(|first| first == "checkpoint") {
-        return run_checkpoint(args.into_iter().skip(1));
-    }
-    if args.get(1).is_some_and(|first| first == "status") {
-        return run_status(args.into_iter().skip(1));
-    }
-    if args.get(1).is_some_and(|first| first == "top") {
-        return run_top(args.into_iter().skip(1));
-    }
-    if args.get(1).is_some_and(|first| first == "config") {
-        return run_config(args.into_iter().skip(1));
+    if let Some(command) =
+        args.get(1).and_then(|first| first.to_str()).filter(|first| COMMANDS.contains(first))
+    {
+        return run_command(command, args.iter().skip(1).cloned());
     }
     let args = match config::arguments(args) {
         Ok(args) => args,
@@ -213,24 +199,25 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
 }
 
-/// Runs `checkpoint` and returns the exit status. The first argument is the program's name.
-pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
-    checkpoint::run(args)
-}
+/// Commands in place of options.
+pub const COMMANDS: [&str; 7] = ["certs", "checkpoint", "cluster", "config", "status", "token", "top"];
 
-/// Runs `status` and returns the exit status. The first argument is the program's name.
-pub fn run_status(args: impl IntoIterator<Item = OsString>) -> i32 {
-    status::run(args)
-}
-
-/// Runs `config` and returns the exit status. The first argument is the program's name.
-pub fn run_config(args: impl IntoIterator<Item = OsString>) -> i32 {
-    config::run(args)
-}
-
-/// Runs `top` and returns the exit status. The first argument is the program's name.
-pub fn run_top(args: impl IntoIterator<Item = OsString>) -> i32 {
-    top::run(args)
+/// Runs one of [`COMMANDS`] and returns the exit status. The first argument is the program's name.
+pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i32 {
+    match command {
+        "certs" => certs::run(args),
+        "checkpoint" => checkpoint::run(args),
+        "cluster" => new_cluster::run(args),
+        "config" => config::run(args),
+        "status" => status::run(args),
+        "token" => token::run(args),
+        "top" => top::run(args),
+        _ => {
+            let _ =
+                writeln!(std::io::stderr(), "fastps: error: no command {command:?}: {}", COMMANDS.join(", "));
+            2
+        }
+    }
 }
 
 fn serve(args: ServeArgs, log: &Log) -> Result<()> {
@@ -238,7 +225,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
         // Before the server is reachable, so that no signal is missed.
-        let stop = signals::stop().map_err(io)?;
+        let signals = signals::Signals::catch().map_err(io)?;
         let server = Server::start(&ServerConfig {
             listen: args.listen,
             listen_unix: args.listen_unix,
@@ -248,7 +235,11 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             lease: Duration::from_millis(args.lease_ms),
             memory_limit: args.memory_limit,
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
+            tls_crl: args.tls_crl,
+            audit: args.audit,
             local: args.local,
+            tokens: args.tokens,
+            server_token: args.server_token_file,
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),
             data_dir: args.data_dir,
@@ -263,7 +254,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
         })?;
         log.flush(); // warnings of the start come first
         announce(&server);
-        stop.await;
+        signals.stop(server.reloads().then_some(|| server.reload())).await;
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })
@@ -319,17 +310,6 @@ mod tests {
         for wrong in ["warning", "verbose", "h2=loud"] {
             let error = log_filter(wrong).unwrap_err().to_string();
             assert!(error.contains("expected off, error, warn") && error.contains(wrong), "{error}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_read() {
-        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
-        assert_eq!(parse_bytes("1.5 KiB"), Ok(1536));
-        assert_eq!(parse_bytes("500MB"), Ok(500_000_000));
-        assert_eq!(parse_bytes("17"), Ok(17));
-        for bad in ["", "GiB", "4 apples", "0", "-1", "1e99"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::options::Transport;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::bearer::Bearer;
 use fastps_transport::unix;
 use http::uri::Authority;
 
@@ -22,6 +23,16 @@ pub(crate) fn is_loopback_tcp(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
     host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Fails if a token would cross a network in plain text.
+pub(crate) fn check_token(address: &str, bearer: &Bearer, encrypted: bool) -> Result<()> {
+    if !bearer.is_some() || encrypted || is_loopback(address) {
+        return Ok(());
+    }
+    let error =
+        Error::new(Kind::Config, "a token is sent to other machines with TLS only, and nothing was sent");
+    Err(error.expected("tls_ca, or a server on 127.0.0.1, ::1 or localhost", address))
 }
 
 /// Fails if a Unix socket's address is invalid, or is to be reached over TCP.

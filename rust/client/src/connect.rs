@@ -1,6 +1,6 @@
 //! Connects: says hello to every address, puts the shards in order, and fetches the map.
 
-use crate::address::{check_local, is_loopback_tcp, is_same};
+use crate::address::{check_local, check_token, is_loopback_tcp, is_same};
 use crate::client::Client;
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -27,6 +27,7 @@ use crate::state::waiting::{self, Wait};
 use crate::stranger::stranger;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
+use fastps_transport::bearer::Bearer;
 use fastps_transport::convert;
 use fastps_transport::secret::Secret;
 use fastps_transport::tls::ClientTls;
@@ -48,6 +49,7 @@ pub(crate) const MAX_SHARDS: usize = 4096;
 struct Caller {
     name: String,
     secret: Secret,
+    bearer: Bearer,
     tls: Option<ClientTls>,
     ack: Ack,
     deadline: Instant,
@@ -77,10 +79,19 @@ impl Client {
         }
         addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
         let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
+        let bearer = Bearer::open(options.token_file.as_deref())?;
+        addresses.iter().try_for_each(|address| check_token(address, &bearer, tls.is_some()))?;
         open_files::raise();
         let driver = Driver::start(options.spin)?;
         let (secret, name) = (Secret::draw()?, options.name.clone());
-        let caller = Caller { name, secret: secret.clone(), tls: tls.clone(), ack: options.ack, deadline };
+        let caller = Caller {
+            name,
+            secret: secret.clone(),
+            bearer: bearer.clone(),
+            tls: tls.clone(),
+            ack: options.ack,
+            deadline,
+        };
         let given = addresses.to_vec();
         let met = driver.drive(async |_| match &resolution {
             Some(resolution) => meet_resolved(resolution, caller).await,
@@ -91,6 +102,7 @@ impl Client {
             process: Process::current(),
             client: random()?,
             secret,
+            bearer,
             name: options.name.clone(),
             map: Arc::new(Map::of(RunNames::new(options.run.as_deref())?)),
             ack: options.ack,
@@ -346,17 +358,27 @@ pub(crate) fn unreachable(failed: &[(String, Error)]) -> Error {
 
 /// Says hello to one address, and retries until the deadline while the server is away.
 async fn meet(address: &str, caller: Caller) -> Result<Met> {
-    let Caller { name, secret, tls, ack, deadline } = caller;
+    let Caller { name, secret, bearer, tls, ack, deadline } = caller;
     let mut pause = Duration::from_millis(20);
     let mut last: Option<Error> = None;
     let mut wait = Wait::begin();
     let tls = tls.as_ref().filter(|_| unix::path(address).is_none());
+    check_token(address, &bearer, tls.is_some())?;
     let channel = channel(address, tls)?;
     loop {
         let client = random()?;
         // This end times out first, with a better message.
         let within = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-        let who = Who { client, secret: &secret, name: &name, ack, within, to: None, report: None };
+        let who = Who {
+            client,
+            secret: &secret,
+            bearer: &bearer,
+            name: &name,
+            ack,
+            within,
+            to: None,
+            report: None,
+        };
         let hello = unary::hello(channel.clone(), who, false);
         let attempt = tokio::time::timeout_at(deadline.into(), hello);
         let what = || waiting::server(address, last.as_ref().map(|error| &*error.message));

@@ -3,6 +3,7 @@
 use crate::resolver::Resolver;
 use fastps_transport::tls::TlsFiles;
 use fastps_transport::wire::DEFAULT_SPIN;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ pub struct ConnectOptions {
     pub tls: TlsFiles,
     /// The name that servers' certificates must have; `None` = the host of the server's address.
     pub tls_server_name: Option<String>,
+    /// The file of the token to show, which is read again for each new connection. Without TLS it is shown
+    /// only to servers on loopback and on Unix sockets.
+    pub token_file: Option<PathBuf>,
     /// Guarantee of a receipt; [`Ack::Logged`] needs servers that keep a log.
     pub ack: Ack,
     /// The run whose tensors, groups and portions the client uses; `None`: those of no run, and those of
@@ -53,6 +57,7 @@ impl Default for ConnectOptions {
             spin: DEFAULT_SPIN,
             tls: TlsFiles::default(),
             tls_server_name: None,
+            token_file: None,
             ack: Ack::Applied,
             run: None,
             resolver: None,

@@ -228,7 +228,8 @@ impl Shard {
         found.into_iter().map(|(id, slice)| slice.cloned().ok_or_else(|| self.no_slice(id))).collect()
     }
 
-    fn no_slice(&self, id: SliceId) -> Error {
+    /// The error of an unknown slice.
+    pub fn no_slice(&self, id: SliceId) -> Error {
         let message = format!("the shard has no slice {}", id.0);
         Error::new(Kind::UnknownTensor, message).shard(self.index())
     }
@@ -412,12 +413,24 @@ impl Shard {
         }
     }
 
-    /// The noted moments of the last changes of some tensors; those without one are left out.
-    pub fn last_changes(&self, names: &HashSet<&str>) -> HashMap<Arc<str>, u64> {
+    /// The name of a group, if the shard has a slice of it.
+    pub fn group_name(&self, group: u32) -> Option<Arc<str>> {
+        let table = read(&self.slices);
+        let any = table.groups.get(&group)?.iter().next()?;
+        Some(table.slices.get(any)?.spec().group.clone())
+    }
+
+    /// The noted moments of the last changes of some tensors, of those that are allowed; those without one
+    /// are left out.
+    pub fn last_changes(
+        &self,
+        names: &HashSet<&str>,
+        allowed: impl Fn(&TensorSpec) -> bool,
+    ) -> HashMap<Arc<str>, u64> {
         let mut last = HashMap::new();
         for slice in self.all() {
             let (name, moment) = (&slice.spec().name, slice.changed_at());
-            if moment > 0 && names.contains(&**name) {
+            if moment > 0 && names.contains(&**name) && allowed(slice.spec()) {
                 let newest = last.entry(name.clone()).or_insert(moment);
                 *newest = moment.max(*newest);
             }

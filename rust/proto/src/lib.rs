@@ -10,6 +10,15 @@ pub mod v1 {
     include!("generated/fastps.v1.rs");
 }
 
+/// The least role of each call and frame kind.
+#[allow(clippy::match_same_arms)]
+#[rustfmt::skip]
+mod roles {
+    include!("generated/roles.rs");
+}
+
+pub use roles::{NeedsRole, role_of};
+
 /// Leaves out the incarnation and the secret, which only the client may know.
 impl std::fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,18 +1,25 @@
 //! The checked-in code is what `protos/` generates. `FASTPS_REGENERATE=1 cargo test -p fastps-proto` rewrites
 //! it.
 
-use prost::Message;
+mod roles;
+
+use protox::Compiler;
 use std::path::{Path, PathBuf};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn generate(into: &Path) -> Outcome {
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../protos");
-    let files = protox::compile([protos.join("fastps/v1/fastps.proto")], [protos])?;
-    // Reflection needs no comments, which would treble the size.
-    let mut bare = files.clone();
-    bare.file.iter_mut().for_each(|file| file.source_code_info = None);
-    std::fs::write(into.join("fastps.v1.bin"), bare.encode_to_vec())?;
+    let compile = |comments| -> Result<Compiler, protox::Error> {
+        let mut compiler = Compiler::new([&protos])?;
+        compiler.include_source_info(comments).open_file("fastps/v1/fastps.proto")?;
+        Ok(compiler)
+    };
+    let files = compile(true)?.file_descriptor_set();
+    // Reflection needs no comments, which would treble the size, but all imports and options.
+    let bare = compile(false)?.include_imports(true).encode_file_descriptor_set();
+    std::fs::write(into.join("fastps.v1.bin"), bare)?;
+    std::fs::write(into.join("roles.rs"), roles::generate(&compile(false)?.descriptor_pool())?)?;
     tonic_prost_build::configure()
         .bytes(".")
         // Rare, but part of each frequent message.
@@ -36,7 +43,7 @@ fn checked_in_code_is_fresh() -> Outcome {
     }
     let fresh = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     generate(&fresh)?;
-    for name in ["fastps.v1.rs", "fastps.v1.bin"] {
+    for name in ["fastps.v1.rs", "fastps.v1.bin", "roles.rs"] {
         assert!(
             std::fs::read(fresh.join(name))? == std::fs::read(checked_in.join(name))?,
             "{name} is stale: run FASTPS_REGENERATE=1 cargo test -p fastps-proto"

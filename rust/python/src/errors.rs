@@ -19,6 +19,7 @@ fn class(kind: Kind) -> &'static str {
         Kind::Lease => "LeaseError",
         Kind::Fenced => "FencedError",
         Kind::UnknownOutcome => "UnknownOutcomeError",
+        Kind::Unauthenticated => "UnauthenticatedError",
         Kind::Denied => "PermissionDeniedError",
         Kind::VersionsLost => "VersionsLost",
         Kind::Unavailable => "UnavailableError",

@@ -42,7 +42,7 @@ mod _fastps {
     #[pymodule_export]
     use super::results::versions::Versions;
     #[pymodule_export]
-    use super::server::{Server, checkpoint_cli, config_cli, connect, serve_cli, status_cli, top_cli};
+    use super::server::{Server, command_cli, connect, serve_cli};
     #[pymodule_export]
     use super::settings::codec::check_codec;
     #[pymodule_export]

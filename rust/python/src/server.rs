@@ -15,7 +15,8 @@ use std::time::Duration;
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
 #[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200, tls_ca=None, tls_cert=None,
-                    tls_key=None, tls_server_name=None, ack="applied", namespace=None, wait=None, name=None, resolver=None))]
+                    tls_key=None, tls_server_name=None, ack="applied", namespace=None, wait=None, name=None, resolver=None,
+                    token_file=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -33,6 +34,7 @@ pub(crate) fn connect(
     wait: Option<Seconds>,
     name: Option<String>,
     resolver: Option<Py<PyAny>>,
+    token_file: Option<PathBuf>,
 ) -> PyResult<Client> {
     let ack = match ack {
         "applied" => Ack::Applied,
@@ -61,6 +63,7 @@ pub(crate) fn connect(
         spin,
         tls,
         tls_server_name,
+        token_file,
         ack,
         run: namespace,
         resolver: resolver.map(|resolver| resolver::of(&addresses.join(", "), resolver)),
@@ -108,6 +111,8 @@ impl Server {
         keep_for: f64,
         copy_to: Option<String>,
         accept_loss: bool,
+        tokens: Option<PathBuf>,
+        server_token: Option<PathBuf>,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
@@ -127,6 +132,8 @@ impl Server {
             keep_for: call::duration(py, keep_for)?,
             copy_to,
             accept_loss,
+            tokens,
+            server_token,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };
@@ -151,30 +158,10 @@ pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
 
-/// Runs ``fastps status`` with these arguments; returns the exit status.
+/// Runs a command of the command line in Rust, such as ``status``; returns the exit status.
 #[pyfunction]
-pub(crate) fn status_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
-    call::run(py, true, || {
-        fastps_cli::run_status(std::iter::once(OsString::from("fastps status")).chain(args))
-    })
-}
-
-/// Runs ``fastps config`` with these arguments; returns the exit status.
-#[pyfunction]
-pub(crate) fn config_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
-    py.detach(|| fastps_cli::run_config(std::iter::once(OsString::from("fastps config")).chain(args)))
-}
-
-/// Runs ``fastps top`` with these arguments; returns the exit status.
-#[pyfunction]
-pub(crate) fn top_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
-    call::run(py, true, || fastps_cli::run_top(std::iter::once(OsString::from("fastps top")).chain(args)))
-}
-
-/// Runs ``fastps checkpoint`` with these arguments; returns the exit status.
-#[pyfunction]
-pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
-    call::run(py, true, || {
-        fastps_cli::run_checkpoint(std::iter::once(OsString::from("fastps checkpoint")).chain(args))
-    })
+pub(crate) fn command_cli(py: Python<'_>, command: &str, args: Vec<OsString>) -> PyResult<i32> {
+    let program = OsString::from(format!("fastps {command}"));
+    let command = command.to_owned();
+    call::run(py, true, move || fastps_cli::run_command(&command, std::iter::once(program).chain(args)))
 }

@@ -60,10 +60,19 @@ pub struct ServerConfig {
     pub room_for_workers: u64,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
+    /// The file where events are listed that change who may do what, or what the servers hold; `None`: nowhere.
+    pub audit: Option<PathBuf>,
+    /// The certificates of clients that are revoked (CRLs, PEM), where the CAs of `tls` ask for them.
+    pub tls_crl: Option<PathBuf>,
     /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
     /// a certificate. Without `tls.ca` they are always offered.
     pub local: bool,
-    /// Allow addresses other than loopback without TLS: nothing is encrypted, and every client is admin.
+    /// The file of tokens: callers must show one, or a certificate with a role. `None`: who reaches the
+    /// server may do everything, unless its certificate names a role.
+    pub tokens: Option<PathBuf>,
+    /// The file of the token that this server shows to the others of its cluster.
+    pub server_token: Option<PathBuf>,
+    /// Allow addresses other than loopback without TLS, or without tokens and client certificates.
     pub insecure: bool,
     /// How long a thread polls for the next frame before it sleeps, if polling paid off recently; zero: not
     /// at all.
@@ -108,7 +117,11 @@ impl Default for ServerConfig {
             memory_limit: None,
             room_for_workers: 16,
             tls: TlsFiles::default(),
+            tls_crl: None,
+            audit: None,
             local: false,
+            tokens: None,
+            server_token: None,
             insecure: false,
             spin: DEFAULT_SPIN,
             socket: SOCKET_PREFIX,
@@ -124,6 +137,15 @@ impl Default for ServerConfig {
             web: WebAddress::Off,
         }
     }
+}
+
+/// A risk of exposing a server to other machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Danger {
+    /// Connections are not encrypted.
+    Plain,
+    /// Every caller may do everything.
+    Anybody,
 }
 
 /// A shard with its port.
@@ -157,12 +179,8 @@ impl ServerConfig {
             let error = config("the cluster lists an address twice: every shard has its own");
             return Err(error.expected("different addresses", twice));
         }
-        if !self.insecure
-            && self.tls.are_none()
-            && let Some(open) = wanted.iter().flatten().find(|address| !address.ip().is_loopback())
-        {
-            return Err(config("without TLS, an address other than loopback is open to everyone")
-                .expected("a loopback address, --tls-cert and --tls-key, or --insecure", open));
+        if let Some(open) = wanted.iter().flatten().find(|address| !address.ip().is_loopback()) {
+            self.check_closed(open)?;
         }
         if !self.listen_unix.is_empty() && self.listen_unix.len() != wanted.len() {
             return Err(config("wrong number of Unix socket paths")
@@ -231,6 +249,30 @@ impl ServerConfig {
         (0..self.shards).map(next).collect()
     }
 
+    /// Fails if the server would be open to everyone who reaches this address.
+    fn check_closed(&self, address: &SocketAddr) -> Result<()> {
+        let Some(danger) = self.danger().filter(|_| !self.insecure) else { return Ok(()) };
+        let (why, ways) = match danger {
+            Danger::Plain => (
+                "without TLS, an address other than loopback is open to everyone",
+                "a loopback address; --tls-cert, --tls-key and --tokens (or --tls-ca); or --insecure",
+            ),
+            Danger::Anybody => (
+                "with TLS alone, everybody may read and change everything: fastps certs and fastps token make what is missing",
+                "a loopback address, --tokens FILE or --tls-ca FILE, or --insecure",
+            ),
+        };
+        Err(config(why).expected(ways, address))
+    }
+
+    /// What is missing to expose the server to other machines.
+    pub(crate) fn danger(&self) -> Option<Danger> {
+        if self.tls.are_none() {
+            return Some(Danger::Plain);
+        }
+        (self.tokens.is_none() && self.tls.ca.is_none()).then_some(Danger::Anybody)
+    }
+
     /// Address by which others reach the `k`-th shard of this process.
     fn reached_at(&self, k: usize, listening: &[SocketAddr]) -> Result<String> {
         let nowhere = || config("the address to listen on cannot be resolved");
@@ -286,9 +328,10 @@ impl ServerConfig {
             (false, None) => "TLS",
             (false, Some(_)) => "TLS with client certificates",
         };
+        let tokens = if self.tokens.is_some() { ", tokens" } else { "" };
         let (limit, source) = (human::size(memory.0), memory.1);
         let addresses = addresses.join(", ");
-        format!("version {version}; {kept}; {tls}; memory limit {limit} ({source}); at {addresses}")
+        format!("version {version}; {kept}; {tls}{tokens}; memory limit {limit} ({source}); at {addresses}")
     }
 }
 
@@ -320,13 +363,27 @@ mod tests {
     }
 
     #[test]
-    fn off_loopback_only_when_told() {
+    fn off_loopback_only_with_tls_and_known_callers() {
+        let file = || Some(PathBuf::from("some.pem"));
+        let tls = |ca: Option<PathBuf>| TlsFiles { cert: file(), key: file(), ca };
         for listen in ["0.0.0.0:0", "[::]:0"] {
-            for way in ["--insecure", "--tls-cert"] {
-                assert!(refusal(&on(listen)).to_string().contains(way));
+            for (config, ways) in [
+                (on(listen), ["--insecure", "--tls-cert", "--tokens"]),
+                (ServerConfig { tokens: file(), ..on(listen) }, ["--insecure", "--tls-cert", "--tokens"]),
+                (ServerConfig { tls: tls(None), ..on(listen) }, ["--insecure", "--tls-ca", "--tokens"]),
+            ] {
+                let error = refusal(&config).to_string();
+                assert!(ways.iter().all(|way| error.contains(way)), "{error}");
+                // The next question is how others reach it.
+                let insecure = ServerConfig { insecure: true, ..config };
+                assert!(refusal(&insecure).to_string().contains("--advertise"));
             }
-            let insecure = ServerConfig { insecure: true, ..on(listen) };
-            assert!(refusal(&insecure).to_string().contains("--advertise"));
+            for config in [
+                ServerConfig { tls: tls(file()), ..on(listen) },
+                ServerConfig { tls: tls(None), tokens: file(), ..on(listen) },
+            ] {
+                assert!(refusal(&config).to_string().contains("--advertise"));
+            }
         }
         let told = ServerConfig { insecure: true, advertise: Some("host-a".into()), ..on("0.0.0.0:0") };
         assert!(told.bind().unwrap().1[0].starts_with("host-a:"));

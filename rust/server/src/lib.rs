@@ -21,6 +21,11 @@ mod persistence;
 pub mod server;
 mod web;
 
+pub use auth::principal::{Limits, Principal};
+pub use auth::principal_uri;
+pub use auth::role::Role;
+pub use auth::scope::Scope;
+pub use auth::token_file::{Entry as TokenEntry, TokenFile, hash as token_hash, time_text};
 pub use config::{DEFAULT_WEB, ServerConfig, WebAddress};
 pub use fastps_transport::TlsFiles;
 pub use server::Server;

@@ -1,17 +1,23 @@
 //! A server: each shard runs on a separate thread with a single-threaded runtime.
 
+use crate::auth::access::Access;
+use crate::auth::audit::Audit;
+use crate::auth::budget::Budgets;
 use crate::auth::peer::Peer;
+use crate::auth::reload::Reload;
+use crate::auth::tls_watch::TlsWatch;
 use crate::backup::copies::Copies;
 use crate::cluster::first::First;
 use crate::cluster::loss;
 use crate::cluster::map::Map;
 use crate::cluster::membership::{Membership, Standing};
 use crate::cluster::node::{Node, Phase};
+use crate::cluster::others::Others;
 use crate::cluster::reaper::reap;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::cluster::spaces::SpaceTable;
-use crate::config::{Bound, ServerConfig};
+use crate::config::{Bound, Danger, ServerConfig};
 use crate::connection::not_grpc::OnlyGrpc;
 use crate::connection::recovering::RecoveryListener;
 use crate::connection::trim;
@@ -28,12 +34,15 @@ use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
 use fastps_core::shard::{Exposed, Shard, ShardConfig};
 use fastps_durable::{Catalog, Member};
+use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::ControlServer;
 use fastps_proto::v1::data_server::DataServer;
 use fastps_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
+use fastps_transport::bearer::Bearer;
 use fastps_transport::convert;
 use fastps_transport::tls::ServerTls;
 use fastps_transport::unix::Local;
+use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +52,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tower::util::{MapRequestLayer, MapResponseLayer};
 
 /// How long a draining server keeps answering frames that it has read.
@@ -64,6 +75,7 @@ pub struct Server {
     snapshots: Mutex<Option<Snapshots>>,
     copies: Mutex<Option<Copies>>,
     web: Option<Web>,
+    reload: Option<Reload>,
 }
 
 fn internal(what: &str, error: impl std::fmt::Display) -> Error {
@@ -74,7 +86,14 @@ impl Server {
     /// Takes the ports and starts the shards. Clients that connect during the start learn its progress; once
     /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
-        let tls = ServerTls::load(&config.tls)?;
+        let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
+        let audit = Audit::open(config.audit.as_deref())?;
+        let access = Access::open(config.tokens.as_deref(), audit.clone())?;
+        let tls_watch = TlsWatch::new(tls.clone(), audit.clone());
+        let others = Others {
+            tls: tls.as_ref().map(|tls| tls.others.clone()),
+            bearer: Bearer::open(config.server_token.as_deref())?,
+        };
         let bucket = Copies::check(config)?;
         let (bound, cluster) = config.bind()?;
         let isa = Isa::get()?;
@@ -90,7 +109,8 @@ impl Server {
         let files = bound.iter().map(|shard| Files::open(config, shard.index, cluster.len()));
         let files = files.collect::<Result<Vec<_>>>()?;
         let waiting = RecoveryListener::open(&bound, &files, tls.as_ref())?;
-        let subject = Subject::new(bound.iter().map(|b| b.index).zip(files.iter().cloned()).collect());
+        let subject =
+            Subject::new(bound.iter().map(|b| b.index).zip(files.iter().cloned()).collect(), access.clone());
         let web = Web::open(&config.web, config.insecure, subject.clone())?;
         let mut cores = Vec::new();
         for (shard, files) in bound.iter().zip(&files) {
@@ -128,9 +148,13 @@ impl Server {
                 shard: Arc::new(core),
                 server,
                 cluster: cluster.clone(),
-                first: First::new(&nodes, &cluster, tls.as_ref().map(|tls| tls.others.clone())),
+                first: First::new(&nodes, &cluster, others.clone()),
                 membership,
-                others: tls.as_ref().map(|tls| tls.others.clone()),
+                access: access.clone(),
+                tls_watch: tls_watch.clone(),
+                budgets: Budgets::default(),
+                insecure: config.insecure && config.danger().is_some(),
+                others: others.clone(),
                 sessions,
                 spin: config.spin,
                 reservations,
@@ -159,7 +183,7 @@ impl Server {
             ready.push((shard, node));
         }
         for (shard, node) in ready {
-            threads.push(spawn(shard, node, tls.clone(), config.local_socket())?);
+            threads.push(spawn(shard, node, tls.clone(), config.local_socket(), config.danger())?);
         }
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
@@ -168,7 +192,13 @@ impl Server {
         let snapshots = Mutex::new(Some(Snapshots::start(shards, when)?));
         let threads = Mutex::new(threads);
         subject.show(&nodes);
-        Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web })
+        let reload = Reload::start(&access, &tls_watch)?;
+        let version = env!("CARGO_PKG_VERSION");
+        audit.record(
+            "start",
+            json!({"version": version, "addresses": addresses, "insecure": config.insecure}),
+        )?;
+        Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web, reload })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -199,6 +229,18 @@ impl Server {
     /// Counters of this process's shards, without a connection.
     pub fn counters(&self) -> Vec<Vec<(&'static str, u64)>> {
         self.nodes.iter().map(|node| node.counters()).collect()
+    }
+
+    /// Reads the token file and the TLS files again, as it also happens every 5 s.
+    pub fn reload(&self) {
+        if let Some(reload) = &self.reload {
+            reload.now();
+        }
+    }
+
+    /// Returns whether there are files that [`Server::reload`] reads again.
+    pub fn reloads(&self) -> bool {
+        self.reload.is_some()
     }
 
     /// Refuses new calls, finishes those under way, then ends, whatever clients do, within `timeout`. Fails
@@ -293,6 +335,7 @@ fn spawn(
     node: Arc<Node>,
     tls: Option<ServerTls>,
     socket: Option<&'static str>,
+    danger: Option<Danger>,
 ) -> Result<JoinHandle<()>> {
     let resting = node.clone();
     // A poll cycle with a large slice takes a good part of a millisecond: look for other connections after
@@ -305,11 +348,17 @@ fn spawn(
         .map_err(|error| internal("cannot make a runtime", error))?;
     std::thread::Builder::new()
         .name(format!("fastps-shard-{}", bound.index))
-        .spawn(move || run(runtime, bound, &node, tls, socket))
+        .spawn(move || run(runtime, bound, &node, tls, (socket, danger)))
         .map_err(|error| internal("cannot start a thread", error))
 }
 
-fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) {
+fn run(
+    runtime: Runtime,
+    bound: Bound,
+    node: &Arc<Node>,
+    tls: Option<ServerTls>,
+    socket: (Option<&str>, Option<Danger>),
+) {
     let index = bound.index;
     let mut phase = node.phase.clone();
     let result = runtime.block_on(async {
@@ -328,7 +377,12 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>,
     runtime.shutdown_background();
 }
 
-async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) -> Result<()> {
+async fn serve(
+    bound: Bound,
+    node: &Arc<Node>,
+    tls: Option<ServerTls>,
+    (socket, danger): (Option<&str>, Option<Danger>),
+) -> Result<()> {
     let listener = bound.listeners.into_accepting();
     let listener = listener.map_err(|error| internal("cannot use the listener", error))?;
     let open = listener.is_open();
@@ -346,13 +400,16 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     // Many tools know only the older name.
     let (reflection, reflection_v1alpha) =
         (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
+    let readers = Readers(node.access.clone());
+    let reflection = InterceptedService::new(reflection, readers.clone());
+    let reflection_v1alpha = InterceptedService::new(reflection_v1alpha, readers);
     let checkpoints = Checkpoints::of(node.shard.clone(), node.files.clone(), node.gate.clone());
     let control = ControlServer::new(ControlService { node: node.clone(), checkpoints })
         .max_decoding_message_size(MAX_MESSAGE_BYTES);
     let data =
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
-    let sweeper = tokio::spawn(sweep(node.clone(), danger(tls.as_ref()).filter(|_| open)));
+    let sweeper = tokio::spawn(sweep(node.clone(), danger.filter(|_| open).map(risk)));
     let reaper = tokio::spawn(reap(node.clone()));
     let watcher = tokio::spawn(loss::watch(node.clone()));
     let mut draining = node.phase.clone();
@@ -402,16 +459,27 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     result.map_err(|error| internal("serving failed", error))
 }
 
-/// Risk of exposing a server to other machines.
-fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
-    match tls {
-        None => {
-            Some("--insecure: connections are neither encrypted nor authenticated, and every client is admin")
+/// Lets callers pass that may read.
+#[derive(Clone)]
+struct Readers(Arc<Access>);
+
+impl Interceptor for Readers {
+    fn call(&mut self, request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        let peer = Peer::of(&request)?;
+        let known = self.0.admit(peer.origin(), request.metadata().as_ref(), pb::Role::Reader);
+        known.map(|_| request).map_err(|error| convert::status(&error))
+    }
+}
+
+/// The risk in words.
+fn risk(danger: Danger) -> &'static str {
+    match danger {
+        Danger::Plain => {
+            "--insecure: connections are neither encrypted nor authenticated; every client may read and change everything"
         }
-        Some(tls) if !tls.asks => Some(
-            "connections are encrypted but not authenticated, and every client is admin; --tls-ca requires client certificates",
-        ),
-        Some(_) => None,
+        Danger::Anybody => {
+            "--insecure: connections are encrypted but not authenticated; every client may read and change everything"
+        }
     }
 }
 

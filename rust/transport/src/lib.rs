@@ -2,13 +2,16 @@
 //! on the wire. It knows neither a client's calls nor a server's shards.
 
 pub mod addressee;
+pub mod bearer;
 mod channel;
 pub mod convert;
 pub mod memory_budget;
 pub mod open_files;
+pub mod private_file;
 pub mod secret;
 mod socket;
 pub mod tls;
+pub mod token;
 pub mod unix;
 pub mod wire;
 

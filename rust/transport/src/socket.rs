@@ -5,6 +5,7 @@ use crate::unix;
 use crate::wire::{Borrower, Lender, LocalStream};
 use fastps_core::shard::Exposed;
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -97,6 +98,22 @@ impl Socket {
             Self::Local(local) => local.share(permitted, spin, exposed).await,
             Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// The certificate that the other end has shown, in DER form.
+    pub fn peer_certificate(&self) -> Option<&[u8]> {
+        let Self::Tls(secure) = self else { return None };
+        Some(secure.get_ref().1.peer_certificates()?.first()?.as_ref())
+    }
+
+    /// The address of the other end; `None` through a Unix socket.
+    pub fn peer_address(&self) -> Option<IpAddr> {
+        let tcp = match self {
+            Self::Tcp(tcp) => tcp,
+            Self::Tls(secure) => secure.get_ref().0.get_ref(),
+            Self::Local(_) => return None,
+        };
+        tcp.peer_addr().ok().map(|address| address.ip())
     }
 
     /// Lends values to the client at the other end, if it can map their memory.

@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 __all__ = ["Command", "Option", "tree"]
@@ -42,26 +43,21 @@ class Command(NamedTuple):
     words: dict[str, str]
 
 
-def tree(parser: argparse.ArgumentParser, summaries: dict[str, str]) -> list[Command]:
+def tree(parser: argparse.ArgumentParser, summaries: dict[str, str], in_rust: Sequence[str]) -> list[Command]:
     """All commands, each before its subcommands.
 
     Args:
-        parser: That of ``fastps``. ``serve``, ``checkpoint`` and ``rl`` have parsers elsewhere.
+        parser: That of ``fastps``. ``serve``, ``rl`` and the commands in Rust have parsers elsewhere.
         summaries: One line about each command of ``fastps``.
+        in_rust: Commands in Rust, except ``serve``.
 
     Returns:
         Every command. Without torch, ``fastps rl`` has no options here, because its parser needs torch.
     """
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     found = [_command("fastps", parser)._replace(arguments={}, words=dict(summaries))]
-    elsewhere = {
-        "serve": _serve,
-        "config": _config,
-        "status": _status,
-        "top": _top,
-        "checkpoint": _checkpoint,
-        "rl": _rl,
-    }
+    elsewhere = {"serve": _serve, "rl": _rl}
+    elsewhere |= {name: partial(_in_rust, name) for name in in_rust}
     for name in summaries:
         if name in elsewhere:
             found += elsewhere[name]()
@@ -107,36 +103,18 @@ def _serve() -> Iterator[Command]:
     yield _from_help("fastps serve", _printed(_fastps.serve_cli, ["-h"]))
 
 
-def _status() -> Iterator[Command]:
+def _in_rust(name: str) -> Iterator[Command]:
     from fastps import _fastps
 
-    yield _from_help("fastps status", _printed(_fastps.status_cli, ["-h"]))
+    def shown(*words: str) -> Command:
+        text = _printed(lambda arguments: _fastps.command_cli(name, arguments), [*words, "-h"])
+        return _from_help(" ".join(("fastps", name, *words)), text)
 
-
-def _top() -> Iterator[Command]:
-    from fastps import _fastps
-
-    yield _from_help("fastps top", _printed(_fastps.top_cli, ["-h"]))
-
-
-def _checkpoint() -> Iterator[Command]:
-    from fastps import _fastps
-
-    yield from _group("fastps checkpoint", _fastps.checkpoint_cli)
-
-
-def _config() -> Iterator[Command]:
-    from fastps import _fastps
-
-    yield from _group("fastps config", _fastps.config_cli)
-
-
-def _group(name: str, run: Callable[[list[str]], int]) -> Iterator[Command]:
-    group = _from_help(name, _printed(run, ["-h"]))
+    group = shown()
     group.words.pop("help", None)
     yield group
     for word in group.words:
-        yield _from_help(f"{name} {word}", _printed(run, [word, "-h"]))
+        yield shown(word)
 
 
 def _from_help(name: str, text: str) -> Command:

@@ -24,6 +24,7 @@ fn shard(view: &ShardView, looks: &Looks) -> Value {
             "address": view.address,
             "state": stats.trouble.as_deref().unwrap_or("serving"),
             "version": stats.version,
+            "insecure": stats.insecure,
             "pushes_per_second": looks.rate(view.shard, "pushes"),
             "counters": stats.counters,
         }),

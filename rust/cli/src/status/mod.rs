@@ -48,6 +48,9 @@ struct StatusArgs {
     /// The private key of --tls-cert (PEM).
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
+    /// The file of the token to show, for servers that require one.
+    #[arg(long, value_name = "FILE", env = "FASTPS_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
 }
 
 /// Two looks at a cluster.
@@ -107,11 +110,12 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 /// The lines to print, and whether every shard serves.
 fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
     let tls = TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca };
+    let token = args.token_file.as_deref();
     let looks = with_addresses(args.addresses, |addresses| {
-        let (start, before) = (Instant::now(), inspect(addresses, &tls, args.timeout)?);
+        let (start, before) = (Instant::now(), inspect(addresses, &tls, token, args.timeout)?);
         std::thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
         let apart = start.elapsed().as_secs_f64();
-        Ok(Looks { now: inspect(addresses, &tls, args.timeout)?, before, apart })
+        Ok(Looks { now: inspect(addresses, &tls, token, args.timeout)?, before, apart })
     })?;
     let warnings = warnings::of(&looks.now);
     let lines = if args.json {

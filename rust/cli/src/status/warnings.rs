@@ -66,6 +66,12 @@ fn of_stats(stats: &ShardStats) -> Vec<String> {
     if let Some(trouble) = &stats.trouble {
         found.push(trouble.clone());
     }
+    if stats.insecure {
+        found.push(
+            "started with --insecure: everybody who reaches it may read and change everything; give it TLS and --tokens"
+                .to_owned(),
+        );
+    }
     if counter("log_broken") > 0 {
         let pending = size(counter("log_pending"));
         found.push(format!(
@@ -148,6 +154,7 @@ mod tests {
             cluster: Vec::new(),
             version: String::new(),
             trouble: None,
+            insecure: false,
             counters,
             workers,
             groups: Vec::new(),
@@ -179,6 +186,9 @@ mod tests {
             assert!(found.len() == 1 && found[0].starts_with("shard 0 at a:1: "), "{found:?}");
             assert!(found[0].contains(part), "{found:?}");
         }
+        let mut open = shard(&[], Vec::new());
+        open.answer.as_mut().unwrap().insecure = true;
+        assert!(warned(open)[0].contains("--insecure"));
         let answer = Err(Error::new(Kind::Connection, "refused"));
         let found = warned(ShardView { address: "b:2".into(), shard: Some(1), answer });
         assert!(found[0].starts_with("shard 1 at b:2 does not answer: refused"), "{found:?}");

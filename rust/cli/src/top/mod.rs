@@ -48,6 +48,9 @@ struct TopArgs {
     /// The private key of --tls-cert (PEM).
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
+    /// The file of the token to show, for servers that require one.
+    #[arg(long, value_name = "FILE", env = "FASTPS_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
 }
 
 /// Runs the command and returns the exit status. The first argument is the program's name.
@@ -74,7 +77,8 @@ fn watch(args: TopArgs) -> Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
         let is_live = !args.once && io::stdout().is_terminal() && io::stdin().is_terminal();
-        let mut watch = Watch::start(args.addresses, tls, (args.interval, args.timeout)).map_err(failed)?;
+        let mut watch = Watch::start(args.addresses, (tls, args.token_file), (args.interval, args.timeout))
+            .map_err(failed)?;
         if args.once {
             return once(&mut watch).await;
         }

@@ -152,6 +152,7 @@ pub(super) mod tests {
             cluster: vec!["a:1".to_owned()],
             version: "1.2.3".to_owned(),
             trouble: None,
+            insecure: false,
             counters: [("pushes".to_owned(), pushes)].into(),
             workers: workers.iter().enumerate().map(worker).collect(),
             groups: Vec::new(),

@@ -28,7 +28,7 @@ fn error(case: &Value) -> Error {
 #[test]
 fn a_status_has_the_golden_bytes() {
     let cases = cases();
-    assert_eq!(cases.len(), 17, "one of each kind that a server sends");
+    assert_eq!(cases.len(), 18, "one of each kind that a server sends");
     for case in cases {
         let error = error(&case);
         assert_eq!(convert::kind_name(error.kind), case["refusal"]["kind"], "{error}");

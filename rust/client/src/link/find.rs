@@ -1,6 +1,7 @@
 //! Finds a link's shard at another address. The shard is recognized by its identity: the cluster's, and the
 //! index in it.
 
+use crate::address::check_token;
 use crate::link::state::Link;
 use crate::link::unary::{self, CONNECT_TIMEOUT, Who};
 use crate::state::resolution::Resolution;
@@ -83,12 +84,18 @@ async fn search(
 /// Says hello to the server at an address, as the link's shard.
 async fn probe(link: &Link, address: String) -> Found {
     let shared = &link.shared;
-    let Ok(channel) = channel(&address, link.route().at(address.clone()).tls()) else {
+    let route = link.route().at(address.clone());
+    if let Err(error) = check_token(&address, &shared.bearer, route.tls().is_some()) {
+        tracing::warn!(shard = link.shard(), %error, "a server that the resolver names is not asked");
+        return Found::Silence;
+    }
+    let Ok(channel) = channel(&address, route.tls()) else {
         return Found::Silence;
     };
     let who = Who {
         client: link.client(),
         secret: &shared.secret,
+        bearer: &shared.bearer,
         name: &shared.name,
         ack: shared.ack,
         within: CONNECT_TIMEOUT,

@@ -169,7 +169,8 @@ impl Link {
             Some(error) => {
                 let message =
                     format!("{what} without a connection to {address}: {}", self.in_trouble(&error.message));
-                Error::new(Kind::Connection, message)
+                let refused = error.kind == Kind::Unauthenticated;
+                Error::new(if refused { error.kind } else { Kind::Connection }, message)
             }
             None => Error::new(kind, format!("{what} before {address} answered")),
         }

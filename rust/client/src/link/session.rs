@@ -75,8 +75,10 @@ async fn attempt<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(CONNECT_TIMEOUT, work).await.map_err(late)?
 }
 
-/// Says hello, under a new incarnation if the old one is forgotten, and opens the stream.
+/// Says hello, under a new incarnation if the old one is forgotten, and opens the stream. The token is read
+/// again.
 async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
+    link.shared.bearer.refresh()?;
     if link.is_drained() {
         link.renew()?;
         hello(link, false).await?;
@@ -88,7 +90,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         hello(link, false).await?;
     }
     memberships::rejoin(link).await;
-    let stream = Stream::open(&link.route(), link.server(), &link.shared.secret).await?;
+    let stream = Stream::open(&link.route(), link.server(), &link.shared).await?;
     Ok((link.begin(), stream))
 }
 
@@ -103,6 +105,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     let who = Who {
         client: link.client(),
         secret: &shared.secret,
+        bearer: &shared.bearer,
         name: &shared.name,
         ack: shared.ack,
         // Callers wait for less.
@@ -141,6 +144,7 @@ pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Sen
         let who = Who {
             client: link.client(),
             secret: &shared.secret,
+            bearer: &shared.bearer,
             name: &shared.name,
             ack: shared.ack,
             within: CONNECT_TIMEOUT,

@@ -1,10 +1,10 @@
 //! One connection to a shard's data service, and the one stream on it.
 
 use crate::link::route::ServerRoute;
+use crate::state::shared::Shared;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Socket;
 use fastps_transport::convert;
-use fastps_transport::secret::Secret;
 use fastps_transport::tls;
 use fastps_transport::unix;
 use fastps_transport::wire::{
@@ -31,8 +31,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Connects to the server with this incarnation, for the client with this secret.
-    pub(crate) async fn open(route: &ServerRoute, server: u64, secret: &Secret) -> Result<Self> {
+    /// Connects to the server with this incarnation, with the secret and the token of the client.
+    pub(crate) async fn open(route: &ServerRoute, server: u64, shared: &Shared) -> Result<Self> {
         let (scheme, authority) = (tls::scheme(route.tls()), unix::authority(&route.address));
         let socket = route.connect(server).await?;
         let borrower = socket.borrower();
@@ -52,7 +52,8 @@ impl Stream {
             .header(TE, "trailers")
             .body(())
             .map_err(|error| Error::new(Kind::Internal, format!("a bad request: {error}")))?;
-        secret.sign(request.headers_mut());
+        shared.secret.sign(request.headers_mut());
+        shared.bearer.sign(request.headers_mut());
         let (response, stream) = requests.send_request(request, false).map_err(|error| broken(Err(error)))?;
         let response = tokio::select! {
             biased;

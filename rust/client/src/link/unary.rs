@@ -10,6 +10,7 @@ use fastps_core::verbs::WorkerReport;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::addressee::Addressee;
+use fastps_transport::bearer::Bearer;
 use fastps_transport::convert;
 use fastps_transport::secret::Secret;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// Calls with the client's secret and their addressee.
+/// Calls with the client's secret and token, and their addressee.
 pub(crate) type Control = ControlClient<InterceptedService<Channel, CallHeaders>>;
 
 /// Limit on one attempt to connect.
@@ -30,12 +31,14 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug)]
 pub(crate) struct CallHeaders {
     secret: Secret,
+    bearer: Bearer,
     to: Addressee,
 }
 
 impl Interceptor for CallHeaders {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
         let mut request = self.secret.call(request)?;
+        self.bearer.sign(request.metadata_mut().as_mut());
         self.to.write(request.metadata_mut());
         Ok(request)
     }
@@ -45,6 +48,7 @@ impl Interceptor for CallHeaders {
 pub(crate) struct Who<'a> {
     pub(crate) client: u64,
     pub(crate) secret: &'a Secret,
+    pub(crate) bearer: &'a Bearer,
     pub(crate) name: &'a str,
     pub(crate) ack: Ack,
     /// Limit on the server's answer.
@@ -68,6 +72,7 @@ impl Who<'_> {
             report: self.report.as_ref().map(convert::worker_report_to_wire),
         };
         let mut hello = request(hello, self.within);
+        self.bearer.sign(hello.metadata_mut().as_mut());
         if let Some(to) = self.to {
             to.write(hello.metadata_mut());
         }
@@ -116,7 +121,11 @@ where
     let mut wait = Wait::begin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let headers = CallHeaders { secret: link.shared.secret.clone(), to: link.addressee() };
+        let headers = CallHeaders {
+            secret: link.shared.secret.clone(),
+            bearer: link.shared.bearer.clone(),
+            to: link.addressee(),
+        };
         let client = ControlClient::with_interceptor(link.channel()?, headers)
             .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
@@ -133,6 +142,9 @@ where
                 return Err(late(link, before));
             }
         };
+        if error.kind == Kind::Unauthenticated && link.shared.bearer.refresh()? {
+            continue;
+        }
         // Waits for a server that is not ready, such as a recovering one, for at least the retry time that it
         // reports.
         let retry_after = Duration::from_millis(error.retry_after_ms.unwrap_or(0));

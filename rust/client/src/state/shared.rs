@@ -12,6 +12,7 @@ use crate::state::runtime::{Process, lock};
 use crate::state::stats::{self, Counters};
 use fastps_core::codec::ErrorFeedback;
 use fastps_core::error::Result;
+use fastps_transport::bearer::Bearer;
 use fastps_transport::secret::Secret;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -24,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) client: u64,
     /// Proves to servers that a call, a stream or a hello is this client's.
     pub(crate) secret: Secret,
+    /// Proves to servers who calls.
+    pub(crate) bearer: Bearer,
     pub(crate) name: String,
     /// The client's map.
     pub(crate) map: Arc<Map>,

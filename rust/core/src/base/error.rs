@@ -37,7 +37,9 @@ pub enum Kind {
     Fenced,
     /// It is no longer known whether the push was applied.
     UnknownOutcome,
-    /// The principal's role does not allow the call.
+    /// The server asks for a token, or for a certificate with a role, and got none that is valid.
+    Unauthenticated,
+    /// The principal's role does not allow the call, or it is not the owner of the session.
     Denied,
     /// A server restarted without changes that it had acknowledged; [`Details::lost`] lists them. The client
     /// detects this.

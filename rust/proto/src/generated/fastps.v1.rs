@@ -380,7 +380,7 @@ pub struct HelloResponse {
     /// The epoch of the cluster map.
     #[prost(fixed64, tag = "7")]
     pub epoch: u64,
-    /// Permissions of this connection's principal.
+    /// Permissions of the caller.
     #[prost(enumeration = "Role", tag = "8")]
     pub role: i32,
     /// Largest message that the server accepts, in bytes.
@@ -394,6 +394,9 @@ pub struct HelloResponse {
     /// has not learned it yet, or is of an earlier version.
     #[prost(fixed64, tag = "11")]
     pub cluster_id: u64,
+    /// The server was started with --insecure: its connections are not encrypted, or its callers are not known.
+    #[prost(bool, tag = "12")]
+    pub insecure: bool,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -652,11 +655,14 @@ pub struct SettleResponse {
     pub next: ::prost::alloc::string::String,
 }
 /// What binds a group.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Binding {
     /// The mode of its workers. Unset: it has none.
     #[prost(message, optional, tag = "1")]
     pub mode: ::core::option::Option<Mode>,
+    /// The name of the group. Empty: it is unknown, or shard 0 is of an earlier version.
+    #[prost(string, tag = "2")]
+    pub group: ::prost::alloc::string::String,
 }
 /// A tensor of the map with slices on some shard.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -737,6 +743,9 @@ pub struct StatsResponse {
     /// Groups that have workers; on shard 0.
     #[prost(message, repeated, tag = "8")]
     pub groups: ::prost::alloc::vec::Vec<GroupState>,
+    /// As in HelloResponse.
+    #[prost(bool, tag = "9")]
+    pub insecure: bool,
 }
 /// A group of tensors that has workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1287,8 +1296,10 @@ pub enum Role {
     Reader = 1,
     /// May also push, assign and register.
     Worker = 2,
-    /// May also change the cluster.
+    /// May also take checkpoints. A server without tokens gives it to everybody.
     Admin = 3,
+    /// A server of the cluster: may also ask what servers ask each other.
+    Server = 4,
 }
 impl Role {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1301,6 +1312,7 @@ impl Role {
             Self::Reader => "ROLE_READER",
             Self::Worker => "ROLE_WORKER",
             Self::Admin => "ROLE_ADMIN",
+            Self::Server => "ROLE_SERVER",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1310,6 +1322,7 @@ impl Role {
             "ROLE_READER" => Some(Self::Reader),
             "ROLE_WORKER" => Some(Self::Worker),
             "ROLE_ADMIN" => Some(Self::Admin),
+            "ROLE_SERVER" => Some(Self::Server),
             _ => None,
         }
     }
@@ -1794,8 +1807,11 @@ pub mod control_client {
     /// carries that client's secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has the
     /// secret in its request.
     ///
-    /// Roles: each call names the role that it needs. A higher role includes the lower ones:
-    /// ROLE_READER \< ROLE_WORKER \< ROLE_ADMIN.
+    /// Roles: the option `least_role` of each call and frame kind is the least role that it needs. A higher role includes the
+    /// lower ones: ROLE_READER \< ROLE_WORKER \< ROLE_ADMIN \< ROLE_SERVER. A server with tokens takes the caller's as metadata,
+    /// `authorization: Bearer fps_...`, on each unary call and once per stream; without a valid one it answers
+    /// `unauthenticated`. A client's certificate can name a role instead. Tensors, groups and spaces outside the groups and
+    /// namespaces of the caller are answered as unknown.
     #[derive(Debug, Clone)]
     pub struct ControlClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1876,7 +1892,7 @@ pub mod control_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Opens or renews a client's session and describes the server. Role: reader.
+        /// Opens or renews a client's session and describes the server.
         pub async fn hello(
             &mut self,
             request: impl tonic::IntoRequest<super::HelloRequest>,
@@ -1895,7 +1911,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Hello"));
             self.inner.unary(req, path, codec).await
         }
-        /// The cluster map, page by page; only shard 0 has it. Role: reader.
+        /// The cluster map, page by page; only shard 0 has it.
         pub async fn get_map(
             &mut self,
             request: impl tonic::IntoRequest<super::GetMapRequest>,
@@ -1914,7 +1930,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "GetMap"));
             self.inner.unary(req, path, codec).await
         }
-        /// First step of a registration, at shard 0: places the slices, or says that the tensor exists. Role: worker.
+        /// First step of a registration, at shard 0: places the slices, or says that the tensor exists.
         pub async fn register(
             &mut self,
             request: impl tonic::IntoRequest<super::RegisterRequest>,
@@ -1940,7 +1956,7 @@ pub mod control_client {
             self.inner.unary(req, path, codec).await
         }
         /// Second step, at each shard that gets slices: reserves the memory under a lease; the initial values follow as
-        /// frames of kind KIND_ASSIGN. Role: worker.
+        /// frames of kind KIND_ASSIGN.
         pub async fn reserve(
             &mut self,
             request: impl tonic::IntoRequest<super::ReserveRequest>,
@@ -1964,7 +1980,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Reserve"));
             self.inner.unary(req, path, codec).await
         }
-        /// Third step, at each such shard: confirms that all its values have arrived. Role: worker.
+        /// Third step, at each such shard: confirms that all its values have arrived.
         pub async fn seal(
             &mut self,
             request: impl tonic::IntoRequest<super::SealRequest>,
@@ -1983,7 +1999,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Seal"));
             self.inner.unary(req, path, codec).await
         }
-        /// Last step, at shard 0: the tensor exists from here on. Role: worker.
+        /// Last step, at shard 0: the tensor exists from here on.
         pub async fn commit(
             &mut self,
             request: impl tonic::IntoRequest<super::CommitRequest>,
@@ -2004,7 +2020,7 @@ pub mod control_client {
         }
         /// The outcome of reservations, at shard 0. A shard asks about its sealed reservations whose lease has run out, before
         /// it takes slices of a reservation that it does not know, and before it frees sealed slices; also before it opens or
-        /// closes a space, and before it runs the first program of a coordinator. Role: worker.
+        /// closes a space, and before it runs the first program of a coordinator.
         pub async fn settle(
             &mut self,
             request: impl tonic::IntoRequest<super::SettleRequest>,
@@ -2023,7 +2039,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Settle"));
             self.inner.unary(req, path, codec).await
         }
-        /// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices. Role: worker.
+        /// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices.
         pub async fn unregister(
             &mut self,
             request: impl tonic::IntoRequest<super::UnregisterRequest>,
@@ -2048,7 +2064,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "Unregister"));
             self.inner.unary(req, path, codec).await
         }
-        /// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them. Role: worker.
+        /// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them.
         pub async fn drop(
             &mut self,
             request: impl tonic::IntoRequest<super::DropRequest>,
@@ -2067,7 +2083,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Drop"));
             self.inner.unary(req, path, codec).await
         }
-        /// Counters of this shard. Role: reader.
+        /// Counters of this shard.
         pub async fn stats(
             &mut self,
             request: impl tonic::IntoRequest<super::StatsRequest>,
@@ -2086,7 +2102,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Stats"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard. Role: worker.
+        /// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard.
         pub async fn join(
             &mut self,
             request: impl tonic::IntoRequest<super::JoinRequest>,
@@ -2105,7 +2121,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Join"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gives the place back; so does the end of the session. Role: worker.
+        /// Gives the place back; so does the end of the session.
         pub async fn leave(
             &mut self,
             request: impl tonic::IntoRequest<super::LeaveRequest>,
@@ -2124,7 +2140,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Leave"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reports the worker's steps to shard 0 and waits there until it may take the next. Role: worker.
+        /// Reports the worker's steps to shard 0 and waits there until it may take the next.
         pub async fn advance(
             &mut self,
             request: impl tonic::IntoRequest<super::AdvanceRequest>,
@@ -2148,7 +2164,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Advance"));
             self.inner.unary(req, path, codec).await
         }
-        /// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one. Role: worker.
+        /// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one.
         pub async fn portion(
             &mut self,
             request: impl tonic::IntoRequest<super::PortionRequest>,
@@ -2173,7 +2189,7 @@ pub mod control_client {
             self.inner.unary(req, path, codec).await
         }
         /// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
-        /// every other shard that has such slices. These ask shard 0 whether it lists the space. Role: worker.
+        /// every other shard that has such slices. These ask shard 0 whether it lists the space.
         pub async fn open_space(
             &mut self,
             request: impl tonic::IntoRequest<super::OpenSpaceRequest>,
@@ -2198,7 +2214,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "OpenSpace"));
             self.inner.unary(req, path, codec).await
         }
-        /// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it. Role: worker.
+        /// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it.
         pub async fn close_space(
             &mut self,
             request: impl tonic::IntoRequest<super::CloseSpaceRequest>,
@@ -2223,7 +2239,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "CloseSpace"));
             self.inner.unary(req, path, codec).await
         }
-        /// The open spaces, page by page; only shard 0 lists them. Role: reader.
+        /// The open spaces, page by page; only shard 0 lists them.
         pub async fn list_spaces(
             &mut self,
             request: impl tonic::IntoRequest<super::ListSpacesRequest>,
@@ -2249,7 +2265,7 @@ pub mod control_client {
             self.inner.unary(req, path, codec).await
         }
         /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. The seat, its term
-        /// and its programs belong to the secret that the call shows. Role: worker.
+        /// and its programs belong to the secret that the call shows.
         pub async fn coordinate(
             &mut self,
             request: impl tonic::IntoRequest<super::CoordinateRequest>,
@@ -2274,7 +2290,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "Coordinate"));
             self.inner.unary(req, path, codec).await
         }
-        /// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end. Role: worker.
+        /// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end.
         pub async fn batch(
             &mut self,
             request: impl tonic::IntoRequest<super::BatchRequest>,
@@ -2293,7 +2309,7 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Batch"));
             self.inner.unary(req, path, codec).await
         }
-        /// A replica reports a portion of a batch to shard 0 and asks for the next one. Role: worker.
+        /// A replica reports a portion of a batch to shard 0 and asks for the next one.
         pub async fn batch_portion(
             &mut self,
             request: impl tonic::IntoRequest<super::BatchPortionRequest>,
@@ -2318,7 +2334,7 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "BatchPortion"));
             self.inner.unary(req, path, codec).await
         }
-        /// Writes a snapshot of this shard to its data directory; answers when it is durable. Role: admin.
+        /// Writes a snapshot of this shard to its data directory; answers when it is durable.
         pub async fn checkpoint(
             &mut self,
             request: impl tonic::IntoRequest<super::CheckpointRequest>,
@@ -2344,7 +2360,7 @@ pub mod control_client {
             self.inner.unary(req, path, codec).await
         }
         /// Holds incoming writes on this shard until its snapshot of a cut begins. Hold on all shards, then Checkpoint on all,
-        /// gives snapshots of one moment. Role: admin.
+        /// gives snapshots of one moment.
         pub async fn hold(
             &mut self,
             request: impl tonic::IntoRequest<super::HoldRequest>,
@@ -2378,17 +2394,17 @@ pub mod control_server {
     /// Generated trait containing gRPC methods that should be implemented for use with ControlServer.
     #[async_trait]
     pub trait Control: std::marker::Send + std::marker::Sync + 'static {
-        /// Opens or renews a client's session and describes the server. Role: reader.
+        /// Opens or renews a client's session and describes the server.
         async fn hello(
             &self,
             request: tonic::Request<super::HelloRequest>,
         ) -> std::result::Result<tonic::Response<super::HelloResponse>, tonic::Status>;
-        /// The cluster map, page by page; only shard 0 has it. Role: reader.
+        /// The cluster map, page by page; only shard 0 has it.
         async fn get_map(
             &self,
             request: tonic::Request<super::GetMapRequest>,
         ) -> std::result::Result<tonic::Response<super::GetMapResponse>, tonic::Status>;
-        /// First step of a registration, at shard 0: places the slices, or says that the tensor exists. Role: worker.
+        /// First step of a registration, at shard 0: places the slices, or says that the tensor exists.
         async fn register(
             &self,
             request: tonic::Request<super::RegisterRequest>,
@@ -2397,29 +2413,29 @@ pub mod control_server {
             tonic::Status,
         >;
         /// Second step, at each shard that gets slices: reserves the memory under a lease; the initial values follow as
-        /// frames of kind KIND_ASSIGN. Role: worker.
+        /// frames of kind KIND_ASSIGN.
         async fn reserve(
             &self,
             request: tonic::Request<super::ReserveRequest>,
         ) -> std::result::Result<tonic::Response<super::ReserveResponse>, tonic::Status>;
-        /// Third step, at each such shard: confirms that all its values have arrived. Role: worker.
+        /// Third step, at each such shard: confirms that all its values have arrived.
         async fn seal(
             &self,
             request: tonic::Request<super::SealRequest>,
         ) -> std::result::Result<tonic::Response<super::SealResponse>, tonic::Status>;
-        /// Last step, at shard 0: the tensor exists from here on. Role: worker.
+        /// Last step, at shard 0: the tensor exists from here on.
         async fn commit(
             &self,
             request: tonic::Request<super::CommitRequest>,
         ) -> std::result::Result<tonic::Response<super::CommitResponse>, tonic::Status>;
         /// The outcome of reservations, at shard 0. A shard asks about its sealed reservations whose lease has run out, before
         /// it takes slices of a reservation that it does not know, and before it frees sealed slices; also before it opens or
-        /// closes a space, and before it runs the first program of a coordinator. Role: worker.
+        /// closes a space, and before it runs the first program of a coordinator.
         async fn settle(
             &self,
             request: tonic::Request<super::SettleRequest>,
         ) -> std::result::Result<tonic::Response<super::SettleResponse>, tonic::Status>;
-        /// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices. Role: worker.
+        /// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices.
         async fn unregister(
             &self,
             request: tonic::Request<super::UnregisterRequest>,
@@ -2427,38 +2443,38 @@ pub mod control_server {
             tonic::Response<super::UnregisterResponse>,
             tonic::Status,
         >;
-        /// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them. Role: worker.
+        /// Frees slices of a removed tensor or an abandoned reservation, at the shard that holds them.
         async fn drop(
             &self,
             request: tonic::Request<super::DropRequest>,
         ) -> std::result::Result<tonic::Response<super::DropResponse>, tonic::Status>;
-        /// Counters of this shard. Role: reader.
+        /// Counters of this shard.
         async fn stats(
             &self,
             request: tonic::Request<super::StatsRequest>,
         ) -> std::result::Result<tonic::Response<super::StatsResponse>, tonic::Status>;
-        /// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard. Role: worker.
+        /// Takes a place in a group of workers: first at shard 0, which decides, then at every other shard.
         async fn join(
             &self,
             request: tonic::Request<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinResponse>, tonic::Status>;
-        /// Gives the place back; so does the end of the session. Role: worker.
+        /// Gives the place back; so does the end of the session.
         async fn leave(
             &self,
             request: tonic::Request<super::LeaveRequest>,
         ) -> std::result::Result<tonic::Response<super::LeaveResponse>, tonic::Status>;
-        /// Reports the worker's steps to shard 0 and waits there until it may take the next. Role: worker.
+        /// Reports the worker's steps to shard 0 and waits there until it may take the next.
         async fn advance(
             &self,
             request: tonic::Request<super::AdvanceRequest>,
         ) -> std::result::Result<tonic::Response<super::AdvanceResponse>, tonic::Status>;
-        /// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one. Role: worker.
+        /// Leases a portion of a range of samples to a worker, at shard 0, and records a finished one.
         async fn portion(
             &self,
             request: tonic::Request<super::PortionRequest>,
         ) -> std::result::Result<tonic::Response<super::PortionResponse>, tonic::Status>;
         /// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
-        /// every other shard that has such slices. These ask shard 0 whether it lists the space. Role: worker.
+        /// every other shard that has such slices. These ask shard 0 whether it lists the space.
         async fn open_space(
             &self,
             request: tonic::Request<super::OpenSpaceRequest>,
@@ -2466,7 +2482,7 @@ pub mod control_server {
             tonic::Response<super::OpenSpaceResponse>,
             tonic::Status,
         >;
-        /// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it. Role: worker.
+        /// Frees a space: first at shard 0, then at the others, which refuse while shard 0 lists it.
         async fn close_space(
             &self,
             request: tonic::Request<super::CloseSpaceRequest>,
@@ -2474,7 +2490,7 @@ pub mod control_server {
             tonic::Response<super::CloseSpaceResponse>,
             tonic::Status,
         >;
-        /// The open spaces, page by page; only shard 0 lists them. Role: reader.
+        /// The open spaces, page by page; only shard 0 lists them.
         async fn list_spaces(
             &self,
             request: tonic::Request<super::ListSpacesRequest>,
@@ -2483,7 +2499,7 @@ pub mod control_server {
             tonic::Status,
         >;
         /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. The seat, its term
-        /// and its programs belong to the secret that the call shows. Role: worker.
+        /// and its programs belong to the secret that the call shows.
         async fn coordinate(
             &self,
             request: tonic::Request<super::CoordinateRequest>,
@@ -2491,12 +2507,12 @@ pub mod control_server {
             tonic::Response<super::CoordinateResponse>,
             tonic::Status,
         >;
-        /// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end. Role: worker.
+        /// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end.
         async fn batch(
             &self,
             request: tonic::Request<super::BatchRequest>,
         ) -> std::result::Result<tonic::Response<super::BatchResponse>, tonic::Status>;
-        /// A replica reports a portion of a batch to shard 0 and asks for the next one. Role: worker.
+        /// A replica reports a portion of a batch to shard 0 and asks for the next one.
         async fn batch_portion(
             &self,
             request: tonic::Request<super::BatchPortionRequest>,
@@ -2504,7 +2520,7 @@ pub mod control_server {
             tonic::Response<super::BatchPortionResponse>,
             tonic::Status,
         >;
-        /// Writes a snapshot of this shard to its data directory; answers when it is durable. Role: admin.
+        /// Writes a snapshot of this shard to its data directory; answers when it is durable.
         async fn checkpoint(
             &self,
             request: tonic::Request<super::CheckpointRequest>,
@@ -2513,7 +2529,7 @@ pub mod control_server {
             tonic::Status,
         >;
         /// Holds incoming writes on this shard until its snapshot of a cut begins. Hold on all shards, then Checkpoint on all,
-        /// gives snapshots of one moment. Role: admin.
+        /// gives snapshots of one moment.
         async fn hold(
             &self,
             request: tonic::Request<super::HoldRequest>,
@@ -2523,8 +2539,11 @@ pub mod control_server {
     /// carries that client's secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has the
     /// secret in its request.
     ///
-    /// Roles: each call names the role that it needs. A higher role includes the lower ones:
-    /// ROLE_READER \< ROLE_WORKER \< ROLE_ADMIN.
+    /// Roles: the option `least_role` of each call and frame kind is the least role that it needs. A higher role includes the
+    /// lower ones: ROLE_READER \< ROLE_WORKER \< ROLE_ADMIN \< ROLE_SERVER. A server with tokens takes the caller's as metadata,
+    /// `authorization: Bearer fps_...`, on each unary call and once per stream; without a valid one it answers
+    /// `unauthenticated`. A client's certificate can name a role instead. Tensors, groups and spaces outside the groups and
+    /// namespaces of the caller are answered as unknown.
     #[derive(Debug)]
     pub struct ControlServer<T> {
         inner: Arc<T>,
@@ -3693,8 +3712,8 @@ pub mod data_client {
         }
         /// Every frame is answered by exactly one frame with the same tag; a refusal is an answer and does not affect other
         /// frames. One client's frames for one slice are applied in the order of the stream. The call carries the client's
-        /// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Role: worker
-        /// (KIND_PULL and KIND_PULL_VERSION: reader).
+        /// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Each kind of frame
+        /// names its role.
         pub async fn exchange(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::Frame>,
@@ -3739,8 +3758,8 @@ pub mod data_server {
             + 'static;
         /// Every frame is answered by exactly one frame with the same tag; a refusal is an answer and does not affect other
         /// frames. One client's frames for one slice are applied in the order of the stream. The call carries the client's
-        /// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Role: worker
-        /// (KIND_PULL and KIND_PULL_VERSION: reader).
+        /// secret as metadata, `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Each kind of frame
+        /// names its role.
         async fn exchange(
             &self,
             request: tonic::Request<tonic::Streaming<super::Frame>>,

@@ -133,6 +133,11 @@ impl StreamState {
             .map_or(Ok(()), |charge| locked(charge).grow_to(MAX_ENCODED_ANSWERS * bytes as u64))
     }
 
+    /// Ends the stream.
+    pub(crate) fn reset(&self, reason: &Error) {
+        self.reset.send_replace(Some(reason.clone()));
+    }
+
     /// Waits until the stream is reset.
     pub(crate) async fn was_reset(&self) {
         let _ = self.reset.subscribe().wait_for(Option::is_some).await;
@@ -183,7 +188,7 @@ impl Pins {
             return false;
         };
         table.by_age.retain(|_, (_, other)| !Arc::ptr_eq(other, &stream));
-        stream.reset.send_replace(Some(reason.clone()));
+        stream.reset(reason);
         true
     }
 }

@@ -6,6 +6,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Medium;
 use fastps_transport::memory_budget::MemoryBudget;
 use http_body_util::BodyExt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
@@ -21,7 +22,10 @@ const HELLOS_PER_SECOND: u32 = 64;
 /// Facts about a connection that its handlers use.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    pub(crate) principal: Principal,
+    /// The principal that its certificate names.
+    pub(crate) certificate: Option<Arc<Principal>>,
+    /// Its address; `None`: through a Unix socket.
+    pub(crate) address: Option<IpAddr>,
     pub(crate) pins: Arc<Semaphore>,
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) medium: Medium,
@@ -30,10 +34,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(budget: Arc<MemoryBudget>, medium: Medium) -> Self {
+    pub(crate) fn new(
+        budget: Arc<MemoryBudget>,
+        certificate: Option<Arc<Principal>>,
+        (medium, address): (Medium, Option<IpAddr>),
+    ) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { principal: Principal::ANYBODY, pins, budget, medium, hellos }
+        Self { certificate, address, pins, budget, medium, hellos }
     }
 
     /// Fails if the connection exceeds its rate of new sessions.
@@ -43,6 +51,11 @@ impl Peer {
                 .expected(self.hellos.bounds(), "one more")
                 .retry_after_ms(wait.as_millis() as u64 + 1)
         })
+    }
+
+    /// What its callers are known by besides a token.
+    pub(crate) fn origin(&self) -> (Option<&Arc<Principal>>, Option<IpAddr>) {
+        (self.certificate.as_ref(), self.address)
     }
 
     /// The peer of a request.

@@ -1,33 +1,58 @@
 //! The author of a call, and its permissions.
 
+use crate::auth::role::Role;
+use crate::auth::scope::Scope;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
+use std::sync::Arc;
 
 /// The author of a call.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Principal {
-    pub(crate) role: pb::Role,
-    /// The only incarnation it may speak for; `None`: any.
-    pub(crate) client: Option<u64>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// Its name, for people and for its sessions; `None`: every caller without a name.
+    pub name: Option<Arc<str>>,
+    /// Its permissions.
+    pub role: Role,
+    /// The groups and namespaces that it may use.
+    pub scope: Scope,
+    /// Its rates and memory.
+    pub limits: Limits,
+}
+
+/// Limits of a principal on each shard; `None`: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Frames a second.
+    pub frames_per_second: Option<u64>,
+    /// Bytes of frames a second.
+    pub bytes_per_second: Option<u64>,
+    /// Bytes of the tensors that it registers.
+    pub memory: Option<u64>,
 }
 
 impl Principal {
-    /// Everybody on loopback or an insecure server.
-    pub(crate) const ANYBODY: Self = Self { role: pb::Role::Admin, client: None };
+    /// A principal without limits.
+    pub fn new(name: impl Into<Arc<str>>, role: Role, scope: Scope) -> Self {
+        Self { name: Some(name.into()), role, scope, limits: Limits::default() }
+    }
 
-    /// Fails unless the principal may make a call of this role for this client (0: no particular one).
-    pub(crate) fn authorize(self, needed: pb::Role, client: u64) -> Result<()> {
-        if self.role < needed {
-            return Err(Error::new(Kind::Denied, "the principal's role does not allow this")
-                .expected(needed.as_str_name(), self.role.as_str_name()));
+    /// Everybody who reaches a server without tokens, and a certificate without a role.
+    pub(crate) fn anybody() -> Self {
+        Self { name: None, role: Role::Server, scope: Scope::Everything, limits: Limits::default() }
+    }
+
+    /// Fails unless the principal may make a call that needs this role.
+    pub(crate) fn authorize(&self, needed: pb::Role) -> Result<()> {
+        if self.role.to_wire() >= needed {
+            return Ok(());
         }
-        match self.client {
-            Some(own) if client != 0 && own != client => {
-                Err(Error::new(Kind::Denied, "the principal may not speak for this client")
-                    .expected(format!("client {own:#x}"), format!("{client:#x}")))
-            }
-            _ => Ok(()),
-        }
+        let error = Error::new(Kind::Denied, "the principal's role does not allow this");
+        Err(error.expected(needed.as_str_name(), self.role.to_wire().as_str_name()))
+    }
+
+    /// The role in the answer to a Hello. Servers without tokens always said admin.
+    pub(crate) fn shown_role(&self) -> Role {
+        if self.name.is_some() { self.role } else { Role::Admin }
     }
 }
 
@@ -37,15 +62,14 @@ mod tests {
 
     #[test]
     fn a_role_allows_all_below_it() {
-        let roles = [pb::Role::Reader, pb::Role::Worker, pb::Role::Admin];
-        for (k, role) in roles.into_iter().enumerate() {
-            for (n, needed) in roles.into_iter().enumerate() {
-                let principal = Principal { role, client: None };
-                assert_eq!(principal.authorize(needed, 7).is_ok(), k >= n);
+        for (k, role) in Role::ALL.into_iter().enumerate() {
+            let principal = Principal::new("a", role, Scope::Everything);
+            for (n, needed) in Role::ALL.into_iter().enumerate() {
+                assert_eq!(principal.authorize(needed.to_wire()).is_ok(), k >= n);
             }
+            assert_eq!(principal.shown_role(), role);
         }
-        let bound = Principal { role: pb::Role::Worker, client: Some(7) };
-        assert!(bound.authorize(pb::Role::Worker, 7).is_ok());
-        assert_eq!(bound.authorize(pb::Role::Worker, 8).unwrap_err().kind, Kind::Denied);
+        assert_eq!(Principal::anybody().authorize(pb::Role::Server), Ok(()));
+        assert_eq!(Principal::anybody().shown_role(), Role::Admin);
     }
 }

@@ -1,28 +1,27 @@
 //! Asks shard 0, which owns the list of registered tensors, about reservations (`SettleRequest`), groups
 //! and spaces.
 
+use crate::auth::scope::Scope;
 use crate::cluster::node::Node;
+use crate::cluster::others::Others;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SpaceId;
 use fastps_core::verbs::SpaceInfo;
-use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
-use fastps_transport::channel;
 use fastps_transport::convert;
-use fastps_transport::tls::ClientTls;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status};
 
-/// How long shard 0 may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Retry delay of a call that depends on shard 0.
 const RETRY_AFTER_MS: u64 = 500;
 /// Likely cause when TLS refuses.
 const SERVERS_TRUST: &str = "servers trust the CAs of --tls-ca or, without it, those behind their own \
                              certificate in --tls-cert, and check the name of shard 0 in --cluster";
+/// Likely cause when shard 0 does not know the caller.
+const SERVERS_PROVE: &str = "servers with --tokens show a token of role server, in --server-token-file, or a \
+                             certificate of that role";
 
 /// Path from a shard to shard 0.
 #[derive(Debug)]
@@ -36,7 +35,7 @@ pub(crate) enum First {
 #[derive(Debug)]
 pub(crate) struct There {
     address: String,
-    tls: Option<ClientTls>,
+    others: Others,
     /// The connection, once there is one.
     channel: Mutex<Option<Channel>>,
 }
@@ -47,43 +46,24 @@ impl There {
         if let Some(channel) = &*known {
             return Ok(channel.clone());
         }
-        let channel = channel(&self.address, self.tls.as_ref())?;
+        let channel = self.others.channel(&self.address)?;
         *known = Some(channel.clone());
         Ok(channel)
     }
 
     async fn ask(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
-        call(self.channel()?, &self.address, question, async |mut control, ask| control.settle(ask).await)
-            .await
+        let send = async |mut control: ControlClient<Channel>, ask| control.settle(ask).await;
+        self.others.call(self.channel()?, &self.address, question, send).await
     }
 }
 
-/// One call of another shard.
-async fn call<Q, A>(
-    channel: Channel,
-    address: &str,
-    message: Q,
-    send: impl AsyncFnOnce(ControlClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
-) -> Result<A> {
-    let control = ControlClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let mut request = Request::new(message);
-    request.set_timeout(ANSWER_TIMEOUT);
-    let late = |_| Error::new(Kind::Deadline, format!("{address} did not answer in time"));
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, send(control, request)).await.map_err(late)?;
-    answer.map(Response::into_inner).map_err(|status| {
-        let mut error = convert::error_from_status(&status);
-        error.message = format!("{address}: {}", error.message);
-        error
-    })
-}
-
 impl First {
-    pub(crate) fn new(nodes: &[Arc<Node>], cluster: &[String], tls: Option<ClientTls>) -> Self {
+    pub(crate) fn new(nodes: &[Arc<Node>], cluster: &[String], others: Others) -> Self {
         if let Some(first) = nodes.iter().find(|node| node.map.is_some()) {
             return Self::Here(first.clone());
         }
         let address = cluster.first().cloned().unwrap_or_default();
-        Self::There(There { address, tls, channel: Mutex::default() })
+        Self::There(There { address, others, channel: Mutex::default() })
     }
 }
 
@@ -115,15 +95,14 @@ impl Node {
         match &self.first {
             First::Here(first) => {
                 first.check_no_space(name)?;
-                let placement = first.map()?.unregister(name, Instant::now())?;
+                let placement = first.map()?.unregister(name, Instant::now(), &Scope::Everything)?;
                 first.files.durable_to(first.files.steps()).await?;
                 Ok(placement)
             }
             First::There(first) => {
                 let ask = pb::UnregisterRequest { name: name.to_owned() };
-                let removed = call(first.channel()?, &first.address, ask, async |mut control, ask| {
-                    control.unregister(ask).await
-                });
+                let send = async |mut control: ControlClient<Channel>, ask| control.unregister(ask).await;
+                let removed = first.others.call(first.channel()?, &first.address, ask, send);
                 Ok(removed.await?.placement.unwrap_or_default())
             }
         }
@@ -132,12 +111,12 @@ impl Node {
     /// Frees slices that no tensor of the map has, at another shard.
     pub(crate) async fn drop_at(&self, shard: u32, slices: Vec<u64>) -> Result<()> {
         let address = self.cluster.get(shard as usize).map_or("", String::as_str);
-        let channel = channel(address, self.others.as_ref())?;
         let ask = pb::DropRequest { slices };
-        call(channel, address, ask, async |mut control, ask| control.drop(ask).await).await.map(|_| ())
+        let send = async |mut control: ControlClient<Channel>, ask| control.drop(ask).await;
+        self.others.call(self.others.channel(address)?, address, ask, send).await.map(|_| ())
     }
 
-    /// Asks for a waiting client. A TLS refusal is final, so the client is not asked to retry.
+    /// Asks for a waiting client. A refusal of this server is final, so the client is not asked to retry.
     pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         self.ask_first(question).await.map_err(|error| self.unanswered(&error))
     }
@@ -147,6 +126,11 @@ impl Node {
         tracing::warn!(shard = self.index(), %error, "shard 0 does not answer");
         let why = format!("shard {} cannot ask shard 0: {error}", self.index());
         match error.kind {
+            Kind::Unauthenticated => Error::new(Kind::Denied, format!("{why}; {SERVERS_PROVE}")),
+            // A handler of shard 0 refuses; otherwise TLS does.
+            Kind::Denied if error.shard.is_some() => {
+                Error::new(Kind::Denied, format!("{why}; {SERVERS_PROVE}"))
+            }
             Kind::Denied => Error::new(Kind::Denied, format!("{why}; {SERVERS_TRUST}")),
             _ => Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS),
         }
@@ -169,7 +153,8 @@ impl Node {
         answer.seat = question.seat.as_ref().map(|claim| self.judge(claim)).transpose()?;
         answer.binding = (question.binding_of != 0).then(|| {
             let mode = self.shard.groups().mode(question.binding_of);
-            pb::Binding { mode: mode.map(convert::mode_to_wire) }
+            let group = map.group_name(question.binding_of).map_or_else(String::new, |name| name.to_string());
+            pb::Binding { mode: mode.map(convert::mode_to_wire), group }
         });
         answer.cluster_id = self.membership.id();
         if let Some(shard) = question.listed_on {

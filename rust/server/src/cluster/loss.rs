@@ -94,7 +94,8 @@ pub(crate) async fn watch(node: Arc<Node>) {
             Ok(false) => tokio::time::sleep(ASK_INTERVAL).await,
             Err(error) => {
                 tracing::debug!(shard = node.index(), %error, "shard 0 has not said which slices are here");
-                let error = if error.kind == Kind::Denied { node.unanswered(&error) } else { error };
+                let refused = matches!(error.kind, Kind::Denied | Kind::Unauthenticated);
+                let error = if refused { node.unanswered(&error) } else { error };
                 node.membership.go_on_without_first(node.reservations.holds_any(), error);
                 tokio::time::sleep(ASK_INTERVAL).await;
             }

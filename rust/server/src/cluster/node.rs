@@ -1,9 +1,14 @@
 //! State that all calls to one shard share.
 
 use crate::answers::Pins;
+use crate::auth::access::Access;
+use crate::auth::budget::Budgets;
+use crate::auth::scope::Scope;
+use crate::auth::tls_watch::TlsWatch;
 use crate::cluster::first::First;
 use crate::cluster::map::Map;
 use crate::cluster::membership::Membership;
+use crate::cluster::others::Others;
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::{SessionOver, Sessions};
@@ -19,7 +24,6 @@ use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::GroupState;
 use fastps_proto::v1 as pb;
-use fastps_transport::tls::ClientTls;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +60,16 @@ pub(crate) struct Node {
     pub(crate) cluster: Arc<[String]>,
     pub(crate) first: First,
     pub(crate) membership: Membership,
-    /// TLS settings for calls to other shards.
-    pub(crate) others: Option<ClientTls>,
+    /// Set if the server was started with `--insecure`.
+    pub(crate) insecure: bool,
+    /// Knows the callers.
+    pub(crate) access: Arc<Access>,
+    /// The TLS files of the server.
+    pub(crate) tls_watch: Arc<TlsWatch>,
+    /// The rates of principals.
+    pub(crate) budgets: Budgets,
+    /// What calls to other shards show.
+    pub(crate) others: Others,
     pub(crate) sessions: Sessions,
     /// How long a stream polls for its next frame before it sleeps.
     pub(crate) spin: Duration,
@@ -250,11 +262,22 @@ impl Node {
         }
     }
 
-    /// Milliseconds since the last change of each of these tensors that has changed since the start.
-    pub(crate) fn changed_ms_ago(&self, names: &[String]) -> HashMap<String, u64> {
+    /// The name of a group with tensors here; on shard 0, of any group.
+    pub(crate) fn group_name(&self, group: u32) -> Option<Arc<str>> {
+        match self.map() {
+            Ok(map) => map.group_name(group),
+            Err(_) => self.shard.group_name(group),
+        }
+    }
+
+    /// Milliseconds since the last change of each of these tensors within `scope` that has changed since the
+    /// start.
+    pub(crate) fn changed_ms_ago(&self, names: &[String], scope: &Scope) -> HashMap<String, u64> {
         let now = human::now_ms();
         self.shard.note_changes(now);
-        let last = self.shard.last_changes(&names.iter().map(String::as_str).collect());
+        let last = self.shard.last_changes(&names.iter().map(String::as_str).collect(), |spec| {
+            scope.allows(&spec.name, &spec.group)
+        });
         last.into_iter().map(|(name, at)| (name.to_string(), now.saturating_sub(at))).collect()
     }
 
@@ -263,11 +286,11 @@ impl Node {
         self.check_serving().err().map(|error| error.to_string())
     }
 
-    /// The groups that have workers. Only shard 0 knows their names.
-    pub(crate) fn group_states(&self) -> Vec<GroupState> {
+    /// The groups within `scope` that have workers. Only shard 0 knows their names.
+    pub(crate) fn group_states(&self, scope: &Scope) -> Vec<GroupState> {
         let Ok(map) = self.map() else { return Vec::new() };
         let state = |(group, mode, workers, slowest, fastest): (u32, Mode, u64, u64, u64)| {
-            let name = map.group_name(group)?.to_string();
+            let name = map.group_name(group).filter(|name| scope.allows_group(name))?.to_string();
             Some(GroupState { name, mode: mode.to_string(), workers, slowest, fastest })
         };
         self.shard.groups().list().into_iter().take(MAX_LISTED_GROUPS).filter_map(state).collect()
@@ -294,6 +317,8 @@ impl Node {
             ("frames", self.frames.load(Ordering::Relaxed)),
             ("frames_refused", self.measures.refusals().map(|(_, count)| count).sum()),
         ]);
+        counters.extend(self.access.counters());
+        counters.extend(self.tls_watch.counters());
         counters.extend(self.files.counters());
         if let Ok(map) = self.map() {
             let [tensors, registrations, placed, touched] = map.counts();

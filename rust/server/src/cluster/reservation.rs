@@ -44,6 +44,8 @@ struct ReservationTable {
     slices: HashMap<SliceId, u64, RandomState>,
     /// Number of slices of each reservation.
     held: HashMap<u64, usize>,
+    /// Principals with a limit, and the memory of what they have reserved, by reservation.
+    charged: HashMap<u64, (Arc<str>, u64)>,
     /// Open reservations.
     open: HashMap<u64, Open>,
     /// Number of open reservations by client.
@@ -74,6 +76,8 @@ pub(crate) struct Reserve {
     pub(crate) client: u64,
     pub(crate) spec: Arc<TensorSpec>,
     pub(crate) group: u32,
+    /// The principal that registers, and the bytes that all its tensors may take here; `None`: no limit.
+    pub(crate) budget: Option<(Arc<str>, u64)>,
     /// Identifier and index in the tensor.
     pub(crate) slices: Vec<(SliceId, usize)>,
 }
@@ -125,7 +129,8 @@ pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
 }
 
-fn lost(reservation: u64) -> Error {
+/// The error of an unknown reservation.
+pub(crate) fn lost(reservation: u64) -> Error {
     Error::new(Kind::Lease, format!("reservation {reservation} ran out or was taken over: register again"))
 }
 
@@ -162,6 +167,13 @@ impl Reservations {
     /// Returns whether the shard holds, or has held, slices for this reservation.
     pub(crate) fn knows(&self, reservation: u64) -> bool {
         self.table().held.contains_key(&reservation)
+    }
+
+    /// A slice that the shard holds for this reservation, all of which are of one tensor.
+    pub(crate) fn first_slice(&self, reservation: u64) -> Option<SliceId> {
+        let table = self.table();
+        let open = table.open.get(&reservation).map(|open| &open.slices);
+        open.or_else(|| table.sealed.get(&reservation).map(|sealed| &sealed.slices))?.iter().next().copied()
     }
 
     /// How many slices the shard holds for this reservation.
@@ -243,9 +255,11 @@ impl Reservations {
                 .tensor(wish.spec.name.clone()));
         }
         self.check_room(shard, wish)?;
+        let charge = table.check_budget(wish).map_err(|error| error.shard(shard.index()))?;
         shard.create(&wish.spec, wish.group, &wish.slices)?;
         self.files.step(|| Event::Reserved(wish.reservation, wish.as_kept()));
         table.hold(wish.reservation, &ids);
+        table.charged.extend(charge.map(|charge| (wish.reservation, charge)));
         let missing = ids.clone();
         let open = Open { client: wish.client, slices: ids, missing, deadline: now + self.lease };
         table.open.insert(wish.reservation, open);
@@ -401,6 +415,20 @@ impl ReservationTable {
         Some(open)
     }
 
+    /// The memory to charge to a principal with a limit. Fails if it exceeds that. What it registered before
+    /// the server's start is not counted.
+    fn check_budget(&self, wish: &Reserve) -> Result<Option<(Arc<str>, u64)>> {
+        let Some((name, most)) = &wish.budget else { return Ok(None) };
+        let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
+        let own = self.charged.values().filter(|(of, _)| of == name).map(|(_, bytes)| bytes).sum::<u64>();
+        if own + needed <= *most {
+            return Ok(Some((name.clone(), needed)));
+        }
+        let error = Error::new(Kind::Capacity, "the tensors of the principal exceed its memory");
+        let expected = format!("at most {most} bytes");
+        Err(error.tensor(wish.spec.name.clone()).expected(expected, format!("{} bytes", own + needed)))
+    }
+
     fn hold(&mut self, reservation: u64, slices: &Slices) {
         self.slices.extend(slices.iter().map(|id| (*id, reservation)));
         *self.held.entry(reservation).or_default() += slices.len();
@@ -418,6 +446,7 @@ impl ReservationTable {
                 *held.get_mut() -= 1;
                 if *held.get() == 0 {
                     held.remove();
+                    self.charged.remove(&reservation);
                 }
             }
         }

@@ -2,6 +2,7 @@
 //! remember of its client can be dropped without applying a push twice. A client proves by its secret that
 //! a session is its own; others see a session's number only.
 
+use crate::auth::caller::Proof;
 use crate::cluster::ended::EndedSessions;
 use crate::human;
 use fastps_core::error::{Error, Kind, Result};
@@ -26,6 +27,8 @@ const MAX_CLIENT_NAME_BYTES: usize = 256;
 pub(crate) struct Greeting<'a> {
     pub(crate) client: u64,
     pub(crate) secret: SecretHash,
+    /// The principal that calls; `None`: it has no name.
+    pub(crate) principal: Option<&'a Arc<str>>,
     pub(crate) name: &'a str,
     /// Set when the client believes that its session is alive.
     pub(crate) renew: bool,
@@ -56,6 +59,8 @@ struct Session {
     number: u64,
     /// `None` if an earlier server without secrets began it, and its client has not come back yet.
     secret: Option<SecretHash>,
+    /// The principal that opened it; `None`: it has no name, or the server has restarted since.
+    owner: Option<Arc<str>>,
     name: String,
     last_seen: Instant,
     applied: u64,
@@ -113,11 +118,17 @@ impl Session {
         now.saturating_duration_since(self.last_seen) > lease / 2
     }
 
-    /// Fails unless the caller has shown the secret.
-    fn check(&self, shown: Option<&SecretHash>) -> Result<()> {
+    /// Fails unless the caller has shown the secret and is the principal that opened the session.
+    fn check(&self, proof: Proof<'_>) -> Result<()> {
+        if let (Some(own), Some(other)) = (&self.owner, proof.principal)
+            && !Arc::ptr_eq(own, other)
+            && own != other
+        {
+            return Err(Error::new(Kind::Denied, "another principal opened the session"));
+        }
         let why = "wrong session secret";
         let denied = |shown| Err(Error::new(Kind::Denied, why).expected("the secret of its Hello", shown));
-        match (&self.secret, shown) {
+        match (&self.secret, proof.secret) {
             _ if fault("secret_ignored") => Ok(()),
             (Some(own), Some(shown)) if own == shown => Ok(()),
             (Some(_), Some(_)) => denied("another"),
@@ -154,7 +165,7 @@ impl Sessions {
 
     /// Opens a session, or renews it.
     pub(crate) fn hello(&self, greeting: &Greeting<'_>, now: Instant) -> Result<Greeted> {
-        let &Greeting { client, secret, name, renew, logged } = greeting;
+        let &Greeting { client, secret, principal, name, renew, logged } = greeting;
         if client == 0 {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
@@ -168,7 +179,8 @@ impl Sessions {
         if let Some(session) = table.live.get_mut(&client) {
             let changed = session.secret.is_none();
             session.secret.get_or_insert(secret);
-            session.check(Some(&secret))?;
+            session.check(Proof { secret: Some(&secret), principal })?;
+            session.owner = session.owner.take().or_else(|| principal.cloned());
             (session.last_seen, session.logged) = (now, logged);
             if session.name != name {
                 name.clone_into(&mut session.name);
@@ -183,7 +195,7 @@ impl Sessions {
                 .expected(format!("at most {}", self.most), "one more")
                 .retry_after_ms(self.lease.as_millis() as u64));
         }
-        let number = self.begin(&mut table, client, Some(secret), name, logged, now)?;
+        let number = self.begin(&mut table, greeting, Some(secret), now)?;
         Ok(Greeted { number, changed: true })
     }
 
@@ -232,10 +244,10 @@ impl Sessions {
     }
 
     /// Ends a session at its client's request, if the secret matches.
-    pub(crate) fn close(&self, client: u64, secret: &SecretHash) -> Result<SessionOver> {
+    pub(crate) fn close(&self, client: u64, proof: Proof<'_>) -> Result<SessionOver> {
         let mut table = self.table();
         let session = table.live.get(&client).ok_or_else(|| table.no_session(client))?;
-        session.check(Some(secret))?;
+        session.check(proof)?;
         let over = table.end(client, self.meter.limit()).ok_or_else(|| table.no_session(client))?;
         table.closed += 1;
         Ok(over)
@@ -244,17 +256,16 @@ impl Sessions {
     fn begin(
         &self,
         table: &mut SessionTable,
-        client: u64,
+        greeting: &Greeting<'_>,
         secret: Option<SecretHash>,
-        name: &str,
-        logged: bool,
         now: Instant,
     ) -> Result<u64> {
+        let &Greeting { client, principal, name, logged, .. } = greeting;
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
         table.newest += 1;
-        let (number, name) = (table.newest, name.to_owned());
+        let (number, name, owner) = (table.newest, name.to_owned(), principal.cloned());
         let session =
-            Session { number, secret, name, last_seen: now, applied: 0, logged, report: None, memory };
+            Session { number, secret, owner, name, last_seen: now, applied: 0, logged, report: None, memory };
         table.live.insert(client, session);
         table.order.push_back(client);
         Ok(number)
@@ -268,22 +279,31 @@ impl Sessions {
         for client in &catalog.sessions {
             let secret = catalog.secrets.get(client).copied();
             // The client's next Hello says whether it asked for durable receipts; until then assume so.
-            self.begin(&mut table, *client, secret, "", true, now)?;
+            let unknown = SecretHash::of(&[]);
+            let greeting = Greeting {
+                client: *client,
+                secret: unknown,
+                principal: None,
+                name: "",
+                renew: false,
+                logged: true,
+            };
+            self.begin(&mut table, &greeting, secret, now)?;
         }
         Ok(())
     }
 
-    /// Fails if a caller does not show the secret of the session that it claims. Without a session the call
+    /// Fails if a caller cannot prove that the session that it claims is its own. Without a session the call
     /// that needs one fails.
-    pub(crate) fn check(&self, client: u64, shown: Option<&SecretHash>) -> Result<()> {
-        self.table().live.get(&client).map_or(Ok(()), |session| session.check(shown))
+    pub(crate) fn check(&self, client: u64, proof: Proof<'_>) -> Result<()> {
+        self.table().live.get(&client).map_or(Ok(()), |session| session.check(proof))
     }
 
     /// [`Sessions::check`] and [`Sessions::touch`] at once.
-    pub(crate) fn admit(&self, client: u64, shown: Option<&SecretHash>, now: Instant) -> Result<bool> {
+    pub(crate) fn admit(&self, client: u64, proof: Proof<'_>, now: Instant) -> Result<bool> {
         let mut table = self.table();
         let Some(session) = table.live.get_mut(&client) else { return Err(table.no_session(client)) };
-        session.check(shown)?;
+        session.check(proof)?;
         session.last_seen = now;
         Ok(session.logged)
     }
@@ -369,8 +389,8 @@ impl Sessions {
         [table.live.len() as u64, table.expired, table.gave_way, table.closed]
     }
 
-    /// The live sessions, at most `limit`.
-    pub(crate) fn list(&self, now: Instant, limit: usize) -> Vec<WorkerState> {
+    /// The live sessions, at most `limit`; with `of`, only those of this principal.
+    pub(crate) fn list(&self, now: Instant, limit: usize, of: Option<&Arc<str>>) -> Vec<WorkerState> {
         let table = self.table();
         let session = |s: &Session| WorkerState {
             session: s.number,
@@ -379,7 +399,8 @@ impl Sessions {
             idle: now.saturating_duration_since(s.last_seen),
             report: s.report.clone(),
         };
-        table.live.values().take(limit).map(session).collect()
+        let listed = table.live.values().filter(|session| of.is_none() || session.owner.as_ref() == of);
+        listed.take(limit).map(session).collect()
     }
 }
 
@@ -391,9 +412,14 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(10);
     const PERIOD: Duration = Duration::from_secs(1);
 
+    /// Evidence of a caller without a name.
+    fn shows(secret: Option<&SecretHash>) -> Proof<'_> {
+        Proof { secret, principal: None }
+    }
+
     fn hello(sessions: &Sessions, client: u64, name: &str, renew: bool, now: Instant) -> Result<Greeted> {
         let secret = SecretHash::of(b"its own");
-        sessions.hello(&Greeting { client, secret, name, renew, logged: false }, now)
+        sessions.hello(&Greeting { client, secret, principal: None, name, renew, logged: false }, now)
     }
 
     #[test]
@@ -506,12 +532,12 @@ mod tests {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         hello(&sessions, 1, "a", false, start).unwrap();
         let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
-        assert_eq!(sessions.close(1, &other).unwrap_err().kind, Kind::Denied);
-        assert_eq!(sessions.close(2, &own).unwrap_err().kind, Kind::Lease);
-        assert_eq!(sessions.close(1, &own).unwrap().name, "a");
+        assert_eq!(sessions.close(1, shows(Some(&other))).unwrap_err().kind, Kind::Denied);
+        assert_eq!(sessions.close(2, shows(Some(&own))).unwrap_err().kind, Kind::Lease);
+        assert_eq!(sessions.close(1, shows(Some(&own))).unwrap().name, "a");
         assert_eq!(sessions.counts(), [0, 0, 0, 1]);
         assert_eq!(hello(&sessions, 1, "a", false, start).unwrap_err().kind, Kind::Lease);
-        assert_eq!(sessions.close(1, &own).unwrap_err().kind, Kind::Lease);
+        assert_eq!(sessions.close(1, shows(Some(&own))).unwrap_err().kind, Kind::Lease);
     }
 
     #[test]
@@ -531,18 +557,19 @@ mod tests {
         let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
         let late = start + LEASE / 2;
         for shown in [None, Some(&other)] {
-            assert_eq!(sessions.check(1, shown).unwrap_err().kind, Kind::Denied);
-            assert_eq!(sessions.admit(1, shown, late).unwrap_err().kind, Kind::Denied);
+            assert_eq!(sessions.check(1, shows(shown)).unwrap_err().kind, Kind::Denied);
+            assert_eq!(sessions.admit(1, shows(shown), late).unwrap_err().kind, Kind::Denied);
         }
         for renew in [false, true] {
-            let stranger = Greeting { client: 1, secret: other, name: "b", renew, logged: true };
+            let stranger =
+                Greeting { client: 1, secret: other, principal: None, name: "b", renew, logged: true };
             assert_eq!(sessions.hello(&stranger, late).unwrap_err().kind, Kind::Denied);
         }
-        let listed = &sessions.list(late, 9)[0];
+        let listed = &sessions.list(late, 9, None)[0];
         assert_eq!((listed.session, listed.name.as_str()), (number, "a"));
         assert_eq!(listed.idle, LEASE / 2);
         // The client itself, also where the answer to its Hello got lost.
-        assert!(!sessions.admit(1, Some(&own), late).unwrap());
+        assert!(!sessions.admit(1, shows(Some(&own)), late).unwrap());
         assert_eq!(hello(&sessions, 1, "a", false, late).unwrap().number, number);
     }
 
@@ -555,12 +582,43 @@ mod tests {
         catalog.sessions.extend([1, 2]);
         catalog.secrets.insert(1, own);
         sessions.restore(&catalog, start).unwrap();
-        assert_eq!(sessions.check(2, None).unwrap_err().kind, Kind::Denied);
-        assert_eq!(sessions.check(2, Some(&own)).unwrap_err().kind, Kind::Unavailable);
+        assert_eq!(sessions.check(2, shows(None)).unwrap_err().kind, Kind::Denied);
+        assert_eq!(sessions.check(2, shows(Some(&own))).unwrap_err().kind, Kind::Unavailable);
         for (client, changed) in [(1, false), (2, true)] {
             assert_eq!(hello(&sessions, client, "", true, start).unwrap().changed, changed);
-            assert_eq!(sessions.check(client, Some(&other)).unwrap_err().kind, Kind::Denied);
-            sessions.check(client, Some(&own)).unwrap();
+            assert_eq!(sessions.check(client, shows(Some(&other))).unwrap_err().kind, Kind::Denied);
+            sessions.check(client, shows(Some(&own))).unwrap();
         }
+    }
+
+    #[test]
+    fn a_session_belongs_to_the_principal_that_opened_it() {
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(3 * SESSION_BYTES)), Instant::now());
+        let (secret, alice, bob): (_, Arc<str>, Arc<str>) =
+            (SecretHash::of(b"its own"), "alice".into(), "bob".into());
+        let hello = |client, principal| {
+            sessions
+                .hello(&Greeting { client, secret, principal, name: "", renew: false, logged: false }, start)
+        };
+        hello(1, Some(&alice)).unwrap();
+        let proof = |principal| Proof { secret: Some(&secret), principal };
+        assert_eq!(sessions.admit(1, proof(Some(&bob)), start).unwrap_err().kind, Kind::Denied);
+        assert_eq!(hello(1, Some(&bob)).unwrap_err().kind, Kind::Denied);
+        assert_eq!(sessions.close(1, proof(Some(&bob))).unwrap_err().kind, Kind::Denied);
+        let same: Arc<str> = "alice".into();
+        sessions.admit(1, proof(Some(&same)), start).unwrap();
+        // A local client of a server that also takes certificates.
+        sessions.admit(1, proof(None), start).unwrap();
+        assert_eq!(
+            (sessions.list(start, 9, Some(&alice)).len(), sessions.list(start, 9, Some(&bob)).len()),
+            (1, 0)
+        );
+        // One that was restored belongs to the first principal that shows its secret in a Hello.
+        let mut catalog = Catalog::default();
+        catalog.sessions.extend([2]);
+        catalog.secrets.insert(2, secret);
+        sessions.restore(&catalog, start).unwrap();
+        hello(2, Some(&bob)).unwrap();
+        assert_eq!(sessions.admit(2, proof(Some(&alice)), start).unwrap_err().kind, Kind::Denied);
     }
 }

@@ -2,6 +2,8 @@
 //! `native` for native clients, tonic for all others. A native client is known by its first SETTINGS, which
 //! every HTTP/2 client sends before anything else.
 
+use crate::auth::principal::Principal;
+use crate::auth::principal_uri;
 use crate::cluster::node::{Node, Phase};
 use crate::connection::accepted::{CONNECTION_WINDOW, Connection, PREFACE};
 use crate::connection::native;
@@ -11,6 +13,7 @@ use crate::listeners::Accepting;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Socket;
 use fastps_transport::memory_budget::{AT_REST_BYTES, MemoryBudget};
+use fastps_transport::tls::certificate::Certificate;
 use fastps_transport::tls::{self, ServerTls};
 use fastps_transport::unix::Local;
 use std::future::poll_fn;
@@ -137,6 +140,16 @@ impl Opening {
                 socket
             }
         };
+        let certificate = match principal(&io) {
+            Ok(certificate) => certificate,
+            Err(error) => {
+                node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(shard = node.index(), %error, "a client's certificate is refused");
+                node.access.refused_by_tls(io.peer_address(), &error);
+                reject(io, &error.shard(node.index())).await;
+                return None;
+            }
+        };
         let at_rest =
             AT_REST_BYTES + if matches!(io, Socket::Tls(_)) { tls::TLS_CONNECTION_BYTES } else { 0 };
         let budget = match take_budget(&node, at_rest) {
@@ -147,7 +160,7 @@ impl Opening {
                 return None;
             }
         };
-        let mut connection = Connection::new(io, budget, node);
+        let mut connection = Connection::new(io, (budget, certificate), node);
         // An error means that the peer has gone.
         let native = connection.is_native().await.ok()?;
         if connection.refuse_http1().await {
@@ -157,12 +170,29 @@ impl Opening {
     }
 }
 
+/// The principal that the client's certificate names, if it names one.
+fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
+    let Some(der) = io.peer_certificate() else { return Ok(None) };
+    let uris = Certificate::parse(der)?.uris;
+    let mut ours = uris.iter().filter(|uri| uri.starts_with(principal_uri::SCHEME));
+    match (ours.next(), ours.next()) {
+        (None, _) => Ok(None),
+        (Some(uri), None) => principal_uri::parse(uri).map(Arc::new).map(Some),
+        (Some(_), Some(_)) => {
+            let error = Error::new(Kind::Config, "a client's certificate names two principals");
+            Err(error.expected(format!("one URI {}...", principal_uri::SCHEME), "more"))
+        }
+    }
+}
+
 /// Shakes hands; on failure informs the client and returns `None`.
 async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
-    let peer = tcp.peer_addr().map_or_else(|_| "unknown".to_owned(), |peer| peer.ip().to_string());
+    let address = tcp.peer_addr().ok().map(|peer| peer.ip());
+    let peer = address.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
     let failed = |error: &dyn std::fmt::Display| {
         node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(shard = node.index(), %peer, %error, "a TLS handshake failed");
+        node.access.refused_by_tls(address, error);
     };
     if first != tls::HANDSHAKE_RECORD {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");

@@ -4,6 +4,7 @@
 //! recognize a native client are read again by the loop that serves it.
 
 use crate::auth::peer::{MAX_PINS, Peer};
+use crate::auth::principal::Principal;
 use crate::cluster::node::Node;
 use crate::connection::allowance::Allowance;
 use crate::connection::not_grpc::{is_http1, refuse_http1};
@@ -63,10 +64,14 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Counts the connection at its shard; `budget` is its memory.
-    pub(crate) fn new(io: Socket, budget: Arc<MemoryBudget>, node: Arc<Node>) -> Self {
+    /// Counts the connection at its shard; `budget` is its memory, and `certificate` what its client's says.
+    pub(crate) fn new(
+        io: Socket,
+        (budget, certificate): (Arc<MemoryBudget>, Option<Arc<Principal>>),
+        node: Arc<Node>,
+    ) -> Self {
         node.connections.fetch_add(1, Ordering::Relaxed);
-        let peer = Peer::new(budget, io.medium());
+        let peer = Peer::new(budget, certificate, (io.medium(), io.peer_address()));
         let (io, opening) = (io.take(0), Bytes::new());
         let allowance = Allowance::new(PREFACE.len());
         Self { io, opening, peer, node, waiting: None, shared: None, allowance, farewell: None }

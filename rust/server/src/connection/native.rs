@@ -2,7 +2,6 @@
 
 use crate::answers::{Answers, MAX_OWED_ANSWERS, Owed, Pin, QueuedAnswer, StreamState};
 use crate::auth::peer::Peer;
-use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
 use crate::connection::accepted::{CONNECTION_WINDOW, Connection};
 use crate::data::{Exchange, FrameSource};
@@ -126,16 +125,21 @@ async fn exchange(
     lender: Option<Arc<Lender>>,
 ) -> Ended {
     let path = request.uri().path();
-    let meter = node.shard.meter();
-    let shared = if path == EXCHANGE_PATH {
+    let (meter, medium) = (node.shard.meter(), peer.medium);
+    let opened = if path == EXCHANGE_PATH {
         let shared = StreamState::new(meter, &peer.budget, true);
         let both = shared.and_then(|shared| Ok((shared, Arrivals::new(&peer.budget)?)));
-        both.map_err(|error| convert::status(&error.shard(node.index())))
+        let metadata = MetadataMap::from_headers(request.headers().clone());
+        let opened = both.and_then(|(shared, arrivals)| {
+            let stream = Exchange::open(&node, peer, shared.clone(), &metadata)?;
+            Ok((stream, shared, arrivals))
+        });
+        opened.map_err(|error| convert::status(&error.shard(node.index())))
     } else {
         Err(Status::unimplemented(format!("a native connection serves only {EXCHANGE_PATH}, not {path}")))
     };
-    let (shared, arrivals) = match shared {
-        Ok(both) => both,
+    let (stream_of, shared, arrivals) = match opened {
+        Ok(opened) => opened,
         Err(status) => {
             // The peer may be gone already.
             let _ = respond.send_response(status.into_http(), true);
@@ -149,14 +153,11 @@ async fn exchange(
     let Ok(stream) = respond.send_response(response, false) else {
         return Ended::Quietly;
     };
-    let shown = secret::of_headers(&MetadataMap::from_headers(request.headers().clone()));
     let (answers, queue) = channel(MAX_OWED_ANSWERS);
     let messages = Messages::new(request.into_body(), Some(arrivals));
     // A log is written while the shard sleeps, also between the parts of something large.
     let pace = if node.files.journal().is_some() { PollCycle::default() } else { cycle.clone() };
     let frames = FrameSource::Native(messages, Spin::new(node.spin), pace);
-    let medium = peer.medium;
-    let stream_of = Exchange { node: node.clone(), peer, shown, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
     let answers = Answers { queue, shared: shared.clone(), measures: node.measures.clone(), medium };
     let writing = write(answers, Outbox::new(stream, cycle), &node, lender);

@@ -1,13 +1,13 @@
 //! Waits of coordinators and replicas for each other, on shard 0 only: for the end of a batch, and for a
 //! portion of it. A wait also ends after its timeout, or when the server stops.
 
-use super::spaces::claimant;
+use super::spaces::{check_within, claimant, is_within};
+use crate::auth::caller::Caller;
 use crate::cluster::node::{Node, Phase};
 use fastps_core::batch::BatchTask;
 use fastps_core::error::Result;
 use fastps_core::spaces::{BatchReport, ReplicaAnswer, ReplicaRequest, SpaceWaiter};
 use fastps_core::tensor::SpaceId;
-use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::sync::Arc;
@@ -17,12 +17,17 @@ use tokio::sync::oneshot;
 /// Longest wait for an answer.
 const MAX_BATCH_WAIT: Duration = Duration::from_secs(5);
 
+/// How long a question about a space that is not open waits, if the caller is limited.
+const UNLISTED_WAIT: Duration = Duration::from_millis(200);
+
 /// A question: its answer, or the channel that brings it.
 pub(super) struct Waiting<Q, A> {
     client: u64,
     question: Q,
     wait: Duration,
     answer: Result<A, oneshot::Receiver<A>>,
+    /// Waiter of a question that gets no answer.
+    unanswered: Option<SpaceWaiter<A>>,
 }
 
 /// A coordinator's question.
@@ -54,17 +59,22 @@ fn longest(ms: u32) -> Duration {
 
 pub(super) fn ask_batch(
     node: &Node,
-    shown: Option<&SecretHash>,
+    by: &Caller,
     request: pb::BatchRequest,
 ) -> Result<Waiting<BatchQuestion, BatchReport>> {
     let pb::BatchRequest { client, space, term, task, wait_ms, first } = request;
     let question =
         BatchQuestion { space: SpaceId(space), term, task: convert::batch_from_wire(task)?, first };
     node.sessions.touch(client, Instant::now())?;
+    check_within(node, by, question.space)?;
     let (waiter, answer) = passing();
-    let told =
-        node.spaces()?.batch(claimant(client, shown), (question.space, term), &question.task, || waiter)?;
-    Ok(Waiting { client, question, wait: longest(wait_ms), answer: told.ok_or(answer) })
+    let told = node.spaces()?.batch(
+        claimant(client, by.secret.as_ref()),
+        (question.space, term),
+        &question.task,
+        || waiter,
+    )?;
+    Ok(Waiting { client, question, wait: longest(wait_ms), answer: told.ok_or(answer), unanswered: None })
 }
 
 pub(super) async fn answer_batch(
@@ -83,21 +93,37 @@ pub(super) async fn answer_batch(
 
 pub(super) fn ask_portion(
     node: &Node,
+    by: &Caller,
     request: pb::BatchPortionRequest,
 ) -> Result<Waiting<PortionQuestion, ReplicaAnswer>> {
     let (client, known, wait) = (request.client, request.known, longest(request.wait_ms));
+    let name = request.space.clone();
     let question = PortionQuestion { request: convert::replica_from_wire(request)?, known };
     node.sessions.touch(client, Instant::now())?;
     let (waiter, answer) = passing();
+    if !may_ask(node, by, &name)? {
+        let (wait, unanswered) = (wait.min(UNLISTED_WAIT), Some(waiter));
+        return Ok(Waiting { client, question, wait, answer: Err(answer), unanswered });
+    }
     let told = node.spaces()?.portion(client, &question.request, || waiter)?;
-    Ok(Waiting { client, question, wait, answer: told.ok_or(answer) })
+    Ok(Waiting { client, question, wait, answer: told.ok_or(answer), unanswered: None })
+}
+
+/// Returns whether the caller may ask for portions of a space of this name. A limited one asks again until
+/// the space is open, and as long for one outside its scope.
+fn may_ask(node: &Node, by: &Caller, name: &str) -> Result<bool> {
+    if by.principal.scope.is_everything() {
+        return Ok(true);
+    }
+    let spaces = node.spaces()?.list();
+    Ok(spaces.iter().any(|(spec, _)| *spec.space.name == *name && is_within(node, by, spec)))
 }
 
 pub(super) async fn answer_portion(
     node: &Arc<Node>,
     asked: Waiting<PortionQuestion, ReplicaAnswer>,
 ) -> Result<pb::BatchPortionResponse> {
-    let Waiting { client, question, wait, answer } = asked;
+    let Waiting { client, question, wait, answer, unanswered: _unanswered } = asked;
     let given = match answer {
         Ok(given) => given,
         Err(mut answer) => {

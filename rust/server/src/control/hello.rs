@@ -1,6 +1,6 @@
 //! The start, renewal and end of a client's session.
 
-use crate::auth::peer::Peer;
+use crate::auth::caller::{Caller, Proof};
 use crate::auth::secret;
 use crate::cluster::node::{EPOCH, Node};
 use crate::cluster::session::{Greeting, SessionOver};
@@ -15,11 +15,11 @@ use std::time::Instant;
 /// acknowledged only once durable.
 pub(super) fn greet(
     node: &Node,
-    peer: &Peer,
+    by: &Caller,
     m: &pb::HelloRequest,
     logged: Result<bool>,
 ) -> Result<pb::HelloResponse> {
-    let session = answer(node, peer, m, logged);
+    let session = answer(node, by, m, logged);
     let session = session.inspect_err(|error| {
         tracing::warn!(shard = node.index(), client = m.name, %error, "a client is refused");
     })?;
@@ -31,29 +31,31 @@ pub(super) fn greet(
         cluster: node.cluster.to_vec(),
         lease_ms: node.sessions.lease().as_millis() as u32,
         epoch: EPOCH,
-        role: peer.principal.role.into(),
+        role: by.principal.shown_role().to_wire().into(),
         max_message_bytes: MAX_MESSAGE_BYTES as u32,
         session,
         cluster_id: node.membership.id(),
+        insecure: node.insecure,
     })
 }
 
 /// Answers with the number of the session.
-fn answer(node: &Node, peer: &Peer, m: &pb::HelloRequest, logged: Result<bool>) -> Result<u64> {
+fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) -> Result<u64> {
     let logged = logged?;
     if logged && node.files.journal().is_none() {
         node.files.check()?;
     }
     let secret = secret::of_hello(&m.secret)?;
     if m.close {
-        return close(node, m.client, &secret);
+        return close(node, by, m.client, &secret);
     }
     let is_live = node.sessions.is_live(m.client);
     if !m.renew && !is_live {
-        peer.check_hello()?;
+        by.peer.check_hello()?;
         node.evict_idle_session(m.client);
     }
-    let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
+    let principal = by.principal.name.as_ref();
+    let greeting = Greeting { client: m.client, secret, principal, name: &m.name, renew: m.renew, logged };
     let session = node.sessions.hello(&greeting, Instant::now())?;
     if session.changed {
         node.files.note(|| Event::SessionOpened(m.client, secret));
@@ -76,8 +78,9 @@ fn keep_report(node: &Node, m: &pb::HelloRequest) {
     }
 }
 
-fn close(node: &Node, client: u64, secret: &SecretHash) -> Result<u64> {
-    let over = node.sessions.close(client, secret)?;
+fn close(node: &Node, by: &Caller, client: u64, secret: &SecretHash) -> Result<u64> {
+    let proof = Proof { secret: Some(secret), ..by.proof() };
+    let over = node.sessions.close(client, proof)?;
     let SessionOver { number, name, .. } = &over;
     let number = *number;
     tracing::info!(shard = node.index(), session = number, client = name, "the client closed its session");

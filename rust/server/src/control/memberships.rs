@@ -1,6 +1,7 @@
 //! Memberships in groups of workers. The first one at shard 0 decides on the mode of a group; the other
 //! shards follow.
 
+use crate::auth::caller::Caller;
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
@@ -22,6 +23,7 @@ pub(super) fn is_new(node: &Node, m: &pb::JoinRequest) -> bool {
 /// Gives a client a membership, and logs it. `first` is shard 0's answer, if it was asked.
 pub(super) fn join(
     node: &Node,
+    by: &Caller,
     m: pb::JoinRequest,
     first: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::JoinResponse> {
@@ -29,6 +31,7 @@ pub(super) fn join(
     let pb::JoinRequest { client, group, mode, rank, name } = m;
     let joined = convert::membership_from_wire(mode, rank, name.clone()).and_then(|seat| {
         let first = if is_new { first? } else { None };
+        check_scope(node, by, group, first.as_ref())?;
         take(node, (group, client), is_new, &seat, first).map(|joined| (seat, joined))
     });
     let (shard, of) = (node.index(), node.sessions.name(client));
@@ -47,6 +50,19 @@ pub(super) fn join(
             Err(error)
         }
     }
+}
+
+/// Fails unless the group is within the scope of the caller; another one is answered as unknown. Shard 0
+/// names a group of which no slice is here.
+fn check_scope(node: &Node, by: &Caller, group: u32, first: Option<&pb::SettleResponse>) -> Result<()> {
+    let scope = &by.principal.scope;
+    if scope.is_everything() {
+        return Ok(());
+    }
+    let told = first.and_then(|first| first.binding.as_ref()).map(|binding| binding.group.as_str());
+    let name = node.group_name(group);
+    let name = name.as_deref().or(told);
+    name.filter(|name| scope.allows_group(name)).map(|_| ()).ok_or_else(|| no_group(group))
 }
 
 fn take(

@@ -8,17 +8,19 @@ mod portions;
 mod register;
 mod spaces;
 
+use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
-use crate::auth::secret;
 use crate::cluster::node::{EPOCH, Node};
 use crate::persistence::checkpoint::Checkpoints;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
 use fastps_core::tensor::MAX_NAME;
 use fastps_durable::{Cut, Event};
+use fastps_proto::NeedsRole;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_transport::convert;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -39,7 +41,7 @@ pub(crate) struct ControlService {
 }
 
 /// Conditions of a call.
-enum Access {
+enum Conditions {
     /// Works while the server drains, too.
     Look,
     /// Changes something.
@@ -92,60 +94,64 @@ impl SpeaksFor for pb::ListSpacesRequest {}
 impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
-    /// Checks the principal, and the secret of the session that it speaks for; makes the call, and names the
+    /// The author of a call, if its role suffices.
+    fn caller<Q: NeedsRole>(&self, request: &Request<Q>) -> Result<Caller> {
+        let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
+        let metadata = request.metadata();
+        let known = self.node.access.admit(peer.origin(), metadata.as_ref(), Q::ROLE)?;
+        Ok(Caller::new(peer, &known, metadata))
+    }
+
+    /// Checks the caller, and that the session for which it speaks is its own; makes the call, and names the
     /// shard in errors.
-    async fn call<Q: SpeaksFor, A>(
+    async fn call<Q: SpeaksFor + NeedsRole, A>(
         &self,
         request: Request<Q>,
-        role: pb::Role,
-        access: Access,
-        handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
+        conditions: Conditions,
+        handle: impl FnOnce(&Node, &Caller, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
-        let peer = Peer::of(&request)?;
-        let shown = secret::of_headers(request.metadata());
         let meant = self.node.check_addressee(request.metadata());
+        let caller = meant.and_then(|()| self.caller(&request));
         let message = request.into_inner();
-        let own = || match message.client() {
-            _ if Q::IS_HELLO => Ok(()),
-            client => self.node.sessions.check(client, shown.as_ref()),
-        };
-        let allowed = meant.and_then(|()| peer.principal.authorize(role, message.client()));
-        let allowed = allowed.and_then(|()| own());
-        let allowed = allowed.and_then(|()| match access {
-            Access::Look => Ok(()),
-            Access::Change | Access::Lasting => self.node.check_serving(),
-            Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps()),
+        let allowed = caller.and_then(|caller| {
+            if !Q::IS_HELLO {
+                self.node.sessions.check(message.client(), caller.proof())?;
+            }
+            match conditions {
+                Conditions::Look => {}
+                Conditions::Change | Conditions::Lasting => self.node.check_serving()?,
+                Conditions::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps())?,
+            }
+            Ok(caller)
         });
         let before = self.node.files.position();
-        let mut answer = allowed.and_then(|()| handle(&self.node, &peer, message));
-        match access {
-            Access::Lasting if self.node.files.position() != before => {
+        let mut answer = allowed.and_then(|caller| handle(&self.node, &caller, message));
+        match conditions {
+            Conditions::Lasting if self.node.files.position() != before => {
                 let _ = self.node.files.durable_to(self.node.files.position()).await;
             }
             // A repeat also waits for the first.
-            Access::Step if answer.is_ok() => {
+            Conditions::Step if answer.is_ok() => {
                 let durable = self.node.files.durable_to(self.node.files.steps()).await;
                 answer = durable.and(answer);
             }
-            Access::Look | Access::Change | Access::Lasting | Access::Step => {}
+            Conditions::Look | Conditions::Change | Conditions::Lasting | Conditions::Step => {}
         }
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 
     /// Asks shard 0 for facts that the call needs, if the caller may make it.
-    async fn ask_first<Q: SpeaksFor>(
+    async fn ask_first<Q: SpeaksFor + NeedsRole>(
         &self,
         request: &Request<Q>,
         question: Option<pb::SettleRequest>,
     ) -> Result<Option<pb::SettleResponse>> {
         let Some(question) = question else { return Ok(None) };
-        let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
+        let caller = self.caller(request)?;
         let client = request.get_ref().client();
-        peer.principal.authorize(pb::Role::Worker, client)?;
         self.node.check_serving()?;
         if client != 0 {
-            let shown = secret::of_headers(request.metadata());
-            self.node.sessions.admit(client, shown.as_ref(), Instant::now())?;
+            self.node.sessions.admit(client, caller.proof(), Instant::now())?;
         }
         self.node.ask_first_for(question).await.map(Some)
     }
@@ -165,18 +171,17 @@ impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
         // A restart must remember which clients' pushes wait for the disk.
         let logged = convert::wants_log(request.get_ref().ack);
-        let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
-        self.call(request, pb::Role::Reader, access, |node, peer, m| hello::greet(node, peer, &m, logged))
-            .await
+        let conditions = if matches!(logged, Ok(true)) { Conditions::Lasting } else { Conditions::Change };
+        self.call(request, conditions, |node, by, m| hello::greet(node, by, &m, logged)).await
     }
 
     async fn get_map(
         &self,
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
-        let page = self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+        let page = self.call(request, Conditions::Look, |node, by, m| {
             let mut map = node.map()?;
-            let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize);
+            let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
         });
         self.told(page.await?).await
@@ -187,7 +192,7 @@ impl Control for ControlService {
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
         let registered =
-            self.call(request, pb::Role::Worker, Access::Change, |node, _, m| register::register(node, &m));
+            self.call(request, Conditions::Change, |node, by, m| register::register(node, by, &m));
         self.told(registered.await?).await
     }
 
@@ -197,41 +202,49 @@ impl Control for ControlService {
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::reserve(node, &m, told))
-            .await
+        self.call(request, Conditions::Step, |node, by, m| register::reserve(node, by, &m, told)).await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::seal(node, m)).await
+        self.call(request, Conditions::Step, |node, by, m| register::seal(node, by, m)).await
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::commit(node, &m)).await
+        self.call(request, Conditions::Step, |node, by, m| register::commit(node, by, &m)).await
     }
 
     async fn settle(
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| node.answer_settle(&m)).await
+        self.call(request, Conditions::Step, |node, by, m| {
+            by.check_unlimited()?;
+            node.answer_settle(&m)
+        })
+        .await
     }
 
     async fn unregister(
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| register::unregister(node, &m)).await
+        self.call(request, Conditions::Step, |node, by, m| register::unregister(node, by, &m)).await
     }
 
-    async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
+    async fn drop(
+        &self,
+        mut request: Request<pb::DropRequest>,
+    ) -> Result<Response<pb::DropResponse>, Status> {
+        if let Ok(by) = self.caller(&request) {
+            request.get_mut().slices.retain(|slice| register::may_drop(&self.node, &by, *slice));
+        }
         let question = register::to_drop(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| register::drop(node, m, told))
-            .await
+        self.call(request, Conditions::Lasting, |node, by, m| register::drop(node, by, m, told)).await
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
@@ -241,12 +254,11 @@ impl Control for ControlService {
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| memberships::join(node, m, told))
-            .await
+        self.call(request, Conditions::Change, |node, by, m| memberships::join(node, by, m, told)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
+        self.call(request, Conditions::Look, |node, _, m| {
             node.sessions.forget_gradients(m.client, m.group);
             if node.shard.leave(m.group, m.client, m.warm) {
                 let name = node.sessions.name(m.client);
@@ -268,7 +280,7 @@ impl Control for ControlService {
         request: Request<pb::AdvanceRequest>,
     ) -> Result<Response<pb::AdvanceResponse>, Status> {
         let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
-        let told = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        let told = self.call(request, Conditions::Change, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
             let (done, told) = oneshot::channel();
             let done = Box::new(move |result| drop(done.send(result)));
@@ -294,23 +306,27 @@ impl Control for ControlService {
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+        self.call(request, Conditions::Look, |node, by, m| {
+            let scope = &by.principal.scope;
+            // A limited principal sees its own sessions only.
+            let of = by.principal.name.as_ref().filter(|_| !scope.is_everything());
             let counters =
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             Ok(pb::StatsResponse {
                 counters,
                 sessions: node
                     .sessions
-                    .list(Instant::now(), MAX_LISTED_SESSIONS)
+                    .list(Instant::now(), MAX_LISTED_SESSIONS, of)
                     .iter()
                     .map(convert::worker_state_to_wire)
                     .collect(),
-                changed_ms_ago: node.changed_ms_ago(&m.changed),
+                changed_ms_ago: node.changed_ms_ago(&m.changed, scope),
                 shard: node.index(),
                 cluster: node.cluster.to_vec(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 trouble: node.trouble().unwrap_or_default(),
-                groups: node.group_states().iter().map(convert::group_state_to_wire).collect(),
+                insecure: node.insecure,
+                groups: node.group_states(scope).iter().map(convert::group_state_to_wire).collect(),
             })
         })
         .await
@@ -321,7 +337,7 @@ impl Control for ControlService {
         request: Request<pb::PortionRequest>,
     ) -> Result<Response<pb::PortionResponse>, Status> {
         let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| portions::ask(node, m))
+            .call(request, Conditions::Change, |node, by, m| portions::ask(node, by, m))
             .await?
             .into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
@@ -334,7 +350,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
         let question = spaces::to_open(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::open(node, m, told?)).await
+        self.call(request, Conditions::Step, |node, by, m| spaces::open(node, by, m, told?)).await
     }
 
     async fn close_space(
@@ -344,9 +360,9 @@ impl Control for ControlService {
         let question = spaces::to_close(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // It frees memory, so it needs no intact log.
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, Conditions::Lasting, |node, by, m| {
             node.sessions.touch(m.client, Instant::now())?;
-            spaces::close(node, m.space, told?.as_ref())?;
+            spaces::close(node, by, m.space, told?.as_ref())?;
             Ok(pb::CloseSpaceResponse {})
         })
         .await
@@ -356,26 +372,19 @@ impl Control for ControlService {
         &self,
         request: Request<pb::ListSpacesRequest>,
     ) -> Result<Response<pb::ListSpacesResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| spaces::page(node, &m.after)).await
+        self.call(request, Conditions::Look, |node, by, m| spaces::page(node, by, &m.after)).await
     }
 
     async fn coordinate(
         &self,
         request: Request<pb::CoordinateRequest>,
     ) -> Result<Response<pb::CoordinateResponse>, Status> {
-        let shown = secret::of_headers(request.metadata());
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            spaces::coordinate(node, shown.as_ref(), m)
-        })
-        .await
+        self.call(request, Conditions::Step, |node, by, m| spaces::coordinate(node, by, m)).await
     }
 
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
-        let shown = secret::of_headers(request.metadata());
         let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| {
-                batches::ask_batch(node, shown.as_ref(), m)
-            })
+            .call(request, Conditions::Change, |node, by, m| batches::ask_batch(node, by, m))
             .await?
             .into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;
@@ -387,7 +396,7 @@ impl Control for ControlService {
         request: Request<pb::BatchPortionRequest>,
     ) -> Result<Response<pb::BatchPortionResponse>, Status> {
         let asked = self
-            .call(request, pb::Role::Worker, Access::Change, |node, _, m| batches::ask_portion(node, m))
+            .call(request, Conditions::Change, |node, by, m| batches::ask_portion(node, by, m))
             .await?
             .into_inner();
         let answer = batches::answer_portion(&self.node, asked).await;
@@ -398,8 +407,10 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| {
+        let asked = self.call(request, Conditions::Change, |node, by, asked| {
+            by.check_unlimited()?;
             check_cut(&asked)?;
+            by.audit(node, "checkpoint", json!({"group": asked.group}))?;
             Ok(asked)
         });
         let asked = asked.await?;
@@ -416,7 +427,9 @@ impl Control for ControlService {
     }
 
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
-        self.call(request, pb::Role::Admin, Access::Change, |node, _, pb::HoldRequest { cut, hold_ms }| {
+        self.call(request, Conditions::Change, |node, by, pb::HoldRequest { cut, hold_ms }| {
+            by.check_unlimited()?;
+            by.audit(node, "hold", json!({"ms": hold_ms}))?;
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {

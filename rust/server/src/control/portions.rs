@@ -1,6 +1,7 @@
 //! Leases portions of samples, on shard 0 only. A question waits until a portion is free, its time is up,
 //! or the server stops.
 
+use crate::auth::caller::Caller;
 use crate::cluster::node::{Node, Phase};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::{Ask, Given, PortionAnswer};
@@ -28,13 +29,16 @@ pub(crate) struct Waits {
 }
 
 /// Asks; a question that waits is continued by [`answer`].
-pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
+pub(crate) fn ask(node: &Node, by: &Caller, request: pb::PortionRequest) -> Result<Asked> {
     let mut portions = node.portions()?;
     let client = request.client;
     if request.name.is_empty() && request.then() == pb::PortionThen::Leave {
         portions.forget_client(client);
         node.leave_spaces(client)?;
         return Ok(Asked::Answered(PortionAnswer { run: 0, epoch: 0, unfinished: 0, given: Given::Nothing }));
+    }
+    if !by.principal.scope.allows_portions(&request.name) {
+        return Err(by.outside(&request.name));
     }
     let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_PORTION_WAIT);
     let ask = convert::ask_from_wire(request)?;

@@ -1,21 +1,31 @@
 //! The steps of a registration and of its end. Shard 0 reserves a place, each shard reserves and seals memory
 //! for its slices, and shard 0 commits; a shard that does not know a reservation asks shard 0 first.
 
+use crate::auth::caller::Caller;
 use crate::cluster::map::Registered;
 use crate::cluster::node::Node;
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
-use crate::cluster::reservation::Reserve;
+use crate::cluster::reservation::{Reserve, lost};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Reserves a place in the map. Returns the position of the log up to which it must be durable.
-pub(super) fn register(node: &Node, m: &pb::RegisterRequest) -> Result<(pb::RegisterResponse, u64)> {
+pub(super) fn register(
+    node: &Node,
+    by: &Caller,
+    m: &pb::RegisterRequest,
+) -> Result<(pb::RegisterResponse, u64)> {
     let mut map = node.map()?;
     let spec = convert::spec_from_wire(m.spec.as_ref())?;
+    let scope = &by.principal.scope;
+    if !scope.allows(&spec.name, &spec.group) || map.hides(&spec.name, scope) {
+        return Err(by.outside(&spec.name));
+    }
     let now = Instant::now();
     node.sessions.touch(m.client, now)?;
     let empty = pb::RegisterResponse::default();
@@ -30,7 +40,13 @@ pub(super) fn register(node: &Node, m: &pb::RegisterRequest) -> Result<(pb::Regi
             pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
         }
     };
-    Ok((registered, map.noted()))
+    let noted = map.noted();
+    std::mem::drop(map);
+    if registered.reservation != 0 {
+        // It was logged if it cannot be written.
+        let _ = by.audit(node, "register", json!({"tensor": spec.name, "group": spec.group}));
+    }
+    Ok((registered, noted))
 }
 
 /// Question to shard 0 about an unknown reservation.
@@ -42,10 +58,14 @@ pub(super) fn to_reserve(node: &Node, m: &pb::ReserveRequest) -> Option<pb::Sett
 /// Reserves memory for slices of this shard. `told` is shard 0's answer, if it was asked.
 pub(super) fn reserve(
     node: &Node,
+    by: &Caller,
     m: &pb::ReserveRequest,
     told: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::ReserveResponse> {
     let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
+    if !by.principal.scope.allows(&spec.name, &spec.group) {
+        return Err(by.outside(&spec.name));
+    }
     if m.slices.len() != m.indices.len() {
         return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
             .tensor(spec.name.clone())
@@ -59,6 +79,7 @@ pub(super) fn reserve(
         client: m.client,
         spec,
         group: m.group,
+        budget: by.principal.name.clone().zip(by.principal.limits.memory),
         slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
     };
     if !node.reservations.knows(m.reservation) {
@@ -71,15 +92,22 @@ pub(super) fn reserve(
 }
 
 /// Closes a reservation once all its values have arrived.
-pub(super) fn seal(node: &Node, m: pb::SealRequest) -> Result<pb::SealResponse> {
+pub(super) fn seal(node: &Node, by: &Caller, m: pb::SealRequest) -> Result<pb::SealResponse> {
+    let slice = node.reservations.first_slice(m.reservation).and_then(|slice| node.shard.slice(slice).ok());
+    if slice.is_some_and(|slice| !by.may_use(&slice)) {
+        return Err(lost(m.reservation));
+    }
     node.reservations.seal(m.reservation, Instant::now())?;
     Ok(pb::SealResponse {})
 }
 
 /// Enters the tensor of a sealed reservation in the map.
-pub(super) fn commit(node: &Node, m: &pb::CommitRequest) -> Result<pb::CommitResponse> {
+pub(super) fn commit(node: &Node, by: &Caller, m: &pb::CommitRequest) -> Result<pb::CommitResponse> {
     let mut map = node.map()?;
     node.sessions.touch(m.client, Instant::now())?;
+    if map.hides_reservation(m.reservation, &by.principal.scope) {
+        return Err(lost(m.reservation));
+    }
     let own = map.pending_on(m.reservation, node.index());
     if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
         return Err(Error::new(Kind::Precondition, "the reservation is not sealed"));
@@ -89,10 +117,23 @@ pub(super) fn commit(node: &Node, m: &pb::CommitRequest) -> Result<pb::CommitRes
 }
 
 /// Removes a tensor from the map; its slices are dropped by `drop`.
-pub(super) fn unregister(node: &Node, m: &pb::UnregisterRequest) -> Result<pb::UnregisterResponse> {
-    node.check_no_space(&m.name)?;
-    let placement = node.map()?.unregister(&m.name, Instant::now())?;
+pub(super) fn unregister(
+    node: &Node,
+    by: &Caller,
+    m: &pb::UnregisterRequest,
+) -> Result<pb::UnregisterResponse> {
+    let scope = &by.principal.scope;
+    if !node.map()?.hides(&m.name, scope) {
+        node.check_no_space(&m.name)?;
+    }
+    let placement = node.map()?.unregister(&m.name, Instant::now(), scope)?;
+    let _ = by.audit(node, "unregister", json!({"tensor": m.name}));
     Ok(pb::UnregisterResponse { placement: Some(placement) })
+}
+
+/// Returns whether a caller may free a slice. Unknown ones pass, and are ignored.
+pub(super) fn may_drop(node: &Node, by: &Caller, slice: u64) -> bool {
+    node.shard.slice(SliceId(slice)).map_or(true, |slice| by.may_use(&slice))
 }
 
 /// Question to shard 0 about the sealed reservations of slices to be dropped.
@@ -108,14 +149,16 @@ pub(super) fn to_drop(node: &Node, m: &pb::DropRequest) -> Option<pb::SettleRequ
 /// Drops slices. `told` is shard 0's answer, if it was asked.
 pub(super) fn drop(
     node: &Node,
+    by: &Caller,
     m: pb::DropRequest,
     told: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::DropResponse> {
     node.check_dropped(&m.slices, told)?;
     if let Ok(mut map) = node.map() {
-        map.abandon(&m.slices);
+        map.abandon(&m.slices, &by.principal.scope);
     }
     let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
     node.reservations.drop_slices(&node.shard, &slices);
+    let _ = by.audit(node, "drop", json!({"slices": slices.len()}));
     Ok(pb::DropResponse {})
 }

@@ -1,15 +1,17 @@
 //! Opens, closes and lists spaces of vectors, and seats their coordinators.
 
+use crate::auth::caller::Caller;
 use crate::cluster::node::Node;
 use crate::cluster::spaces::opened;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::slice::Slice;
-use fastps_core::spaces::{Claimant, SeatRequest, SpaceSpec};
+use fastps_core::spaces::{Claimant, SeatRequest, SpaceSpec, no_space};
 use fastps_core::tensor::{SliceId, Space, SpaceId, check_tensors};
 use fastps_durable::{CoordinatorState, Event, SecretHash};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use prost::Message;
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +21,24 @@ const MAX_PAGE_BYTES: usize = 1 << 20;
 /// A client as a coordinator: its secret proves that it is the same one.
 pub(super) fn claimant(client: u64, shown: Option<&SecretHash>) -> Claimant {
     Claimant { client, key: shown.map(SecretHash::bytes).unwrap_or_default() }
+}
+
+/// Returns whether a space of shard 0's list is within the scope of the caller.
+pub(super) fn is_within(node: &Node, by: &Caller, spec: &SpaceSpec) -> bool {
+    let scope = &by.principal.scope;
+    let Ok(map) = node.map() else { return false };
+    let allows =
+        |tensor: &Arc<str>| scope.allows_space(&spec.space.name, tensor) && map.spec(tensor, scope).is_ok();
+    scope.is_everything() || spec.tensors.iter().all(allows)
+}
+
+/// Fails unless a space is within the scope of the caller; another one is answered as unknown.
+pub(super) fn check_within(node: &Node, by: &Caller, space: SpaceId) -> Result<()> {
+    if by.principal.scope.is_everything() {
+        return Ok(());
+    }
+    let spec = node.spaces()?.spec(space)?;
+    if is_within(node, by, &spec) { Ok(()) } else { Err(no_space()) }
 }
 
 /// Question to shard 0 before another shard opens a space.
@@ -33,8 +53,12 @@ pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<p
     asks.then(|| pb::SettleRequest { spaces: vec![request.space], ..Default::default() })
 }
 
-/// Frees a space; on other shards than shard 0 only if shard 0's answer `told` no longer lists it.
-pub(super) fn close(node: &Node, space: u64, told: Option<&pb::SettleResponse>) -> Result<()> {
+/// Frees a space; on other shards than shard 0 only if shard 0's answer `told` no longer lists it. One
+/// outside the scope of the caller is ignored like an unknown one.
+pub(super) fn close(node: &Node, by: &Caller, space: u64, told: Option<&pb::SettleResponse>) -> Result<()> {
+    if node.map.is_some() && check_within(node, by, SpaceId(space)).is_err() {
+        return Ok(());
+    }
     if told.is_some_and(|told| !told.closed_spaces.contains(&space)) {
         let error = Error::new(Kind::Precondition, "shard 0 lists the space: it is closed there first");
         return Err(error.expected("a space that is closed", format!("space {space}")));
@@ -47,17 +71,18 @@ pub(super) fn close(node: &Node, space: u64, told: Option<&pb::SettleResponse>) 
 /// shard opens the space that shard 0's answer `told` lists.
 pub(super) fn open(
     node: &Node,
+    by: &Caller,
     request: pb::OpenSpaceRequest,
     told: Option<pb::SettleResponse>,
 ) -> Result<pb::OpenSpaceResponse> {
     node.sessions.touch(request.client, Instant::now())?;
-    let slices = slices_of(node, &request)?;
+    let slices = slices_of(node, by, &request)?;
     let is_first = node.map.is_some();
     if is_first != (request.space == 0) {
         let error = Error::new(Kind::Config, "shard 0 gives spaces their numbers, and the others take them");
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
-    let (spec, new) = if is_first { list(node, request)? } else { (listed(request, told)?, false) };
+    let (spec, new) = if is_first { list(node, by, request)? } else { (listed(request, told)?, false) };
     match open_slices(&slices, &spec.space) {
         Ok((term, last)) => {
             node.files.steps_end_here();
@@ -77,9 +102,10 @@ fn shared(names: Vec<String>) -> Vec<Arc<str>> {
 }
 
 /// Lists a space on shard 0, or finds it.
-fn list(node: &Node, request: pb::OpenSpaceRequest) -> Result<(SpaceSpec, bool)> {
-    let map = node.map()?;
-    let specs = request.tensors.iter().map(|name| map.spec(name)).collect::<Result<Vec<_>>>()?;
+fn list(node: &Node, by: &Caller, request: pb::OpenSpaceRequest) -> Result<(SpaceSpec, bool)> {
+    check_name(node, by, &request)?;
+    let (map, scope) = (node.map()?, &by.principal.scope);
+    let specs = request.tensors.iter().map(|name| map.spec(name, scope)).collect::<Result<Vec<_>>>()?;
     check_tensors(&specs)?;
     let (name, tensors, vectors) = (request.name.into(), shared(request.tensors), shared(request.vectors));
     let (client, keep_for_ms) = (request.client, request.keep_for_ms);
@@ -88,6 +114,22 @@ fn list(node: &Node, request: pb::OpenSpaceRequest) -> Result<(SpaceSpec, bool)>
         node.files.step(|| opened(&spec, client));
     }
     Ok((spec, new))
+}
+
+/// Fails if a limited caller may not use the name of a space, or if it names a space outside its scope.
+fn check_name(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Result<()> {
+    let (scope, name) = (&by.principal.scope, &request.name);
+    if scope.is_everything() {
+        return Ok(());
+    }
+    let spaces = node.spaces()?.list();
+    let taken = spaces.iter().find(|(spec, _)| *spec.space.name == **name);
+    let fits = request.tensors.iter().all(|tensor| scope.allows_space(name, tensor));
+    if fits && taken.is_none_or(|(spec, _)| is_within(node, by, spec)) {
+        Ok(())
+    } else {
+        Err(by.outside(name))
+    }
 }
 
 /// The space of a request, as shard 0 lists it.
@@ -119,11 +161,14 @@ fn listed(request: pb::OpenSpaceRequest, told: Option<pb::SettleResponse>) -> Re
 }
 
 /// The slices that a request names, which must be of its tensors.
-fn slices_of(node: &Node, request: &pb::OpenSpaceRequest) -> Result<Vec<Arc<Slice>>> {
+fn slices_of(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Result<Vec<Arc<Slice>>> {
     let ids = || request.slices.iter().map(|id| SliceId(*id));
     let sealed = node.reservations.admit_all(ids());
     let check = |(slice, sealed): (Result<Arc<Slice>>, Result<()>)| {
         let slice = slice?;
+        if !by.may_use(&slice) {
+            return Err(node.shard.no_slice(slice.id()));
+        }
         let name = &slice.spec().name;
         sealed.map_err(|error| error.tensor(name.clone()))?;
         if request.tensors.iter().any(|tensor| **tensor == **name) {
@@ -157,10 +202,11 @@ fn open_slices(slices: &[Arc<Slice>], space: &Arc<Space>) -> Result<(u64, u64)> 
     Ok((term, last))
 }
 
-/// One page of the open spaces.
-pub(super) fn page(node: &Node, after: &str) -> Result<pb::ListSpacesResponse> {
+/// One page of the open spaces within the scope of the caller.
+pub(super) fn page(node: &Node, by: &Caller, after: &str) -> Result<pb::ListSpacesResponse> {
     let (mut answer, mut bytes) = (pb::ListSpacesResponse::default(), 0);
-    for info in node.spaces_after(after)? {
+    let all = node.spaces_after(after)?.into_iter();
+    for info in all.filter(|info| is_within(node, by, &info.spec)) {
         if bytes > MAX_PAGE_BYTES {
             answer.next = answer.spaces.last().map_or_else(String::new, |last| last.name.clone());
             break;
@@ -175,17 +221,23 @@ pub(super) fn page(node: &Node, after: &str) -> Result<pb::ListSpacesResponse> {
 /// Carries out a coordinator's request about its seat.
 pub(super) fn coordinate(
     node: &Node,
-    shown: Option<&SecretHash>,
+    by: &Caller,
     request: pb::CoordinateRequest,
 ) -> Result<pb::CoordinateResponse> {
     let (client, space) = (request.client, SpaceId(request.space));
     let request = convert::seat_request_from_wire(request)?;
     node.sessions.touch(client, Instant::now())?;
-    let seat = node.spaces()?.coordinate(claimant(client, shown), space, &request)?;
+    check_within(node, by, space)?;
+    let seat = node.spaces()?.coordinate(claimant(client, by.secret.as_ref()), space, &request)?;
     match &request {
         SeatRequest::Take { name, .. } => {
             let (space, term, holder) = (space.0, seat.term, name.clone());
-            let key = shown.copied();
+            let key = by.secret;
+            if term > 1 {
+                // It was logged if it cannot be written.
+                let _ =
+                    by.audit(node, "space taken over", json!({"space": space, "term": term, "holder": name}));
+            }
             node.files.step(|| Event::SeatTaken { space, term, holder, client, key });
         }
         SeatRequest::Store { state, .. } => {

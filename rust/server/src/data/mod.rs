@@ -7,8 +7,8 @@ mod sparse;
 mod vectors;
 
 use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
+use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
-use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
 use crate::measures::Asked;
 use fastps_core::dtype::DType;
@@ -18,18 +18,20 @@ use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::identity::Completion;
 use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
-use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
+use fastps_proto::{NeedsRole, role_of};
 use fastps_transport::convert::{self, Request, Route, VectorRead, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{Messages, PollCycle, Spin};
+use prost::Message;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
 /// How long a push waits for readers to release the memory that it needs, before the slowest one is reset.
@@ -53,9 +55,9 @@ impl Data for DataService {
         let peer = Peer::of(&request)?;
         let shared = StreamState::new(self.node.shard.meter(), &peer.budget, false)
             .map_err(|error| convert::status(&error.shard(self.node.index())))?;
-        let shown = secret::of_headers(request.metadata());
         let (measures, medium) = (self.node.measures.clone(), peer.medium);
-        let stream = Exchange { node: self.node.clone(), peer, shown, shared: shared.clone() };
+        let stream = Exchange::open(&self.node, peer, shared.clone(), request.metadata());
+        let stream = stream.map_err(|error| convert::status(&error.shard(self.node.index())))?;
         let (answers, queue) = channel(MAX_OWED_ANSWERS);
         let frames = FrameSource::Foreign(Box::new(request.into_inner()));
         tokio::spawn(async move { stream.serve(frames, answers).await });
@@ -84,15 +86,18 @@ impl FrameSource {
 /// One stream.
 #[derive(Clone)]
 pub(crate) struct Exchange {
-    pub(crate) node: Arc<Node>,
-    pub(crate) peer: Peer,
-    /// The secret of the stream: each frame must be of a session that has it.
-    pub(crate) shown: Option<SecretHash>,
-    pub(crate) shared: Arc<StreamState>,
+    node: Arc<Node>,
+    /// Each frame must be of a session that is the caller's own.
+    caller: Arc<Caller>,
+    shared: Arc<StreamState>,
 }
 
 fn owed(frame: pb::Frame) -> Owed {
     Owed::Frame(Box::new(frame))
+}
+
+fn tag_of(frame: &pb::Frame) -> u64 {
+    frame.header.as_ref().map_or(0, |header| header.tag)
 }
 
 /// Fails unless a slice has the group and dtype of a request.
@@ -109,6 +114,21 @@ fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
 }
 
 impl Exchange {
+    /// A stream with these headers, if its caller may open one.
+    pub(crate) fn open(
+        node: &Arc<Node>,
+        peer: Peer,
+        shared: Arc<StreamState>,
+        metadata: &MetadataMap,
+    ) -> Result<Self> {
+        let role = pb::Frame::ROLE;
+        let known = node.access.admit(peer.origin(), metadata.as_ref(), role)?;
+        node.access.watch(&known, &shared);
+        let mut caller = Caller::new(peer, &known, metadata);
+        caller.budget = node.budgets.of(&known.principal);
+        Ok(Self { node: node.clone(), caller: Arc::new(caller), shared })
+    }
+
     /// Reads and answers until either side ends the stream.
     pub(crate) async fn serve(&self, frames: FrameSource, answers: Sender<QueuedAnswer>) {
         tokio::select! {
@@ -122,8 +142,8 @@ impl Exchange {
         loop {
             let next = async {
                 let permit = answers.clone().reserve_owned().await.ok()?;
-                let frame = frames.next(&self.peer.budget).await;
-                Some((AnswerSlot::new(permit, &self.peer.budget), frame))
+                let frame = frames.next(&self.caller.peer.budget).await;
+                Some((AnswerSlot::new(permit, &self.caller.peer.budget), frame))
             };
             let (slot, frame) = tokio::select! {
                 // Ending our side of the stream lets the connection close gracefully.
@@ -136,7 +156,10 @@ impl Exchange {
             match frame {
                 Ok(Some(frame)) => {
                     reach("decoded");
-                    self.handle(&frame, slot).await;
+                    match self.pace(&frame).await {
+                        Ok(()) => self.handle(&frame, slot).await,
+                        Err(error) => self.refuse(slot, tag_of(&frame), error),
+                    }
                 }
                 Ok(None) => return,
                 // The message is too large or no frame: nothing after it can be read.
@@ -148,12 +171,23 @@ impl Exchange {
         }
     }
 
+    /// Waits until the principal's rate has room for the frame; later ones are not read meanwhile.
+    async fn pace(&self, frame: &pb::Frame) -> Result<()> {
+        let Some(budget) = &self.caller.budget else { return Ok(()) };
+        let limits = &self.caller.principal.limits;
+        let wait = budget.charge(limits, frame.encoded_len(), Instant::now())?;
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        Ok(())
+    }
+
     async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
-        self.node.measures.received(frame, self.peer.medium);
+        self.node.measures.received(frame, self.caller.peer.medium);
         let asked = Asked::now(frame);
         let slot = slot.to(asked);
-        let tag = frame.header.as_ref().map_or(0, |header| header.tag);
+        let tag = tag_of(frame);
         match self.admit(frame, asked.at) {
             Ok((request, logged)) => {
                 let changes = request.verb.changes();
@@ -167,7 +201,7 @@ impl Exchange {
                 }
                 let journal = self.node.files.journal().filter(|_| logged && changes);
                 if journal.is_some() {
-                    self.peer.budget.wait_for_disk();
+                    self.caller.peer.budget.wait_for_disk();
                 }
                 self.perform(&request, slot.after(journal)).await;
             }
@@ -178,7 +212,7 @@ impl Exchange {
     /// Adds to the error the name of the frame's tensor, if the frame can be read that far.
     fn named(&self, frame: &pb::Frame, error: Error) -> Error {
         let slice = frame.header.as_ref().map(|header| SliceId(header.slice));
-        match slice.and_then(|slice| self.node.shard.slice(slice).ok()) {
+        match slice.and_then(|slice| self.slice(slice).ok()) {
             Some(slice) if error.tensor.is_none() => error.tensor(slice.spec().name.clone()),
             _ => error,
         }
@@ -190,7 +224,8 @@ impl Exchange {
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
         let client = request.route.client;
-        self.peer.principal.authorize(request.verb.role(), client)?;
+        let kind = frame.header.as_ref().map_or(pb::Kind::Unspecified, pb::Header::kind);
+        self.caller.principal.authorize(role_of(kind))?;
         let logged = match request.verb {
             // Coordinators rely on their commands. Portions are in no log.
             Verb::Run(_) => self.sign_of_life(client, now).map(|_| node.files.journal().is_some())?,
@@ -228,12 +263,18 @@ impl Exchange {
 
     /// Renews the client's lease. Returns whether its pushes are acknowledged only once durable.
     pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<bool> {
-        self.node.sessions.admit(client, self.shown.as_ref(), now)
+        self.node.sessions.admit(client, self.caller.proof(), now)
+    }
+
+    /// A slice within the scope of the caller; another one is answered as unknown.
+    fn slice(&self, id: SliceId) -> Result<Arc<Slice>> {
+        let slice = self.node.shard.slice(id)?;
+        if self.caller.may_use(&slice) { Ok(slice) } else { Err(self.node.shard.no_slice(id)) }
     }
 
     /// Checks a request against its slice.
     fn admit_to(&self, slice: SliceId, route: Route, dtype: Option<DType>) -> Result<Arc<Slice>> {
-        let slice = self.node.shard.slice(slice)?;
+        let slice = self.slice(slice)?;
         fits(&slice, route, dtype).map_err(|error| error.tensor(slice.spec().name.clone()))?;
         Ok(slice)
     }
@@ -453,7 +494,7 @@ impl Exchange {
     /// One of the connection's pins.
     async fn pin(&self) -> Result<OwnedSemaphorePermit> {
         let closed = |_| Error::new(Kind::Internal, "the connection's pins are closed");
-        self.peer.pins.clone().acquire_owned().await.map_err(closed)
+        self.caller.peer.pins.clone().acquire_owned().await.map_err(closed)
     }
 
     fn count(&self, client: u64, applied: &Applied) {

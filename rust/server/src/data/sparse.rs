@@ -36,6 +36,9 @@ impl Exchange {
         let sealed = self.node.reservations.admit_all(ids());
         let admit = |(slice, sealed): (Result<Arc<Slice>>, Result<()>)| {
             let slice = slice?;
+            if !self.caller.may_use(&slice) {
+                return Err(self.node.shard.no_slice(slice.id()));
+            }
             let admitted = fits(&slice, route, dtype).and(sealed);
             admitted.map_err(|error| error.tensor(slice.spec().name.clone()))?;
             Ok(slice)

@@ -19,15 +19,18 @@ impl Exchange {
     /// shard's thread does all its other work, however many programs run.
     pub(crate) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, slot: AnswerSlot) {
         let command = run.command;
-        match self.node.check_coordinator((command.space, command.term), self.shown.as_ref()).await {
+        // A caller of another group learns nothing about the space.
+        if !self.caller.principal.scope.is_everything()
+            && let Some(error) = run.slices().find_map(|slice| self.slice(slice).err())
+        {
+            return self.refuse_program(tag, run, error, slot);
+        }
+        let secret = self.caller.secret.as_ref();
+        match self.node.check_coordinator((command.space, command.term), secret).await {
             Ok(()) => {}
             // The client repeats the whole program.
             Err(error) if error.kind == Kind::Unavailable => return self.refuse(slot, tag, error),
-            Err(error) => {
-                let error = error.shard(self.node.index());
-                let refused = vec![Err(error); run.len()];
-                return slot.send(Ok(owed(convert::scalars(tag, &refused))));
-            }
+            Err(error) => return self.refuse_program(tag, run, error, slot),
         }
         let (program, memory) = match self.prepare(&run).await {
             Ok(prepared) => prepared,
@@ -46,6 +49,12 @@ impl Exchange {
         let mut answer = convert::scalars(tag, &outcomes);
         answer.payload = convert::keeping(answer.payload, memory);
         slot.send(Ok(owed(answer)));
+    }
+
+    /// Answers every slice of a program with the same refusal.
+    fn refuse_program(&self, tag: u64, run: Run<'_>, error: Error, slot: AnswerSlot) {
+        let refused = vec![Err(error.shard(self.node.index())); run.len()];
+        slot.send(Ok(owed(convert::scalars(tag, &refused))));
     }
 
     /// Reads the program, and takes the memory of its answer.

@@ -20,6 +20,7 @@ use fastps_transport::memory_budget::MemoryBudget;
 use std::sync::mpsc;
 use tokio::sync::mpsc::channel;
 use tokio::time::timeout;
+use tonic::metadata::MetadataMap;
 
 const ID: SliceId = SliceId(3);
 const SPACE: SpaceId = SpaceId(9);
@@ -36,7 +37,7 @@ fn slice(node: &Node) -> Arc<Slice> {
     };
     let now = Instant::now();
     let (spec, slices) = (Arc::new(spec), vec![(ID, 0)]);
-    let wish = Reserve { reservation: 7, client: 1, spec, group: 1, slices };
+    let wish = Reserve { reservation: 7, client: 1, spec, group: 1, budget: None, slices };
     assert!(node.reservations.reserve(&node.shard, &wish, now).unwrap());
     node.reservations.arrived(ID, 7);
     node.reservations.seal(7, now).unwrap();
@@ -82,7 +83,8 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     let shared = StreamState::new(node.shard.meter(), &budget, false).unwrap();
     let (answers, mut queue) = channel(1);
     let slot = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);
-    let stream = Exchange { node, peer: Peer::new(budget, Medium::Tcp), shown: None, shared };
+    let peer = Peer::new(budget, None, (Medium::Tcp, None));
+    let stream = Exchange::open(&node, peer, shared, &MetadataMap::new()).unwrap();
     let command = Command { space: SPACE, term: 1, number: 1 };
     let header = convert::run_header(Target { slice: SliceId(0), group: 1, epoch: 1 }, command, &[ID]);
     let payload: Bytes =

@@ -5,7 +5,9 @@ use super::cluster;
 use super::hosts::Hosts;
 use super::metrics::{self, Form};
 use bytes::Bytes;
-use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN};
+use fastps_core::error::{Error, Kind};
+use fastps_proto::v1 as pb;
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 
@@ -31,7 +33,7 @@ fn refuse(status: StatusCode, why: &str) -> Answer {
 
 /// Answers a request.
 pub(super) fn answer<B>(request: &Request<B>, hosts: &Hosts, subject: &Subject) -> Answer {
-    if let Some(refusal) = refusal(request, hosts) {
+    if let Some(refusal) = refusal(request, hosts).or_else(|| unknown(request, subject)) {
         return refusal;
     }
     match request.uri().path() {
@@ -53,6 +55,25 @@ pub(super) fn answer<B>(request: &Request<B>, hosts: &Hosts, subject: &Subject) 
         "/api/v1/cluster" => respond(StatusCode::OK, JSON, cluster::json(subject)),
         _ => refuse(StatusCode::NOT_FOUND, &format!("there is no such path; there are {PATHS}")),
     }
+}
+
+/// Refuses a caller that may not read everything. Health is for everybody.
+fn unknown<B>(request: &Request<B>, subject: &Subject) -> Option<Answer> {
+    if matches!(request.uri().path(), "/healthz" | "/readyz") {
+        return None;
+    }
+    let known = subject.access.admit((None, None), request.headers(), pb::Role::Reader);
+    let error = match known {
+        Ok(known) if known.principal.scope.is_everything() => return None,
+        Ok(_) => Error::new(Kind::Denied, "the page shows all groups and namespaces"),
+        Err(error) => error,
+    };
+    if error.kind != Kind::Unauthenticated {
+        return Some(refuse(StatusCode::FORBIDDEN, &error.to_string()));
+    }
+    let mut answer = refuse(StatusCode::UNAUTHORIZED, &error.to_string());
+    answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    Some(answer)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &http::HeaderName) -> Option<&'a str> {

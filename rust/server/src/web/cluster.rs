@@ -2,6 +2,7 @@
 
 use super::Subject;
 use super::metrics::MAX_WORKERS;
+use crate::auth::scope::Scope;
 use crate::cluster::node::Node;
 use fastps_core::verbs::{GroupState, WorkerState};
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ pub(super) fn json(subject: &Subject) -> String {
         "cluster": nodes.first().map_or(&[][..], |node| &node.cluster),
         "shards": nodes.iter().map(|node| shard(node)).collect::<Vec<_>>(),
         "workers": first.map(|node| workers(node)),
-        "groups": first.map(|node| node.group_states().iter().map(group).collect::<Vec<_>>()),
+        "groups": first.map(|node| node.group_states(&Scope::Everything).iter().map(group).collect::<Vec<_>>()),
     });
     format!("{object}\n")
 }
@@ -30,7 +31,7 @@ fn shard(node: &Node) -> Value {
 }
 
 fn workers(node: &Node) -> Vec<Value> {
-    let mut states = node.sessions.list(Instant::now(), usize::MAX);
+    let mut states = node.sessions.list(Instant::now(), usize::MAX, None);
     states.retain(|state| state.report.is_some());
     states.sort_by_key(|state| std::cmp::Reverse(state.report.as_ref().map(|report| report.steps)));
     states.iter().take(MAX_WORKERS).map(worker).collect()

@@ -3,6 +3,7 @@
 use super::Subject;
 use super::measured;
 use super::names::{Kind, SHARD};
+use crate::auth::scope::Scope;
 use fastps_core::verbs::{GroupState, WorkerReport, WorkerState};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
@@ -67,8 +68,8 @@ pub(super) fn text(subject: &Subject, form: Form) -> Result<String, fmt::Error> 
     families.extend(shards(subject));
     families.extend(measured::families(subject.nodes()));
     if let Some(first) = subject.nodes().iter().find(|node| node.index() == 0) {
-        families.extend(groups(&first.group_states()));
-        families.extend(workers(first.sessions.list(Instant::now(), usize::MAX)));
+        families.extend(groups(&first.group_states(&Scope::Everything)));
+        families.extend(workers(first.sessions.list(Instant::now(), usize::MAX, None)));
     }
     families.retain(|family| !family.series.is_empty());
     encode(families, form)

@@ -12,6 +12,7 @@ mod metrics;
 mod names;
 mod serve;
 
+use crate::auth::access::Access;
 use crate::cluster::node::Node;
 use crate::config::{DEFAULT_WEB, WebAddress, resolve};
 use crate::listeners::Listeners;
@@ -28,11 +29,13 @@ use tokio::sync::oneshot;
 pub(crate) struct Subject {
     files: Vec<(u32, Files)>,
     nodes: OnceLock<Vec<Arc<Node>>>,
+    /// Knows the callers.
+    access: Arc<Access>,
 }
 
 impl Subject {
-    pub(crate) fn new(files: Vec<(u32, Files)>) -> Arc<Self> {
-        Arc::new(Self { files, nodes: OnceLock::new() })
+    pub(crate) fn new(files: Vec<(u32, Files)>, access: Arc<Access>) -> Arc<Self> {
+        Arc::new(Self { files, nodes: OnceLock::new(), access })
     }
 
     /// Shows the shards, which have recovered.

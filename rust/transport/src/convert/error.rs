@@ -151,7 +151,8 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::NotFound => Kind::UnknownTensor,
         Code::InvalidArgument | Code::OutOfRange => Kind::Frame,
         Code::ResourceExhausted => Kind::Capacity,
-        Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
+        Code::PermissionDenied => Kind::Denied,
+        Code::Unauthenticated => Kind::Unauthenticated,
         Code::DeadlineExceeded => Kind::Deadline,
         // Without details it is not from our handlers, but from the connection or a proxy.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted => Kind::Connection,

@@ -43,7 +43,7 @@ const fn proof(kind: Kind, name: &'static str, code: Code) -> Row {
 }
 
 /// Omits the kind that clients raise themselves (`versions_lost`).
-const ROWS: [Row; 18] = [
+const ROWS: [Row; 19] = [
     row(Kind::UnknownTensor, "unknown_tensor", Code::NotFound, Retry::Map),
     proof(Kind::Shape, "shape", Code::InvalidArgument),
     proof(Kind::DType, "dtype", Code::InvalidArgument),
@@ -57,6 +57,7 @@ const ROWS: [Row; 18] = [
     row(Kind::Lease, "lease", Code::FailedPrecondition, Retry::Session),
     proof(Kind::Fenced, "fenced", Code::Aborted),
     row(Kind::UnknownOutcome, "unknown_outcome", Code::DataLoss, Retry::No),
+    row(Kind::Unauthenticated, "unauthenticated", Code::Unauthenticated, Retry::Changed),
     row(Kind::Denied, "denied", Code::PermissionDenied, Retry::No),
     row(Kind::Unavailable, "unavailable", Code::Unavailable, Retry::Later),
     row(Kind::Deadline, "deadline", Code::DeadlineExceeded, Retry::Resend),

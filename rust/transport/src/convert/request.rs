@@ -82,14 +82,6 @@ pub enum Verb<'a> {
 }
 
 impl Verb<'_> {
-    /// The least role that may ask for it. Only workers read optimizer state: it says more than a model does.
-    pub fn role(&self) -> pb::Role {
-        match self {
-            Self::Pull | Self::PullParts(_) | Self::PullVersion | Self::PullVector(_) => pb::Role::Reader,
-            _ => pb::Role::Worker,
-        }
-    }
-
     /// True if it changes what the server holds, or waits for a change.
     pub fn changes(&self) -> bool {
         match self {

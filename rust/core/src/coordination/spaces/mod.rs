@@ -305,7 +305,8 @@ impl Spaces {
     }
 }
 
-fn no_space() -> Error {
+/// The error of an unknown space.
+pub fn no_space() -> Error {
     Error::new(Kind::Config, "no such space is open: it was closed, or never opened")
 }
 

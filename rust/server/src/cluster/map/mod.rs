@@ -2,6 +2,7 @@
 
 mod groups;
 
+use crate::auth::scope::Scope;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result, unknown_tensor};
 use fastps_core::fault::fault;
@@ -361,30 +362,51 @@ impl Map {
         self.groups.sweep(is_joined);
     }
 
-    /// Ends the open registrations that own one of these slices.
-    pub(crate) fn abandon(&mut self, slices: &[u64]) {
+    /// The entry of a tensor, registered or under way.
+    fn entry(&self, name: &str) -> Option<&MapEntry> {
+        self.entries.get(name).or_else(|| self.pending.get(name).map(|pending| &pending.entry))
+    }
+
+    /// Returns whether a tensor of this name, registered or under way, is outside `scope`.
+    pub(crate) fn hides(&self, name: &str, scope: &Scope) -> bool {
+        self.entry(name).is_some_and(|entry| !entry.is_within(scope))
+    }
+
+    /// Returns whether a reservation is of a tensor outside `scope`.
+    pub(crate) fn hides_reservation(&self, reservation: u64, scope: &Scope) -> bool {
+        self.reservations.get(&reservation).is_some_and(|name| self.hides(name, scope))
+    }
+
+    /// Ends the open registrations within `scope` that own one of these slices.
+    pub(crate) fn abandon(&mut self, slices: &[u64], scope: &Scope) {
         self.touched += slices.len() as u64;
         for slice in slices {
             let name = self.slices.get(slice).and_then(|reservation| self.reservations.get(reservation));
+            let name = name.filter(|name| self.entry(name).is_some_and(|entry| entry.is_within(scope)));
             if let Some(name) = name.cloned() {
                 self.end(&name);
             }
         }
     }
 
-    /// The specification of a tensor.
-    pub(crate) fn spec(&self, name: &str) -> Result<Arc<TensorSpec>> {
-        let entry = self.entries.get(name).ok_or_else(|| self.unknown(name))?;
-        Ok(entry.spec.clone())
+    /// The specification of a tensor within `scope`.
+    pub(crate) fn spec(&self, name: &str, scope: &Scope) -> Result<Arc<TensorSpec>> {
+        let entry = self.entries.get(name).filter(|entry| entry.is_within(scope));
+        Ok(entry.ok_or_else(|| self.unknown(name, scope))?.spec.clone())
     }
 
-    fn unknown(&self, name: &str) -> Error {
+    fn unknown(&self, name: &str, scope: &Scope) -> Error {
         let shown: String = name.chars().take(1024).collect();
-        unknown_tensor("no such tensor is registered", &shown, self.entries.keys().map(|known| &**known))
+        let known = self.entries.iter().filter(|(_, entry)| entry.is_within(scope)).map(|(name, _)| &**name);
+        unknown_tensor("no such tensor is registered", &shown, known)
     }
 
-    /// Removes a tensor, or an expired registration. Returns the shards that may still store its slices.
-    pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
+    /// Removes a tensor within `scope`, or an expired registration. Returns the shards that may still store
+    /// its slices.
+    pub(crate) fn unregister(&mut self, name: &str, now: Instant, scope: &Scope) -> Result<pb::Placement> {
+        if self.hides(name, scope) {
+            return Err(self.unknown(name, scope));
+        }
         let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
         let pending = if abandoned { self.take_pending(name) } else { None };
         let entered = self.entries.remove(name);
@@ -393,27 +415,30 @@ impl Map {
             self.groups.uncommit(&entry.spec.group);
             self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
         }
-        let entry = entered.or(pending).ok_or_else(|| self.unknown(name))?;
+        let entry = entered.or(pending).ok_or_else(|| self.unknown(name, scope))?;
         self.release(&entry);
         Ok(entry.placement())
     }
 
-    /// One page in the order of names, and the name to continue after, if there is more. Reads only the
-    /// entries asked for.
+    /// One page of tensors within `scope` in the order of names, and the name to continue after, if there is
+    /// more. Reads only the entries asked for.
     pub(crate) fn page(
         &mut self,
         names: &[String],
         after: &str,
         page_size: usize,
+        scope: &Scope,
     ) -> (Vec<pb::MapEntry>, String) {
         let limit = if page_size == 0 { MAX_PAGE_ENTRIES } else { page_size.min(MAX_PAGE_ENTRIES) };
         if names.is_empty() {
             let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
             let all = self.entries.range::<str, _>((from, Bound::Unbounded));
-            return fill(all.map(|(name, entry)| (&**name, Some(entry))), limit, &mut self.touched);
+            let all = all.map(|(name, entry)| (&**name, Some(entry).filter(|entry| entry.is_within(scope))));
+            return fill(all, limit, &mut self.touched);
         }
         let wanted: BTreeSet<&str> = names.iter().map(String::as_str).filter(|name| *name > after).collect();
-        let found = wanted.into_iter().map(|name| (name, self.entries.get(name)));
+        let entry = |name| self.entries.get(name).filter(|entry| entry.is_within(scope));
+        let found = wanted.into_iter().map(|name| (name, entry(name)));
         fill(found, limit, &mut self.touched)
     }
 
@@ -474,6 +499,10 @@ fn fill<'a>(
 }
 
 impl MapEntry {
+    fn is_within(&self, scope: &Scope) -> bool {
+        scope.allows(&self.spec.name, &self.spec.group)
+    }
+
     fn slices(&self) -> &[u64] {
         self.wire.placement.as_ref().map_or(&[], |placement| &placement.slices)
     }

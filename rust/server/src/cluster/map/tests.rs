@@ -48,7 +48,7 @@ fn a_registration_is_owned_waited_for_and_taken_over() {
     let (first, placement) = reserved(map.register(&w, 1, now).unwrap());
     assert_eq!(reserved(map.register(&w, 1, now).unwrap()), (first, placement.clone()));
     assert!(matches!(map.register(&w, 2, now).unwrap(), Registered::UnderWay { .. }));
-    assert!(map.page(&[], "", 0).0.is_empty());
+    assert!(map.page(&[], "", 0, &Scope::Everything).0.is_empty());
     let later = now + LEASE + Duration::from_secs(1);
     let (second, again) = reserved(map.register(&w, 2, later).unwrap());
     assert!(second != first && again.slices != placement.slices);
@@ -106,7 +106,7 @@ fn what_nobody_goes_on_with_is_forgotten() {
     map.sweep(now + 3 * LEASE, |_| false);
     assert_eq!(map.counts()[..2], [1, 0]);
     assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
-    map.unregister("kept", now).unwrap();
+    map.unregister("kept", now, &Scope::Everything).unwrap();
     assert_eq!(map.counts()[..3], [0, 0, 0]);
 }
 
@@ -116,9 +116,9 @@ fn an_owner_may_give_up() {
     let (first, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
     let (second, other) = reserved(map.register(&spec("w", 11), 1, now).unwrap());
     assert!(first != second && placement != other);
-    map.abandon(&placement.slices);
+    map.abandon(&placement.slices, &Scope::Everything);
     assert_eq!(map.counts()[1], 1);
-    map.abandon(&other.slices);
+    map.abandon(&other.slices, &Scope::Everything);
     assert_eq!(map.counts()[..3], [0, 0, 0]);
     reserved(map.register(&spec("w", 12), 2, now).unwrap());
 }
@@ -130,9 +130,9 @@ fn identifiers_never_recur_and_load_is_given_back() {
     for _ in 0..3 {
         let (reservation, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
         assert!(seen.insert(reservation) && seen.insert(placement.slices[0]));
-        assert_eq!(map.unregister("w", now).unwrap_err().kind, Kind::UnknownTensor);
+        assert_eq!(map.unregister("w", now, &Scope::Everything).unwrap_err().kind, Kind::UnknownTensor);
         map.commit(reservation, 1).unwrap();
-        assert_eq!(map.unregister("w", now).unwrap(), placement);
+        assert_eq!(map.unregister("w", now, &Scope::Everything).unwrap(), placement);
         assert_eq!(map.counts()[..3], [0, 0, 0]);
     }
 }
@@ -146,7 +146,7 @@ fn pages_follow_each_other() {
     }
     let (mut after, mut names) = (String::new(), Vec::new());
     loop {
-        let (page, next) = map.page(&[], &after, 10);
+        let (page, next) = map.page(&[], &after, 10, &Scope::Everything);
         names.extend(page.into_iter().filter_map(|e| e.spec).map(|s| s.name));
         if next.is_empty() {
             break;
@@ -154,7 +154,7 @@ fn pages_follow_each_other() {
         after = next;
     }
     assert_eq!(names, (0..25).map(|k| format!("w{k:02}")).collect::<Vec<_>>());
-    assert_eq!(map.page(&["w07".into(), "none".into()], "", 0).0.len(), 1);
+    assert_eq!(map.page(&["w07".into(), "none".into()], "", 0, &Scope::Everything).0.len(), 1);
 }
 
 #[test]
@@ -171,16 +171,21 @@ fn a_look_up_touches_what_it_asks_for() {
             work(map);
             counts.push(map.counts()[3] - before);
         };
-        count(&mut map, &mut |map| assert!(map.page(&["none".into()], "", 0).0.is_empty()));
+        count(&mut map, &mut |map| {
+            assert!(map.page(&["none".into()], "", 0, &Scope::Everything).0.is_empty())
+        });
         count(&mut map, &mut |map| {
             let names = ["w000007".into(), "none".into(), "w000003".into()];
-            assert_eq!(map.page(&names, "", 0).0.len(), 2);
+            assert_eq!(map.page(&names, "", 0, &Scope::Everything).0.len(), 2);
         });
         count(&mut map, &mut |map| {
-            assert_eq!(map.unregister("none", now).unwrap_err().kind, Kind::UnknownTensor);
+            assert_eq!(
+                map.unregister("none", now, &Scope::Everything).unwrap_err().kind,
+                Kind::UnknownTensor
+            );
         });
-        count(&mut map, &mut |map| drop(map.unregister("w000007", now).unwrap()));
-        count(&mut map, &mut |map| map.abandon(&[1, 2]));
+        count(&mut map, &mut |map| drop(map.unregister("w000007", now, &Scope::Everything).unwrap()));
+        count(&mut map, &mut |map| map.abandon(&[1, 2], &Scope::Everything));
         counts
     };
     let few = touched(100);
@@ -198,7 +203,7 @@ fn names_that_are_asked_for_come_page_by_page() {
     let names = ["c", "none", "a", "b", "a"].map(String::from);
     let (mut after, mut found) = (String::new(), Vec::new());
     loop {
-        let (page, next) = map.page(&names, &after, 1);
+        let (page, next) = map.page(&names, &after, 1, &Scope::Everything);
         found.extend(page.into_iter().filter_map(|entry| entry.spec).map(|spec| spec.name));
         if next.is_empty() {
             break;
@@ -234,7 +239,7 @@ fn what_the_map_has_is_charged() {
     let pending = meter.used();
     map.commit(reservation, 1).unwrap();
     assert!(meter.used() < pending && meter.used() > 12 << 10);
-    map.unregister("w", now).unwrap();
+    map.unregister("w", now, &Scope::Everything).unwrap();
     map.sweep(now, |_| false);
     assert_eq!(meter.used(), 0);
 }
@@ -265,7 +270,7 @@ fn a_client_has_so_many_registrations_under_way() {
     map.commit(all[0].0, 1).unwrap();
     reserved(map.register(&spec("more 1", 1), 1, now).unwrap());
     assert!(map.register(&spec("more 2", 1), 1, now).is_err());
-    map.abandon(&all[1].1.slices);
+    map.abandon(&all[1].1.slices, &Scope::Everything);
     reserved(map.register(&spec("more 2", 1), 1, now).unwrap());
     assert!(map.registers(1) && map.registers(2) && !map.registers(3));
 }
@@ -301,13 +306,41 @@ fn a_group_goes_with_its_last_tensor_and_its_last_worker() {
     map.commit(reservation, 1).unwrap();
     map.sweep(now, |_| false);
     assert!(map.has_group(first.group));
-    map.unregister("w", now).unwrap();
+    map.unregister("w", now, &Scope::Everything).unwrap();
     assert!(!map.has_group(first.group));
     map.sweep(now, |group| group == first.group);
     let (_, again) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert_eq!(again.group, first.group, "a worker had a place in it");
-    map.abandon(&again.slices);
+    map.abandon(&again.slices, &Scope::Everything);
     map.sweep(now, |_| false);
     let (_, second) = reserved(map.register(&of("a"), 1, now).unwrap());
     assert!(second.group > first.group);
+}
+
+#[test]
+fn a_scope_hides_the_tensors_of_other_groups() {
+    let (mut map, now) = (map(1), Instant::now());
+    let of = |name: &str, group: &str| TensorSpec { group: group.into(), ..spec(name, 4) };
+    for (name, group) in [("a", "one"), ("b", "two")] {
+        let (reservation, _) = reserved(map.register(&of(name, group), 1, now).unwrap());
+        map.commit(reservation, 1).unwrap();
+    }
+    let (open, placement) = reserved(map.register(&of("c", "two"), 1, now).unwrap());
+    let one: Scope = "one".parse().unwrap();
+    let names = |(entries, _): (Vec<pb::MapEntry>, String)| {
+        entries.into_iter().map(|entry| entry.spec.unwrap().name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(map.page(&[], "", 0, &one)), ["a"]);
+    assert_eq!(names(map.page(&["a".into(), "b".into()], "", 0, &one)), ["a"]);
+    assert!(map.hides("b", &one) && map.hides("c", &one) && !map.hides("a", &one) && !map.hides("d", &one));
+    assert!(map.hides_reservation(open, &one) && !map.hides_reservation(open + 1, &one));
+    map.abandon(&placement.slices, &one);
+    assert!(map.registration(open).is_some());
+    for name in ["b", "c", "d"] {
+        let error = map.unregister(name, now, &one).unwrap_err();
+        assert!(error.kind == Kind::UnknownTensor && !error.to_string().contains("\"b\", such"), "{error}");
+        assert_eq!(map.spec(name, &one).unwrap_err().kind, Kind::UnknownTensor);
+    }
+    assert_eq!(map.spec("b", &Scope::Everything).unwrap().name, "b".into());
+    map.unregister("a", now, &one).unwrap();
 }

@@ -1,0 +1,112 @@
+"""`--audit`: one JSON line for each event, and what happens when it cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from token_files import Tokens, new_token
+
+import fastps
+from fastps.commands.cli import main
+
+
+@contextlib.contextmanager
+def serving(tokens: Tokens, audit: Path, data: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process, and its address."""
+    command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--web", "off"]
+    options = [f"--tokens={tokens.file}", f"--audit={audit}", f"--data-dir={data}"]
+    with (data.parent / "log").open("a") as log:
+        server = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True)
+    assert server.stdout is not None
+    try:
+        yield server, server.stdout.readline().split()[-1]
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def events(audit: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in audit.read_text().splitlines()]
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(120)
+def test_each_event_is_a_line(tokens: Tokens, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    audit = folder / "audit.jsonl"
+    alice, ops = tokens.add("alice", "worker"), tokens.add("ops", "admin")
+    wrong = tokens.write_secret("wrong", new_token())
+    with serving(tokens, audit, tmp_path / "data") as (server, address):
+        for _ in range(20):
+            with pytest.raises(fastps.UnauthenticatedError):
+                fastps.connect(address, transport="tcp", token_file=wrong)
+        with fastps.connect(address, transport="tcp", token_file=alice) as ps:
+            ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+            save = ["checkpoint", "save", address, "--token-file"]
+            assert main([*save, alice]) == 1
+            assert main([*save, ops]) == 0
+            assert main([*save, ops, "--consistent=default"]) == 0
+            ps.unregister("w")
+        tokens.add("bob", "reader")
+        server.send_signal(signal.SIGHUP)
+        wait_for(lambda: events(audit)[-1]["event"] == "reload")
+        written = events(audit)
+        names = [event["event"] for event in written]
+        # Twenty attempts are some lines only.
+        assert 1 <= names.count("refused") <= 15
+        in_order = [name for k, name in enumerate(names) if name != "refused" and name != names[k - 1]]
+        assert in_order == [
+            "start",
+            "register",
+            "checkpoint",
+            "hold",
+            "checkpoint",
+            "unregister",
+            "drop",
+            "reload",
+        ]
+        by_name = {event["event"]: event for event in written}
+        assert by_name["start"]["addresses"] == [address]
+        assert by_name["reload"]["files"] == "tokens"
+        assert "token" in by_name["refused"]["reason"]
+        for event in written:
+            assert abs(datetime.fromisoformat(event["time"]).timestamp() - time.time()) < 120
+        for event in written[1:-1]:
+            assert event["address"] == "127.0.0.1"
+        by = {name: by_name[name]["principal"] for name in ("register", "checkpoint", "hold", "drop")}
+        assert by == {"register": "alice", "checkpoint": "ops", "hold": "ops", "drop": "alice"}
+        assert by_name["register"]["tensor"] == by_name["unregister"]["tensor"] == "w"
+        secrets = [*tokens.text.values(), Path(wrong).read_text().strip()]
+        assert not any(secret[4:20] in audit.read_text() for secret in secrets)
+
+        # It cannot be written: who administrates is refused, and others are served.
+        folder.rename(tmp_path / "gone")
+        capfd.readouterr()
+        assert main([*save, ops, "--timeout", "2"]) == 1
+        assert "the audit cannot be written" in capfd.readouterr().err
+        assert "the audit cannot be written" in (tmp_path / "log").read_text()
+        with fastps.connect(address, transport="tcp", token_file=alice) as ps:
+            ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+        folder.mkdir()
+        assert main([*save, ops]) == 0
+        assert [event["event"] for event in events(audit)] == ["checkpoint"]
+    with serving(tokens, audit, tmp_path / "data"):
+        assert events(audit)[-1]["event"] == "start"
