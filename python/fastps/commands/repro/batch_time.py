@@ -1,4 +1,4 @@
-"""Virtual time of a batch with one slow replica."""
+"""Virtual time of a batch with slow replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastps.optimize import Vectors
 
 __all__ = ["SLOW", "batch_time"]
 
-#: Slowdown of the slow replica.
+#: Slowdown of a slow replica.
 SLOW = 10.0
 
 
@@ -43,9 +43,10 @@ class Logical:
         return self._native.portion("batch", self._number + 1, name, report, then, 0.0, None)
 
 
-def batch_time(count: int, per_replica: int, backups: bool) -> tuple[float, int]:
-    """Virtual time of a batch, and the number of copies. One replica is slow; each of the others computes its
-    equal share of the batch in a unit of time. The table of portions and the sums are the store's own.
+def batch_time(count: int, per_replica: int, backups: bool, slow: int = 1) -> tuple[float, int]:
+    """Virtual time of a batch, and the number of copies. The first `slow` replicas are slow; each of the
+    others computes its equal share of the batch in a unit of time. The table of portions and the sums are the
+    store's own.
     """
     portions = count * per_replica
     with fastps.Store(threads=1) as store:
@@ -68,7 +69,7 @@ def batch_time(count: int, per_replica: int, backups: bool) -> tuple[float, int]
             while not report.over:
                 now, k = heapq.heappop(ready)
                 if replicas[k].go_on():
-                    heapq.heappush(ready, (now + (SLOW if k == 0 else 1.0) / per_replica, k))
+                    heapq.heappush(ready, (now + (SLOW if k < slow else 1.0) / per_replica, k))
                 report = look()
             (total,) = v.run(v.end_sum("s"), v.max_abs("s"))
             assert total == portions  # each portion counts once

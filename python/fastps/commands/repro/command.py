@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -19,14 +18,16 @@ from fastps.commands.kit.parser import add_dataset_dir
 from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.catalogue import CLAIMS, find
 from fastps.commands.repro.claim import Claim, Setting
-from fastps.commands.repro.data import DATA_SETS, check_data
+from fastps.commands.repro.data import DATA_SETS, check_data, check_packages
+from fastps.commands.repro.figures import command as figures
 from fastps.commands.repro.report import show, write_page
 from fastps.commands.repro.runner import run
 
 __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
-examples: fastps repro list; fastps repro onebit --quick; fastps repro all --dataset-dir DIR --jobs 2
+examples: fastps repro list; fastps repro onebit --quick; fastps repro all --dataset-dir DIR --jobs 2;
+fastps repro figures list; fastps repro figures --quick
 exit codes: 0 every claim holds or is known not to reproduce; 1 another one does not hold or could not be
 measured, or the last line says what failed; 2 wrong usage; 130 stopped by Ctrl-C, with the claims that were
 finished in the --out folder.
@@ -46,15 +47,6 @@ SHOWN = {
 FORMS = {"both": ("quick", "full"), "quick": ("quick",), "full": ("full",), "apart": ("full",)}
 
 
-def is_installed(package: str) -> bool:
-    """Returns whether a package with this name on pip is installed."""
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1")
@@ -71,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps repro``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG + "\n".join(_data_lines())
-    parser.add_argument("names", nargs="+", metavar="NAME", help="names of claims; or list, or all")
+    parser.add_argument(
+        "names",
+        nargs="+",
+        metavar="NAME",
+        help="names of claims; or list, or all; or figures, and names of figures, if not all",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="use the digits in the package; takes less than 3 minutes"
     )
@@ -82,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=_seed, default=0, metavar="N", help="the runs have seeds N + 1, N + 2, ... (0)"
     )
+    parser.add_argument(
+        "--measure", action="store_true", help="with figures: measure the costs of this machine for --costs"
+    )
+    parser.add_argument("--costs", metavar="FILE", help="with figures: measured costs (those in the package)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="number of processes (one per core)")
     parser.add_argument(
         "--json",
@@ -100,6 +101,10 @@ def _data_lines() -> Iterator[str]:
 
 def execute(args: argparse.Namespace) -> int:
     """Checks claims; the exit code."""
+    if args.names[0] == "figures":
+        return figures.execute(args, args.names[1:])
+    if args.measure or args.costs:
+        raise CommandError("--measure and --costs are for figures: fastps repro figures --measure")
     if args.names == ["list"]:
         return _list(args.json)
     try:
@@ -149,9 +154,7 @@ def _check(claims: list[Claim], setting: Setting) -> None:
         return
     check_data((name for claim in claims for name in claim.needs), setting.dataset_dir)
     for claim in claims:
-        missing = [name for name in claim.packages if not is_installed(name)]
-        if missing:
-            raise CommandError(f"{claim.name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+        check_packages(claim.name, claim.packages)
 
 
 def _list(as_json: bool) -> int:

@@ -1,7 +1,8 @@
-"""The data sets of the full form: their files, and the sources of those."""
+"""Needs of the full form: data sets with their files and sources, and packages."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from fastps._shared.process import CommandError
 from fastps.data.cifar10 import FILES as CIFAR10_FILES
 from fastps.data.images import MNIST_FILES
 
-__all__ = ["DATA_SETS", "check_data"]
+__all__ = ["DATA_SETS", "check_data", "check_packages"]
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,32 @@ DATA_SETS = {
 }
 
 
-def check_data(names: Iterable[str], dataset_dir: str | None) -> None:
-    """Raises `CommandError` unless these data sets are present; it names all missing files."""
+def check_packages(name: str, packages: Iterable[str]) -> None:
+    """Raises `CommandError` unless the packages that a claim or figure needs are installed."""
+    missing = [package for package in packages if not _is_installed(package)]
+    if missing:
+        raise CommandError(f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def _is_installed(package: str) -> bool:
+    """Returns whether a package with this name on pip is installed."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_data(names: Iterable[str], dataset_dir: str | None, option: str = "--dataset-dir") -> None:
+    """Raises `CommandError` unless these data sets are present; it names all missing files, and the option or
+    variable that names their folder.
+    """
     wanted = sorted(set(names), key=list(DATA_SETS).index)
     if dataset_dir is None and wanted:
         folders = "; ".join(
             f"{name}/ in it: {', '.join(DATA_SETS[name].files)} ({DATA_SETS[name].source})" for name in wanted
         )
-        raise CommandError(f"the full form needs --dataset-dir DIR with {folders}; or use --quick")
+        raise CommandError(f"the full form needs {option} DIR with {folders}; or use --quick")
     lacking = []
     for name in wanted:
         folder = Path(dataset_dir or ".") / name
@@ -58,4 +77,4 @@ def check_data(names: Iterable[str], dataset_dir: str | None) -> None:
         if missing:
             lacking.append(f"{folder} lacks {', '.join(missing)} ({DATA_SETS[name].source})")
     if lacking:
-        raise CommandError(f"--dataset-dir {dataset_dir}: {'; '.join(lacking)}")
+        raise CommandError(f"{option} {dataset_dir}: {'; '.join(lacking)}")

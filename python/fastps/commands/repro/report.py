@@ -14,7 +14,7 @@ from fastps._fastps import __version__
 from fastps.commands.repro.catalogue import CLAIMS
 from fastps.commands.repro.runner import Result
 
-__all__ = ["show", "write_page"]
+__all__ = ["processor", "show", "write_page"]
 
 
 def show(result: Result, done: int, of: int, stream: TextIO) -> None:
@@ -48,10 +48,10 @@ def _machine(results: list[Result]) -> str:
     seeds = sorted({result["seed"] for result in results})
     software = f"Python {platform.python_version()}, NumPy {np.__version__} with one BLAS thread"
     first = ", ".join(map(str, seeds))
-    return f"Seeds follow {first}. {os.cpu_count()} cores, {_processor()}; {software}, fastps {__version__}."
+    return f"Seeds follow {first}. {os.cpu_count()} cores, {processor()}; {software}, fastps {__version__}."
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name of the CPU, and on x86 its generation: the instruction set determines the order of BLAS's sums."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []

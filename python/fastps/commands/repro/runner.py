@@ -23,7 +23,7 @@ from fastps.commands.repro.catalogue import CLAIMS
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict
 from fastps.commands.repro.picture import draw
 
-__all__ = ["Result", "measure", "run"]
+__all__ = ["Result", "measure", "no_children_left", "one_blas_thread", "pool", "run"]
 
 #: Numbers of threads that BLAS libraries read once, when they are loaded. With one thread, two runs on one
 #: machine print the same digits.
@@ -37,16 +37,16 @@ def run(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> Generato
 
     A process that dies ends its whole pool. Each lost claim runs once more, in a separate process.
     """
-    with _one_blas_thread(), _no_children_left():
-        pool, lost, flights = _pool(jobs), {claim.name: claim for claim in claims}, []
+    with one_blas_thread(), no_children_left():
+        measuring, lost, flights = pool(jobs), {claim.name: claim for claim in claims}, []
         with contextlib.suppress(BrokenProcessPool):
-            flights += [pool.submit(measure, name, setting, out) for name in lost]
+            flights += [measuring.submit(measure, name, setting, out) for name in lost]
         for flight in concurrent.futures.as_completed(flights):
             with contextlib.suppress(BrokenProcessPool):
                 result = flight.result()
                 del lost[result["name"]]
                 yield result
-        pool.shutdown()
+        measuring.shutdown()
         yield from _run_again(list(lost.values()), setting, out, jobs)
 
 
@@ -56,11 +56,11 @@ def _run_again(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> I
     flights: dict[concurrent.futures.Future[Result], tuple[Claim, ProcessPoolExecutor]] = {}
     while waiting or flights:
         while waiting and len(flights) < jobs:
-            claim, pool = waiting.popleft(), _pool(1)
-            flights[pool.submit(measure, claim.name, setting, out)] = claim, pool
+            claim, single = waiting.popleft(), pool(1)
+            flights[single.submit(measure, claim.name, setting, out)] = claim, single
         for flight in concurrent.futures.wait(flights, return_when="FIRST_COMPLETED").done:
-            claim, pool = flights.pop(flight)
-            pool.shutdown()
+            claim, single = flights.pop(flight)
+            single.shutdown()
             try:
                 yield flight.result()
             except BrokenProcessPool:
@@ -68,13 +68,14 @@ def _run_again(claims: list[Claim], setting: Setting, out: Path, jobs: int) -> I
                 yield {**_write(claim, setting, out, verdict, {}), "seconds": 0.0}
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
+def pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that measure; they end with this one."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(),))
 
 
 @contextlib.contextmanager
-def _no_children_left() -> Iterator[None]:
+def no_children_left() -> Iterator[None]:
     """If this ends early, the processes that measure end, too."""
     try:
         yield
@@ -142,7 +143,7 @@ def _status(claim: Claim, verdict: Verdict) -> str:
 
 
 @contextlib.contextmanager
-def _one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[None]:
     """Processes that start meanwhile use one BLAS thread."""
     before = {name: os.environ.get(name) for name in BLAS}
     os.environ.update(dict.fromkeys(BLAS, "1"))

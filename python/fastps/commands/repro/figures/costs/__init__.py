@@ -1,0 +1,1 @@
+"""Measured costs, which virtual runs read."""

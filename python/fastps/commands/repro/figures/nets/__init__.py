@@ -1,0 +1,1 @@
+"""Nets that are trained or measured."""

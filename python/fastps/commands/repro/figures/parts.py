@@ -1,0 +1,153 @@
+"""Speed-up against parts of a model: DistBelief's figure 3, by measured compute and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastps.commands.repro.claim import Verdict
+from fastps.commands.repro.figures.costs.costs import Costs
+from fastps.commands.repro.figures.figure import Figure, Numbers, Run
+from fastps.commands.repro.figures.nets.parts import BATCH, CHANNELS, LAYERS, NETS, PARTS, SIDE
+
+__all__ = ["FIGURES", "LINKS", "step_seconds"]
+
+#: Virtual links: seconds of each message, and bytes per second; None: as measured between two processes.
+LINKS: dict[str, tuple[float, float] | None] = {
+    "this machine": None,
+    "10 Gbit/s": (50e-6, 1.25e9),
+    "1 Gbit/s": (100e-6, 0.125e9),
+}
+#: Largest error of the predicted speed-up of two parts, and load of a machine on which that is judged.
+NEAR, IDLE = 0.25, 0.5
+COLORS = dict(zip(NETS, ("#b2182b", "#2166ac", "#4d9221"), strict=True))
+STYLES = dict(zip(LINKS, ("-", "--", ":"), strict=True))
+
+
+def messages(net: str, parts: int) -> tuple[int, float]:
+    """Messages that one part sends or receives between two layers, forward and backward, and their bytes."""
+    if parts == 1:
+        return 0, 0.0
+    if net == "local":
+        neighbours = 1 if parts == 2 else 2
+        return 2 * neighbours, 2.0 * neighbours * BATCH * CHANNELS * SIDE * 4
+    others = parts - 1
+    return 2 * others, 2.0 * others * BATCH * (NETS[net] // parts) * 4
+
+
+def step_seconds(net: str, parts: int, link: str, costs: Costs) -> float:
+    """Seconds of a step: the computation of a part, and its messages, which overlap with nothing."""
+    each, bandwidth = LINKS[link] or (costs.message["seconds"], costs.message["bandwidth"])
+    count, bytes_ = messages(net, parts)
+    return costs.parts[net][str(parts)] + (LAYERS - 1) * (count * each + bytes_ / bandwidth)
+
+
+def measure(run: Run) -> Numbers:
+    costs = run.costs
+    table = {
+        net: {link: {str(p): step_seconds(net, p, link, costs) for p in PARTS} for link in LINKS}
+        for net in NETS
+    }
+    return {
+        "settings": f"{LAYERS} layers, batches of {BATCH}; fully connected layers of 512 and 2,048, cut "
+        "by their "
+        f"outputs; locally connected: 3 x 3 convolutions of {CHANNELS} channels on {SIDE} x {SIDE} "
+        "images, cut by "
+        "rows; computation and messages as measured, each part on one core",
+        "seeds": [],
+        "load": costs.load,
+        "seconds": table,
+        "real": {net: costs.two_parts[net] for net in NETS},
+    }
+
+
+def speed_ups(numbers: Numbers, net: str, link: str) -> list[float]:
+    """Seconds of one part over those of several."""
+    seconds = numbers["seconds"][net][link]
+    return [seconds["1"] / seconds[str(p)] for p in PARTS]
+
+
+def real(numbers: Numbers, net: str) -> float:
+    """Speed-up of two parts that are processes."""
+    return float(numbers["real"][net]["one"] / numbers["real"][net]["two"])
+
+
+def judge(numbers: Numbers) -> Verdict:
+    slow = {net: speed_ups(numbers, net, "1 Gbit/s") for net in NETS}
+    later = slow["local"][-1] > slow["dense, 512"][-1]
+    peak = PARTS[slow["dense, 512"].index(max(slow["dense, 512"]))]
+    off = {net: speed_ups(numbers, net, "this machine")[1] / real(numbers, net) - 1 for net in NETS}
+    text = f"dense, 512 over 1 Gbit/s is fastest with {peak} parts, local {slow['local'][-1]:.1f} x with "
+    text += f"{PARTS[-1]}; "
+    text += "predicted speed-up of 2 parts against processes: "
+    text += f"{', '.join(f'{net} {o:+.0%}' for net, o in off.items())}"
+    near = max(map(abs, off.values())) <= NEAR
+    if numbers["load"] > IDLE:
+        text += f", at a load of {numbers['load']:g}: the machine was too busy to judge this"
+        near = True
+    return Verdict(later and peak < PARTS[-1] and near, text)
+
+
+def caption(numbers: Numbers) -> str:
+    ends = [
+        f"{net} {max(ups):.1f} x with {PARTS[ups.index(max(ups))]} parts over {link}"
+        for net in NETS
+        for link in LINKS
+        if (ups := speed_ups(numbers, net, link))
+    ]
+    measured = ", ".join(f"{net} {real(numbers, net):.2f} x" for net in NETS)
+    return (
+        f"Fastest: {'; '.join(ends)}. Large markers: two parts as two processes of this machine, "
+        f"{measured}. The "
+        "paper: 2.2 x with 8 machines for a fully connected net, more than 12 x with 81 for a locally "
+        "connected one."
+    )
+
+
+def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+    yield "net", "link", "parts", "seconds", "speed-up"
+    for net in NETS:
+        for link, seconds in numbers["seconds"][net].items():
+            for p in PARTS:
+                yield net, link, p, seconds[str(p)], seconds["1"] / seconds[str(p)]
+        yield net, "two processes", 1, numbers["real"][net]["one"], 1.0
+        yield net, "two processes", 2, numbers["real"][net]["two"], real(numbers, net)
+
+
+def draw(numbers: Numbers, figure: Any) -> None:
+    figure.set_size_inches(12, 4.6)
+    for axes, net in zip(figure.subplots(1, len(NETS), sharey=True), NETS, strict=True):
+        for link, style in STYLES.items():
+            axes.plot(PARTS, speed_ups(numbers, net, link), f"o{style}", ms=3, color=COLORS[net], label=link)
+        axes.plot([2], [real(numbers, net)], "kD", ms=7, mfc="none", label="two processes")
+        axes.plot(PARTS, PARTS, color="#bbbbbb", lw=0.8, label="as many as parts")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(PARTS, map(str, PARTS))
+        axes.set_yticks((0.25, 0.5, 1, 2, 4, 8, 16), ("1/4", "1/2", "1", "2", "4", "8", "16"))
+        axes.set_title(net, fontsize=10)
+        axes.set_xlabel("parts")
+        axes.legend(fontsize=7)
+    figure.axes[0].set_ylabel("speed-up")
+
+
+FIGURES = [
+    Figure(
+        name="parts",
+        title="Speed-up of model parallelism against parts",
+        source="Dean et al., NIPS 2012, figure 3",
+        differs="layers of up to 2,048 instead of nets of 42 million and more parameters; one core for "
+        "each part "
+        "instead of up to 20; links are virtual, and their messages overlap with nothing",
+        threshold=f"the small fully connected net is fastest before {PARTS[-1]} parts over 1 Gbit/s, the "
+        "locally "
+        f"connected one gains more there; on an idle machine two processes are within {100 * NEAR:.0f} % "
+        "of this",
+        measure=measure,
+        judge=judge,
+        caption=caption,
+        rows=rows,
+        draw=draw,
+        minutes=(0.0, 0.0),
+    ),
+]

@@ -1,0 +1,1 @@
+"""Training runs on a real store, each for a process."""
