@@ -228,9 +228,17 @@ acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement lear
 gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundles; options: make gorila-grid ARGS="--frames 50000"
 	$(BIN)/python tests/long/gorila_grid.py $(ARGS)
 
-test-engines: .venv/.test-$(PROFILE) ## Run the examples of examples/engines on Ray, Dask, Lightning, Accelerate, and on Slurm if it is installed
-	$(BIN)/python .ci/requirements.py engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
-	cd tests && $(BIN)/python -m pytest long/engines.py $(ARGS)
+test-engines: .venv/.test-$(PROFILE) ## Run examples/engines on Ray, Dask, Lightning, Accelerate, and Slurm; the image in Docker; charts against their schemas
+	$(BIN)/python .ci/requirements.py test-engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
+	@command -v helm >/dev/null || $(MAKE) --no-print-directory $(TARGET)/go/bin/helm || true
+	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
+	  $(BIN)/python -m pytest long/engines.py long/image.py engines/test_charts.py engines/test_kubeflow.py $(ARGS)
+
+# Without optimizations and debug information it is built with less work.
+$(TARGET)/go/bin/helm:
+	@command -v go >/dev/null || { echo "fastps: helm needs go, which was not found" >&2; exit 1; }
+	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	  go install -gcflags='all=-N -l -dwarf=false' -ldflags='-s -w' helm.sh/helm/v3/cmd/helm@v3.22.0
 
 release: | tools ## Build wheels and static servers for x86-64 and AArch64 into target/dist, and try them; options: make release ARCHITECTURES=x86_64
 	PYTHON="$(PYTHON)" .ci/release $(TARGET)/dist $(ARCHITECTURES)

@@ -13,22 +13,7 @@ import numpy as np
 import pytest
 
 import fastps
-
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-USER = 65532
-#: As much as an image may have.
-MOST = 40 << 20
-
-
-def program() -> Path:
-    """The server that `make test-rust` has built."""
-    wheel = os.environ.get("FASTPS_WHEEL")
-    target = Path(wheel).parents[2] if wheel else ROOT / "target"
-    found = target / "debug/fastps-server"
-    if not found.exists():
-        pytest.skip("fastps-server is not built (make test-rust)")
-    return found
+from server_image import DEPLOY, MOST, ROOT, USER, fill
 
 
 def serve(root: Path) -> tuple[subprocess.Popen[str], str]:
@@ -48,10 +33,11 @@ def serve(root: Path) -> tuple[subprocess.Popen[str], str]:
 def test_the_image_s_root_has_all_that_a_server_needs(tmp_path: Path) -> None:
     """It serves as a user without rights, keeps its state in /data alone, and ends with SIGTERM."""
     root = tmp_path / "image"
-    subprocess.run([str(DEPLOY / "image-root"), str(program()), str(root)], check=True)
+    fill(root)
     files = [path for path in root.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < MOST
     assert not [path for path in files if path.name != "fastps-server" and ".so" not in path.name]
+    (root / "data").mkdir()
     os.chown(root / "data", USER, USER)
     for folder in (tmp_path, *tmp_path.parents[:2]):  # pytest's are closed to others
         folder.chmod(0o755)

@@ -2,7 +2,7 @@
 
 Blocks marked `python` run one by one, each in an empty directory and its own process. The `bash` blocks of a
 page run in order in one shell; servers that they leave in the background must still be alive at the end.
-Blocks marked `text` are pictures.
+Blocks marked `text` are pictures, and tests/engines checks those marked `yaml`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def run_script(
 @pytest.mark.parametrize("page", EXECUTED, ids=name)
 def test_every_block_has_a_known_language(page: Path) -> None:
     languages = {language for language, _ in BLOCK.findall(page.read_text())}
-    assert languages <= {"python", "bash", "text"}
+    assert languages <= {"python", "bash", "text", "yaml"}
 
 
 PYTHON_BLOCKS = [

@@ -1,0 +1,25 @@
+"""The root of the image of `deploy/Containerfile`, for tests that run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DEPLOY = ROOT / "deploy"
+USER = 65532
+#: As much as an image may have.
+MOST = 40 << 20
+
+
+def fill(root: Path) -> None:
+    """Fills a folder with the image's root, with the server that `make test-rust` has built."""
+    wheel = os.environ.get("FASTPS_WHEEL")
+    target = Path(wheel).parents[2] if wheel else ROOT / "target"
+    program = target / "debug/fastps-server"
+    if not program.exists():
+        pytest.skip("fastps-server is not built (make test-rust)")
+    subprocess.run([str(DEPLOY / "image-root"), str(program), str(root)], check=True)
