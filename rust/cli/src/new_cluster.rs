@@ -89,7 +89,7 @@ fn fill(dir: &Path, servers: &[String], days: u32) -> Result<()> {
     }
     for host in servers {
         let holder = Holder::Server { hosts: vec![host.clone()] };
-        let request = Request { holder, days, request: None, file_name: None };
+        let request = Request { holder, days, csr: None, file_name: None };
         let name = request.file_name()?;
         if name == CLIENTS || PRINCIPALS.iter().any(|(taken, _)| *taken == name) {
             return Err(Error::new(Kind::Config, "a server cannot have this name here")
@@ -108,9 +108,8 @@ fn fill(dir: &Path, servers: &[String], days: u32) -> Result<()> {
 
 /// The commands for each machine.
 fn commands(dir: &Path, servers: &[String], port: u16) -> Vec<String> {
-    let address = |host: &String| match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+    let address = |host: &String| {
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     };
     let cluster = servers.iter().map(address).collect::<Vec<_>>().join(",");
     let shown = dir.display();

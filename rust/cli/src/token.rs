@@ -155,7 +155,7 @@ fn add(file: &Path, entry: &TokenEntry) -> Result<()> {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
-        text.push_str(&format!("{entry}\n"));
+        text.extend([entry.to_string().as_str(), "\n"]);
         TokenFile::parse(&text)?;
         Ok((text, ()))
     })
@@ -182,22 +182,18 @@ fn revoke(file: &Path, name: &str) -> Result<()> {
 
 fn line(entry: &TokenEntry, now: u64) -> String {
     let Principal { role, scope, limits, .. } = &entry.principal;
-    let mut line = format!("{}: {role} for {scope}", entry.name());
-    match entry.expires {
-        Some(end) if entry.is_expired(now) => line.push_str(&format!(", EXPIRED on {}", time_text(end))),
-        Some(end) => line.push_str(&format!(", until {}", time_text(end))),
-        None => {}
-    }
-    if let Some(frames) = limits.frames_per_second {
-        line.push_str(&format!(", {frames} frames/s"));
-    }
-    if let Some(bytes) = limits.bytes_per_second {
-        line.push_str(&format!(", {}/s", size(bytes)));
-    }
-    if let Some(bytes) = limits.memory {
-        line.push_str(&format!(", {} of memory", size(bytes)));
-    }
-    line
+    let expiry = entry.expires.map(|end| {
+        let word = if entry.is_expired(now) { "EXPIRED on" } else { "until" };
+        format!("{word} {}", time_text(end))
+    });
+    let parts = [
+        Some(format!("{}: {role} for {scope}", entry.name())),
+        expiry,
+        limits.frames_per_second.map(|frames| format!("{frames} frames/s")),
+        limits.bytes_per_second.map(|bytes| format!("{}/s", size(bytes))),
+        limits.memory.map(|bytes| format!("{} of memory", size(bytes))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn in_json_of(entry: &TokenEntry, now: u64) -> serde_json::Value {

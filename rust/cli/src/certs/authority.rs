@@ -41,8 +41,8 @@ impl Authority {
         params.not_before = start()?;
         params.not_after = params.not_before + CLOCK_SKEW + Duration::days(days.into());
         let serial = serial()?;
-        let number =
-            serial.to_bytes().iter().take(NUMBER_BYTES).map(|byte| format!("{byte:02x}")).collect::<String>();
+        let number = serial.to_string().replace(':', "");
+        let number = &number[..number.len().min(2 * NUMBER_BYTES)];
         params.serial_number = Some(serial);
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, format!("fastps CA {number}"));
@@ -118,7 +118,7 @@ impl Authority {
             return Err(Error::new(Kind::Config, "the certificate would outlive its CA")
                 .expected(format!("at most {left} days"), format!("{} days", request.days)));
         }
-        if let Some(text) = &request.request {
+        if let Some(text) = &request.csr {
             let mut wanted = CertificateSigningRequestParams::from_pem(text).map_err(|error| {
                 Error::new(Kind::Config, format!("cannot use the certificate request: {error}"))
             })?;

@@ -34,7 +34,7 @@ pub(crate) struct Request {
     pub(crate) holder: Holder,
     pub(crate) days: u32,
     /// A certificate request in PEM form, whose public key is signed; `None`: a new key.
-    pub(crate) request: Option<String>,
+    pub(crate) csr: Option<String>,
     /// Name of the files; `None`: that of the holder.
     pub(crate) file_name: Option<String>,
 }

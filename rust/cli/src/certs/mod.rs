@@ -109,7 +109,8 @@ fn execute(command: Command) -> Result<bool> {
                 },
             };
             let request = csr.map(|file| read(&file)).transpose()?;
-            let issued = Authority::open(&dir)?.issue(&Request { holder, days, request, file_name: name })?;
+            let issued =
+                Authority::open(&dir)?.issue(&Request { holder, days, csr: request, file_name: name })?;
             let mut lines = vec![format!("{}: the certificate and the CA", issued.certificate.display())];
             lines.extend(issued.key.map(|key| format!("{}: its private key", key.display())));
             say(&lines)?;

@@ -67,7 +67,7 @@ fn without(name: &str) -> Failed {
 /// `PULL_STATE` without its prefix as `PullState`.
 fn camel(name: &str, prefix: &str) -> String {
     let words = name.strip_prefix(prefix).unwrap_or(name).split('_');
-    words.map(|word| format!("{}{}", &word[..1], word[1..].to_lowercase())).collect()
+    words.flat_map(|word| [word[..1].to_owned(), word[1..].to_lowercase()]).collect()
 }
 
 #[test]

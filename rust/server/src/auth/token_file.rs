@@ -282,7 +282,8 @@ mod tests {
         assert_eq!(file.find(b"secret 1", u64::MAX).unwrap().principal.limits, Limits::default());
         assert!(file.find(b"secret 2", 0).is_none() && file.find(b"", 0).is_none());
         // What is written is read as the same.
-        let again: String = file.entries().iter().map(|entry| format!("{entry}\n")).collect();
+        let again: Vec<_> = file.entries().iter().map(ToString::to_string).collect();
+        let again = again.join("\n");
         assert_eq!(TokenFile::parse(&again).unwrap().entries(), file.entries());
         assert!(!format!("{file:?}").contains(&hash(0)[..16]));
     }
@@ -344,8 +345,9 @@ mod tests {
 
     #[test]
     fn many_principals_are_found_as_fast_as_one() {
-        let lines =
-            |count: usize| (0..count).map(|k| format!("p{k} worker * {}\n", hash(k))).collect::<String>();
+        let lines = |count: usize| {
+            (0..count).map(|k| format!("p{k} worker * {}", hash(k))).collect::<Vec<_>>().join("\n")
+        };
         let (one, many) =
             (TokenFile::parse(&lines(1)).unwrap(), TokenFile::parse(&lines(MAX_LINES)).unwrap());
         for k in [0, 1, 5_000, MAX_LINES - 1] {

@@ -50,7 +50,7 @@ impl Certificate {
             uris,
             subject: found.subject().to_string(),
             issuer: found.issuer().to_string(),
-            serial: found.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
+            serial: found.raw_serial_as_string().replace(':', ""),
             not_before: found.validity().not_before.timestamp(),
             not_after: found.validity().not_after.timestamp(),
             is_ca: found.is_ca(),
