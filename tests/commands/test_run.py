@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import fastps
+import kill_table
 
 RUN = [sys.executable, "-m", "fastps", "run"]
 LIMIT = 100.0
@@ -234,8 +235,9 @@ else:
     ran = run("-n", "2", "--restart", "2", "--json", str(log), script(tmp_path, text))
     assert ran.returncode == 0, ran.stderr
     assert "rank 1 ended with exit code 137; it starts again (1 left)" in ran.stderr
-    assert [(one["rank"], one["restart"]) for one in events(log, "start") if one["rank"] == 0] == [(0, 0)]
-    assert [one["restart"] for one in events(log, "start") if one["rank"] == 1] == [0, 1, 2]
+    lives = [[one["restart"] for one in events(log, "start") if one["rank"] == rank] for rank in range(2)]
+    kill_table.check("fastps run", "worker", "the others continue", lives[0] == [0])
+    kill_table.check("fastps run", "worker", "`--restart N` starts it again", lives[1] == [0, 1, 2])
     assert [one["code"] for one in events(log, "exit") if one["rank"] == 1] == [137, 137, 0]
 
 
@@ -318,7 +320,7 @@ def test_a_server_without_a_data_directory_ends_the_run(tmp_path: Path) -> None:
     with running("--shards", "2", "--json", str(log), script(tmp_path, STUBBORN)) as process:
         family = own_of(process, 1)
         os.kill(events(log, "server_start")[1]["pid"], signal.SIGKILL)
-        assert process.wait(LIMIT) == 1
+        kill_table.check("fastps run", "servers", "without it the run ends", process.wait(LIMIT) == 1)
         assert_gone(family)
         assert process.stderr is not None
         last = process.stderr.read().splitlines()[-1]
@@ -354,7 +356,8 @@ with fastps.connect(ack="logged", timeout=90) as ps:
             os.kill(events(log, "server_start")[life]["pid"], signal.SIGKILL)
             wait_until(lambda life=life: len(events(log, "server_start")) == life + 2)
         enough.touch()
-        assert process.stdout.readline() == "rank 0 | done\n"
+        phrase = "they start again from `--data-dir`, and nothing is lost"
+        kill_table.check("fastps run", "servers", phrase, process.stdout.readline() == "rank 0 | done\n")
         assert process.wait(LIMIT) == 0
     assert len({start["address"] for start in events(log, "server_start")}) == 1
 
