@@ -81,7 +81,7 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     let shared = StreamState::new(node.shard.meter(), &budget, false).unwrap();
     let (answers, mut queue) = channel(1);
     let slot = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);
-    let stream = Exchange::open(&node, Peer::new(budget, None), shared, &MetadataMap::new()).unwrap();
+    let stream = Exchange::open(&node, Peer::new(budget, None, None), shared, &MetadataMap::new()).unwrap();
     let command = Command { space: SPACE, term: 1, number: 1 };
     let header = convert::run_header(Target { slice: SliceId(0), group: 1, epoch: 1 }, command, &[ID]);
     let payload: Bytes =
