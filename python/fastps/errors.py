@@ -179,7 +179,7 @@ class PermissionDeniedError(FastpsError, PermissionError):
     """The server refuses the client: because of TLS, its role, its secret, or another user's Unix socket."""
 
 
-class UnauthenticatedError(PermissionDeniedError):
+class UnauthenticatedError(FastpsError, PermissionError):
     """The server asks for a token, and got none, or one that is unknown, expired or revoked."""
 
 

@@ -22,6 +22,7 @@ from served import Served, served
 from token_files import Tokens, new_token
 
 import fastps
+import grpc
 from fastps.commands.cli import main
 
 ZEROS = np.zeros(8, np.float32)
@@ -69,7 +70,7 @@ def test_a_token_decides_what_its_client_may_do(tokens: Tokens) -> None:
         for file, why in ((None, "asks for a token"), (old, "expired"), (unknown, "unknown")):
             error = refused(fastps.UnauthenticatedError, fastps.connect, server, token_file=file)
             assert why in str(error)
-            assert isinstance(error, fastps.PermissionDeniedError)
+            assert isinstance(error, PermissionError)
 
 
 def test_a_scope_hides_the_other_groups(tokens: Tokens) -> None:
@@ -428,3 +429,51 @@ def test_headers_that_are_no_token_are_refused(tokens: Tokens, stubs: Stubs) -> 
             metadata = [("authorization", value) for value in values]
             call = stats.future(stubs.pb.StatsRequest(), timeout=30, metadata=metadata)
             assert call.exception().code().name == "UNAUTHENTICATED", values
+
+
+def test_health_is_for_everybody_and_reflection_for_readers(tokens: Tokens, stubs: Stubs) -> None:
+    tokens.add("alice", "reader")
+    shown = [("authorization", f"Bearer {tokens.text['alice']}")]
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        ForeignClient(stubs, server.address_list, hello=False) as client,
+    ):
+        (channel,) = client.channels
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30) == b"\x08\x01"
+        for version in ("v1", "v1alpha"):
+            ask = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+            services = b"\x3a\x00"  # list_services
+            with pytest.raises(grpc.RpcError) as raised:
+                list(ask(iter([services]), timeout=30))
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            (answer,) = ask(iter([services]), timeout=30, metadata=shown)
+            assert b"fastps.v1.Control" in answer
+
+
+def test_a_reload_changes_roles_and_expiry(tokens: Tokens, tmp_path: Path) -> None:
+    """A stream of a principal whose line has changed ends, and its client goes on with the new role."""
+    file = tokens.add("alice", "worker")
+    with (
+        served(tokens.file, tmp_path / "log") as server,
+        fastps.connect(server.address, token_file=file, timeout=60) as ps,
+    ):
+        ps.register("w", ZEROS, optimizer=fastps.SGD(lr=1.0))
+        ps.push("w", ONES)
+        for change, kind in ((" reader ", fastps.PermissionDeniedError), (" worker ", None)):
+            old = " worker " if kind else " reader "
+            tokens.file.write_text(tokens.file.read_text().replace(old, change))
+            server.reload()
+            wait_until(lambda: refusal_of(ps) is kind)  # noqa: B023
+        lines = tokens.file.read_text().splitlines()
+        tokens.file.write_text("".join(f"{line} expires=2020-01-01\n" for line in lines))
+        server.reload()
+        wait_until(lambda: refusal_of(ps) is fastps.UnauthenticatedError)
+
+
+def refusal_of(ps: fastps.ParameterServer) -> type[Exception] | None:
+    """The error of a push; None: it was applied."""
+    try:
+        ps.push("w", ONES, timeout=2)
+    except fastps.FastpsError as error:
+        return type(error)
+    return None

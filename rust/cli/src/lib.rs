@@ -119,8 +119,8 @@ struct ServeArgs {
     /// 127.0.0.1:7069, if it is free].
     #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
     web: Option<String>,
-    /// Allow addresses other than loopback without TLS, or without --tokens and --tls-ca: every client may read
-    /// and change everything.
+    /// Allow addresses other than loopback without TLS, or without --tokens and --tls-ca: every client may
+    /// read and change everything.
     #[arg(long)]
     insecure: bool,
 }
@@ -149,8 +149,8 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit status. The
-/// first argument is the program's name. If the second is one of [`COMMANDS`], runs that command instead.
+/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit status.
+/// The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if let Some(command) =

@@ -4,7 +4,6 @@
 use std::io::Result;
 
 /// The signals of a server.
-#[cfg(unix)]
 pub(crate) struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
@@ -12,7 +11,6 @@ pub(crate) struct Signals {
     hangup: Option<tokio::signal::unix::Signal>,
 }
 
-#[cfg(unix)]
 impl Signals {
     /// Catches SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal) unless that is ignored.
     pub(crate) fn catch() -> Result<Self> {
@@ -44,24 +42,9 @@ impl Signals {
 }
 
 /// Returns whether SIGHUP is ignored, as far as the system tells.
-#[cfg(unix)]
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     // The first signal is SIGHUP.
     ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
-}
-
-#[cfg(not(unix))]
-pub(crate) struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    pub(crate) fn catch() -> Result<Self> {
-        Ok(Self)
-    }
-
-    pub(crate) async fn stop(self, _: Option<impl Fn()>) {
-        let _ = tokio::signal::ctrl_c().await;
-    }
 }

@@ -34,8 +34,8 @@ pub struct ConnectOptions {
     pub tls: TlsFiles,
     /// The name that servers' certificates must have; `None` = the host of the server's address.
     pub tls_server_name: Option<String>,
-    /// The file of the token to show, which is read again for each new connection. Without TLS it is shown only to
-    /// servers on loopback and on Unix sockets.
+    /// The file of the token to show, which is read again for each new connection. Without TLS it is shown
+    /// only to servers on loopback and on Unix sockets.
     pub token_file: Option<PathBuf>,
     /// Guarantee of a receipt; [`Ack::Logged`] needs servers that keep a log.
     pub ack: Ack,

@@ -420,8 +420,8 @@ impl Shard {
         Some(table.slices.get(any)?.spec().group.clone())
     }
 
-    /// The noted moments of the last changes of some tensors, of those that are allowed; those without one are
-    /// left out.
+    /// The noted moments of the last changes of some tensors, of those that are allowed; those without one
+    /// are left out.
     pub fn last_changes(
         &self,
         names: &HashSet<&str>,

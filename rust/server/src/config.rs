@@ -67,8 +67,8 @@ pub struct ServerConfig {
     /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
     /// a certificate. Without `tls.ca` they are always offered.
     pub local: bool,
-    /// The file of tokens: callers must show one, or a certificate with a role. `None`: who reaches the server
-    /// may do everything, unless its certificate names a role.
+    /// The file of tokens: callers must show one, or a certificate with a role. `None`: who reaches the
+    /// server may do everything, unless its certificate names a role.
     pub tokens: Option<PathBuf>,
     /// The file of the token that this server shows to the others of its cluster.
     pub server_token: Option<PathBuf>,

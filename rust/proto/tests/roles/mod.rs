@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 type Failed = Box<dyn std::error::Error>;
 
-/// The code: an implementation per request, and a match of all frame kinds. Fails for a call, or a kind, without
-/// a role.
+/// The code: an implementation per request, and a match of all frame kinds. Fails for a call, or a kind,
+/// without a role.
 pub(crate) fn generate(pool: &DescriptorPool) -> Result<String, Failed> {
     let extension = |name: &str| pool.get_extension_by_name(name).ok_or_else(|| format!("no option {name}"));
     let (of_call, of_kind) = (extension("fastps.v1.least_role")?, extension("fastps.v1.least_role_of_kind")?);

@@ -61,7 +61,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Access {
-    /// Reads the token file. Without one, every caller may do everything, unless its certificate names a role.
+    /// Reads the token file. Without one, every caller may do everything, unless its certificate names a
+    /// role.
     pub(crate) fn open(tokens: Option<&Path>, audit: Arc<Audit>) -> Result<Arc<Self>> {
         let tokens = tokens.map(Tokens::open).transpose()?;
         let anybody = Arc::new(Principal::anybody());
@@ -75,8 +76,8 @@ impl Access {
         self.tokens.is_some()
     }
 
-    /// The caller with these headers, on a connection with this principal in its client's certificate. A token
-    /// decides where both are shown.
+    /// The caller with these headers, on a connection with this principal in its client's certificate. A
+    /// token decides where both are shown.
     pub(crate) fn know(&self, certificate: Option<&Arc<Principal>>, headers: &HeaderMap) -> Result<Known> {
         let Some(tokens) = &self.tokens else {
             let principal = certificate.unwrap_or(&self.anybody).clone();
@@ -139,8 +140,8 @@ impl Access {
         streams.push((known.clone(), Arc::downgrade(stream)));
     }
 
-    /// Reads the token file again; a bad one leaves the last good one in force. Ends the streams of tokens that
-    /// are gone, have changed or have expired.
+    /// Reads the token file again; a bad one leaves the last good one in force. Ends the streams of tokens
+    /// that are gone, have changed or have expired.
     pub(crate) fn reload(&self) {
         let Some(tokens) = &self.tokens else { return };
         if tokens.reload() {

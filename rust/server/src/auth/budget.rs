@@ -1,4 +1,4 @@
-//! Rates of principals on one shard: whoever exceeds them is read later, and refused beyond a second.
+//! Rates of principals on one shard: above its rate, a principal is read later, and refused beyond a second.
 
 use crate::auth::principal::{Limits, Principal};
 use fastps_core::error::{Error, Kind, Result};

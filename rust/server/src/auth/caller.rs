@@ -19,7 +19,7 @@ const MAX_REMEMBERED: usize = 1 << 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Proof<'a> {
     pub(crate) secret: Option<&'a SecretHash>,
-    /// The principal that calls; `None`: nobody in particular.
+    /// The principal that calls; `None`: it has no name.
     pub(crate) principal: Option<&'a Arc<str>>,
 }
 

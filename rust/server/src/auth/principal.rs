@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// The author of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
-    /// Its name, for people and for its sessions; `None`: nobody in particular.
+    /// Its name, for people and for its sessions; `None`: every caller without a name.
     pub name: Option<Arc<str>>,
     /// Its permissions.
     pub role: Role,

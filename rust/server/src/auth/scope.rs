@@ -52,8 +52,8 @@ impl Scope {
         }
     }
 
-    /// Returns whether a name of portions is within the limits. They have no group: a group has the names that
-    /// begin with its own and a slash.
+    /// Returns whether a name of portions is within the limits. They have no group: a group has the names
+    /// that begin with its own and a slash.
     pub(crate) fn allows_portions(&self, name: &str) -> bool {
         let Self::Only { groups, namespaces } = self else { return true };
         match namespace(name) {

@@ -415,8 +415,8 @@ impl ReservationTable {
         Some(open)
     }
 
-    /// The memory to charge to a principal with a limit. Fails if it exceeds that. What it registered before the
-    /// server's start is not counted.
+    /// The memory to charge to a principal with a limit. Fails if it exceeds that. What it registered before
+    /// the server's start is not counted.
     fn check_budget(&self, wish: &Reserve) -> Result<Option<(Arc<str>, u64)>> {
         let Some((name, most)) = &wish.budget else { return Ok(None) };
         let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));

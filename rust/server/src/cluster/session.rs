@@ -27,7 +27,7 @@ const MAX_CLIENT_NAME_BYTES: usize = 256;
 pub(crate) struct Greeting<'a> {
     pub(crate) client: u64,
     pub(crate) secret: SecretHash,
-    /// The principal that calls; `None`: nobody in particular.
+    /// The principal that calls; `None`: it has no name.
     pub(crate) principal: Option<&'a Arc<str>>,
     pub(crate) name: &'a str,
     /// Set when the client believes that its session is alive.
@@ -59,7 +59,7 @@ struct Session {
     number: u64,
     /// `None` if an earlier server without secrets began it, and its client has not come back yet.
     secret: Option<SecretHash>,
-    /// The principal that opened it; `None`: nobody in particular, or a server before a restart.
+    /// The principal that opened it; `None`: it has no name, or the server has restarted since.
     owner: Option<Arc<str>>,
     name: String,
     last_seen: Instant,
@@ -412,7 +412,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(10);
     const PERIOD: Duration = Duration::from_secs(1);
 
-    /// Evidence of a caller that is nobody in particular.
+    /// Evidence of a caller without a name.
     fn shows(secret: Option<&SecretHash>) -> Proof<'_> {
         Proof { secret, principal: None }
     }

@@ -26,7 +26,7 @@ pub(super) struct Waiting<Q, A> {
     question: Q,
     wait: Duration,
     answer: Result<A, oneshot::Receiver<A>>,
-    /// Waiter of a question that nobody answers.
+    /// Waiter of a question that gets no answer.
     unanswered: Option<SpaceWaiter<A>>,
 }
 
@@ -109,8 +109,8 @@ pub(super) fn ask_portion(
     Ok(Waiting { client, question, wait, answer: told.ok_or(answer), unanswered: None })
 }
 
-/// Returns whether the caller may ask for portions of a space of this name. A limited one asks again until the
-/// space is open, and as long for one outside its scope.
+/// Returns whether the caller may ask for portions of a space of this name. A limited one asks again until
+/// the space is open, and as long for one outside its scope.
 fn may_ask(node: &Node, by: &Caller, name: &str) -> Result<bool> {
     if by.principal.scope.is_everything() {
         return Ok(true);

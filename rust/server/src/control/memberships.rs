@@ -52,8 +52,8 @@ pub(super) fn join(
     }
 }
 
-/// Fails unless the group is within the scope of the caller; another one is answered as unknown. Shard 0 names a
-/// group of which no slice is here.
+/// Fails unless the group is within the scope of the caller; another one is answered as unknown. Shard 0
+/// names a group of which no slice is here.
 fn check_scope(node: &Node, by: &Caller, group: u32, first: Option<&pb::SettleResponse>) -> Result<()> {
     let scope = &by.principal.scope;
     if scope.is_everything() {

@@ -41,7 +41,7 @@ pub(crate) struct ControlService {
 }
 
 /// Conditions of a call.
-enum Access {
+enum Conditions {
     /// Works while the server drains, too.
     Look,
     /// Changes something.
@@ -107,7 +107,7 @@ impl ControlService {
     async fn call<Q: SpeaksFor + NeedsRole, A>(
         &self,
         request: Request<Q>,
-        access: Access,
+        conditions: Conditions,
         handle: impl FnOnce(&Node, &Caller, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
         let meant = self.node.check_addressee(request.metadata());
@@ -117,25 +117,25 @@ impl ControlService {
             if !Q::IS_HELLO {
                 self.node.sessions.check(message.client(), caller.proof())?;
             }
-            match access {
-                Access::Look => {}
-                Access::Change | Access::Lasting => self.node.check_serving()?,
-                Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps())?,
+            match conditions {
+                Conditions::Look => {}
+                Conditions::Change | Conditions::Lasting => self.node.check_serving()?,
+                Conditions::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps())?,
             }
             Ok(caller)
         });
         let before = self.node.files.position();
         let mut answer = allowed.and_then(|caller| handle(&self.node, &caller, message));
-        match access {
-            Access::Lasting if self.node.files.position() != before => {
+        match conditions {
+            Conditions::Lasting if self.node.files.position() != before => {
                 let _ = self.node.files.durable_to(self.node.files.position()).await;
             }
             // A repeat also waits for the first.
-            Access::Step if answer.is_ok() => {
+            Conditions::Step if answer.is_ok() => {
                 let durable = self.node.files.durable_to(self.node.files.steps()).await;
                 answer = durable.and(answer);
             }
-            Access::Look | Access::Change | Access::Lasting | Access::Step => {}
+            Conditions::Look | Conditions::Change | Conditions::Lasting | Conditions::Step => {}
         }
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -171,15 +171,15 @@ impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
         // A restart must remember which clients' pushes wait for the disk.
         let logged = convert::wants_log(request.get_ref().ack);
-        let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
-        self.call(request, access, |node, by, m| hello::greet(node, by, &m, logged)).await
+        let conditions = if matches!(logged, Ok(true)) { Conditions::Lasting } else { Conditions::Change };
+        self.call(request, conditions, |node, by, m| hello::greet(node, by, &m, logged)).await
     }
 
     async fn get_map(
         &self,
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
-        let page = self.call(request, Access::Look, |node, by, m| {
+        let page = self.call(request, Conditions::Look, |node, by, m| {
             let mut map = node.map()?;
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
@@ -191,7 +191,8 @@ impl Control for ControlService {
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
-        let registered = self.call(request, Access::Change, |node, by, m| register::register(node, by, &m));
+        let registered =
+            self.call(request, Conditions::Change, |node, by, m| register::register(node, by, &m));
         self.told(registered.await?).await
     }
 
@@ -201,25 +202,25 @@ impl Control for ControlService {
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, Access::Step, |node, by, m| register::reserve(node, by, &m, told)).await
+        self.call(request, Conditions::Step, |node, by, m| register::reserve(node, by, &m, told)).await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, Access::Step, |node, by, m| register::seal(node, by, m)).await
+        self.call(request, Conditions::Step, |node, by, m| register::seal(node, by, m)).await
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, Access::Step, |node, by, m| register::commit(node, by, &m)).await
+        self.call(request, Conditions::Step, |node, by, m| register::commit(node, by, &m)).await
     }
 
     async fn settle(
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, Access::Step, |node, by, m| {
+        self.call(request, Conditions::Step, |node, by, m| {
             by.check_unlimited()?;
             node.answer_settle(&m)
         })
@@ -230,7 +231,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, Access::Step, |node, by, m| register::unregister(node, by, &m)).await
+        self.call(request, Conditions::Step, |node, by, m| register::unregister(node, by, &m)).await
     }
 
     async fn drop(
@@ -243,7 +244,7 @@ impl Control for ControlService {
         let question = register::to_drop(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
-        self.call(request, Access::Lasting, |node, by, m| register::drop(node, by, m, told)).await
+        self.call(request, Conditions::Lasting, |node, by, m| register::drop(node, by, m, told)).await
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
@@ -253,11 +254,11 @@ impl Control for ControlService {
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let told = self.ask_first(&request, question).await;
-        self.call(request, Access::Change, |node, by, m| memberships::join(node, by, m, told)).await
+        self.call(request, Conditions::Change, |node, by, m| memberships::join(node, by, m, told)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
-        self.call(request, Access::Look, |node, _, m| {
+        self.call(request, Conditions::Look, |node, _, m| {
             node.sessions.forget_gradients(m.client, m.group);
             if node.shard.leave(m.group, m.client, m.warm) {
                 let name = node.sessions.name(m.client);
@@ -274,7 +275,7 @@ impl Control for ControlService {
         request: Request<pb::AdvanceRequest>,
     ) -> Result<Response<pb::AdvanceResponse>, Status> {
         let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
-        let told = self.call(request, Access::Change, |node, _, m| {
+        let told = self.call(request, Conditions::Change, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
             let (done, told) = oneshot::channel();
             let done = Box::new(move |result| drop(done.send(result)));
@@ -300,7 +301,7 @@ impl Control for ControlService {
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(request, Access::Look, |node, by, m| {
+        self.call(request, Conditions::Look, |node, by, m| {
             let scope = &by.principal.scope;
             // A limited principal sees its own sessions only.
             let of = by.principal.name.as_ref().filter(|_| !scope.is_everything());
@@ -330,8 +331,10 @@ impl Control for ControlService {
         &self,
         request: Request<pb::PortionRequest>,
     ) -> Result<Response<pb::PortionResponse>, Status> {
-        let asked =
-            self.call(request, Access::Change, |node, by, m| portions::ask(node, by, m)).await?.into_inner();
+        let asked = self
+            .call(request, Conditions::Change, |node, by, m| portions::ask(node, by, m))
+            .await?
+            .into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -342,7 +345,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
         let question = spaces::to_open(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
-        self.call(request, Access::Step, |node, by, m| spaces::open(node, by, m, told?)).await
+        self.call(request, Conditions::Step, |node, by, m| spaces::open(node, by, m, told?)).await
     }
 
     async fn close_space(
@@ -352,7 +355,7 @@ impl Control for ControlService {
         let question = spaces::to_close(&self.node, request.get_ref());
         let told = self.ask_first(&request, question).await;
         // It frees memory, so it needs no intact log.
-        self.call(request, Access::Lasting, |node, by, m| {
+        self.call(request, Conditions::Lasting, |node, by, m| {
             node.sessions.touch(m.client, Instant::now())?;
             spaces::close(node, by, m.space, told?.as_ref())?;
             Ok(pb::CloseSpaceResponse {})
@@ -364,19 +367,19 @@ impl Control for ControlService {
         &self,
         request: Request<pb::ListSpacesRequest>,
     ) -> Result<Response<pb::ListSpacesResponse>, Status> {
-        self.call(request, Access::Look, |node, by, m| spaces::page(node, by, &m.after)).await
+        self.call(request, Conditions::Look, |node, by, m| spaces::page(node, by, &m.after)).await
     }
 
     async fn coordinate(
         &self,
         request: Request<pb::CoordinateRequest>,
     ) -> Result<Response<pb::CoordinateResponse>, Status> {
-        self.call(request, Access::Step, |node, by, m| spaces::coordinate(node, by, m)).await
+        self.call(request, Conditions::Step, |node, by, m| spaces::coordinate(node, by, m)).await
     }
 
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
         let asked = self
-            .call(request, Access::Change, |node, by, m| batches::ask_batch(node, by, m))
+            .call(request, Conditions::Change, |node, by, m| batches::ask_batch(node, by, m))
             .await?
             .into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;
@@ -388,7 +391,7 @@ impl Control for ControlService {
         request: Request<pb::BatchPortionRequest>,
     ) -> Result<Response<pb::BatchPortionResponse>, Status> {
         let asked = self
-            .call(request, Access::Change, |node, by, m| batches::ask_portion(node, by, m))
+            .call(request, Conditions::Change, |node, by, m| batches::ask_portion(node, by, m))
             .await?
             .into_inner();
         let answer = batches::answer_portion(&self.node, asked).await;
@@ -399,7 +402,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        let asked = self.call(request, Access::Change, |node, by, asked| {
+        let asked = self.call(request, Conditions::Change, |node, by, asked| {
             by.check_unlimited()?;
             check_cut(&asked)?;
             node.audit(by, "checkpoint", json!({"group": asked.group}))?;
@@ -419,7 +422,7 @@ impl Control for ControlService {
     }
 
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
-        self.call(request, Access::Change, |node, by, pb::HoldRequest { cut, hold_ms }| {
+        self.call(request, Conditions::Change, |node, by, pb::HoldRequest { cut, hold_ms }| {
             by.check_unlimited()?;
             node.audit(by, "hold", json!({"ms": hold_ms}))?;
             if hold_ms == 0 {

@@ -53,8 +53,8 @@ pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<p
     asks.then(|| pb::SettleRequest { spaces: vec![request.space], ..Default::default() })
 }
 
-/// Frees a space; on other shards than shard 0 only if shard 0's answer `told` no longer lists it. One outside
-/// the scope of the caller is ignored like an unknown one.
+/// Frees a space; on other shards than shard 0 only if shard 0's answer `told` no longer lists it. One
+/// outside the scope of the caller is ignored like an unknown one.
 pub(super) fn close(node: &Node, by: &Caller, space: u64, told: Option<&pb::SettleResponse>) -> Result<()> {
     if node.map.is_some() && check_within(node, by, SpaceId(space)).is_err() {
         return Ok(());

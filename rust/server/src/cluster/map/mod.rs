@@ -401,8 +401,8 @@ impl Map {
         unknown_tensor("no such tensor is registered", &shown, known)
     }
 
-    /// Removes a tensor within `scope`, or an expired registration. Returns the shards that may still store its
-    /// slices.
+    /// Removes a tensor within `scope`, or an expired registration. Returns the shards that may still store
+    /// its slices.
     pub(crate) fn unregister(&mut self, name: &str, now: Instant, scope: &Scope) -> Result<pb::Placement> {
         if self.hides(name, scope) {
             return Err(self.unknown(name, scope));
