@@ -150,7 +150,8 @@ fn log_filter(wanted: &str) -> Result<Targets> {
 }
 
 /// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit
-/// status. The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command instead.
+/// status. The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command
+/// instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if let Some(command) =
