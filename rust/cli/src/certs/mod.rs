@@ -24,7 +24,8 @@ pub(crate) struct CertsArgs {
 
 #[derive(Debug, Subcommand)]
 enum CertsCommand {
-    /// Make a CA: DIR/ca.pem, which everybody may have, and DIR/ca-key.pem, which signs and stays where it is.
+    /// Make a CA: DIR/ca.pem, which everybody may have, and DIR/ca-key.pem, which signs and stays where it
+    /// is.
     Init {
         /// The folder for the CA and what it issues; it is made with mode 700.
         dir: PathBuf,
