@@ -92,9 +92,9 @@ struct ServeArgs {
     /// Show the token of role server in this file to the other servers of the cluster.
     #[arg(long, value_name = "FILE", env = "FASTPS_SERVER_TOKEN_FILE")]
     server_token_file: Option<PathBuf>,
-    /// Append one JSON line to this file for each start, refused credential, registration, removal of a tensor,
-    /// checkpoint, hold, reload, and space that changes its coordinator. While it cannot be written, calls of
-    /// admins are refused.
+    /// Append one JSON line to this file for each start, refused credential, registration, removal of a
+    /// tensor, checkpoint, hold, reload, and space that changes its coordinator. While it cannot be written,
+    /// calls of admins are refused.
     #[arg(long, value_name = "FILE", env = "FASTPS_AUDIT")]
     audit: Option<PathBuf>,
     /// Keep a log and snapshots here, in one folder per shard, and start from them. Without it, the
@@ -158,8 +158,9 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit status.
-/// The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command instead.
+/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit
+/// status. The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command
+/// instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if let Some(command) =

@@ -23,11 +23,11 @@ const PRINCIPALS: [(&str, Role); 3] =
 #[command(name = "fastps cluster")]
 pub(crate) struct ClusterArgs {
     #[command(subcommand)]
-    command: Command,
+    command: ClusterCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum ClusterCommand {
     /// Make a CA, a folder for each server with its certificate and tokens, and a folder for clients with the
     /// tokens of an admin, a worker and a reader. Print the commands for each machine.
     New {
@@ -48,7 +48,7 @@ enum Command {
 /// Runs the command and returns the exit status. The first argument is the program's name.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     crate::command::run(args, |args: ClusterArgs| {
-        let Command::New { dir, servers, port, days } = args.command;
+        let ClusterCommand::New { dir, servers, port, days } = args.command;
         create(&dir, &servers, days)?;
         say(&commands(&dir, &servers, port))?;
         Ok(true)

@@ -24,11 +24,11 @@ const HEADER: &str = "# Who may use the servers: fastps token new and revoke cha
 #[command(name = "fastps token")]
 pub(crate) struct TokenArgs {
     #[command(subcommand)]
-    command: Command,
+    command: TokenCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum TokenCommand {
     /// Add a principal, and show its token this once, on standard error: the file has only its SHA-256.
     New {
         /// The token file of the servers; it is made with mode 600.
@@ -89,9 +89,9 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     crate::command::run(args, |args: TokenArgs| execute(args.command).map(|()| true))
 }
 
-fn execute(command: Command) -> Result<()> {
+fn execute(command: TokenCommand) -> Result<()> {
     match command {
-        Command::New { file, name, grant, out } => {
+        TokenCommand::New { file, name, grant, out } => {
             let token = Token::draw()?;
             let entry = grant.entry(&name, &token)?;
             match &out {
@@ -103,7 +103,7 @@ fn execute(command: Command) -> Result<()> {
             writeln!(std::io::stderr(), "{shown}")
                 .map_err(|error| Error::new(Kind::Internal, format!("cannot print: {error}")))
         }
-        Command::List { file, json } => {
+        TokenCommand::List { file, json } => {
             let found = TokenFile::read(&file)?;
             let now = now();
             if json {
@@ -112,7 +112,7 @@ fn execute(command: Command) -> Result<()> {
             }
             say(&found.entries().iter().map(|entry| line(entry, now)).collect::<Vec<_>>())
         }
-        Command::Revoke { file, name } => revoke(&file, &name),
+        TokenCommand::Revoke { file, name } => revoke(&file, &name),
     }
 }
 

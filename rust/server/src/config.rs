@@ -60,7 +60,8 @@ pub struct ServerConfig {
     pub room_for_workers: u64,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
-    /// The file where events are listed that change who may do what, or what the servers hold; `None`: nowhere.
+    /// The file where events are listed that change who may do what, or what the servers hold; `None`:
+    /// nowhere.
     pub audit: Option<PathBuf>,
     /// The certificates of clients that are revoked (CRLs, PEM), where the CAs of `tls` ask for them.
     pub tls_crl: Option<PathBuf>,

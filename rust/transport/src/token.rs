@@ -1,5 +1,6 @@
-//! A token: 256 random bits that prove who calls, as text that a person can copy. It is `fps_`, 64 hexadecimal
-//! digits, and the CRC-32 of all before it in 8 more, which tells a token that was cut from a wrong one.
+//! A token: 256 random bits that prove who calls, as text that a person can copy. It is `fps_`, 64
+//! hexadecimal digits, and the CRC-32 of all before it in 8 more, which tells a token that was cut from a
+//! wrong one.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use fastps_core::error::{Error, Kind, Result};

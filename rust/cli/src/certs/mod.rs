@@ -19,12 +19,13 @@ use std::path::PathBuf;
 #[command(name = "fastps certs")]
 pub(crate) struct CertsArgs {
     #[command(subcommand)]
-    command: Command,
+    command: CertsCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Make a CA: DIR/ca.pem, which everybody may have, and DIR/ca-key.pem, which signs and stays where it is.
+enum CertsCommand {
+    /// Make a CA: DIR/ca.pem, which everybody may have, and DIR/ca-key.pem, which signs and stays where it
+    /// is.
     Init {
         /// The folder for the CA and what it issues; it is made with mode 700.
         dir: PathBuf,
@@ -84,9 +85,9 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     crate::command::run(args, |args: CertsArgs| execute(args.command))
 }
 
-fn execute(command: Command) -> Result<bool> {
+fn execute(command: CertsCommand) -> Result<bool> {
     match command {
-        Command::Init { dir, days } => {
+        CertsCommand::Init { dir, days } => {
             let authority = Authority::create(&dir, days)?;
             let folder = dir.display();
             say(&[
@@ -99,7 +100,7 @@ fn execute(command: Command) -> Result<bool> {
             ])?;
             Ok(true)
         }
-        Command::Issue { dir, server, client, role, groups, namespaces, days, csr, name } => {
+        CertsCommand::Issue { dir, server, client, role, groups, namespaces, days, csr, name } => {
             let holder = match client {
                 None => Holder::Server { hosts: server },
                 Some(name) => Holder::Client {
@@ -116,7 +117,7 @@ fn execute(command: Command) -> Result<bool> {
             say(&lines)?;
             Ok(true)
         }
-        Command::Show { files, warn_days, json } => {
+        CertsCommand::Show { files, warn_days, json } => {
             let found = show::look(&files, warn_days, fastps_server::human::now() as i64)?;
             if json {
                 say(&[in_json(&found)?])?;

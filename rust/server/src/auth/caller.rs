@@ -5,11 +5,9 @@ use crate::auth::budget::Budget;
 use crate::auth::peer::Peer;
 use crate::auth::principal::Principal;
 use crate::auth::secret;
-use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::slice::Slice;
 use fastps_durable::SecretHash;
-use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use tonic::metadata::MetadataMap;
@@ -46,16 +44,6 @@ impl Caller {
 
     pub(crate) fn proof(&self) -> Proof<'_> {
         Proof { secret: self.secret.as_ref(), principal: self.principal.name.as_ref() }
-    }
-
-    /// Lists a call in the audit. Fails if that cannot be written.
-    pub(crate) fn audit(&self, node: &Node, event: &str, fields: Value) -> Result<()> {
-        let Principal { name, role, .. } = &*self.principal;
-        let mut line = json!({"shard": node.index(), "principal": name, "role": role.name(), "address": self.peer.address});
-        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
-            line.extend(fields);
-        }
-        node.access.audit.record(event, line)
     }
 
     /// Fails unless the principal may use all groups and namespaces.

@@ -256,7 +256,10 @@ fn bad(message: impl Into<String>, expected: impl fmt::Display, got: impl fmt::D
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::principal_uri;
     use crate::auth::role::Role;
+    use proptest::collection;
+    use proptest::prelude::*;
     use std::time::{Duration, Instant};
 
     fn hash(k: usize) -> String {
@@ -363,5 +366,44 @@ mod tests {
         };
         let (one, many) = (fastest(&one), fastest(&many));
         assert!(many < one * 3, "{many:?} against {one:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_is_written_the_same(lines in collection::vec(line(), 0..6)) {
+            let text = lines.join("\n");
+            match TokenFile::parse(&text) {
+                Err(error) => prop_assert!(error.message.starts_with("line ")),
+                Ok(read) => {
+                    let written: String = read.entries().iter().map(|entry| format!("{entry}\n")).collect();
+                    let again = TokenFile::parse(&written).unwrap();
+                    prop_assert_eq!(again.entries(), read.entries());
+                }
+            }
+        }
+
+        #[test]
+        fn whatever_uri_is_read_is_written_the_same(uri in uri()) {
+            if let Ok(read) = principal_uri::parse(&uri) {
+                let name = read.name.as_deref().unwrap_or_default();
+                let written = principal_uri::text(name, read.role, &read.scope).unwrap();
+                prop_assert_eq!(principal_uri::parse(&written).unwrap(), read);
+            }
+        }
+    }
+
+    /// Lines that are nearly right, and any text.
+    fn line() -> impl Strategy<Value = String> {
+        let options =
+            "( (expires=20[0-9]{2}-[01][0-9]-[0-3][0-9]|frames/s=[0-9]|memory=[0-9]{1,2}[kMG]?|x))?";
+        let near =
+            format!("[a-z]{{1,3}} (reader|server|wroker) (\\*|a|a,b|namespace:n) [0-9a-f]{{63,64}}{options}");
+        prop_oneof![proptest::string::string_regex(&near).unwrap(), "#.*", "\\PC{0,60}"]
+    }
+
+    fn uri() -> impl Strategy<Value = String> {
+        let near =
+            "fastps://principal/[a-z ]{1,3}\\?role=(reader|admin|x)(&scope=([a,:%2C*]{1,9}|namespace:n))?";
+        prop_oneof![near, "\\PC{0,60}"]
     }
 }

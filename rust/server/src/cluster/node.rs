@@ -3,6 +3,8 @@
 use crate::answers::Pins;
 use crate::auth::access::Access;
 use crate::auth::budget::Budgets;
+use crate::auth::caller::Caller;
+use crate::auth::principal::Principal;
 use crate::auth::scope::Scope;
 use crate::auth::tls_watch::TlsWatch;
 use crate::cluster::first::First;
@@ -24,6 +26,7 @@ use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::GroupState;
 use fastps_proto::v1 as pb;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -294,6 +297,16 @@ impl Node {
             Some(GroupState { name, mode: mode.to_string(), workers, slowest, fastest })
         };
         self.shard.groups().list().into_iter().take(MAX_LISTED_GROUPS).filter_map(state).collect()
+    }
+
+    /// Lists a call in the audit. Fails if that cannot be written, which was logged.
+    pub(crate) fn audit(&self, by: &Caller, event: &str, fields: Value) -> Result<()> {
+        let Principal { name, role, .. } = &*by.principal;
+        let mut line = json!({"shard": self.index(), "principal": name, "role": role.name(), "address": by.peer.address});
+        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
+            line.extend(fields);
+        }
+        self.access.audit.record(event, line)
     }
 
     /// All counters.

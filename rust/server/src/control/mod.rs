@@ -401,7 +401,7 @@ impl Control for ControlService {
         let asked = self.call(request, Conditions::Change, |node, by, asked| {
             by.check_unlimited()?;
             check_cut(&asked)?;
-            by.audit(node, "checkpoint", json!({"group": asked.group}))?;
+            node.audit(by, "checkpoint", json!({"group": asked.group}))?;
             Ok(asked)
         });
         let asked = asked.await?;
@@ -420,7 +420,7 @@ impl Control for ControlService {
     async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
         self.call(request, Conditions::Change, |node, by, pb::HoldRequest { cut, hold_ms }| {
             by.check_unlimited()?;
-            by.audit(node, "hold", json!({"ms": hold_ms}))?;
+            node.audit(by, "hold", json!({"ms": hold_ms}))?;
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {

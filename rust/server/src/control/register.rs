@@ -44,7 +44,7 @@ pub(super) fn register(
     std::mem::drop(map);
     if registered.reservation != 0 {
         // It was logged if it cannot be written.
-        let _ = by.audit(node, "register", json!({"tensor": spec.name, "group": spec.group}));
+        let _ = node.audit(by, "register", json!({"tensor": spec.name, "group": spec.group}));
     }
     Ok((registered, noted))
 }
@@ -127,7 +127,7 @@ pub(super) fn unregister(
         node.check_no_space(&m.name)?;
     }
     let placement = node.map()?.unregister(&m.name, Instant::now(), scope)?;
-    let _ = by.audit(node, "unregister", json!({"tensor": m.name}));
+    let _ = node.audit(by, "unregister", json!({"tensor": m.name}));
     Ok(pb::UnregisterResponse { placement: Some(placement) })
 }
 
@@ -159,6 +159,6 @@ pub(super) fn drop(
     }
     let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
     node.reservations.drop_slices(&node.shard, &slices);
-    let _ = by.audit(node, "drop", json!({"slices": slices.len()}));
+    let _ = node.audit(by, "drop", json!({"slices": slices.len()}));
     Ok(pb::DropResponse {})
 }

@@ -236,7 +236,7 @@ pub(super) fn coordinate(
             if term > 1 {
                 // It was logged if it cannot be written.
                 let _ =
-                    by.audit(node, "space taken over", json!({"space": space, "term": term, "holder": name}));
+                    node.audit(by, "space taken over", json!({"space": space, "term": term, "holder": name}));
             }
             node.files.step(|| Event::SeatTaken { space, term, holder, client, key });
         }
