@@ -6,8 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Reads a text file of at most `most` bytes that only its owner can read. A group may read a file of root, as
-/// Kubernetes mounts secrets; symbolic links are followed.
+/// Reads a text file of at most `most` bytes that only its owner can read. A group may read a file of root,
+/// as Kubernetes mounts secrets; symbolic links are followed.
 pub fn read(file: &Path, most: u64) -> Result<String> {
     let name = file.display();
     let failed = |error: std::io::Error| config(format!("cannot read {name}: {error}"));
