@@ -32,7 +32,7 @@ endif
 # what holds the weights; `make test-all` adds every other file.
 CHECKED := optim store test_simulate.py repository/test_architecture.py repository/test_words.py
 WITH_PROCESSES := store/test_fork.py store/test_shared_store.py store/test_handles.py
-TESTED := adapters durable faults grpc optim server store worker repository/test_architecture.py repository/test_words.py
+TESTED := adapters durable faults grpc optim security server store worker repository/test_architecture.py repository/test_words.py
 FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
 REST := $(filter-out $(TESTED) repository,$(FOLDERS) $(patsubst tests/%,%,$(wildcard tests/test_*.py tests/repository/test_*.py)))
 

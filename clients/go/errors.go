@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,14 +42,9 @@ const (
 	VersionsLost    Kind = "versions_lost"
 )
 
-var kinds = map[string]Kind{}
-
-func init() {
-	for _, kind := range []Kind{UnknownTensor, Shape, DType, NonFinite, Frame, Config, Precondition, Capacity, StaleEpoch,
-		StalePush, Lease, Fenced, UnknownOutcome, Unauthenticated, Denied, Unavailable, Deadline, Internal} {
-		kinds[string(kind)] = kind
-	}
-}
+// The kinds that a server sends.
+var kinds = []Kind{UnknownTensor, Shape, DType, NonFinite, Frame, Config, Precondition, Capacity, StaleEpoch, StalePush, Lease,
+	Fenced, UnknownOutcome, Unauthenticated, Denied, Unavailable, Deadline, Internal}
 
 // Error is every error of this package except [PartialPush], which wraps one. Get it with [errors.As].
 type Error struct {
@@ -131,8 +127,8 @@ func (e *Error) of(tensor string, shard int) *Error {
 }
 
 func fromRefusal(refusal *pb.Refusal) *Error {
-	kind, known := kinds[refusal.GetKind()]
-	if !known {
+	kind := Kind(refusal.GetKind())
+	if !slices.Contains(kinds, kind) {
 		kind = Internal
 	}
 	e := newError(kind, "%s", refusal.GetMessage())

@@ -6,8 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Reads a text file of at most `most` bytes that only its owner can read. A group may read a file of root,
-/// as Kubernetes mounts secrets; symbolic links are followed.
+/// Reads a text file of at most `most` bytes that only its owner can read. A group may read a file of
+/// root, as Kubernetes mounts secrets; symbolic links are followed.
 pub fn read(file: &Path, most: u64) -> Result<String> {
     let name = file.display();
     let failed = |error: std::io::Error| config(format!("cannot read {name}: {error}"));
@@ -60,7 +60,9 @@ mod tests {
         assert!(read(&file, 7).unwrap_err().to_string().contains("too large"));
         write(&file, [0xff]).unwrap();
         assert!(read(&file, 8).unwrap_err().to_string().contains("UTF-8"));
-        [&file, &link].into_iter().for_each(|path| remove_file(path).unwrap());
+        for path in [&file, &link] {
+            remove_file(path).unwrap();
+        }
         assert!(read(&file, 8).unwrap_err().to_string().contains("cannot read"));
         for (mode, owner, private) in
             [(0o640, 0, true), (0o640, 1000, false), (0o644, 0, false), (0o620, 0, false)]

@@ -82,9 +82,9 @@ mod tests {
         let of = limits(None, Some(1000));
         assert_eq!(budget.charge(&of, 1600, start), Ok(Duration::ZERO));
         assert_eq!(budget.charge(&of, 1, start).unwrap_err().retry_after_ms, Some(1501));
-        let later = start + Duration::from_millis(1000);
+        let later = start + Duration::from_secs(1);
         assert_eq!(budget.charge(&of, 1, later), Ok(Duration::from_millis(500)));
-        assert!(budget.charge(&of, 1, later + Duration::from_secs(60)).unwrap().is_zero());
+        assert!(budget.charge(&of, 1, later + Duration::from_mins(1)).unwrap().is_zero());
     }
 
     #[test]

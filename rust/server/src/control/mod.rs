@@ -206,7 +206,7 @@ impl Control for ControlService {
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, Conditions::Step, |node, by, m| register::seal(node, by, m)).await
+        self.call(request, Conditions::Step, register::seal).await
     }
 
     async fn commit(
@@ -331,10 +331,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::PortionRequest>,
     ) -> Result<Response<pb::PortionResponse>, Status> {
-        let asked = self
-            .call(request, Conditions::Change, |node, by, m| portions::ask(node, by, m))
-            .await?
-            .into_inner();
+        let asked = self.call(request, Conditions::Change, portions::ask).await?.into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -374,14 +371,11 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CoordinateRequest>,
     ) -> Result<Response<pb::CoordinateResponse>, Status> {
-        self.call(request, Conditions::Step, |node, by, m| spaces::coordinate(node, by, m)).await
+        self.call(request, Conditions::Step, spaces::coordinate).await
     }
 
     async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
-        let asked = self
-            .call(request, Conditions::Change, |node, by, m| batches::ask_batch(node, by, m))
-            .await?
-            .into_inner();
+        let asked = self.call(request, Conditions::Change, batches::ask_batch).await?.into_inner();
         let answer = batches::answer_batch(&self.node, asked).await;
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -390,10 +384,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::BatchPortionRequest>,
     ) -> Result<Response<pb::BatchPortionResponse>, Status> {
-        let asked = self
-            .call(request, Conditions::Change, |node, by, m| batches::ask_portion(node, by, m))
-            .await?
-            .into_inner();
+        let asked = self.call(request, Conditions::Change, batches::ask_portion).await?.into_inner();
         let answer = batches::answer_portion(&self.node, asked).await;
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }

@@ -172,7 +172,7 @@ fn a_look_up_touches_what_it_asks_for() {
             counts.push(map.counts()[3] - before);
         };
         count(&mut map, &mut |map| {
-            assert!(map.page(&["none".into()], "", 0, &Scope::Everything).0.is_empty())
+            assert!(map.page(&["none".into()], "", 0, &Scope::Everything).0.is_empty());
         });
         count(&mut map, &mut |map| {
             let names = ["w000007".into(), "none".into(), "w000003".into()];
