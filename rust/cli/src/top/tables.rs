@@ -45,6 +45,8 @@ pub(super) fn workers(found: &[(&WorkerState, &WorkerReport)], width: usize) -> 
     let widest = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let others: usize = (1..titles.len()).map(|column| widest(column) + 2).sum();
     let room = width.saturating_sub(others).max(MIN_NAME);
-    rows.iter_mut().for_each(|[name, ..]| *name = shortened(name, room));
+    for [name, ..] in &mut rows {
+        *name = shortened(name, room);
+    }
     table(&rows, 1)
 }

@@ -10,7 +10,7 @@ use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, 
 use crate::auth::peer::Peer;
 use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
-use crate::measures::Asked;
+use crate::measures::OpenRequest;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
@@ -151,7 +151,7 @@ impl Exchange {
     async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
         self.node.measures.received(frame, self.peer.medium);
-        let asked = Asked::now(frame);
+        let asked = OpenRequest::now(frame);
         let slot = slot.to(asked);
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
         match self.admit(frame, asked.at) {

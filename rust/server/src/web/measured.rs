@@ -56,7 +56,9 @@ type Series = Vec<(Labels, Value)>;
 fn each(nodes: &[Arc<Node>], of: impl Fn(&Node) -> Series) -> Series {
     let labelled = |node: &Arc<Node>| {
         let mut series = of(node);
-        series.iter_mut().for_each(|(labels, _)| labels.insert(0, ("shard", node.index().to_string())));
+        for (labels, _) in &mut series {
+            labels.insert(0, ("shard", node.index().to_string()));
+        }
         series
     };
     nodes.iter().flat_map(labelled).collect()
