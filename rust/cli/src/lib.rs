@@ -39,8 +39,8 @@ const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (setti
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
-    /// Settings that neither options nor variables give (TOML): the names of these options, without the dashes.
-    /// `fastps config` explains them.
+    /// Settings that neither options nor variables give (TOML): the names of these options, without the
+    /// dashes. `fastps config` explains them.
     #[arg(long, value_name = "FILE", env = "FASTPS_CONFIG")]
     config: Option<PathBuf>,
     /// Number of shards in this process, on consecutive ports.

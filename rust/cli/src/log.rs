@@ -1,6 +1,6 @@
 //! The log on standard error. Writing a line never waits for its reader. A warning that recurs appears at
-//! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`]. Each line is
-//! text for people, or one JSON object with the same fields.
+//! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`]. Each line
+//! is text for people, or one JSON object with the same fields.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -70,7 +70,7 @@ pub(super) fn id(key: &str) -> String {
 }
 
 fn line_of(text: &str, at: usize) -> usize {
-    1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
+    1 + text[..text.floor_char_boundary(at)].matches('\n').count()
 }
 
 /// The option of a key with a value.
@@ -88,7 +88,7 @@ fn setting(key: &str, value: &DeValue<'_>, command: &Command) -> Result<Option<S
         return Ok(is_on.then(|| format!("--{key}")));
     }
     let text = if is_whole(arg) {
-        value.as_integer().map(std::string::ToString::to_string).ok_or_else(|| wrong("a whole number"))?
+        value.as_integer().map(ToString::to_string).ok_or_else(|| wrong("a whole number"))?
     } else if let (Some(delimiter), Some(items)) = (arg.get_value_delimiter(), value.as_array()) {
         let items = items.iter().map(|item| item.get_ref().as_str()).collect::<Option<Vec<_>>>();
         items.ok_or_else(|| wrong("a list of strings"))?.join(&delimiter.to_string())

@@ -208,7 +208,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        assert!(!text.contains("quit"), "nothing reads keys");
+        assert!(!text.contains("q quit"), "nothing reads keys");
         assert!(text.contains('█'), "the sparkline\n{text}");
     }
 

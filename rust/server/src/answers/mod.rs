@@ -4,7 +4,7 @@
 //! [`MAX_ENCODED_ANSWERS`] encoded answers per stream wait in the connection, so a reader that stalls takes
 //! no more memory than it has; its pins can be taken back at any time by resetting its stream.
 
-use crate::measures::{Asked, Measures};
+use crate::measures::{Measures, OpenRequest};
 use fastps_core::codec::CodecId;
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
@@ -43,7 +43,7 @@ const _: () = assert!(size_of::<QueuedAnswer>() <= OWED_ANSWER_BYTES);
 pub(crate) struct QueuedAnswer {
     pub(crate) what: Result<Owed, Status>,
     /// The request, unless it could not be read.
-    asked: Option<Asked>,
+    asked: Option<OpenRequest>,
     /// Kept until the answer is written.
     pub(crate) busy: Busy,
 }
@@ -52,7 +52,7 @@ pub(crate) struct QueuedAnswer {
 pub(crate) struct AnswerSlot {
     permit: OwnedPermit<QueuedAnswer>,
     busy: Busy,
-    asked: Option<Asked>,
+    asked: Option<OpenRequest>,
     /// Journal in which everything that the answer reports must be durable before it is sent.
     until_durable: Option<Arc<Journal>>,
 }
@@ -63,7 +63,7 @@ impl AnswerSlot {
     }
 
     /// The slot of the answer to this request.
-    pub(crate) fn to(self, asked: Asked) -> Self {
+    pub(crate) fn to(self, asked: OpenRequest) -> Self {
         Self { asked: Some(asked), ..self }
     }
 

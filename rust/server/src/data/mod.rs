@@ -10,7 +10,7 @@ use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, 
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{Node, Phase};
-use crate::measures::Asked;
+use crate::measures::OpenRequest;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
@@ -185,7 +185,7 @@ impl Exchange {
     async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
         self.node.measures.received(frame, self.caller.peer.medium);
-        let asked = Asked::now(frame);
+        let asked = OpenRequest::now(frame);
         let slot = slot.to(asked);
         let tag = tag_of(frame);
         match self.admit(frame, asked.at) {

@@ -48,12 +48,12 @@ const CODECS: usize = CodecId::ALL.len() + 1;
 
 /// A request that was read, until it is answered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct OpenRequest {
     kind: usize,
     pub(crate) at: Instant,
 }
 
-impl Asked {
+impl OpenRequest {
     /// A frame that was read now.
     pub(crate) fn now(frame: &pb::Frame) -> Self {
         let kind = frame.header.as_ref().map_or(0, |header| header.kind as usize);
@@ -127,7 +127,7 @@ impl Measures {
     }
 
     /// Counts a request that is answered now.
-    pub(crate) fn answered(&self, asked: Asked) {
+    pub(crate) fn answered(&self, asked: OpenRequest) {
         self.answers[asked.kind].observe(asked.at.elapsed().as_nanos() as u64);
     }
 
@@ -181,7 +181,7 @@ mod tests {
             let header = pb::Header { kind, codec, ..pb::Header::default() };
             let frame = pb::Frame { header: Some(header), payload: vec![0; 10].into() };
             measures.received(&frame, Medium::Tls);
-            measures.answered(Asked::now(&frame));
+            measures.answered(OpenRequest::now(&frame));
         }
         assert_eq!(measures.traffic()[0].counts(), [("none", "tls", 20), ("Int8", "tls", 10)]);
         let counted: Vec<_> = measures.answers().filter(|(_, observed)| observed.count() > 0).collect();
