@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ CHART = ROOT / "deploy/helm/fastps"
 TLS = {"tls": {"secret": "server"}}
 VALUES: dict[str, dict[str, Any]] = {
     "insecure": {"insecure": True},
-    "TLS": TLS | {"shards": 2, "web": {"enabled": True}},
+    "TLS": TLS | {"shards": 2, "web": {"enabled": True}, "tokens": {"secret": "principals"}},
     "mutual TLS": {"tls": {"secret": "server", "clientCertificates": True}},
     "data volume": {
         "insecure": True,
@@ -40,11 +41,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "podAnnotations": {"team": "models"},
     },
     "many shards": {"insecure": True, "shards": 12},
-    "tokens": TLS | {"tokens": {"secret": "principals"}},
+    "tokens": TLS | {"tokens": {"secret": "principals", "key": "all", "serverKey": "own"}},
 }
 #: Values that are refused, and what the message says.
 REFUSED = (
     ({}, "set tls.secret, or insecure=true"),
+    (TLS, "with TLS alone everyone in the network can read and change the parameters: set tokens.secret"),
     ({"insecure": True, "tokens": {"secret": "principals"}}, "tokens.secret needs tls.secret"),
     ({"insecure": True, "tls": {"clientCertificates": True}}, "tls.clientCertificates needs tls.secret"),
     ({"insecure": True, "shard": 2}, "shard"),
@@ -112,7 +114,10 @@ def test_the_chart_has_what_each_value_set_asks_for(tmp_path: Path) -> None:
         assert ("--insecure" in args) == (values.get("insecure", False) or web)
         assert ("--tls-cert=/secrets/tls/tls.crt" in args) == tls
         assert ("--tls-ca=/secrets/tls/ca.crt" in args) == (name == "mutual TLS")
-        assert ("--tokens=/secrets/tokens/tokens" in args) == (name == "tokens")
+        assert ("--tokens=/secrets/tokens/tokens" in args) == (name == "TLS")
+        assert ("--server-token-file=/secrets/tokens/server.token" in args) == (name == "TLS")
+        assert ("--tokens=/secrets/tokens/all" in args) == (name == "tokens")
+        assert ("--server-token-file=/secrets/tokens/own" in args) == (name == "tokens")
         mounts = {mount["name"]: mount["mountPath"] for mount in server["volumeMounts"]}
         claims = [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
         volumes = [volume["name"] for volume in spec.get("volumes", [])]
@@ -178,9 +183,23 @@ def test_servers_start_with_the_arguments_of_the_pods(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(secret / "ca.crt")
     certificate.private_key_pem.write_to_path(secret / "tls.key")
     (secret / "tls.key").chmod(0o600)
+    for role, token in (("server", "server.token"), ("worker", "worker.token")):
+        command = [
+            sys.executable,
+            "-m",
+            "fastps",
+            "token",
+            "new",
+            str(secret / "tokens"),
+            role,
+            "--role",
+            role,
+        ]
+        subprocess.run([*command, "--out", str(secret / token)], check=True, timeout=100)
     own = {f"tls_{name}": str(secret / file) for name, file in (("cert", "tls.crt"), ("key", "tls.key"))}
     authorities = {"tls_ca": str(secret / "ca.crt")}
-    for name, client in (("insecure", {}), ("TLS", authorities), ("mutual TLS", authorities | own)):
+    token = {"token_file": str(secret / "worker.token")}
+    for name, client in (("insecure", {}), ("TLS", authorities | token), ("mutual TLS", authorities | own)):
         folder = tmp_path / name
         folder.mkdir()
         objects = template(tmp_path, VALUES[name] | {"shards": 2})
@@ -189,7 +208,9 @@ def test_servers_start_with_the_arguments_of_the_pods(tmp_path: Path) -> None:
         pods = []
         for shard in range(2):
             text = json.dumps(server["args"]).replace("$(POD_NAME)", f"fastps-{shard}")
-            args = json.loads(text.replace("/secrets/tls", str(secret)))
+            args = json.loads(
+                text.replace("/secrets/tls", str(secret)).replace("/secrets/tokens", str(secret))
+            )
             pods.append({"args": args, "host": f"fastps-{shard}.models.svc"})
         said = run_pods(folder, pods, addresses["data"]["FASTPS_ADDRESSES"], **client)
         assert "trained on 2 shards" in said

@@ -42,6 +42,9 @@ tcpSocket:
 {{- if not (or .Values.tls.secret .Values.insecure) -}}
 {{- fail "without TLS everyone in the network can read and change the parameters: set tls.secret, or insecure=true in a network that you trust" -}}
 {{- end -}}
+{{- if and .Values.tls.secret (not (or .Values.tokens.secret .Values.tls.clientCertificates .Values.insecure)) -}}
+{{- fail "with TLS alone everyone in the network can read and change the parameters: set tokens.secret, tls.clientCertificates=true, or insecure=true in a network that you trust" -}}
+{{- end -}}
 {{- if and .Values.tokens.secret (not .Values.tls.secret) -}}
 {{- fail "tokens.secret needs tls.secret: clients send a token only over TLS" -}}
 {{- end -}}

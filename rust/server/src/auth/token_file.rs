@@ -375,7 +375,8 @@ mod tests {
             match TokenFile::parse(&text) {
                 Err(error) => prop_assert!(error.message.starts_with("line ")),
                 Ok(read) => {
-                    let written: String = read.entries().iter().map(|entry| format!("{entry}\n")).collect();
+                    let written: Vec<_> = read.entries().iter().map(ToString::to_string).collect();
+                    let written = written.join("\n");
                     let again = TokenFile::parse(&written).unwrap();
                     prop_assert_eq!(again.entries(), read.entries());
                 }
