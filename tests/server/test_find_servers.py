@@ -168,7 +168,7 @@ def test_the_log_of_a_server_has_the_name_of_a_client() -> None:
         with fastps.connect(address, name="rank 7"):
             assert process.stderr is not None
             joined = next(line for line in process.stderr if "a client joined" in line)
-        assert 'worker="rank 7"' in joined
+        assert 'client="rank 7"' in joined
         with pytest.raises(fastps.ConfigError, match=r"name is too long .*expected at most 256 bytes"):
             fastps.connect(address, name="x" * 257)
 
