@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from foreign_client import ForeignClient, Refused, Stubs
-from served import Served, served
+from secured_server import Served, served
 from token_files import Tokens, new_token
 
 import fastps

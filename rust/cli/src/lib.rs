@@ -34,8 +34,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
 /// Run shards of a fastps parameter server. In place of options, `checkpoint` works with snapshots and data
-/// directories, `status` shows a running cluster, `top` watches it, `config` explains settings, and `certs` and
-/// `token` make what clients and servers prove themselves with: see `checkpoint --help` and so on.
+/// directories, `status` shows a running cluster, `top` watches it, `config` explains settings, `cluster`
+/// makes the files of a new one, and `certs` and `token` make credentials: see `checkpoint --help` and so on.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
@@ -125,8 +125,15 @@ struct ServeArgs {
     /// 127.0.0.1:7069, if it is free].
     #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
     web: Option<String>,
-    /// Format of the log on standard error: text for people, or one JSON object a line.
-    #[arg(long, value_enum, default_value_t, value_name = "FORMAT", env = "FASTPS_LOG_FORMAT")]
+    /// Format of the log on standard error: text, or json with one object a line.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        value_name = "FORMAT",
+        env = "FASTPS_LOG_FORMAT"
+    )]
     log_format: Format,
     /// Allow addresses other than loopback without TLS, or without --tokens and --tls-ca: every client may
     /// read and change everything.

@@ -58,7 +58,7 @@ enum TokenCommand {
     },
 }
 
-/// What a principal may do.
+/// Rights of a principal.
 #[derive(Debug, Args)]
 struct Grant {
     /// Its role: reader, worker, admin or server.

@@ -78,7 +78,7 @@ pub fn inspect(
     runtime.block_on(look(addresses, &shown, after(timeout)))
 }
 
-/// What this end shows.
+/// Credentials of this end.
 struct Shown {
     tls: Option<ClientTls>,
     bearer: Bearer,

@@ -186,7 +186,7 @@ pub struct ClientTls {
     name: Option<ServerName<'static>>,
 }
 
-/// What was read last.
+/// Contents at the last reading.
 struct Latest {
     contents: Contents,
     connector: TlsConnector,

@@ -1,4 +1,4 @@
-//! What a certificate is for.
+//! Purpose of a certificate.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::{Role, Scope, principal_uri};

@@ -1,4 +1,4 @@
-//! `fastps certs`: a CA of one's own, certificates of servers and clients, and what is in them.
+//! `fastps certs`: a CA, certificates of servers and clients, and their contents.
 
 pub(crate) mod authority;
 pub(crate) mod issue;

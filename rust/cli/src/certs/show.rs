@@ -14,7 +14,7 @@ const DAY: i64 = 86_400;
 /// Ending of the file of a private key, as `fastps certs issue` writes it.
 const KEY_ENDING: &str = "-key.pem";
 
-/// What was found in files.
+/// Contents of the files.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
     /// Set if nothing is wrong.

@@ -128,7 +128,7 @@ impl Parts {
 fn shards(state: &State, theme: Theme) -> Vec<Line<'static>> {
     let Some(looks) = &state.looks else { return Vec::new() };
     let mut lines = titled(tables::shards(looks, MAX_SHARDS), theme);
-    // Those in trouble stand out.
+    // Shards in trouble are highlighted.
     for line in lines.iter_mut().skip(1) {
         let text = line.to_string();
         if ["no answer", "refuses", "not durable"].iter().any(|bad| text.contains(bad)) {

@@ -53,7 +53,7 @@ impl Peer {
         })
     }
 
-    /// What its callers are known by besides a token.
+    /// Evidence of its callers besides a token.
     pub(crate) fn origin(&self) -> (Option<&Arc<Principal>>, Option<IpAddr>) {
         (self.certificate.as_ref(), self.address)
     }

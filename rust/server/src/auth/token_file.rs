@@ -284,7 +284,7 @@ mod tests {
         assert!(file.find(b"secret 0", end).is_none());
         assert_eq!(file.find(b"secret 1", u64::MAX).unwrap().principal.limits, Limits::default());
         assert!(file.find(b"secret 2", 0).is_none() && file.find(b"", 0).is_none());
-        // What is written is read as the same.
+        // A written file is read as the same.
         let again: Vec<_> = file.entries().iter().map(ToString::to_string).collect();
         let again = again.join("\n");
         assert_eq!(TokenFile::parse(&again).unwrap().entries(), file.entries());
