@@ -27,13 +27,21 @@ class Authority:
         self._certificate = self._sign(self._name, self._key, constraints)
         self.file = self._write("ca.pem", self._certificate.public_bytes(serialization.Encoding.PEM))
 
-    def _sign(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, extension: tuple) -> x509.Certificate:
+    def _sign(
+        self,
+        name: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        extension: tuple,
+        since: datetime.timedelta = -DAY,
+        until: datetime.timedelta = DAY,
+    ) -> x509.Certificate:
+        """A certificate that is valid since and until some time from now."""
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateBuilder(
             issuer_name=self._name, subject_name=name, public_key=key.public_key()
         )
         builder = builder.serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - DAY).not_valid_after(now + DAY)
+        builder = builder.not_valid_before(now + since).not_valid_after(now + until)
         return builder.add_extension(*extension).sign(self._key, hashes.SHA256())
 
     def _write(self, name: str, text: bytes) -> str:
@@ -42,12 +50,12 @@ class Authority:
         file.write_bytes(text)
         return str(file)
 
-    def issue(self, *names: x509.GeneralName) -> tuple[bytes, bytes]:
-        """A certificate and its key."""
+    def issue(self, *names: x509.GeneralName, **validity: datetime.timedelta) -> tuple[bytes, bytes]:
+        """A certificate and its key; `since` and `until` as for `_sign`."""
         key = ec.generate_private_key(ec.SECP256R1())
         self._count += 1
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"number {self._count}")])
-        certificate = self._sign(subject, key, (x509.SubjectAlternativeName(names), False))
+        certificate = self._sign(subject, key, (x509.SubjectAlternativeName(names), False), **validity)
         form = serialization.PrivateFormat.PKCS8
         secret = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
         return certificate.public_bytes(serialization.Encoding.PEM), secret
@@ -60,12 +68,21 @@ class Authority:
             "tls_key": self._write("server-key.pem", key),
         }
 
-    def credentials(self, role: str | None = None, scope: str = "*") -> grpc.ChannelCredentials:
-        """For a client in plain grpcio, with a principal of this role and scope in its certificate."""
+    def credentials(
+        self,
+        role: str | None = None,
+        scope: str = "*",
+        trust: str | None = None,
+        **validity: datetime.timedelta,
+    ) -> grpc.ChannelCredentials:
+        """For a client in plain grpcio, with a principal of this role and scope in its certificate.
+
+        `trust` is the file of the CA of the servers, by default its own.
+        """
         names: list[x509.GeneralName] = [x509.DNSName("client")]
         if role is not None:
             principal = f"fastps://principal/{role}-{self._count}?role={role}"
             limit = "" if scope == "*" else f"&scope={scope}"
             names.append(x509.UniformResourceIdentifier(principal + limit))
-        certificate, key = self.issue(*names)
-        return grpc.ssl_channel_credentials(Path(self.file).read_bytes(), key, certificate)
+        certificate, key = self.issue(*names, **validity)
+        return grpc.ssl_channel_credentials(Path(trust or self.file).read_bytes(), key, certificate)

@@ -1,0 +1,139 @@
+"""Callers who mean harm: in another's name, with bad certificates, with handshakes that stall."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from certificates import DAY, Authority
+from foreign_client import ForeignClient, Stubs
+from test_roles import Target, calls, frames, of_call, of_frame, outcome, requests, sent_by_clients
+from token_files import Tokens
+
+import fastps
+import grpc
+
+ONES = np.ones(8, np.float32)
+STALLED = 1000
+
+
+@contextmanager
+def process(*options: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server's process and its address."""
+    command = [sys.executable, "-m", "fastps", "serve", "--listen", listen, "--web", "off", *options]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert server.stdout is not None
+    try:
+        line = server.stdout.readline()
+        yield server, line.rpartition("listening on ")[2].split()[0]
+    finally:
+        server.kill()
+        server.wait(60)
+        server.stdout.close()
+
+
+def in_the_name_of(victim: ForeignClient, thief: ForeignClient) -> dict[str, str]:
+    """What a thief gets from every call and frame that names a client, where it names the victim."""
+    found, pb = {}, victim.pb
+    for method in calls(pb):
+        target = Target(victim, True, method)
+        request = requests(pb, victim.client, thief.secret, target)[method]
+        if "client" in request.DESCRIPTOR.fields_by_name:
+            found[method] = outcome(lambda: of_call(thief, method, request, target))  # noqa: B023
+    thief.epoch = victim.epoch
+    for kind in sent_by_clients(pb):
+        frame = frames(victim, Target(victim, True, kind))[kind]
+        found[kind] = of_frame(thief, frame)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_nobody_acts_as_another_before_and_after_a_kill(stubs: Stubs, tokens: Tokens, tmp_path: Path) -> None:
+    """Not with the other's secret and a token of one's own, and not with the other's token without it."""
+    for name in ("alice", "bob"):
+        tokens.add(name, "worker")
+    options = ("--tokens", str(tokens.file), "--data-dir", str(tmp_path / "data"))
+    address, victim = "127.0.0.1:0", None
+    with ExitStack() as stack:
+        for _life in range(2):
+            with process(*options, listen=address) as (server, address):
+                own = {"token": tokens.text["alice"]}
+                if victim is not None:  # as its client comes back after a kill
+                    own |= {"client": victim.client, "secret": victim.secret, "hello": False}
+                again = stack.enter_context(ForeignClient(stubs, [address], **own))
+                if victim is None:
+                    again.register(again.spec("mine", (8,)), np.zeros(8, np.float32))
+                else:
+                    again.hello(0, renew=True)
+                    again.sequence = victim.sequence + 1000
+                victim, (before,) = again, again.pull("mine")[1]
+                for secret, token in ((victim.secret, "bob"), (secrets.token_bytes(16), "alice")):
+                    shown = {"client": victim.client, "secret": secret, "token": tokens.text[token]}
+                    with ForeignClient(stubs, [address], **shown, hello=False) as thief:
+                        found = in_the_name_of(victim, thief)
+                    allowed = {name for name, got in found.items() if got != "denied"}
+                    assert allowed <= {"KIND_DELTA"}, "nobody may send a difference yet"
+                    assert len(found) > 20
+                    victim.push("mine", ONES)
+                assert victim.pull("mine")[1] == [before + 2]
+                server.send_signal(signal.SIGKILL)
+                server.wait(60)
+
+
+def test_certificates_out_of_date_or_of_another_authority_open_nothing(stubs: Stubs, tmp_path: Path) -> None:
+    for folder in ("own", "other"):
+        (tmp_path / folder).mkdir()
+    authority, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
+    shown = {
+        "good": authority.credentials("admin"),
+        "expired": authority.credentials("admin", until=-DAY / 2),
+        "not yet valid": authority.credentials("admin", since=DAY / 2),
+        "of another authority": other.credentials("admin", trust=authority.file),
+        "none": grpc.ssl_channel_credentials(Path(authority.file).read_bytes()),
+    }
+    server = fastps.serve(**authority.server("127.0.0.1"), tls_ca=authority.file)
+    with server:
+        for name, credentials in shown.items():
+            with ForeignClient(stubs, server.address_list, credentials=credentials, hello=False) as client:
+                call = client.controls[0].Stats.future(stubs.pb.StatsRequest(), timeout=30)
+                code = call.code()
+            assert code is (grpc.StatusCode.OK if name == "good" else grpc.StatusCode.UNAVAILABLE), name
+
+
+def unfinished(address: str) -> socket.socket:
+    """A connection that begins a handshake and says no more."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(b"\x16\x03\x01\x02\x00\x01")
+    return connection
+
+
+@pytest.mark.timeout(300)
+def test_stalled_handshakes_keep_nobody_out(tokens: Tokens, ca: Any) -> None:
+    file = tokens.add("alice", "worker")
+    with (
+        fastps.serve(tokens=tokens.file, **ca.server) as server,
+        fastps.connect(server, token_file=file, **ca.trust) as ps,
+        ExitStack() as stack,
+    ):
+        ps.register("w", np.zeros(8, np.float32), optimizer=fastps.SGD(lr=1.0))
+        stalled = [stack.enter_context(unfinished(server.address_list[0])) for _ in range(STALLED)]
+        for _ in range(20):
+            ps.push("w", ONES, timeout=60)
+        with fastps.connect(server, token_file=file, timeout=60, **ca.trust) as late:
+            np.testing.assert_array_equal(late.pull("w"), -20 * ONES)
+        end = time.monotonic() + 120
+        for connection in stalled:
+            connection.settimeout(max(0.1, end - time.monotonic()))
+            with suppress(ConnectionResetError):
+                assert connection.recv(64) == b"", "the server closes the connection"
