@@ -84,6 +84,8 @@ def serve(
     local: bool = False,
     tokens: File | None = None,
     server_token_file: File | None = None,
+    tls_crl: File | None = None,
+    audit: File | None = None,
     insecure: bool = False,
     listen_unix: File | Sequence[File] = (),
     cluster: str | Sequence[str] = (),
@@ -116,6 +118,9 @@ def serve(
             with a role. Only its owner may read the file, which is read again every 5 s.
         server_token_file: A file with a token of role server, which this process shows to the other servers
             of `cluster`.
+        tls_crl: With `tls_ca`: refuse certificates on these lists of revoked ones (CRLs, PEM).
+        audit: Append a JSON line to this file for each start, refused credential, registration, removal,
+            checkpoint and reload. While it cannot be written, calls of admins are refused.
         insecure: Allow addresses other than loopback without TLS, or without `tokens` and `tls_ca`: every
             client may read and change everything.
         listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
@@ -174,6 +179,8 @@ def serve(
         accept_loss,
         tokens,
         server_token_file,
+        tls_crl,
+        audit,
     )
     try:
         return Server(_fastps.Server(*arguments))

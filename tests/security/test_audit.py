@@ -110,3 +110,12 @@ def test_each_event_is_a_line(tokens: Tokens, tmp_path: Path, capfd: pytest.Capt
         assert [event["event"] for event in events(audit)] == ["checkpoint"]
     with serving(tokens, audit, tmp_path / "data"):
         assert events(audit)[-1]["event"] == "start"
+
+
+def test_a_server_of_this_process_has_an_audit_and_lists_of_revoked_certificates(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    with fastps.serve(audit=audit) as server, fastps.connect(server) as ps:
+        ps.register("w", np.zeros(3, np.float32), fastps.SGD(lr=1.0))
+    assert [event["event"] for event in events(audit)] == ["start", "register"]
+    with pytest.raises(fastps.ConfigError, match="tls_crl and tls_ca"):
+        fastps.serve(tls_crl=tmp_path / "crl.pem")

@@ -113,6 +113,8 @@ impl Server {
         accept_loss: bool,
         tokens: Option<PathBuf>,
         server_token: Option<PathBuf>,
+        tls_crl: Option<PathBuf>,
+        audit: Option<PathBuf>,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
@@ -134,6 +136,8 @@ impl Server {
             accept_loss,
             tokens,
             server_token,
+            tls_crl,
+            audit,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };
