@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import os
 import threading
 import time
 import warnings
@@ -661,7 +661,7 @@ class ParameterServer:
             try:
                 self._native = self._reach(*reattach)
             except ConnectionLostError as error:
-                origin, here = getattr(self, "_origin", None), socket.gethostname()
+                origin, here = getattr(self, "_origin", None), os.uname().nodename
                 if origin not in (None, here) and _is_loopback(reattach[0]):
                     error.add_note(
                         f"the client was pickled on host {origin}, and this is {here}: {reattach[0]} is "
@@ -675,7 +675,7 @@ class ParameterServer:
         return _fastps.connect(address, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return attach, (type(self), self._reattach), getattr(self, "_origin", None) or socket.gethostname()
+        return attach, (type(self), self._reattach), getattr(self, "_origin", None) or os.uname().nodename
 
     def __setstate__(self, origin: str) -> None:
         self._origin = origin

@@ -71,7 +71,7 @@ def few(monkeypatch):
     """Only one machine and Downpour with Adagrad, and one rate: what the judges look at first."""
     kept = {name: methods.METHODS[name] for name in (methods.ONE, "Downpour, Adagrad")}
     monkeypatch.setattr(methods, "METHODS", kept)
-    small = {"gradients": 1200, "evaluations": 8, "rates": 1}
+    small = {"gradients": 1600, "evaluations": 8, "rates": 1}
     monkeypatch.setattr(accuracy, "QUICK", methods.Problem("digits", None, (4, 16), goal=10.0, **small))
 
 

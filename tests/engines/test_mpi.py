@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 import numpy as np
 from mpi4py import MPI
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = [sys.argv[3], str(Path(sys.argv[3]).parent)]
 import fastps, fastps.engines, fastps.mpi
 from test_mpi import RULE, SHAPES, STEPS, gradients
 

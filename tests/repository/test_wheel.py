@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_size_and_content() -> None:
     # Without the last optimisations the program is larger; users get the release.
-    most = 15 if WHEEL.parent.name == "dev" else 12
+    most = 18 if WHEEL.parent.name == "dev" else 12
     assert WHEEL.stat().st_size <= most * 2**20
     assert "abi3" in WHEEL.name, "one wheel serves Python 3.11 and all later ones"
     with zipfile.ZipFile(WHEEL) as archive:

@@ -2,6 +2,7 @@
 //! running servers.
 
 use crate::addresses::{ADDRESSES, with_addresses};
+use crate::credentials::Credentials;
 use clap::{Args, Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
 use fastps_core::error::{Error, Kind, Result};
@@ -133,29 +134,18 @@ struct Reach {
     /// Seconds to wait.
     #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
     timeout: Duration,
-    /// The CA that signed the servers' certificates (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_ca: Option<PathBuf>,
-    /// The client certificate, for servers that require one (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_key: Option<PathBuf>,
-    /// The file of the token to show, for servers that require one.
-    #[arg(long, value_name = "FILE", env = "FASTPS_TOKEN_FILE")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 impl Reach {
     fn has_tls(&self) -> bool {
-        self.tls_ca.is_some() || self.tls_cert.is_some() || self.tls_key.is_some()
+        self.credentials.tls() != TlsFiles::default()
     }
 
     fn options(self) -> ConnectOptions {
-        let tls = TlsFiles { cert: self.tls_cert, key: self.tls_key, ca: self.tls_ca };
-        let (timeout, token_file) = (self.timeout, self.token_file);
-        ConnectOptions { timeout, tls, token_file, ..ConnectOptions::default() }
+        let (timeout, tls) = (self.timeout, self.credentials.tls());
+        ConnectOptions { timeout, tls, token_file: self.credentials.token_file, ..ConnectOptions::default() }
     }
 }
 

@@ -6,6 +6,7 @@ mod certs;
 mod checkpoint;
 mod command;
 mod config;
+mod credentials;
 mod export;
 mod files;
 mod log;

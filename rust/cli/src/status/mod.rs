@@ -9,12 +9,12 @@ pub(crate) use warnings::{of as warnings, slowness, workers};
 
 use crate::addresses::{ADDRESSES, with_addresses};
 use crate::checkpoint::in_json;
+use crate::credentials::Credentials;
 use clap::Parser;
-use fastps_client::{ClusterView, ShardView, TlsFiles, inspect};
+use fastps_client::{ClusterView, ShardView, inspect};
 use fastps_core::error::Result;
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Time between the two looks that rates are computed from.
@@ -39,18 +39,8 @@ struct StatusArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// The CA that signed the servers' certificates (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_ca: Option<PathBuf>,
-    /// The client certificate, for servers that require one (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_key: Option<PathBuf>,
-    /// The file of the token to show, for servers that require one.
-    #[arg(long, value_name = "FILE", env = "FASTPS_TOKEN_FILE")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 /// Two looks at a cluster.
@@ -109,8 +99,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 
 /// The lines to print, and whether every shard serves.
 fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
-    let tls = TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca };
-    let token = args.token_file.as_deref();
+    let (tls, token) = (args.credentials.tls(), args.credentials.token_file.as_deref());
     let looks = with_addresses(args.addresses, |addresses| {
         let (start, before) = (Instant::now(), inspect(addresses, &tls, token, args.timeout)?);
         std::thread::sleep(INTERVAL.saturating_sub(start.elapsed()));

@@ -9,13 +9,12 @@ mod terminal;
 mod watch;
 
 use crate::addresses::ADDRESSES;
+use crate::credentials::Credentials;
 use clap::Parser;
-use fastps_client::TlsFiles;
 use fastps_core::error::{Error, Kind, Result};
 use state::State;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 use watch::{Event, Watch};
 
@@ -39,18 +38,8 @@ struct TopArgs {
     /// Print the screen once, and exit with 1 if a shard does not serve.
     #[arg(long)]
     once: bool,
-    /// The CA that signed the servers' certificates (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_ca: Option<PathBuf>,
-    /// The client certificate, for servers that require one (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert (PEM).
-    #[arg(long, value_name = "FILE")]
-    tls_key: Option<PathBuf>,
-    /// The file of the token to show, for servers that require one.
-    #[arg(long, value_name = "FILE", env = "FASTPS_TOKEN_FILE")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 /// Runs the command and returns the exit status. The first argument is the program's name.
@@ -73,12 +62,11 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 
 fn watch(args: TopArgs) -> Result<i32> {
     let failed = |error: io::Error| Error::new(Kind::Internal, format!("cannot watch: {error}"));
-    let tls = TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
         let is_live = !args.once && io::stdout().is_terminal() && io::stdin().is_terminal();
-        let mut watch = Watch::start(args.addresses, (tls, args.token_file), (args.interval, args.timeout))
-            .map_err(failed)?;
+        let mut watch =
+            Watch::start(args.addresses, args.credentials, (args.interval, args.timeout)).map_err(failed)?;
         if args.once {
             return once(&mut watch).await;
         }

@@ -2,12 +2,12 @@
 //! shard that answers late.
 
 use crate::addresses::with_addresses;
+use crate::credentials::Credentials;
 use crate::signals::Signals;
-use fastps_client::{ClusterView, TlsFiles, inspect};
+use fastps_client::{ClusterView, inspect};
 use fastps_core::error::Result;
 use ratatui::crossterm::event::{self, KeyEvent, KeyEventKind};
 use std::io;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,15 +40,15 @@ impl Watch {
     /// Begins to look at a cluster; times: between two looks, and for an answer.
     pub(super) fn start(
         addresses: Vec<String>,
-        (tls, token_file): (TlsFiles, Option<PathBuf>),
+        credentials: Credentials,
         (interval, timeout): (Duration, Duration),
     ) -> io::Result<Self> {
         let (send, events) = unbounded_channel();
-        let stop = Signals::catch()?.stop(None::<fn()>);
+        let (tls, stop) = (credentials.tls(), Signals::catch()?.stop(None::<fn()>));
         let watch = Self { events, send, over: Arc::default(), stop: Box::pin(stop) };
         watch.spawn("fastps-look", move |send, over| {
             while !over.load(Ordering::Relaxed) {
-                let (at, token) = (Instant::now(), token_file.as_deref());
+                let (at, token) = (Instant::now(), credentials.token_file.as_deref());
                 let found =
                     with_addresses(addresses.clone(), |addresses| inspect(addresses, &tls, token, timeout));
                 if send.send(Event::Looked(found, at)).is_err() {

@@ -102,7 +102,7 @@ def _check(figures: list[Figure], setting: Setting, form: str) -> None:
         if form not in figure.forms:
             raise CommandError(f"{figure.name} has no {form} form: its forms are {', '.join(figure.forms)}")
     if not has_matplotlib():
-        raise CommandError("the figures need Matplotlib: pip install 'fastps[repro]'")
+        raise CommandError("the figures need Matplotlib: pip install matplotlib")
     if setting.quick:
         return
     check_data(

@@ -57,9 +57,7 @@ def _in_process(module: str, *arguments: str) -> dict[str, Any]:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CommandError(
-            f"the costs cannot be measured: {last}; install torch (pip install 'fastps[torch]')"
-        )
+        raise CommandError(f"the costs cannot be measured: {last}; install torch (pip install torch)")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
