@@ -14,6 +14,7 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::{Apply, SliceId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,18 +249,62 @@ fn empty(shard: u32, folder: &Path) -> Result<Shard> {
     Ok(Shard::new(ShardConfig::new(shard, limit, Isa::get()?)))
 }
 
-/// Bytes of all files of a shard.
+/// Bytes of all files of a shard, whose server may remove some of them meanwhile.
 fn size(folder: &Path) -> Result<u64> {
     let read = |error: std::io::Error| failed("read", folder, &error);
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder).map_err(read)? {
         let entry = entry.map_err(read)?;
-        let metadata = entry.metadata().map_err(read)?;
-        bytes += if metadata.is_dir() { size(&entry.path())? } else { metadata.len() };
+        let metadata = match entry.metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            metadata => metadata.map_err(read)?,
+        };
+        if !metadata.is_dir() {
+            bytes += metadata.len();
+            continue;
+        }
+        match size(&entry.path()) {
+            Err(_) if !entry.path().exists() => {}
+            found => bytes += found?,
+        }
     }
     Ok(bytes)
 }
 
 fn nothing(data_dir: &Path) -> Error {
     Error::new(Kind::Config, format!("{} contains no snapshot and no log", data_dir.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::size;
+    use std::fs::{create_dir, remove_dir_all, write};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn files_that_a_server_removes_meanwhile_do_not_count() {
+        let folder = std::env::temp_dir().join(format!("fastps-source-{}", std::process::id()));
+        create_dir(&folder).unwrap();
+        write(folder.join("stays"), [0; 100]).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let generation = folder.join("generation");
+                    create_dir(&generation).unwrap();
+                    for k in 0..64 {
+                        write(generation.join(k.to_string()), [0; 10]).unwrap();
+                    }
+                    remove_dir_all(&generation).unwrap();
+                }
+            });
+            let found: Vec<_> = (0..5000).map(|_| size(&folder)).collect();
+            over.store(true, Ordering::Relaxed);
+            for bytes in found {
+                assert!((100..=740).contains(&bytes.unwrap()));
+            }
+        });
+        remove_dir_all(&folder).unwrap();
+    }
 }
