@@ -266,7 +266,7 @@ impl ServerConfig {
         Err(config(why).expected(ways, address))
     }
 
-    /// What is missing to expose the server to other machines.
+    /// Protection that the server lacks for addresses other than loopback.
     pub(crate) fn danger(&self) -> Option<Danger> {
         if self.tls.are_none() {
             return Some(Danger::Plain);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time for which a frame waits.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// What a principal may send at once, as the time in which it would otherwise send it.
+/// Size of a burst, as the time that it takes at the principal's rate.
 const BURST: Duration = Duration::from_millis(100);
 
 /// The budgets of a shard's principals, by name.

@@ -50,7 +50,7 @@ pub(super) struct PortionQuestion {
 fn passing<A: Send + 'static>() -> (SpaceWaiter<A>, oneshot::Receiver<A>) {
     let (to, answer) = oneshot::channel();
     // A caller that has left withdraws, or asks again.
-    (Box::new(move |told| drop(to.send(told))), answer)
+    (Box::new(move |decided| drop(to.send(decided))), answer)
 }
 
 fn longest(ms: u32) -> Duration {
@@ -68,13 +68,13 @@ pub(super) fn ask_batch(
     node.sessions.touch(client, Instant::now())?;
     check_within(node, by, question.space)?;
     let (waiter, answer) = passing();
-    let told = node.spaces()?.batch(
+    let decided = node.spaces()?.batch(
         claimant(client, by.secret.as_ref()),
         (question.space, term),
         &question.task,
         || waiter,
     )?;
-    Ok(Waiting { client, question, wait: longest(wait_ms), answer: told.ok_or(answer), unanswered: None })
+    Ok(Waiting { client, question, wait: longest(wait_ms), answer: decided.ok_or(answer), unanswered: None })
 }
 
 pub(super) async fn answer_batch(
@@ -105,8 +105,8 @@ pub(super) fn ask_portion(
         let (wait, unanswered) = (wait.min(UNLISTED_WAIT), Some(waiter));
         return Ok(Waiting { client, question, wait, answer: Err(answer), unanswered });
     }
-    let told = node.spaces()?.portion(client, &question.request, || waiter)?;
-    Ok(Waiting { client, question, wait, answer: told.ok_or(answer), unanswered: None })
+    let decided = node.spaces()?.portion(client, &question.request, || waiter)?;
+    Ok(Waiting { client, question, wait, answer: decided.ok_or(answer), unanswered: None })
 }
 
 /// Returns whether the caller may ask for portions of a space of this name. A limited one asks again until

@@ -59,9 +59,9 @@ fn check_scope(node: &Node, by: &Caller, group: u32, first: Option<&pb::SettleRe
     if scope.is_everything() {
         return Ok(());
     }
-    let told = first.and_then(|first| first.binding.as_ref()).map(|binding| binding.group.as_str());
+    let listed = first.and_then(|first| first.binding.as_ref()).map(|binding| binding.group.as_str());
     let name = node.group_name(group);
-    let name = name.as_deref().or(told);
+    let name = name.as_deref().or(listed);
     name.filter(|name| scope.allows_group(name)).map(|_| ()).ok_or_else(|| no_group(group))
 }
 
