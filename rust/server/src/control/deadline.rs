@@ -49,7 +49,7 @@ where
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
         let unary = request.uri().path().starts_with(UNARY_PREFIX);
-        let limit = told(request.headers()).unwrap_or(self.own);
+        let limit = deadline_of(request.headers()).unwrap_or(self.own);
         let deadline = Instant::now() + limit.saturating_sub(LEAD);
         let (answer, shard) = (self.inner.call(request), self.shard);
         if !unary {
@@ -69,7 +69,7 @@ fn late(limit: Duration) -> Error {
 }
 
 /// The header `grpc-timeout`: up to eight digits and a unit. An invalid one counts as absent.
-fn told(headers: &HeaderMap) -> Option<Duration> {
+fn deadline_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn the_header_is_read() {
         let read = |text: &str| {
-            told(&[("grpc-timeout".parse().unwrap(), text.parse().unwrap())].into_iter().collect())
+            deadline_of(&[("grpc-timeout".parse().unwrap(), text.parse().unwrap())].into_iter().collect())
         };
         assert_eq!(read("3H"), Some(Duration::from_hours(3)));
         assert_eq!(read("2M"), Some(Duration::from_mins(2)));

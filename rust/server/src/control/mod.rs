@@ -201,8 +201,8 @@ impl Control for ControlService {
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
-        let told = self.ask_first(&request, question).await;
-        self.call(request, Conditions::Step, |node, by, m| register::reserve(node, by, &m, told)).await
+        let first = self.ask_first(&request, question).await;
+        self.call(request, Conditions::Step, |node, by, m| register::reserve(node, by, &m, first)).await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
@@ -242,9 +242,9 @@ impl Control for ControlService {
             request.get_mut().slices.retain(|slice| register::may_drop(&self.node, &by, *slice));
         }
         let question = register::to_drop(&self.node, request.get_ref());
-        let told = self.ask_first(&request, question).await;
+        let first = self.ask_first(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
-        self.call(request, Conditions::Lasting, |node, by, m| register::drop(node, by, m, told)).await
+        self.call(request, Conditions::Lasting, |node, by, m| register::drop(node, by, m, first)).await
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
@@ -253,8 +253,8 @@ impl Control for ControlService {
         let asks = self.node.map.is_none() && memberships::is_new(&self.node, request.get_ref());
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
-        let told = self.ask_first(&request, question).await;
-        self.call(request, Conditions::Change, |node, by, m| memberships::join(node, by, m, told)).await
+        let first = self.ask_first(&request, question).await;
+        self.call(request, Conditions::Change, |node, by, m| memberships::join(node, by, m, first)).await
     }
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
@@ -280,16 +280,16 @@ impl Control for ControlService {
         request: Request<pb::AdvanceRequest>,
     ) -> Result<Response<pb::AdvanceResponse>, Status> {
         let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
-        let told = self.call(request, Conditions::Change, |node, _, m| {
+        let outcome = self.call(request, Conditions::Change, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
-            let (done, told) = oneshot::channel();
+            let (done, outcome) = oneshot::channel();
             let done = Box::new(move |result| drop(done.send(result)));
             node.shard.groups().advance(m.group, m.client, m.warm, m.clock, done);
-            Ok(told)
+            Ok(outcome)
         });
         let wait = Duration::from_millis(u64::from(wait_ms)).min(MAX_WORKER_WAIT);
-        let told = tokio::time::timeout(wait, told.await?.into_inner()).await;
-        let clocks = match told {
+        let outcome = tokio::time::timeout(wait, outcome.await?.into_inner()).await;
+        let clocks = match outcome {
             Ok(Ok(result)) => result.map(Some),
             Ok(Err(_)) => {
                 Err(Error::new(Kind::Unavailable, "another call of this worker waits in its place"))
@@ -346,8 +346,8 @@ impl Control for ControlService {
         request: Request<pb::OpenSpaceRequest>,
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
         let question = spaces::to_open(&self.node, request.get_ref());
-        let told = self.ask_first(&request, question).await;
-        self.call(request, Conditions::Step, |node, by, m| spaces::open(node, by, m, told?)).await
+        let first = self.ask_first(&request, question).await;
+        self.call(request, Conditions::Step, |node, by, m| spaces::open(node, by, m, first?)).await
     }
 
     async fn close_space(
@@ -355,11 +355,11 @@ impl Control for ControlService {
         request: Request<pb::CloseSpaceRequest>,
     ) -> Result<Response<pb::CloseSpaceResponse>, Status> {
         let question = spaces::to_close(&self.node, request.get_ref());
-        let told = self.ask_first(&request, question).await;
+        let first = self.ask_first(&request, question).await;
         // It frees memory, so it needs no intact log.
         self.call(request, Conditions::Lasting, |node, by, m| {
             node.sessions.touch(m.client, Instant::now())?;
-            spaces::close(node, by, m.space, told?.as_ref())?;
+            spaces::close(node, by, m.space, first?.as_ref())?;
             Ok(pb::CloseSpaceResponse {})
         })
         .await

@@ -55,12 +55,12 @@ pub(super) fn to_reserve(node: &Node, m: &pb::ReserveRequest) -> Option<pb::Sett
     is_new.then(|| pb::SettleRequest { describe: m.reservation, ..Default::default() })
 }
 
-/// Reserves memory for slices of this shard. `told` is shard 0's answer, if it was asked.
+/// Reserves memory for slices of this shard. `first` is shard 0's answer, if it was asked.
 pub(super) fn reserve(
     node: &Node,
     by: &Caller,
     m: &pb::ReserveRequest,
-    told: Result<Option<pb::SettleResponse>>,
+    first: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::ReserveResponse> {
     let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
     if !by.principal.scope.allows(&spec.name, &spec.group) {
@@ -83,7 +83,7 @@ pub(super) fn reserve(
         slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
     };
     if !node.reservations.knows(m.reservation) {
-        let registration = told?.and_then(|told| told.registration);
+        let registration = first?.and_then(|first| first.registration);
         wish.check_registered(registration, node.index())?;
     }
     let open = node.reservations.reserve(&node.shard, &wish, now)?;
@@ -146,14 +146,14 @@ pub(super) fn to_drop(node: &Node, m: &pb::DropRequest) -> Option<pb::SettleRequ
     })
 }
 
-/// Drops slices. `told` is shard 0's answer, if it was asked.
+/// Drops slices. `first` is shard 0's answer, if it was asked.
 pub(super) fn drop(
     node: &Node,
     by: &Caller,
     m: pb::DropRequest,
-    told: Result<Option<pb::SettleResponse>>,
+    first: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::DropResponse> {
-    node.check_dropped(&m.slices, told)?;
+    node.check_dropped(&m.slices, first)?;
     if let Ok(mut map) = node.map() {
         map.abandon(&m.slices, &by.principal.scope);
     }

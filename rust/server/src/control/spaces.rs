@@ -53,13 +53,13 @@ pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<p
     asks.then(|| pb::SettleRequest { spaces: vec![request.space], ..Default::default() })
 }
 
-/// Frees a space; on other shards than shard 0 only if shard 0's answer `told` no longer lists it. One
+/// Frees a space; on other shards than shard 0 only if shard 0's answer `first` no longer lists it. One
 /// outside the scope of the caller is ignored like an unknown one.
-pub(super) fn close(node: &Node, by: &Caller, space: u64, told: Option<&pb::SettleResponse>) -> Result<()> {
+pub(super) fn close(node: &Node, by: &Caller, space: u64, first: Option<&pb::SettleResponse>) -> Result<()> {
     if node.map.is_some() && check_within(node, by, SpaceId(space)).is_err() {
         return Ok(());
     }
-    if told.is_some_and(|told| !told.closed_spaces.contains(&space)) {
+    if first.is_some_and(|first| !first.closed_spaces.contains(&space)) {
         let error = Error::new(Kind::Precondition, "shard 0 lists the space: it is closed there first");
         return Err(error.expected("a space that is closed", format!("space {space}")));
     }
@@ -68,12 +68,12 @@ pub(super) fn close(node: &Node, by: &Caller, space: u64, told: Option<&pb::Sett
 }
 
 /// Lists the space, if this is shard 0, and opens it on this shard's slices: on all of them or none. Another
-/// shard opens the space that shard 0's answer `told` lists.
+/// shard opens the space that shard 0's answer `first` lists.
 pub(super) fn open(
     node: &Node,
     by: &Caller,
     request: pb::OpenSpaceRequest,
-    told: Option<pb::SettleResponse>,
+    first: Option<pb::SettleResponse>,
 ) -> Result<pb::OpenSpaceResponse> {
     node.sessions.touch(request.client, Instant::now())?;
     let slices = slices_of(node, by, &request)?;
@@ -82,7 +82,7 @@ pub(super) fn open(
         let error = Error::new(Kind::Config, "shard 0 gives spaces their numbers, and the others take them");
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
-    let (spec, new) = if is_first { list(node, by, request)? } else { (listed(request, told)?, false) };
+    let (spec, new) = if is_first { list(node, by, request)? } else { (listed(request, first)?, false) };
     match open_slices(&slices, &spec.space) {
         Ok((term, last)) => {
             node.files.steps_end_here();
@@ -133,8 +133,8 @@ fn check_name(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Resul
 }
 
 /// The space of a request, as shard 0 lists it.
-fn listed(request: pb::OpenSpaceRequest, told: Option<pb::SettleResponse>) -> Result<SpaceSpec> {
-    let entry = told.and_then(|told| told.space).filter(|entry| entry.space == request.space);
+fn listed(request: pb::OpenSpaceRequest, first: Option<pb::SettleResponse>) -> Result<SpaceSpec> {
+    let entry = first.and_then(|first| first.space).filter(|entry| entry.space == request.space);
     let entry = entry.ok_or_else(|| {
         let error = Error::new(Kind::Config, "shard 0 lists no such space: it was closed, or never opened");
         error.expected("the number of an open space", request.space)
