@@ -158,7 +158,7 @@ impl ControlService {
 
     /// An answer that names tensors, once the log is durable up to this position: a restart must know them
     /// all.
-    async fn told<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
+    async fn once_durable<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
         let (answer, position) = answer.into_inner();
         let durable = self.node.files.durable_to(position).await;
         let failed = |error: Error| convert::status(&error.shard(self.node.index()));
@@ -184,7 +184,7 @@ impl Control for ControlService {
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
         });
-        self.told(page.await?).await
+        self.once_durable(page.await?).await
     }
 
     async fn register(
@@ -193,7 +193,7 @@ impl Control for ControlService {
     ) -> Result<Response<pb::RegisterResponse>, Status> {
         let registered =
             self.call(request, Conditions::Change, |node, by, m| register::register(node, by, &m));
-        self.told(registered.await?).await
+        self.once_durable(registered.await?).await
     }
 
     async fn reserve(
