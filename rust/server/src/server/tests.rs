@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::answers::{AnswerSlot, Owed, StreamState};
+use crate::auth::peer::Peer;
 use crate::cluster::reservation::Reserve;
 use crate::data::Exchange;
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use fastps_durable::{Event, Journal};
 use fastps_proto::v1 as pb;
 use fastps_transport::Medium;
+use fastps_transport::convert;
 use fastps_transport::convert::header::Target;
 use fastps_transport::convert::{Request, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
