@@ -1,6 +1,7 @@
 //! The cluster map, on shard 0 only: registered tensors, the shards of their slices, and open registrations.
 
 mod groups;
+mod pages;
 
 use crate::auth::scope::Scope;
 use crate::persistence::Files;
@@ -13,9 +14,7 @@ use fastps_durable::{Event, Holding};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::spec_to_wire;
 use groups::Groups;
-use prost::Message;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Bound;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,12 +33,6 @@ const ENTRY_BYTES: u64 = 1024;
 const PLACE_BYTES: u64 = 24;
 /// Memory to find a slice's registration while it is open.
 const PENDING_BYTES: u64 = 40;
-/// Default number of entries of a page.
-const MAX_PAGE_ENTRIES: usize = 1000;
-/// A page ends after the entry that passes this many bytes.
-const MAX_PAGE_BYTES: usize = 1 << 20;
-/// Message bytes of a tensor listed on a shard, beside its name.
-const LISTED_BYTES: usize = 32;
 /// Retry delay of a question about an open registration.
 const RETRY_AFTER_MS: u32 = 50;
 
@@ -420,48 +413,6 @@ impl Map {
         Ok(entry.placement())
     }
 
-    /// One page of tensors within `scope` in the order of names, and the name to continue after, if there is
-    /// more. Reads only the entries asked for.
-    pub(crate) fn page(
-        &mut self,
-        names: &[String],
-        after: &str,
-        page_size: usize,
-        scope: &Scope,
-    ) -> (Vec<pb::MapEntry>, String) {
-        let limit = if page_size == 0 { MAX_PAGE_ENTRIES } else { page_size.min(MAX_PAGE_ENTRIES) };
-        if names.is_empty() {
-            let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
-            let all = self.entries.range::<str, _>((from, Bound::Unbounded));
-            let all = all.map(|(name, entry)| (&**name, Some(entry).filter(|entry| entry.is_within(scope))));
-            return fill(all, limit, &mut self.touched);
-        }
-        let wanted: BTreeSet<&str> = names.iter().map(String::as_str).filter(|name| *name > after).collect();
-        let entry = |name| self.entries.get(name).filter(|entry| entry.is_within(scope));
-        let found = wanted.into_iter().map(|name| (name, entry(name)));
-        fill(found, limit, &mut self.touched)
-    }
-
-    /// The tensors after a name that have slices on a shard, and the name to continue after, if there are
-    /// more.
-    pub(crate) fn listed_on(&mut self, shard: u32, after: &str) -> (Vec<pb::ListedTensor>, String) {
-        let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
-        let (mut listed, mut bytes) = (Vec::new(), 0);
-        for (name, entry) in self.entries.range::<str, _>((from, Bound::Unbounded)) {
-            self.touched += 1;
-            let slices = entry.shards().iter().filter(|one| **one == shard).count() as u64;
-            if slices > 0 {
-                bytes += name.len() + LISTED_BYTES;
-                let (name, reservation) = (name.to_string(), entry.reservation);
-                listed.push(pb::ListedTensor { name, reservation, slices });
-            }
-            if bytes >= MAX_PAGE_BYTES {
-                return (listed, name.to_string());
-            }
-        }
-        (listed, String::new())
-    }
-
     /// Log position that must be durable before others see the map's contents.
     pub(crate) fn noted(&self) -> u64 {
         self.noted
@@ -471,31 +422,6 @@ impl Map {
     pub(crate) fn counts(&self) -> [u64; 4] {
         [self.entries.len() as u64, self.pending.len() as u64, self.load.total(), self.touched]
     }
-}
-
-/// Takes entries until the page is full.
-fn fill<'a>(
-    entries: impl Iterator<Item = (&'a str, Option<&'a MapEntry>)>,
-    limit: usize,
-    touched: &mut u64,
-) -> (Vec<pb::MapEntry>, String) {
-    let (mut page, mut bytes, mut last) = (Vec::new(), 0, "");
-    for (name, entry) in entries {
-        *touched += 1;
-        let Some(entry) = entry else { continue };
-        if page.len() >= limit || bytes >= MAX_PAGE_BYTES {
-            return (page, last.to_owned());
-        }
-        // A placement can reach 3 MiB: such an entry gets a separate page.
-        let size = entry.wire.encoded_len();
-        if !page.is_empty() && bytes + size > 2 * MAX_PAGE_BYTES {
-            return (page, last.to_owned());
-        }
-        bytes += size;
-        page.push(entry.wire.clone());
-        last = name;
-    }
-    (page, String::new())
 }
 
 impl MapEntry {
