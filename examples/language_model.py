@@ -203,29 +203,17 @@ def plain(arguments):
 # -- the whole run -------------------------------------------------------------------------------------------
 
 
+#: Options that the processes of a run take over.
+SHARED = ("model", "steps", "width", "layers", "lr", "device", "output")
+
+
 def launch(arguments, workers, log=None):
     """`fastps run`: servers that keep their state, and workers that restart; or one last command."""
-    own = [str(Path(__file__).resolve()), "work" if workers else "finish", "--model", arguments.model]
-    own += [
-        "--steps",
-        str(arguments.steps),
-        "--width",
-        str(arguments.width),
-        "--layers",
-        str(arguments.layers),
-    ]
-    own += ["--lr", str(arguments.lr), "--device", arguments.device, "--output", str(arguments.output)]
+    own = [str(Path(__file__).resolve()), "work" if workers else "finish"]
+    own += [f"--{name}={getattr(arguments, name)}" for name in SHARED]
     own += ["--quick"] if arguments.quick else []
-    command = [
-        sys.executable,
-        "-m",
-        "fastps",
-        "run",
-        "--shards",
-        "2",
-        "--data-dir",
-        str(arguments.output / "state"),
-    ]
+    state = str(arguments.output / "state")
+    command = [sys.executable, "-m", "fastps", "run", "--shards", "2", "--data-dir", state]
     if workers:
         command += ["-n", str(workers), "--restart", "3", "--json", str(log), *own]
         return subprocess.Popen(command)

@@ -75,10 +75,10 @@ def accuracy(name: str, run: Run) -> Numbers:
         arms.append({"method": SANDBLASTER, "workers": workers, "rate": None, "grid": {}, "curves": own})
     return {
         "settings": f"{problem.net}: {problem.gradients:,} gradients of {BATCH} images in each run; "
-        "L-BFGS with "
-        f"10 pairs, {problem.evaluations} passes over all images; {', '.join(map(str, problem.workers))} "
-        f"workers, one machine in ten {SLOW:g} x slower, each preempted {100 * AWAY:.0f} % of the time; "
-        f"{problem.rates} rates, each twice the one before, by the error on a tenth of the training images",
+        f"L-BFGS with 10 pairs, {problem.evaluations} passes over all images; "
+        f"{', '.join(map(str, problem.workers))} workers, one machine in ten {SLOW:g} x slower, each "
+        f"preempted {100 * AWAY:.0f} % of the time; {problem.rates} rates, each twice the one before, by the "
+        "error on a tenth of the training images",
         "seeds": seeds,
         "net": problem.net,
         "workers": problem.workers,
@@ -287,8 +287,7 @@ def _pair(
             source="Dean et al., NIPS 2012, figure 4",
             differs=DIFFERS,
             threshold="every method ends below three times the goal, and Downpour with Adagrad and 16 "
-            "workers "
-            "reaches it at least 2 x sooner than one machine",
+            "workers reaches it at least 2 x sooner than one machine",
             measure=lambda run: accuracy(name, run),
             judge=judge,
             caption=caption,

@@ -81,12 +81,10 @@ def measure(name: str, run: Run) -> Numbers:
     ]
     return {
         "settings": f"{size.net}: updates to a test error of {size.goal:g} %, at most {size.updates:,}, "
-        "looked at "
-        f"every {size.every}; SGD with a momentum of {MOMENTUM}; batches of 32 with staleness, one worker "
-        "with "
-        "other batches; workers of the same mean speed, exponential times; rate by validation images: "
-        "the best "
-        f"of {RATES} for one worker, which all staleness has, and the best of {BATCH_RATES} for each batch",
+        f"looked at every {size.every}; SGD with a momentum of {MOMENTUM}; batches of 32 with staleness, one "
+        "worker with other batches; workers of the same mean speed, exponential times; rate by validation "
+        f"images: the best of {RATES} for one worker, which all staleness has, and the best of {BATCH_RATES} "
+        "for each batch",
         "seeds": seeds,
         "net": size.net,
         "goal": size.goal,
@@ -145,10 +143,8 @@ def caption(numbers: Numbers) -> str:
     stale = ", ".join(map(str, STALENESS[1:]))
     return (
         f"Critical batch: {critical_batch(numbers):.0f}. Updates to {numbers['goal']:g} % with a mean "
-        "staleness of "
-        f"{stale}: {ways[True]} with momentum matching, {ways[False]} without. Bars: least and largest of "
-        "the "
-        f"seeds; a cross at the limit: a seed does not reach the goal."
+        f"staleness of {stale}: {ways[True]} with momentum matching, {ways[False]} without. Bars: least and "
+        "largest of the seeds; a cross at the limit: a seed does not reach the goal."
     )
 
 
@@ -206,8 +202,8 @@ def _figure(
         "batch)",
         differs="small nets; mean staleness from equally fast workers, and one rate for all staleness",
         threshold=f"with momentum matching, staleness {STALENESS[-1]} takes at most 4 x the updates, and "
-        "without at "
-        "least 1.25 x as many as with it; a larger batch takes at least 1.5 x fewer updates",
+        "without at least 1.25 x as many as with it; a larger batch takes at least 1.5 x fewer "
+        "updates",
         measure=lambda run: measure(name, run),
         judge=judge,
         caption=caption,

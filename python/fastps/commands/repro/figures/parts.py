@@ -50,10 +50,8 @@ def measure(run: Run) -> Numbers:
     }
     return {
         "settings": f"{LAYERS} layers, batches of {BATCH}; fully connected layers of 512 and 2,048, cut "
-        "by their "
-        f"outputs; locally connected: 3 x 3 convolutions of {CHANNELS} channels on {SIDE} x {SIDE} "
-        "images, cut by "
-        "rows; computation and messages as measured, each part on one core",
+        f"by their outputs; locally connected: 3 x 3 convolutions of {CHANNELS} channels on {SIDE} x {SIDE} "
+        "images, cut by rows; computation and messages as measured, each part on one core",
         "seeds": [],
         "load": costs.load,
         "seconds": table,
@@ -136,13 +134,11 @@ FIGURES = [
         name="parts",
         title="Speed-up of model parallelism against parts",
         source="Dean et al., NIPS 2012, figure 3",
-        differs="layers of up to 2,048 instead of nets of 42 million and more parameters; one core for "
-        "each part "
-        "instead of up to 20; links are virtual, and their messages overlap with nothing",
+        differs="layers of up to 2,048 instead of nets of 42 million and more parameters; one core for each "
+        "part instead of up to 20; links are virtual, and their messages overlap with nothing",
         threshold=f"the small fully connected net is fastest before {PARTS[-1]} parts over 1 Gbit/s, the "
-        "locally "
-        f"connected one gains more there; on an idle machine two processes are within {100 * NEAR:.0f} % "
-        "of this",
+        "locally connected one gains more there; on an idle machine two processes are within "
+        f"{100 * NEAR:.0f} % of this",
         measure=measure,
         judge=judge,
         caption=caption,
