@@ -122,7 +122,7 @@ def test_a_token_comes_from_a_private_file_only(tokens: Tokens, tmp_path: Path, 
         file.chmod(0o600)
         for text, says in (
             ("", "starts with fps_"),
-            (file.read_text()[:30], "letters"),
+            (file.read_text()[:30], "characters"),
             ("fps_" + "0" * 72, "checksum"),
         ):
             bad = tokens.write_secret("bad", text)

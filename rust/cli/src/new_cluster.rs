@@ -92,7 +92,7 @@ fn fill(dir: &Path, servers: &[String], days: u32) -> Result<()> {
         let request = Request { holder, days, csr: None, file_name: None };
         let name = request.file_name()?;
         if name == CLIENTS || PRINCIPALS.iter().any(|(taken, _)| *taken == name) {
-            return Err(Error::new(Kind::Config, "a server cannot have this name here")
+            return Err(Error::new(Kind::Config, "the name of the server is reserved")
                 .expected("another name", format!("{name:?}")));
         }
         let folder = dir.join(&name);

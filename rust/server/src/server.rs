@@ -178,7 +178,7 @@ impl Server {
         let version = env!("CARGO_PKG_VERSION");
         audit.record(
             "start",
-            json!({"version": version, "addresses": addresses, "insecure": config.insecure}),
+            json!({"version": version, "addresses": addresses, "insecure": config.insecure && config.danger().is_some()}),
         )?;
         Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web, reload })
     }

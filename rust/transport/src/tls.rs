@@ -95,7 +95,7 @@ pub struct ServerTls {
     pub others: ClientTls,
 }
 
-/// What new connections use.
+/// Configuration of new connections.
 struct Present {
     contents: Contents,
     acceptor: TlsAcceptor,
@@ -190,7 +190,7 @@ pub struct ClientTls {
 struct Latest {
     contents: Contents,
     connector: TlsConnector,
-    /// Why the files cannot be used at present; it was logged.
+    /// The last error of the files, already logged; `None`: they are good.
     trouble: Option<String>,
 }
 

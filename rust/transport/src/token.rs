@@ -11,7 +11,7 @@ use std::fmt::Write;
 pub const PREFIX: &str = "fps_";
 const SECRET_BYTES: usize = 32;
 const CHECKSUM_DIGITS: usize = 8;
-/// Length of a token in letters.
+/// Length of a token in characters.
 pub const TOKEN_LENGTH: usize = PREFIX.len() + 2 * SECRET_BYTES + CHECKSUM_DIGITS;
 
 /// A token. Debug output omits it.
@@ -42,7 +42,7 @@ impl Token {
             return bad(format!("text that starts with {PREFIX}"), "other text".to_owned());
         }
         if text.len() != TOKEN_LENGTH {
-            return bad(format!("{TOKEN_LENGTH} letters"), format!("{} bytes", text.len()));
+            return bad(format!("{TOKEN_LENGTH} characters"), format!("{} bytes", text.len()));
         }
         let (body, sum) = text.split_at_checked(TOKEN_LENGTH - CHECKSUM_DIGITS).unwrap_or((text, ""));
         if sum != format!("{:08x}", crc(body)) {

@@ -18,9 +18,9 @@ use time::{Duration, OffsetDateTime};
 
 /// Longest private key, in bytes of PEM.
 const MAX_KEY: u64 = 64 << 10;
-/// A certificate is valid from this long ago, for machines whose clocks are behind.
+/// Backdating of certificates, for machines whose clocks are behind.
 const CLOCK_SKEW: Duration = Duration::hours(1);
-/// Bytes of the number in a CA's name, by which it differs from those before it.
+/// Bytes of the serial number in a CA's name, which distinguishes CAs.
 const NUMBER_BYTES: usize = 4;
 
 /// A CA: a certificate and its private key, in a folder.

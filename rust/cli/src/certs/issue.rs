@@ -8,7 +8,7 @@ use rcgen::{
 };
 use std::path::PathBuf;
 
-/// Whom a certificate is for.
+/// Holder of a certificate.
 #[derive(Clone, Debug)]
 pub(crate) enum Holder {
     /// A server that is reached at these host names and IP addresses. It proves itself with the same
@@ -68,7 +68,7 @@ impl Request {
         };
         let name = plain(name);
         if name == "ca" || name.ends_with("-key") {
-            return Err(Error::new(Kind::Config, "the name of the files is taken by others")
+            return Err(Error::new(Kind::Config, "the file name is reserved")
                 .expected("--name OTHER", format!("{name:?}")));
         }
         principal_uri::check_name(&name)?;
@@ -90,7 +90,7 @@ impl Request {
         let mut params = CertificateParams::new(hosts).map_err(wrong)?;
         params.subject_alt_names.push(SanType::URI(Ia5String::try_from(uri).map_err(wrong)?));
         params.distinguished_name = DistinguishedName::new();
-        // RFC 5280 limits it to 64 letters; nothing reads it.
+        // RFC 5280 limits it to 64 characters; nothing reads it.
         params.distinguished_name.push(DnType::CommonName, name.chars().take(64).collect::<String>());
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];

@@ -122,7 +122,7 @@ fn order(file: &Path, chain: &[Certificate]) -> Option<String> {
     }
     let wrong = chain.windows(2).position(|pair| pair[0].issuer != pair[1].subject)?;
     let (after, expected) = (wrong + 1, &chain[wrong].issuer);
-    Some(format!("{}: after certificate {after} comes another than its issuer, {expected}", file.display()))
+    Some(format!("{}: certificate {after} is not followed by its issuer, {expected}", file.display()))
 }
 
 fn time_problem(one: &Certificate, warn_days: u32, now: i64) -> Option<String> {

@@ -86,7 +86,7 @@ async fn probe(link: &Link, address: String) -> Found {
     let shared = &link.shared;
     let route = link.route().at(address.clone());
     if let Err(error) = check_token(&address, &shared.bearer, route.tls().is_some()) {
-        tracing::warn!(shard = link.shard(), %error, "a server that the resolver names is not asked");
+        tracing::warn!(shard = link.shard(), %error, "a server that the resolver returned is skipped");
         return Found::Silence;
     }
     let Ok(channel) = channel(&address, route.tls()) else {

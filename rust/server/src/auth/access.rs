@@ -1,4 +1,4 @@
-//! Who calls: the principal of a unary call or of a stream, by its token or its client's certificate.
+//! Authentication: the principal of a unary call or stream, from its token or its client's certificate.
 
 use crate::answers::StreamState;
 use crate::auth::audit::Audit;
@@ -50,7 +50,7 @@ pub(crate) struct Access {
 struct Tokens {
     path: PathBuf,
     present: RwLock<Arc<TokenFile>>,
-    /// Why the file cannot be read at present; it was logged.
+    /// The last error of reading the file, already logged; `None`: the file is good.
     trouble: Mutex<Option<String>>,
     reloads: AtomicU64,
     failed: AtomicU64,

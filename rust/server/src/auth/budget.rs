@@ -25,7 +25,7 @@ impl Budgets {
     }
 }
 
-/// When a principal has paid for what it has sent: for its frames, and for their bytes.
+/// Times at which a principal's debts, in frames and in bytes, are paid off.
 #[derive(Debug, Default)]
 pub(crate) struct Budget(Mutex<[Option<Instant>; 2]>);
 

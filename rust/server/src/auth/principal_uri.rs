@@ -1,7 +1,7 @@
 //! The principal of a client certificate: a URI among its alternative names, such as
 //! `fastps://principal/alice?role=worker&scope=a,b,namespace:n`. Without a scope, it is everything.
 //!
-//! Other letters than those of RFC 3986 are percent-encoded, so that any name of a group fits.
+//! Characters outside the unreserved set of RFC 3986 are percent-encoded, so that any name of a group fits.
 
 use crate::auth::principal::Principal;
 use crate::auth::role::Role;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A certificate and its key are two files: how long one may be newer than the other.
+/// Delay before a second try: a certificate and its key, two files, may not match while they are replaced.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// The TLS files of a server, if it has some.
@@ -16,7 +16,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 pub(crate) struct TlsWatch {
     tls: Option<ServerTls>,
     audit: Arc<Audit>,
-    /// Why the files cannot be used at present; it was logged.
+    /// The last error of the files, already logged; `None`: they are good.
     trouble: Mutex<Option<String>>,
     reloads: AtomicU64,
     failed: AtomicU64,

@@ -210,7 +210,7 @@ fn parse_hash(text: &str) -> Result<SecretHash> {
         let got = if text.starts_with(PREFIX) {
             "a token (its SHA-256 belongs here; fastps token new writes it)".to_owned()
         } else {
-            format!("{} letters", text.chars().count())
+            format!("{} characters", text.chars().count())
         };
         return Err(bad("invalid SHA-256 of a token", format!("{HASH_DIGITS} hexadecimal digits"), got));
     }
@@ -304,8 +304,8 @@ mod tests {
                 "line 1: unknown role: expected worker (one of reader, worker, admin, server), got \"wroker\"",
             ),
             (format!("a god * {h}"), "one of reader, worker, admin, server"),
-            (format!("a worker * {}", &h[1..]), "expected 64 hexadecimal digits, got 63 letters"),
-            (format!("a worker * {h}0"), "got 65 letters"),
+            (format!("a worker * {}", &h[1..]), "expected 64 hexadecimal digits, got 63 characters"),
+            (format!("a worker * {h}0"), "got 65 characters"),
             (format!("a worker * {}x", &h[1..]), "invalid SHA-256"),
             (format!("a worker * {}", token.expose()), "got a token"),
             (format!("a worker {h}"), "expected NAME ROLE GROUPS-OR-NAMESPACES HASH, got 3 columns"),

@@ -71,7 +71,7 @@ pub(crate) struct Node {
     pub(crate) tls_watch: Arc<TlsWatch>,
     /// The rates of principals.
     pub(crate) budgets: Budgets,
-    /// What calls to other shards show.
+    /// TLS and token for calls to other shards.
     pub(crate) others: Others,
     pub(crate) sessions: Sessions,
     /// How long a stream polls for its next frame before it sleeps.

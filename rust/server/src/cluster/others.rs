@@ -10,10 +10,10 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// How long another server may take to answer.
+/// Timeout of a call to another server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What calls to the other servers use.
+/// TLS and token for calls to the other servers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Others {
     /// TLS, if this server has it.

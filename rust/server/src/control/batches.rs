@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 /// Longest wait for an answer.
 const MAX_BATCH_WAIT: Duration = Duration::from_secs(5);
 
-/// How long a question about a space that is not open waits, if the caller is limited.
+/// Wait of a limited caller's question about a space that is not open.
 const UNLISTED_WAIT: Duration = Duration::from_millis(200);
 
 /// A question: its answer, or the channel that brings it.

@@ -78,7 +78,7 @@ impl Web {
         let addresses = resolve(text)?;
         if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()).filter(|_| !insecure)
         {
-            let error = "--web at an address other than loopback shows the cluster to everyone";
+            let error = "--web has no TLS: at an address other than loopback its traffic can be read";
             return Err(Error::new(Kind::Config, error).expected("a loopback address, or --insecure", open));
         }
         let listeners = match Listeners::bind(&addresses) {

@@ -120,8 +120,8 @@ def judge(numbers: Numbers) -> Verdict:
     one = mean_time(arms[0], goal)
     downpour = next(a for a in arms if a["method"] == "Downpour, Adagrad" and a["workers"] == 16)
     gain = one / mean_time(downpour, goal)
-    text = f"largest error at the end {last_error(worst):.1f} % ({worst['method']}, {worst['workers']} "
-    text += "workers); "
+    text = f"largest error at the end {last_error(worst):.1f} % "
+    text += f"({worst['method']}, {worst['workers']} workers); "
     text += f"Downpour with Adagrad and 16 workers reaches {goal:g} % {gain:.1f} x sooner than one machine"
     return Verdict(last_error(worst) <= 3 * goal and gain >= 2, text)
 

@@ -20,7 +20,7 @@ COSTS_VERSION = 1
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs on one machine, each the median of several measurements on one thread.
+    """Costs on one machine, each the quickest of many calls on one thread.
 
     Attributes:
         machine: Its processor.
