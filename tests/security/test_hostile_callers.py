@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from certificates import DAY, Authority
-from foreign_client import ForeignClient, Stubs
-from test_roles import Target, calls, frames, of_call, of_frame, outcome, requests, sent_by_clients
+from foreign_client import ForeignClient, Refused, Stubs
+from test_roles import ZEROS, Target, calls, frames, of_call, of_frame, outcome, requests, sent_by_clients
 from token_files import Tokens
 
 import fastps
@@ -108,6 +108,50 @@ def test_certificates_out_of_date_or_of_another_authority_open_nothing(stubs: St
                 call = client.controls[0].Stats.future(stubs.pb.StatsRequest(), timeout=30)
                 code = call.code()
             assert code is (grpc.StatusCode.OK if name == "good" else grpc.StatusCode.UNAVAILABLE), name
+
+
+def test_strangers_are_refused_before_their_request_is_read(stubs: Stubs, tokens: Tokens) -> None:
+    """By each call once, whatever it asks other shards for."""
+    file = tokens.add("alice", "worker")
+    with fastps.serve(tokens=tokens.file) as server, fastps.connect(server, token_file=file) as ps:
+        ps.register("w", np.zeros(8, np.float32), optimizer=fastps.SGD(lr=1.0))
+
+        def refused() -> int:
+            return ps.stats()["shards"][0]["counters"]["credentials_refused"]
+
+        large = stubs.pb.GetMapRequest(names=[""] * 1_000_000)
+        drop = stubs.pb.DropRequest(slices=range(1, 100))
+        with ForeignClient(stubs, server.address_list, hello=False) as stranger:
+            for request, method in ((large, "GetMap"), (drop, "Drop")):
+                before = refused()
+                call = getattr(stranger.controls[0], method).future(request, timeout=60)
+                assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert refused() == before + 1, method
+
+
+def test_spaces_of_others_are_not_described(stubs: Stubs, tokens: Tokens) -> None:
+    """A caller of another group gets the same answer for a space of others and for none."""
+    for name, scope in (("owner", "*"), ("thief", "b")):
+        tokens.add(name, "worker", scope)
+    with (
+        fastps.serve(shards=2, tokens=tokens.file) as server,
+        ForeignClient(stubs, server.address_list, token=tokens.text["owner"]) as owner,
+        ForeignClient(stubs, server.address_list, token=tokens.text["thief"]) as thief,
+    ):
+        owner.register(owner.spec("w", (8,), group="a"), ZEROS)
+        opening = {"name": "plans of a", "vectors": ["v"], "keep_for_ms": 60_000}
+        slices = list(owner.entry("w").placement.slices)
+        request = stubs.pb.OpenSpaceRequest(client=owner.client, tensors=["w"], slices=slices, **opening)
+        space = owner.call(0, "OpenSpace", request).space
+        answers = set()
+        for number in (space, space + 1000):
+            request = stubs.pb.OpenSpaceRequest(client=thief.client, space=number, name="x", keep_for_ms=1000)
+            with pytest.raises(Refused) as raised:
+                thief.call(1, "OpenSpace", request)
+            refusal = raised.value.refusal
+            answers.add((refusal.kind, refusal.message))
+            assert "plans" not in f"{refusal}"
+        assert len(answers) == 1
 
 
 def unfinished(address: str) -> socket.socket:

@@ -268,7 +268,7 @@ pub(crate) fn in_json(value: &impl Serialize) -> Result<String> {
 /// Prints to standard output.
 pub(crate) fn say(lines: &[String]) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let mut written = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
+    let mut written = lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line)));
     written = written.and_then(|()| out.flush());
     match written {
         // A reader that closes the pipe has read enough.
@@ -277,6 +277,11 @@ pub(crate) fn say(lines: &[String]) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// A line without control characters, which names that others chose may contain.
+pub(crate) fn printable(line: &str) -> String {
+    line.chars().map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect()
 }
 
 /// Prints to standard error.
@@ -349,5 +354,10 @@ mod tests {
     fn sizes_and_ages_are_for_people() {
         assert_eq!([size(17), size(1536), size(5 << 40)], ["17 B", "1.5 KiB", "5.0 TiB"]);
         assert_eq!([5, 600, 7200, 864_000].map(duration), ["5 s", "10 min", "2 h", "10 days"]);
+    }
+
+    #[test]
+    fn names_of_others_command_no_terminal() {
+        assert_eq!(printable("a\u{1b}]52;c;\u{7}\nb é"), "a\u{fffd}]52;c;\u{fffd}\u{fffd}b é");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::options::Transport;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_transport::bearer::Bearer;
+use fastps_transport::loopback::is_loopback;
 use fastps_transport::unix;
 use http::uri::Authority;
 
@@ -10,29 +10,6 @@ use http::uri::Authority;
 pub(crate) fn is_same(a: &str, b: &str) -> bool {
     let port = |address: &str| address.rsplit_once(':').map(|(_, port)| port.to_owned());
     a == b || (is_loopback(a) && is_loopback(b) && port(a) == port(b))
-}
-
-/// Returns whether an address is this machine's loopback or a Unix socket. A name that must be resolved is
-/// not.
-pub(crate) fn is_loopback(address: &str) -> bool {
-    unix::path(address).is_some() || is_loopback_tcp(address)
-}
-
-/// Returns whether an address is this machine's loopback.
-pub(crate) fn is_loopback_tcp(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
-}
-
-/// Fails if a token would cross a network in plain text.
-pub(crate) fn check_token(address: &str, bearer: &Bearer, encrypted: bool) -> Result<()> {
-    if !bearer.is_some() || encrypted || is_loopback(address) {
-        return Ok(());
-    }
-    let error =
-        Error::new(Kind::Config, "a token is sent to other machines with TLS only, and nothing was sent");
-    Err(error.expected("tls_ca, or a server on 127.0.0.1, ::1 or localhost", address))
 }
 
 /// Fails if a Unix socket's address is invalid, or is to be reached over TCP.
@@ -64,7 +41,8 @@ fn has_port(address: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{has_port, is_loopback, is_same};
+    use super::{has_port, is_same};
+    use fastps_transport::loopback::is_loopback;
 
     #[test]
     fn an_address_has_a_host_and_a_port() {

@@ -1,6 +1,6 @@
 //! Connects: says hello to every address, puts the shards in order, and fetches the map.
 
-use crate::address::{check_local, check_token, is_loopback_tcp, is_same};
+use crate::address::{check_local, is_same};
 use crate::client::Client;
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -29,6 +29,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_transport::bearer::Bearer;
 use fastps_transport::convert;
+use fastps_transport::loopback::is_loopback_tcp;
 use fastps_transport::secret::Secret;
 use fastps_transport::tls::ClientTls;
 use fastps_transport::{channel, open_files, unix};
@@ -80,7 +81,7 @@ impl Client {
         addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
         let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
         let bearer = Bearer::open(options.token_file.as_deref())?;
-        addresses.iter().try_for_each(|address| check_token(address, &bearer, tls.is_some()))?;
+        addresses.iter().try_for_each(|address| bearer.check_address(address, tls.is_some()))?;
         open_files::raise();
         let driver = Driver::start(options.spin)?;
         let (secret, name) = (Secret::draw()?, options.name.clone());
@@ -363,7 +364,7 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
     let mut last: Option<Error> = None;
     let mut wait = Wait::begin();
     let tls = tls.as_ref().filter(|_| unix::path(address).is_none());
-    check_token(address, &bearer, tls.is_some())?;
+    bearer.check_address(address, tls.is_some())?;
     let channel = channel(address, tls)?;
     loop {
         let client = random()?;

@@ -1,6 +1,6 @@
 //! A look at a cluster without a session: the statistics of each shard, or why it does not answer.
 
-use crate::address::{check_local, check_token, is_same};
+use crate::address::{check_local, is_same};
 use crate::connect::{MAX_SHARDS, unreachable};
 use crate::link::unary::request;
 use crate::options::Transport;
@@ -139,7 +139,7 @@ async fn ask_all(addresses: &[String], shown: &Shown, deadline: Instant) -> Vec<
 
 fn control(address: &str, shown: &Shown) -> Result<ControlClient<InterceptedService<Channel, Signed>>> {
     let tls = shown.tls.as_ref().filter(|_| unix::path(address).is_none());
-    check_token(address, &shown.bearer, tls.is_some())?;
+    shown.bearer.check_address(address, tls.is_some())?;
     Ok(ControlClient::with_interceptor(channel(address, tls)?, Signed(shown.bearer.clone())))
 }
 

@@ -1,5 +1,6 @@
 //! The token that a caller shows, read from a file and again when the file has changed.
 
+use crate::loopback::is_loopback;
 use crate::private_file;
 use crate::token::{TOKEN_LENGTH, Token};
 use fastps_core::error::{Error, Kind, Result};
@@ -32,14 +33,31 @@ impl Bearer {
         file.map(source).transpose().map(Self)
     }
 
-    /// Reads the file again. Returns whether the token has changed.
-    pub fn refresh(&self) -> Result<bool> {
-        let Some(source) = &self.0 else { return Ok(false) };
+    /// Reads the file again. Returns the error of a file that cannot be read; the last token stays in force.
+    pub fn refresh(&self) -> Result<()> {
+        let Some(source) = &self.0 else { return Ok(()) };
         let read = read(&source.file)?;
-        let mut present = source.present.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = *present != read;
-        *present = read;
-        Ok(changed)
+        *source.present.lock().unwrap_or_else(PoisonError::into_inner) = read;
+        Ok(())
+    }
+
+    /// Reads the file again after a call was refused. Returns whether the token now differs from the one that
+    /// the call showed, also if another call has read it since.
+    pub fn has_newer_than(&self, shown: Option<&HeaderValue>) -> bool {
+        if let Err(error) = self.refresh() {
+            tracing::warn!(%error, "the last token stays in use");
+        }
+        self.present().as_ref() != shown
+    }
+
+    /// Fails if the token would cross a network in plain text.
+    pub fn check_address(&self, address: &str, encrypted: bool) -> Result<()> {
+        if !self.is_some() || encrypted || is_loopback(address) {
+            return Ok(());
+        }
+        let error =
+            Error::new(Kind::Config, "a token is sent to other machines with TLS only, and nothing was sent");
+        Err(error.expected("tls_ca, or a server on 127.0.0.1, ::1 or localhost", address))
     }
 
     /// Returns whether there is a token.
@@ -54,7 +72,8 @@ impl Bearer {
         }
     }
 
-    fn present(&self) -> Option<HeaderValue> {
+    /// The header of the token.
+    pub fn present(&self) -> Option<HeaderValue> {
         let source = self.0.as_ref()?;
         Some(source.present.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
@@ -98,15 +117,28 @@ mod tests {
             headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap().to_owned())
         };
         assert_eq!(shown(&bearer).unwrap(), format!("Bearer {}", first.expose()));
-        assert!(!bearer.refresh().unwrap());
+        let before = bearer.present();
+        assert!(!bearer.has_newer_than(before.as_ref()));
         write(&file, second.expose()).unwrap();
-        assert!(bearer.refresh().unwrap());
+        for _call in 0..2 {
+            assert!(bearer.has_newer_than(before.as_ref()));
+        }
         assert_eq!(shown(&bearer).unwrap(), format!("Bearer {}", second.expose()));
         write(&file, &second.expose()[..40]).unwrap();
         let error = bearer.refresh().unwrap_err().to_string();
-        assert!(error.contains("letters") && !error.contains(&second.expose()[4..40]), "{error}");
+        assert!(error.contains("characters") && !error.contains(&second.expose()[4..40]), "{error}");
         assert_eq!(shown(&bearer).unwrap(), format!("Bearer {}", second.expose()));
+        for (address, encrypted, passes) in [
+            ("10.0.0.1:7070", false, false),
+            ("host-a:7070", false, false),
+            ("10.0.0.1:7070", true, true),
+            ("127.0.0.1:7070", false, true),
+            ("unix:///run/fastps", false, true),
+        ] {
+            assert_eq!(bearer.check_address(address, encrypted).is_ok(), passes, "{address}");
+        }
         remove_file(&file).unwrap();
+        assert!(!bearer.has_newer_than(bearer.present().as_ref()), "the last one stays in use");
         assert_eq!(shown(&Bearer::open(None).unwrap()), None);
     }
 }

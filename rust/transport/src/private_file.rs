@@ -1,7 +1,7 @@
 //! Files with secrets: tokens, and the lists of their hashes.
 
+use crate::regular_file;
 use fastps_core::error::{Error, Kind, Result};
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,8 +11,7 @@ use std::path::Path;
 pub fn read(file: &Path, most: u64) -> Result<String> {
     let name = file.display();
     let failed = |error: std::io::Error| config(format!("cannot read {name}: {error}"));
-    let open = File::open(file).map_err(failed)?;
-    let about = open.metadata().map_err(failed)?;
+    let (open, about) = regular_file::open(file).map_err(failed)?;
     if !is_private(about.mode(), about.uid()) {
         return Err(config(format!("others than its owner can read {name}: run chmod 600 {name}"))
             .expected("mode 600", format!("{:03o}", about.mode() & 0o777)));
@@ -58,6 +57,8 @@ mod tests {
         }
         set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         assert!(read(&file, 7).unwrap_err().to_string().contains("too large"));
+        let error = read(&folder, 8).unwrap_err().to_string();
+        assert!(error.contains("not a regular file"), "{error}");
         write(&file, [0xff]).unwrap();
         assert!(read(&file, 8).unwrap_err().to_string().contains("UTF-8"));
         for path in [&file, &link] {

@@ -9,6 +9,7 @@ pub(crate) use warnings::{of as warnings, slowness, workers};
 
 use crate::addresses::{ADDRESSES, with_addresses};
 use crate::checkpoint::in_json;
+use crate::checkpoint::printable;
 use crate::credentials::Credentials;
 use clap::Parser;
 use fastps_client::{ClusterView, ShardView, inspect};
@@ -87,7 +88,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
         }
     };
     let mut out = std::io::stdout().lock();
-    match lines.iter().try_for_each(|line| writeln!(out, "{line}")).and_then(|()| out.flush()) {
+    match lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line))).and_then(|()| out.flush()) {
         Ok(()) => i32::from(!serves),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => PIPE_CLOSED,
         Err(error) => {

@@ -1,7 +1,6 @@
 //! Finds a link's shard at another address. The shard is recognized by its identity: the cluster's, and the
 //! index in it.
 
-use crate::address::check_token;
 use crate::link::state::Link;
 use crate::link::unary::{self, CONNECT_TIMEOUT, Who};
 use crate::state::resolution::Resolution;
@@ -85,7 +84,7 @@ async fn search(
 async fn probe(link: &Link, address: String) -> Found {
     let shared = &link.shared;
     let route = link.route().at(address.clone());
-    if let Err(error) = check_token(&address, &shared.bearer, route.tls().is_some()) {
+    if let Err(error) = shared.bearer.check_address(&address, route.tls().is_some()) {
         tracing::warn!(shard = link.shard(), %error, "a server that the resolver returned is skipped");
         return Found::Silence;
     }

@@ -78,7 +78,9 @@ async fn attempt<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 /// Says hello, under a new incarnation if the old one is forgotten, and opens the stream. The token is read
 /// again.
 async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
-    link.shared.bearer.refresh()?;
+    if let Err(error) = link.shared.bearer.refresh() {
+        tracing::warn!(%error, "the last token stays in use");
+    }
     if link.is_drained() {
         link.renew()?;
         hello(link, false).await?;

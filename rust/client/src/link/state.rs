@@ -4,7 +4,6 @@
 //! exactly once: when it is answered, or when its call abandons it. An identified frame that was sent and
 //! abandoned leaves a doubt behind, and a question about it joins the end of the queue.
 
-use crate::address::is_loopback;
 use crate::link::queue::Queue;
 use crate::link::route::ServerRoute;
 use crate::state::runtime::{Driver, lock};
@@ -14,6 +13,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_transport::addressee::Addressee;
+use fastps_transport::loopback::is_loopback;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -121,6 +121,7 @@ where
     let mut wait = Wait::begin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        let shown = link.shared.bearer.present();
         let headers = CallHeaders {
             secret: link.shared.secret.clone(),
             bearer: link.shared.bearer.clone(),
@@ -142,7 +143,7 @@ where
                 return Err(late(link, before));
             }
         };
-        if error.kind == Kind::Unauthenticated && link.shared.bearer.refresh()? {
+        if error.kind == Kind::Unauthenticated && link.shared.bearer.has_newer_than(shown.as_ref()) {
             continue;
         }
         // Waits for a server that is not ready, such as a recovering one, for at least the retry time that it

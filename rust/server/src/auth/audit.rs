@@ -1,6 +1,7 @@
 //! The audit: one JSON line in a file for each event that changes who may do what, or what the servers hold.
 
 use fastps_core::error::{Error, Kind, Result};
+use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -83,8 +84,10 @@ impl Output {
     }
 }
 
+/// A FIFO whose reader is gone must not block the shard.
 fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
 }
 
 #[cfg(test)]
@@ -116,6 +119,11 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         audit.record("hold", json!({})).unwrap();
         assert_eq!(read(&path)["event"], "hold");
+        // A FIFO without a reader is refused at once.
+        std::fs::remove_file(&path).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(audit.record("hold", json!({})).unwrap_err().kind, Kind::Unavailable);
         std::fs::remove_dir_all(&folder).unwrap();
         Audit::default().record("start", json!({})).unwrap();
     }

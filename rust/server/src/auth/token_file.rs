@@ -136,6 +136,9 @@ impl Entry {
             let form = "NAME ROLE GROUPS-OR-NAMESPACES HASH";
             return Err(bad("a column is missing", form, format!("{} columns", columns.len())));
         };
+        if [*name, *role, *scope].into_iter().chain(options.iter().copied()).any(|one| one.contains(PREFIX)) {
+            return Err(bad("a token stands in the file", "its SHA-256 (fastps token new)", "a token"));
+        }
         check_name(name)?;
         let principal = Principal::new(*name, role.parse()?, scope.parse()?);
         let mut entry = Self { principal, hash: parse_hash(hash)?, expires: None };
@@ -306,6 +309,8 @@ mod tests {
             (format!("a god * {h}"), "one of reader, worker, admin, server"),
             (format!("a worker * {}", &h[1..]), "expected 64 hexadecimal digits, got 63 characters"),
             (format!("a worker * {h}0"), "got 65 characters"),
+            (format!("a {PREFIX}0123 * {h}"), "a token stands in the file"),
+            (format!("a worker * {h} {PREFIX}0123"), "a token stands in the file"),
             (format!("a worker * {}x", &h[1..]), "invalid SHA-256"),
             (format!("a worker * {}", token.expose()), "got a token"),
             (format!("a worker {h}"), "expected NAME ROLE GROUPS-OR-NAMESPACES HASH, got 3 columns"),

@@ -25,6 +25,7 @@ pub(crate) struct Others {
 impl Others {
     /// A connection to a server.
     pub(crate) fn channel(&self, address: &str) -> Result<Channel> {
+        self.bearer.check_address(address, self.tls.is_some())?;
         channel(address, self.tls.as_ref())
     }
 
@@ -39,7 +40,9 @@ impl Others {
         let control = ControlClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut request = Request::new(message);
         request.set_timeout(ANSWER_TIMEOUT);
-        self.bearer.refresh()?;
+        if let Err(error) = self.bearer.refresh() {
+            tracing::warn!(%error, "the last token of this server stays in use");
+        }
         self.bearer.sign(request.metadata_mut().as_mut());
         let late = |_| Error::new(Kind::Deadline, format!("{address} did not answer in time"));
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, send(control, request)).await.map_err(late)?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod accepted;
+pub(crate) mod admission;
 mod allowance;
 mod native;
 pub(crate) mod not_grpc;

@@ -158,7 +158,10 @@ pub(super) fn drop(
         map.abandon(&m.slices, &by.principal.scope);
     }
     let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
+    let here = slices.iter().filter(|slice| node.shard.slice(**slice).is_ok()).count();
     node.reservations.drop_slices(&node.shard, &slices);
-    let _ = node.audit(by, "drop", json!({"slices": slices.len()}));
+    if here > 0 {
+        let _ = node.audit(by, "drop", json!({"slices": here}));
+    }
     Ok(pb::DropResponse {})
 }

@@ -82,7 +82,7 @@ pub(super) fn open(
         let error = Error::new(Kind::Config, "shard 0 gives spaces their numbers, and the others take them");
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
-    let (spec, new) = if is_first { list(node, by, request)? } else { (listed(request, first)?, false) };
+    let (spec, new) = if is_first { list(node, by, request)? } else { (listed(by, request, first)?, false) };
     match open_slices(&slices, &spec.space) {
         Ok((term, last)) => {
             node.files.steps_end_here();
@@ -133,12 +133,17 @@ fn check_name(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Resul
 }
 
 /// The space of a request, as shard 0 lists it.
-fn listed(request: pb::OpenSpaceRequest, first: Option<pb::SettleResponse>) -> Result<SpaceSpec> {
-    let entry = first.and_then(|first| first.space).filter(|entry| entry.space == request.space);
-    let entry = entry.ok_or_else(|| {
+fn listed(
+    by: &Caller,
+    request: pb::OpenSpaceRequest,
+    first: Option<pb::SettleResponse>,
+) -> Result<SpaceSpec> {
+    let absent = || {
         let error = Error::new(Kind::Config, "shard 0 lists no such space: it was closed, or never opened");
         error.expected("the number of an open space", request.space)
-    })?;
+    };
+    let entry = first.and_then(|first| first.space).filter(|entry| entry.space == request.space);
+    let entry = entry.ok_or_else(absent)?;
     let spec = convert::space_from_wire(entry).spec;
     let same = |own: &[Arc<str>], wanted: &[String]| {
         own.len() == wanted.len() && own.iter().zip(wanted).all(|(own, wanted)| **own == **wanted)
@@ -148,6 +153,9 @@ fn listed(request: pb::OpenSpaceRequest, first: Option<pb::SettleResponse>) -> R
         || !same(&spec.tensors, &request.tensors)
         || !same(&space.vectors, &request.vectors)
     {
+        if !by.principal.scope.is_everything() {
+            return Err(absent()); // it may be of others
+        }
         let error = Error::new(Kind::Precondition, "shard 0 lists the space with another name, or others");
         let describe = |name: &str, vectors: usize, tensors: usize| {
             format!("space {name:?} of {vectors} vectors over {tensors} tensors")

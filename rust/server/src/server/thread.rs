@@ -7,6 +7,7 @@ use crate::cluster::loss;
 use crate::cluster::node::{Node, Phase};
 use crate::cluster::reaper::reap;
 use crate::config::{Bound, Danger};
+use crate::connection::admission::Admission;
 use crate::connection::not_grpc::OnlyGrpc;
 use crate::connection::trim;
 use crate::connection::{accept, accepted};
@@ -132,9 +133,10 @@ async fn serve(
     let named = named.map_err(|error| internal("cannot use the Unix socket", error))?;
     let locals = local.into_iter().chain(named).collect();
     let native = accept::accept(listener, locals, tls, node.clone(), foreign);
-    let index = node.index();
+    let (index, admitting) = (node.index(), node.clone());
     let others = tonic::transport::Server::builder()
         .layer(tower::layer::layer_fn(OnlyGrpc))
+        .layer(tower::layer::layer_fn(move |inner| Admission { inner, node: admitting.clone() }))
         .layer(MapRequestLayer::new(Peer::keep_busy))
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
         .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))

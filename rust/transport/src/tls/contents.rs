@@ -2,11 +2,13 @@
 
 use super::TlsFiles;
 use super::certificate::Certificate;
+use crate::regular_file;
 use fastps_core::error::{Error, Kind, Result};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use std::fmt::Display;
+use std::io::Read;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -106,11 +108,12 @@ fn config(message: impl Into<String>) -> Error {
 fn read(file: &Path, what: &str) -> Result<Vec<u8>> {
     let name = file.display();
     let failed = |error: &dyn Display| config(format!("cannot read {what} {name}: {error}"));
-    let bytes = std::fs::metadata(file).map_err(|error| failed(&error))?.len();
-    if bytes > MAX_BYTES {
-        return Err(failed(&format!("it has {bytes} bytes, which is too much")));
+    let (open, _) = regular_file::open(file).map_err(|error| failed(&error))?;
+    let mut bytes = Vec::new();
+    open.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| failed(&error))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(failed(&format!("it has more than {MAX_BYTES} bytes")));
     }
-    let bytes = std::fs::read(file).map_err(|error| failed(&error))?;
     let dos = |line: &[u8]| line.ends_with(b"\r");
     if let Some(line) = bytes.split(|byte| *byte == b'\n').position(dos) {
         let message = format!("{name}: line {} ends as on Windows", line + 1);
