@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "rust/core/src"
 CLIENT = ROOT / "rust/client/src"
+SERVER = ROOT / "rust/server/src"
 
 # What each folder of the core (and `shard.rs` at its root) may import of the others.
 CORE_FOLDERS: dict[str, set[str]] = {
@@ -122,21 +123,27 @@ def core_imports(path: Path) -> set[str]:
 
 
 def file_imports(folder: Path) -> dict[str, set[str]]:
-    """What each file of a folder imports of the others, by their names or through the folder's `mod.rs`."""
+    """What each file of a folder imports of the others, by their names or through the folder's `mod.rs`.
+
+    A file and the folder of its submodules count as one.
+    """
+    module = next(path for path in (folder / "mod.rs", folder.with_suffix(".rs")) if path.exists())
     files = {path.stem for path in folder.glob("*.rs")} - {"mod"}
     files |= {path.name for path in folder.iterdir() if path.is_dir()}
     exports: dict[str, str] = {}
     for file in files:
-        for name in names_after((folder / "mod.rs").read_text(), rf"use {file}"):
+        for name in names_after(module.read_text(), rf"use {file}"):
             exports[name] = file
     root = next(parent for parent in folder.parents if parent.name == "src")
     own = "::".join(("crate", *folder.relative_to(root).parts))
     imports: dict[str, set[str]] = {}
     for file in files:
-        inside = folder / file
-        paths = rust_files(inside) if inside.is_dir() else [folder / f"{file}.rs"]
-        source = "".join(without_comments_and_strings(path.read_text()) for path in paths)
-        names = names_after(source, own) | (set() if inside.is_dir() else names_after(source, "super"))
+        beside, inside = folder / f"{file}.rs", rust_files(folder / file)
+        sources = [without_comments_and_strings(path.read_text()) for path in inside]
+        names = names_after("".join(sources), own)
+        if beside.exists():
+            source = without_comments_and_strings(beside.read_text())
+            names |= names_after(source, own) | names_after(source, "super")
         imports[file] = ({exports.get(name, name) for name in names} & files) - {file}
     return imports
 
@@ -193,8 +200,10 @@ def test_files_of_a_folder_of_the_core_form_no_circle(folder: Path) -> None:
     assert not unused, f"no longer needed: {sorted(unused)}"
 
 
-@pytest.mark.parametrize("folder", folders_of(CLIENT), ids=lambda p: str(p.relative_to(CLIENT)))
-def test_files_of_a_folder_of_the_client_form_no_circle(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "folder", [*folders_of(CLIENT), *folders_of(SERVER)], ids=lambda p: str(p.relative_to(ROOT / "rust"))
+)
+def test_files_of_a_folder_of_client_and_server_form_no_circle(folder: Path) -> None:
     without_circle(file_imports(folder))
 
 

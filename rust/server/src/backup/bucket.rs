@@ -54,6 +54,14 @@ pub fn is_url(text: &str) -> bool {
     text.contains("://")
 }
 
+/// Runs to completion on a runtime of this thread: the command line has none.
+pub(super) fn block<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime
+        .map_err(|error| Error::new(Kind::Internal, format!("cannot start a runtime: {error}")))?
+        .block_on(work)
+}
+
 impl Bucket {
     /// Reads a URL: `s3://bucket/prefix` or `file:///folder`. Accesses nothing yet.
     pub fn open(url: &str) -> Result<Self> {

@@ -1,6 +1,6 @@
 //! Lists and verifies the copies in a bucket, and makes a data directory of them.
 
-use super::bucket::{Bucket, MAX_MANIFEST_BYTES, Sum};
+use super::bucket::{Bucket, MAX_MANIFEST_BYTES, Sum, block};
 use super::upload::folders;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::{Described, Fetched, Latest, MANIFEST_NAME, Part};
@@ -65,14 +65,6 @@ pub struct Got {
     pub slices: u64,
     /// Where it was copied from.
     pub place: String,
-}
-
-/// Runs to completion on a runtime of this thread: the command line has none.
-pub(super) fn block<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime
-        .map_err(|error| Error::new(Kind::Internal, format!("cannot start a runtime: {error}")))?
-        .block_on(work)
 }
 
 /// The shards that a bucket has folders of, ascending.

@@ -1,7 +1,7 @@
 //! Copies a snapshot into a bucket: its files, its manifest, then `latest`. A copy that another server's
 //! `latest` names is never overwritten.
 
-use super::bucket::{Bucket, Sum};
+use super::bucket::{Bucket, Sum, block};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::{self, Held, Latest, MANIFEST_NAME, Part};
 use futures_util::{StreamExt, TryStreamExt};
@@ -262,7 +262,7 @@ pub(super) async fn folders(
 /// Copies the newest whole snapshot of each shard of a data directory that no server uses.
 pub fn upload_all(data_dir: &FilePath, bucket: &Bucket, keep: usize) -> Result<Vec<Uploaded>> {
     let keep = Keep { count: keep, younger: Duration::ZERO };
-    super::fetch::block(async {
+    block(async {
         let mut uploaded = Vec::new();
         for shard in copy::shards(data_dir)? {
             let directory = fastps_durable::shard_folder(data_dir, shard);

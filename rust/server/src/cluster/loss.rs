@@ -2,9 +2,9 @@
 //! some, or whose shard 0 has lost the map, refuses to serve, unless `--accept-loss` lets it drop what is
 //! incomplete.
 
-use crate::cluster::first::First;
 use crate::cluster::membership::Standing;
 use crate::cluster::node::Node;
+use crate::cluster::node::first::First;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;

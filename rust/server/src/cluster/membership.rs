@@ -2,17 +2,13 @@
 //! the identity, and always may; the others learn it from shard 0, and whether they have what it lists on
 //! them (`loss`).
 
-use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_durable::Event;
-use fastps_transport::addressee;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use tonic::metadata::MetadataMap;
 
 /// Retry delay of calls that depend on shard 0.
-const RETRY_AFTER_MS: u64 = 100;
+pub(crate) const RETRY_AFTER_MS: u64 = 100;
 
 /// Permission of the shard to serve.
 #[derive(Clone, Debug)]
@@ -50,6 +46,11 @@ impl Membership {
         self.id.load(Ordering::Acquire)
     }
 
+    /// Takes the identity of the cluster. Returns whether it differs from the known one.
+    pub(crate) fn learn(&self, id: u64) -> bool {
+        self.id.swap(id, Ordering::AcqRel) != id
+    }
+
     fn standing(&self) -> MutexGuard<'_, Standing> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,52 +85,13 @@ impl Membership {
         }
     }
 
+    /// Signals that shard 0 belongs to another cluster than before.
+    pub(crate) fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
     /// Waits until shard 0 has turned out to be of another cluster.
     pub(crate) async fn doubted(&self) {
         self.doubted.notified().await;
-    }
-}
-
-impl Node {
-    /// Takes the identity that shard 0 reports. Fails if it differs from that of the slices here.
-    pub(crate) fn hear(&self, id: u64) -> Result<()> {
-        let known = self.membership.id();
-        if id == 0 || id == known {
-            return Ok(());
-        }
-        if known != 0 && self.reservations.holds_any() {
-            self.membership.doubted.notify_one();
-            return Err(Error::new(Kind::Unavailable, "shard 0 is of another cluster than this shard")
-                .retry_after_ms(RETRY_AFTER_MS));
-        }
-        self.learn(id);
-        Ok(())
-    }
-
-    /// Assigns the shard's slices to this cluster.
-    pub(crate) fn learn(&self, id: u64) {
-        if self.membership.id.swap(id, Ordering::AcqRel) != id {
-            self.files.step(|| Event::ClusterLearned(id));
-        }
-    }
-
-    /// Fails if a call addresses another cluster or another shard.
-    pub(crate) fn check_addressee(&self, metadata: &MetadataMap) -> Result<()> {
-        let (cluster, shard) = addressee::named(metadata);
-        let own = self.membership.id();
-        if let Some(other) = cluster.filter(|other| own != 0 && *other != own) {
-            let why = "this server is of another cluster than the one that the client knows: its tensors are not here. \
-                       Create a new client and register them again, or start that cluster again";
-            return Err(Error::new(Kind::Fenced, why)
-                .expected(format!("cluster {other:016x}"), format!("cluster {own:016x}")));
-        }
-        match shard.filter(|shard| *shard != self.index()) {
-            Some(shard) => {
-                let why = "the call was meant for another shard: its address leads to several";
-                Err(Error::new(Kind::Precondition, why)
-                    .expected(format!("shard {shard}"), format!("shard {}", self.index())))
-            }
-            None => Ok(()),
-        }
     }
 }

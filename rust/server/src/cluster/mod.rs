@@ -3,7 +3,6 @@
 //! [`node::Node`] holds all of it together with the shard itself; every service shares one.
 
 mod ended;
-pub(crate) mod first;
 pub(crate) mod loss;
 pub(crate) mod map;
 pub(crate) mod membership;

@@ -1,5 +1,9 @@
 //! State that all calls to one shard share.
 
+pub(crate) mod first;
+mod identity;
+mod spaces;
+
 use crate::answers::Pins;
 use crate::auth::access::Access;
 use crate::auth::budget::Budgets;
@@ -7,12 +11,10 @@ use crate::auth::caller::Caller;
 use crate::auth::principal::Principal;
 use crate::auth::scope::Scope;
 use crate::auth::tls_watch::TlsWatch;
-use crate::cluster::first::First;
 use crate::cluster::map::Map;
 use crate::cluster::membership::Membership;
 use crate::cluster::others::Others;
-use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
-use crate::cluster::reservation::Reservations;
+use crate::cluster::reservation::{MAX_ASKED_RESERVATIONS, Reservations};
 use crate::cluster::session::{SessionOver, Sessions};
 use crate::cluster::spaces::SpaceTable;
 use crate::human;
@@ -61,7 +63,7 @@ pub(crate) struct Node {
     /// Random identity of this start.
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
-    pub(crate) first: First,
+    pub(crate) first: first::First,
     pub(crate) membership: Membership,
     /// Set if the server was started with `--insecure`.
     pub(crate) insecure: bool,

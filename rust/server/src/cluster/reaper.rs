@@ -3,13 +3,11 @@
 //! spaces, so that one closed there takes no memory here.
 
 use crate::cluster::node::Node;
+use crate::cluster::reservation::MAX_ASKED_RESERVATIONS;
 use fastps_core::tensor::SpaceId;
 use fastps_proto::v1 as pb;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Reservations that one question names.
-pub(crate) const MAX_ASKED_RESERVATIONS: usize = 10_000;
 
 /// Runs until it is aborted.
 pub(crate) async fn reap(node: Arc<Node>) {

@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Reservations that one question to shard 0 names.
+pub(crate) const MAX_ASKED_RESERVATIONS: usize = 10_000;
 /// Memory of a worker beside its largest frame: a working connection, and one for calls.
 const WORKER_BYTES: u64 = 2 * AT_REST_BYTES + WORK_BYTES;
 

@@ -4,8 +4,7 @@
 use crate::auth::caller::Caller;
 use crate::cluster::map::Registered;
 use crate::cluster::node::Node;
-use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
-use crate::cluster::reservation::{Reserve, lost};
+use crate::cluster::reservation::{MAX_ASKED_RESERVATIONS, Reserve, lost};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;

@@ -2,8 +2,9 @@
 
 use super::Subject;
 use super::cluster;
+use super::family::Form;
 use super::hosts::Hosts;
-use super::metrics::{self, Form};
+use super::metrics;
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind};
 use fastps_proto::v1 as pb;

@@ -1,6 +1,6 @@
 //! The metrics of a shard's measurements.
 
-use super::metrics::{Family, Labels, Value};
+use super::family::{Family, Labels, Value};
 use super::names::Kind;
 use crate::cluster::node::Node;
 use crate::measures::{Observed, Traffic};

@@ -6,6 +6,7 @@
 
 mod answers;
 mod cluster;
+mod family;
 mod hosts;
 mod measured;
 mod metrics;
