@@ -182,6 +182,9 @@ bench-training: .venv/.test-release ## Measure the PyTorch optimizer against tor
 bench-connections: .venv/.test-release ## Measure the cost of idle and of many connections and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
 
+bench-operations: .venv/.test-release ## Measure the cost of tokens and of scraped metrics and write benchmarks/README.md
+	$(BIN)/python benchmarks/operations.py --output benchmarks/README.md $(ARGS)
+
 bench-clients: .venv/.test-release ## Measure steps of the Go client against a Go server that returns the same messages; needs go
 	$(BIN)/python benchmarks/go_client.py $(ARGS)
 
