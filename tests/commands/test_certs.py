@@ -115,7 +115,7 @@ def test_show(certs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     for arguments, says in (
         ([host, "--warn-days", "30"], "certificate 1 expires in "),
         ([alice, key], f"{key} is the key of another certificate"),
-        ([backwards], "another than its issuer"),
+        ([backwards], "is not followed by its issuer"),
         ([nonsense], "neither a certificate nor a private key"),
         ([tmp_path / "missing.pem"], "missing.pem"),
     ):
@@ -140,7 +140,7 @@ def test_nothing_is_overwritten_and_bad_input_is_named(
         (["certs", "init", str(wide)], 1, f"run chmod 700 {wide}"),
         ([*issue, "--server", "host-a"], 1, "is not overwritten"),
         ([*issue, "--server", "host-b", "--name", "host-a"], 1, "is not overwritten"),
-        ([*issue, "--server", "host-b", "--name", "ca"], 1, "taken by others"),
+        ([*issue, "--server", "host-b", "--name", "ca"], 1, "the file name is reserved"),
         ([*issue, "--server", "host-b:7070"], 1, "without ports"),
         ([*issue, "--server", "https://host-b"], 1, "without ports"),
         ([*issue, "--server", "host-b", "--days", "4000"], 1, "outlive its CA"),
