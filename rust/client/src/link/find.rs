@@ -2,7 +2,7 @@
 //! index in it.
 
 use crate::link::state::Link;
-use crate::link::unary::{self, CONNECT_TIMEOUT, Who};
+use crate::link::unary::{self, CONNECT_TIMEOUT};
 use crate::state::resolution::Resolution;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::channel;
@@ -91,17 +91,7 @@ async fn probe(link: &Link, address: String) -> Found {
     let Ok(channel) = channel(&address, route.tls()) else {
         return Found::Silence;
     };
-    let who = Who {
-        client: link.client(),
-        secret: &shared.secret,
-        bearer: &shared.bearer,
-        name: &shared.name,
-        ack: shared.ack,
-        within: CONNECT_TIMEOUT,
-        to: Some(link.addressee()),
-        report: None,
-    };
-    match tokio::time::timeout(CONNECT_TIMEOUT, unary::hello(channel.clone(), who, true)).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, unary::hello(channel.clone(), link.who(), true)).await {
         Ok(Ok(_)) => Found::Shard(address, channel),
         Ok(Err(error)) if error.kind == Kind::Fenced => Found::Stranger(error),
         // It has no session of this client, or is not ready.

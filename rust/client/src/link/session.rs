@@ -104,17 +104,10 @@ fn is_forgotten(error: &Error) -> bool {
 
 async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     let shared = &link.shared;
-    let who = Who {
-        client: link.client(),
-        secret: &shared.secret,
-        bearer: &shared.bearer,
-        name: &shared.name,
-        ack: shared.ack,
-        // Callers wait for less.
-        within: link.lease.max(CONNECT_TIMEOUT),
-        to: Some(link.addressee()),
-        report: if link.shard() == 0 { shared.report.take() } else { None },
-    };
+    // Callers wait for less.
+    let within = link.lease.max(CONNECT_TIMEOUT);
+    let report = if link.shard() == 0 { shared.report.take() } else { None };
+    let who = Who { within, report, ..link.who() };
     let answer = match unary::hello(link.channel()?, who, renew).await {
         Err(error) if error.kind == Kind::Fenced && link.shared.resolution.is_none() => {
             return Err(link.fenced(error));
@@ -134,6 +127,23 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     Ok(())
 }
 
+impl Link {
+    /// The client, as it says hello to the link's shard.
+    pub(crate) fn who(&self) -> Who<'_> {
+        let shared = &self.shared;
+        Who {
+            client: self.client(),
+            secret: &shared.secret,
+            bearer: &shared.bearer,
+            name: &shared.name,
+            ack: shared.ack,
+            within: CONNECT_TIMEOUT,
+            to: Some(self.addressee()),
+            report: None,
+        }
+    }
+}
+
 /// A request that ends the session at the server, if all sent frames are answered. Otherwise the server may
 /// still apply frames on their way, until the lease ends.
 pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Send + 'static + use<>> {
@@ -142,18 +152,7 @@ pub(crate) fn goodbye(link: &Arc<Link>) -> Option<impl Future<Output = ()> + Sen
     }
     let (link, channel) = (link.clone(), link.channel().ok()?);
     Some(async move {
-        let shared = &link.shared;
-        let who = Who {
-            client: link.client(),
-            secret: &shared.secret,
-            bearer: &shared.bearer,
-            name: &shared.name,
-            ack: shared.ack,
-            within: CONNECT_TIMEOUT,
-            to: Some(link.addressee()),
-            report: None,
-        };
-        unary::goodbye(channel, who).await;
+        unary::goodbye(channel, link.who()).await;
     })
 }
 
