@@ -291,16 +291,16 @@ def test_ctrl_c_ends_a_factorisation_within_its_epoch(n_jobs):
 
 
 @pytest.mark.parametrize("n_jobs", [1, 2, 3])
-def test_each_epoch_of_a_factorisation_is_told_and_may_be_the_last(n_jobs):
-    told = []
+def test_each_epoch_of_a_factorisation_is_reported_and_may_be_the_last(n_jobs):
+    progress = []
 
     def third(epoch):
-        told.append((epoch.number, epoch.examples))
+        progress.append((epoch.number, epoch.examples))
         return epoch.number == 3
 
     matrix = ratings()
     model = HogwildMatrixFactorization(4, random_state=0, n_jobs=n_jobs, callback=third).fit(matrix)
-    assert told == [(number, matrix.nnz) for number in (1, 2, 3)]
+    assert progress == [(number, matrix.nnz) for number in (1, 2, 3)]
     assert model.n_iter_ == 3
     # Without steps nothing gets better.
     model.set_params(callback=None, learning_rate=1e-12, tol=1e-3, n_iter_no_change=2).fit(matrix)

@@ -75,9 +75,9 @@ def test_every_mode_is_its_serial_model(mode, rng):
     assert trace.updates == 60
     assert list(zip(trace.times, trace.worker, trace.version, strict=True)) == [row[:3] for row in expected]
     if not mode.overlap:  # else the receipts come with the next step
-        told = [row[3:] for row in expected]
-        np.testing.assert_array_equal(trace.staleness, [late for late, _ in told])
-        np.testing.assert_allclose(trace.scale, [scale for _, scale in told], rtol=1e-6)
+        corrections = [row[3:] for row in expected]
+        np.testing.assert_array_equal(trace.staleness, [late for late, _ in corrections])
+        np.testing.assert_allclose(trace.scale, [scale for _, scale in corrections], rtol=1e-6)
     assert len(set(trace.worker)) == 5
 
 
@@ -359,12 +359,12 @@ def test_a_trace_is_json_and_a_picture(tmp_path):
     trace, _ = go(
         fastps.Bounded(1), gradient=noisy, events=[simulate.Kill(0, at=5)], lease=2, every=(60, evaluate)
     )
-    told = json.loads(json.dumps(trace.to_dict(), allow_nan=False))
-    assert told["evaluations"][0] == {
+    data = json.loads(json.dumps(trace.to_dict(), allow_nan=False))
+    assert data["evaluations"][0] == {
         "updates": 0, "time": 0.0, "value": [{"w": [0.0] * SIZE, "loss": 0.5}, None]
     }  # fmt: skip
-    assert told["loss"] == [None] * len(trace.times)
-    assert told["events"][0] == {
+    assert data["loss"] == [None] * len(trace.times)
+    assert data["events"][0] == {
         "time": 5.0,
         "event": "Kill(worker=0, at=5.0)",
         "effect": trace.events[0].effect,

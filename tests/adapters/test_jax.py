@@ -63,9 +63,9 @@ def test_a_worker_is_the_worker_of_arrays(ps, mode):
     fastps.jax.register(ps, params, fastps.Adam(lr=0.05))
     with fastps.Store() as store:
         fastps.jax.register(store, params, fastps.Adam(lr=0.05))
-        told = []
+        progress = []
         with (
-            fastps.jax.Worker(ps, params, mode=mode, on_step=told.append) as ours,
+            fastps.jax.Worker(ps, params, mode=mode, on_step=progress.append) as ours,
             fastps.Worker(store, fastps.jax.flatten(params), mode=mode) as plain,
         ):
             before = ours.params
@@ -77,7 +77,7 @@ def test_a_worker_is_the_worker_of_arrays(ps, mode):
                     for name, array in fastps.jax.flatten(ours.params).items():
                         np.testing.assert_array_equal(array, plain.params[name])
             equal(before, params)  # what JAX has got never changes
-            assert told[-1].loss < told[0].loss / 2
+            assert progress[-1].loss < progress[0].loss / 2
             ours.flush()
             ours.load_state_dict(ours.state_dict())
             assert ours.stats()["steps"] == 40

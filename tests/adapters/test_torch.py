@@ -167,8 +167,8 @@ def test_groups_have_settings_of_their_own(ps):
 
 
 def test_closures_and_hooks(store):
-    model, told, called = nn.Linear(3, 1), [], []
-    ours = wrap(model, store, on_step=told.append)
+    model, progress, called = nn.Linear(3, 1), [], []
+    ours = wrap(model, store, on_step=progress.append)
     ours.register_step_pre_hook(lambda *_: called.append("before"))
     ours.register_step_post_hook(lambda *_: called.append("after"))
 
@@ -178,10 +178,10 @@ def test_closures_and_hooks(store):
         return backward(model)
 
     loss = ours.step(closure)
-    assert told == [fastps.Step(1, loss.item(), 0, 4 * 4, 1.0, 1, 0.1)]
+    assert progress == [fastps.Step(1, loss.item(), 0, 4 * 4, 1.0, 1, 0.1)]
     backward(model)
     assert ours.step(loss=loss) is None
-    assert (told[1].loss, called) == (loss.item(), ["before", "after"] * 2)
+    assert (progress[1].loss, called) == (loss.item(), ["before", "after"] * 2)
     assert store.versions("weight")["weight"] == 3
 
 

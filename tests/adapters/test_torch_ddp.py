@@ -60,12 +60,12 @@ def test_a_model_in_ddp_gives_one_warning_per_rank(tmp_path: Path, wraps: bool) 
             for rank in ranks:
                 printed, errors = rank.communicate(timeout=240)
                 assert rank.returncode == 0, errors
-                told = [line for line in printed.splitlines() if "Warning" in line]
-                assert len(told) == wraps, printed
+                warning_lines = [line for line in printed.splitlines() if "Warning" in line]
+                assert len(warning_lines) == wraps, printed
                 if wraps:
-                    assert told[0].startswith(f"RuntimeWarning {script} the model is in Distributed")
-                    assert "2 ranks" in told[0]
-                    assert "2 steps for each batch" in told[0]
+                    assert warning_lines[0].startswith(f"RuntimeWarning {script} the model is in Distributed")
+                    assert "2 ranks" in warning_lines[0]
+                    assert "2 steps for each batch" in warning_lines[0]
         finally:
             for rank in ranks:
                 rank.kill()

@@ -63,7 +63,7 @@ MODES = [fastps.Async(), fastps.Async(overlap=True), fastps.Bounded(staleness=1)
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_training_goes_on_after_an_exception_in_backward(ps, mode, codec, set_to_none):
+def test_training_continues_after_an_exception_in_backward(ps, mode, codec, set_to_none):
     model = Model()
     optimizer = wrap(model, ps, mode=mode, codec=codec)
     for fails in (False, True, True, False):

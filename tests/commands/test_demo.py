@@ -293,13 +293,15 @@ def test_minibatches_are_counted_where_pushes_hold_several() -> None:
         ({"w": [17], COUNTER: [17]}, 16.5, "contains 16.5"),
     ],
 )
-def test_what_does_not_balance_is_told(applied: dict[str, list[int]], minibatches: float, says: str) -> None:
+def test_what_does_not_balance_is_reported(
+    applied: dict[str, list[int]], minibatches: float, says: str
+) -> None:
     with pytest.raises(LedgerError, match=says) as caught:
         reconcile(FINISHED, [], 1, applied, minibatches)
     assert caught.value.exit_code == EXIT_MISMATCH
 
 
-def test_a_finished_worker_without_a_receipt_is_told() -> None:
+def test_a_finished_worker_without_a_receipt_is_reported() -> None:
     with pytest.raises(LedgerError, match="finished worker 0: 10 pushes issued, 9 acknowledged"):
         reconcile([Account(10, 10, 9)], [], 1, {"w": [9]}, 10.0)
 

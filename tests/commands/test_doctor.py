@@ -265,7 +265,7 @@ def test_one_warning_each(changes: dict[str, Any], expected: str) -> None:
     assert expected in warning
 
 
-def test_slow_parts_are_told() -> None:
+def test_slow_parts_are_reported() -> None:
     slow = dataclasses.replace(FAST, first_touch_us_per_page=3.0, wakeup_us=200.0, tcp_round_trip_us=900.0)
     touch, wakeup, tcp = _advice.about_speed(slow)
     assert touch.startswith("3 us for each fresh page")

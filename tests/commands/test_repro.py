@@ -74,8 +74,8 @@ def test_claims_of_the_quick_form_need_no_packages_and_repeat():
 
 
 def test_the_list_names_every_claim():
-    told = repro("list")
-    assert all(name in told for name in CLAIMS)
+    text = repro("list")
+    assert all(name in text for name in CLAIMS)
     assert set(json.loads(repro("list", "--json"))["claims"]) == set(CLAIMS)
 
 
@@ -172,9 +172,9 @@ def test_a_claim_whose_process_dies_runs_again_and_fails_if_that_dies(tmp_path):
     for _ in range(2):
         killed.append(process_that_measures(process, killed))
         os.kill(killed[-1], signal.SIGKILL)
-    told, _ = process.communicate(timeout=120)
+    text, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "1 holds, 1 fails" in told
+    assert "1 holds, 1 fails" in text
     found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
     assert [result["status"] for result in found] == ["fails", "holds"]
     assert found[0]["measured"] == "not measured: its process died, and once more when it ran again"
@@ -204,8 +204,8 @@ def is_running(pid):
 
 
 def test_the_help_says_which_data_a_claim_needs():
-    told = repro("--help")
-    assert "w8a/: w8a.gz\n    for sandblaster, conjugate-gradients, hogwild" in told
+    text = repro("--help")
+    assert "w8a/: w8a.gz\n    for sandblaster, conjugate-gradients, hogwild" in text
     assert "full form needs: cifar10/ in --dataset-dir, torch, pillow" in repro("list")
 
 

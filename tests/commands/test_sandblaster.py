@@ -73,7 +73,7 @@ def test_a_replica_that_is_killed_changes_no_bit(tmp_path: Path) -> None:
     assert set(psutil.Process().children()) <= others
 
 
-def test_a_command_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_command_that_is_killed_continues_with_the_same_bits(tmp_path: Path) -> None:
     problem, said = problems.load("digits", None), []
     alone = Config("digits", None, 1, ["lbfgs", "cg-pr"], False, 7, 0.0, 12)
     expected = run(alone, problem, tmp_path, lambda _: None, said.append)

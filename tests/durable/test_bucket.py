@@ -69,8 +69,10 @@ def serving(*options: str, port: int, log: Path) -> Iterator[subprocess.Popen[st
     command = [sys.executable, "-m", "fastps", "serve", "--shards", "2", "--listen", f"127.0.0.1:{port}"]
     end = time.monotonic() + 60
     while True:
-        with log.open("a") as told:
-            process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=told, text=True)
+        with log.open("a") as log_text:
+            process = subprocess.Popen(
+                [*command, *options], stdout=subprocess.PIPE, stderr=log_text, text=True
+            )
         try:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(2)]
@@ -107,10 +109,10 @@ def until_copied(url: str, log: Path, numbers: dict[int, int]) -> None:
     end = time.monotonic() + 60
     wanted = Counter(numbers.values())
     while True:
-        told = log.read_text()
-        if all(told.count(f"copied snapshot {n} (") >= shards for n, shards in wanted.items()):
+        log_text = log.read_text()
+        if all(log_text.count(f"copied snapshot {n} (") >= shards for n, shards in wanted.items()):
             break
-        assert time.monotonic() < end, told
+        assert time.monotonic() < end, log_text
         time.sleep(0.1)
     while latest(url) != numbers:
         assert time.monotonic() < end, log.read_text()
@@ -132,8 +134,13 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
         until_copied(url, log, {0: 1, 1: 1})
         ps.push({name: np.ones_like(values) for name, values in kept.items()})
         for shard in ps.stats()["shards"]:
-            told = shard["counters"]
-            assert (told["snapshot"], told["copy"], told["copies_failed"], told["log_broken"]) == (1, 1, 0, 0)
+            log_text = shard["counters"]
+            assert (
+                log_text["snapshot"],
+                log_text["copy"],
+                log_text["copies_failed"],
+                log_text["log_broken"],
+            ) == (1, 1, 0, 0)
     assert 'a cut over group "default"' in checkpoint("list", url)
     assert "shard 1: snapshot 1" in checkpoint(
         "fetch", "--consistent", url, str(tmp_path / "fetched as a cut")
@@ -144,7 +151,7 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
     assert "whole" in checkpoint("verify", url)
     checkpoint("verify", target)
     with serving("--data-dir", target, *options, port=port, log=log) as process:
-        call_until_it_is_told(ps, shards={0, 1})
+        call_until_it_is_reported(ps, shards={0, 1})
         for name, values in kept.items():
             np.testing.assert_array_equal(ps.pull(name), values)
         for name, values in ps.state("w").items():
@@ -164,7 +171,7 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
     assert "hidden-secret" not in log.read_text()
 
 
-def call_until_it_is_told(ps: fastps.ParameterServer, shards: set[int]) -> None:
+def call_until_it_is_reported(ps: fastps.ParameterServer, shards: set[int]) -> None:
     """A call that the restart interrupts is answered; the next one reports the loss."""
     end = time.monotonic() + 60
     while shards:
@@ -188,8 +195,8 @@ def test_serve_and_upload(url: str, tmp_path: Path) -> None:
     with fastps.serve(data_dir=tmp_path / "a") as server, fastps.connect(server.addresses) as ps:
         ps.push("w", ones)
     for number, kept in ((2, {1, 2}), (3, {3})):
-        told = checkpoint("upload", str(tmp_path / "a"), url, "--keep", str(len(kept)))
-        assert f"snapshot {number}" in told
+        log_text = checkpoint("upload", str(tmp_path / "a"), url, "--keep", str(len(kept)))
+        assert f"snapshot {number}" in log_text
         stored = json.loads(checkpoint("list", url, "--json"))["snapshots"]
         assert {one["number"] for one in stored} == kept
         fastps.serve(data_dir=tmp_path / "a").stop()
@@ -249,7 +256,7 @@ def until_one_failed(ps: fastps.ParameterServer) -> None:
         time.sleep(0.1)
 
 
-def test_training_goes_on_where_nothing_can_be_copied(tmp_path: Path, monkeypatch) -> None:
+def test_training_continues_where_nothing_can_be_copied(tmp_path: Path, monkeypatch) -> None:
     """No server listens there; the failure is logged, and the server stops in time."""
     for name, value in {
         **AWS,
@@ -270,7 +277,7 @@ def test_training_goes_on_where_nothing_can_be_copied(tmp_path: Path, monkeypatc
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert time.monotonic() - begin < 10
-    told = log.read_text()
-    assert "not copied" in told, told
-    assert "Connection refused" in told, told
-    assert "hidden-secret" not in told
+    log_text = log.read_text()
+    assert "not copied" in log_text, log_text
+    assert "Connection refused" in log_text, log_text
+    assert "hidden-secret" not in log_text

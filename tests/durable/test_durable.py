@@ -41,7 +41,7 @@ def test_what_cannot_be_promised_is_refused() -> None:
             fastps.connect(server.addresses, ack="replicated")  # type: ignore[arg-type]
 
 
-def test_what_a_restart_lost_is_told_once(tmp_path: Path) -> None:
+def test_what_a_restart_lost_is_reported_once(tmp_path: Path) -> None:
     ones = np.ones(3, np.float32)
     with fastps.serve(data_dir=tmp_path / "now") as server:
         ps, logged = fastps.connect(server.addresses), fastps.connect(server.addresses, ack="logged")
@@ -59,7 +59,7 @@ def test_what_a_restart_lost_is_told_once(tmp_path: Path) -> None:
         assert ps.versions("w")["w"] == 9
     with fastps.serve(listen=server.addresses, data_dir=tmp_path / "before"):
         with pytest.raises(fastps.VersionsLost, match="without 3 pushes of this client") as raised:
-            call_until_it_is_told(ps)
+            call_until_it_is_reported(ps)
         assert raised.value.lost == [fastps.Lost("w", shard=0, own=3, seen=9, now=4)]
         np.testing.assert_array_equal(ps.pull("w"), -3 * ones)
         assert ps.push("w", ones).version == 5
@@ -75,7 +75,7 @@ def test_what_a_restart_lost_is_told_once(tmp_path: Path) -> None:
             client.close()
 
 
-def call_until_it_is_told(ps: fastps.ParameterServer) -> None:
+def call_until_it_is_reported(ps: fastps.ParameterServer) -> None:
     """A call that the restart interrupts is answered; the next one reports the loss."""
     end = time.monotonic() + 60
     while time.monotonic() < end:

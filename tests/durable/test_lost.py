@@ -170,7 +170,7 @@ def until_it_is_found(ps: fastps.ParameterServer) -> None:
         time.sleep(0.002)
 
 
-def told(call: Callable[[], object]) -> int:
+def lost_pushes(call: Callable[[], object]) -> int:
     """How many own pushes a call says are lost."""
     with pytest.raises(fastps.VersionsLost, match="without 2 pushes of this client") as raised:
         call()
@@ -185,9 +185,9 @@ def test_the_first_call_tells_whatever_it_is(
     ps = restarted.clients[transport, verb]
     until_it_is_found(ps)
     if verb in BOUND:
-        own = told(lambda: BOUND[verb](ps, restarted.bound[transport, verb]))
+        own = lost_pushes(lambda: BOUND[verb](ps, restarted.bound[transport, verb]))
     else:
-        own = told(lambda: VERBS[verb](ps, tmp_path))
+        own = lost_pushes(lambda: VERBS[verb](ps, tmp_path))
     assert own == 2 * PUSHES == lost_so_far(ps)
     for other in VERBS:  # once, whatever comes then
         if other not in ("register", "unregister"):
@@ -196,14 +196,14 @@ def test_the_first_call_tells_whatever_it_is(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_loss_that_no_call_has_told_is_told_at_the_end(
+def test_a_loss_that_no_call_has_reported_is_reported_at_the_end(
     restarted: Restarted, transport: str, end: str
 ) -> None:
     ps = restarted.clients[transport, end]
     until_it_is_found(ps)
-    with pytest.warns(RuntimeWarning, match="is at version .* without 2 pushes of this client") as told:
+    with pytest.warns(RuntimeWarning, match="is at version .* without 2 pushes of this client") as record:
         ENDS[end](ps)
-    (warning,) = told
+    (warning,) = record
     assert [text.split("'")[1] for text in str(warning.message).split("; ")] == [TABLE, "w"]
     assert warning.filename == __file__
     ps.close()  # warns of nothing any more
@@ -214,9 +214,9 @@ def test_a_loss_that_no_call_has_told_is_told_at_the_end(
 def test_a_worker_counts_what_is_lost_and_warns_once(restarted: Restarted, transport: str, call: str) -> None:
     worker = restarted.workers[transport, call]
     until_it_is_found(worker._ps)
-    with pytest.warns(RuntimeWarning, match="without 2 pushes of this worker") as told:
+    with pytest.warns(RuntimeWarning, match="without 2 pushes of this worker") as record:
         worker.step({"w": ONES}) if call == "step" else getattr(worker, call)()
-    assert len(told) == 1
+    assert len(record) == 1
     assert worker._tally.lost == {"w": PUSHES}
 
 

@@ -115,8 +115,8 @@ class Author:
         refused = {(tensor, elements.start // SLICE) for tensor, elements, _ in partial.refused}
         applied = {(tensor, elements.start // SLICE) for tensor, elements, _ in partial.applied}
         applied |= {(name, k) for name in partial.receipts for k in range(len(self.tensors[name].slices))}
-        told = [*refused, *applied, *fates]
-        assert sorted(told) == sorted(self.sent), "each slice is reported exactly once"
+        outcomes = [*refused, *applied, *fates]
+        assert sorted(outcomes) == sorted(self.sent), "each slice is reported exactly once"
         for part, value in self.sent.items():
             fate = fates.get(part, "applied" if part in applied else "refused")
             if fate == "applied":

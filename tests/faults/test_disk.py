@@ -49,10 +49,10 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def serve(data: Path, told: Path) -> tuple[subprocess.Popen[str], str]:
+def serve(data: Path, log_file: Path) -> tuple[subprocess.Popen[str], str]:
     """A server in its own process, and its address; its log output goes to a file."""
     command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--data-dir", data]
-    with told.open("a") as errors:
+    with log_file.open("a") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], PATIENT)
@@ -89,9 +89,9 @@ def counter(ps: fastps.ParameterServer, name: str) -> int:
 
 def test_a_full_disk_is_said_at_growing_intervals(small_disk: Path, tmp_path: Path) -> None:
     """Each attempt writes another file, so no two errors have the same text."""
-    filler, told = small_disk / "filler", tmp_path / "told"
+    filler, log_file = small_disk / "filler", tmp_path / "log_file"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 7 * N))
-    process, address = serve(small_disk / "data", told)
+    process, address = serve(small_disk / "data", log_file)
     try:
         with fastps.connect(address) as ps:
             ps.register("w", np.zeros(N, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -99,29 +99,29 @@ def test_a_full_disk_is_said_at_growing_intervals(small_disk: Path, tmp_path: Pa
                 ps.push("w", -ONES)
             until(lambda: counter(ps, "snapshots_failed") >= 4)
             failed = counter(ps, "snapshots_failed")
-            lines = told.read_text()
+            lines = log_file.read_text()
             for text in ("no snapshot", "nothing is durable"):
                 # At once, after 10 s, after 30 s: the pauses between attempts are 1, 2, 4, 8 and 10 s.
                 assert 1 <= lines.count(text) <= 1 + failed // 3, lines
             filler.unlink()
-            until(lambda: "changes are durable again" in told.read_text())
-            until(lambda: "snapshots are written again" in told.read_text())
+            until(lambda: "changes are durable again" in log_file.read_text())
+            until(lambda: "snapshots are written again" in log_file.read_text())
     finally:
         end(process)
 
 
 def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
-    filler, told = small_disk / "filler", tmp_path / "told"
+    filler, log_file = small_disk / "filler", tmp_path / "log_file"
     # Enough space to register, and then for neither a push nor a snapshot.
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 7 * N))
-    process, address = serve(small_disk / "data", told)
+    process, address = serve(small_disk / "data", log_file)
     try:
         with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
             logged.register("w", np.zeros(N, np.float32), optimizer=fastps.SGD(lr=1.0))
             for _ in range(20):
                 applied.push("w", -ONES)
             # The log is full, and no snapshot fits that would make up for it.
-            until(lambda: re.search(r"ERROR.*no snapshot.*No space left", told.read_text()) is not None)
+            until(lambda: re.search(r"ERROR.*no snapshot.*No space left", log_file.read_text()) is not None)
             # What a write that failed had taken may be free again: then a new segment waits for its snapshot.
             why = r"log cannot be written.*(No space left|has a gap)"
             with pytest.raises(fastps.UnavailableError, match=why):
@@ -131,7 +131,7 @@ def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path,
             filler.unlink()
             until(lambda: not refused(logged, -ONES))
         end(process)
-        process, address = serve(small_disk / "data", told)
+        process, address = serve(small_disk / "data", log_file)
         with fastps.connect(address) as ps:
             np.testing.assert_array_equal(ps.pull("w"), 22 * ONES)
     finally:
@@ -157,8 +157,8 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> None:
     data, one = tmp_path / "data", -np.ones(3, np.float32)
-    told = tmp_path / "told"
-    process, address = serve(data, told)
+    log_file = tmp_path / "log_file"
+    process, address = serve(data, log_file)
     try:
         with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
             logged.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -166,7 +166,7 @@ def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> Non
             shutil.rmtree(data / "shard-0")
             # The log has a gap: clients that wait for it wait for a snapshot, and others are refused.
             waits = logged.push_async("w", one)
-            until(lambda: "was removed" in told.read_text())
+            until(lambda: "was removed" in log_file.read_text())
             with pytest.raises(fastps.UnavailableError, match="was removed"):
                 logged.push("w", one)
             applied.push("w", one)
@@ -177,7 +177,7 @@ def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> Non
                 fastps.serve(data_dir=data)
             held = applied.pull("w")
         end(process)
-        process, address = serve(data, told)
+        process, address = serve(data, log_file)
         with fastps.connect(address) as ps:
             np.testing.assert_array_equal(ps.pull("w"), held)
     finally:
@@ -186,8 +186,8 @@ def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> Non
 
 def test_a_server_leaves_its_folder_to_another_one_that_started_there(tmp_path: Path) -> None:
     data, one = tmp_path / "data", -np.ones(3, np.float32)
-    told = tmp_path / "told"
-    process, address = serve(data, told)
+    log_file = tmp_path / "log_file"
+    process, address = serve(data, log_file)
     try:
         with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
             logged.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -196,7 +196,9 @@ def test_a_server_leaves_its_folder_to_another_one_that_started_there(tmp_path: 
             with fastps.serve(data_dir=data) as second, fastps.connect(second.addresses, ack="logged") as ps:
                 ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
                 applied.push("w", one)
-                until(lambda: re.search(r"ERROR.*another server .incarnation", told.read_text()) is not None)
+                until(
+                    lambda: re.search(r"ERROR.*another server .incarnation", log_file.read_text()) is not None
+                )
                 with pytest.raises(fastps.UnavailableError, match="another server"):
                     logged.push("w", one)
                 applied.push("w", one)

@@ -181,7 +181,7 @@ def test_a_coordinator_that_is_killed_is_resumed_with_the_same_bits(alone: Any, 
 @pytest.mark.parametrize(
     ("killed", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGTERM)]
 )
-def test_a_shard_that_is_killed_goes_on_from_its_directory(
+def test_a_shard_that_is_killed_continues_from_its_directory(
     alone: Any, killed: int, number: signal.Signals, tmp_path: Path
 ) -> None:
     done: list[int] = []

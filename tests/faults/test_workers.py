@@ -38,26 +38,26 @@ with fastps.connect(address, timeout=30) as ps:
             worker.step({n: np.full(p.shape, -1.0, np.float32) for n, p in worker.params.items()})
         except fastps.FastpsError as caught:
             error = type(caught).__name__
-        told, stats = {"w": float(worker.params["w"][0]), "error": error}, worker.stats()
-        print(json.dumps(told | {n: stats[n] for n in ("rejected", "acknowledged")}), flush=True)
+        line, stats = {"w": float(worker.params["w"][0]), "error": error}, worker.stats()
+        print(json.dumps(line | {n: stats[n] for n in ("rejected", "acknowledged")}), flush=True)
     worker.close()
 """
 
 
 class Process:
-    """A worker process. `told` is its output."""
+    """A worker process. `lines` is its output."""
 
     def __init__(self, address: str, mode: fastps.Sync | fastps.Bounded, rank: int) -> None:
         value = [type(mode).__name__, json.dumps(asdict(mode))]
         command = [sys.executable, "-c", WORKER, address, *value, str(rank)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.told: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        self.told.extend(json.loads(line) for line in iter(self.process.stdout.readline, ""))
+        self.lines.extend(json.loads(line) for line in iter(self.process.stdout.readline, ""))
 
     def step(self) -> None:
         assert self.process.stdin is not None
@@ -85,10 +85,10 @@ class Process:
 
     @property
     def steps(self) -> int:
-        return len(self.told) - 1
+        return len(self.lines) - 1
 
     def is_ready(self) -> bool:
-        return bool(self.told)
+        return bool(self.lines)
 
 
 def until(true: Any, late: float = LATE) -> None:
@@ -146,7 +146,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(
             victim.kill()
             processes[0] = Process(address, mode, 0)
             until(processes[0].is_ready)
-            assert processes[0].told[0]["ready"] == ps.pull("w")[0]
+            assert processes[0].lines[0]["ready"] == ps.pull("w")[0]
         else:
             os.kill(victim.process.pid, signal.SIGCONT)
             # It is back before the others leave: a group that all have left starts over, and waits.
@@ -159,11 +159,11 @@ def test_nobody_waits_for_a_worker_that_is_gone(
             p.no_more()
         for p in processes:
             p.end()
-        first, *rest = [told["error"] for told in processes[0].told[-6:]]
+        first, *rest = [line["error"] for line in processes[0].lines[-6:]]
         # Its lease is over: its push is refused, which it reports; then it continues from new values.
         assert first == ("LeaseError" if fault == signal.SIGSTOP else None)
         assert rest == [None] * 5
-        assert [told["error"] for p in others for told in p.told[1:]] == [None] * 32
+        assert [line["error"] for p in others for line in p.lines[1:]] == [None] * 32
         versions = ps.versions(["w", "v"])
         for name in ("w", "v"):
             if isinstance(mode, fastps.Sync):
@@ -172,11 +172,11 @@ def test_nobody_waits_for_a_worker_that_is_gone(
             else:
                 # Every push that was acknowledged counts, once.
                 everyone = {id(p): p for p in (*processes, victim)}.values()
-                assert ps.pull(name)[0] == sum(p.told[-1]["acknowledged"][name] for p in everyone)
+                assert ps.pull(name)[0] == sum(p.lines[-1]["acknowledged"][name] for p in everyone)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_group_goes_on_when_its_servers_are_started_anew_and_a_worker_is_not(
+def test_a_group_continues_when_its_servers_are_started_again_and_a_worker_is_not(
     mode: fastps.Sync | fastps.Bounded, tmp_path: Path
 ) -> None:
     servers = Shards(2, "--lease-ms", str(int(LEASE * 1000)), data=tmp_path / "data")
@@ -205,7 +205,7 @@ def test_a_group_goes_on_when_its_servers_are_started_anew_and_a_worker_is_not(
             p.no_more()
         for p in others:
             p.end()
-        assert [told["error"] for p in others for told in p.told[1:]] == [None] * 20
+        assert [line["error"] for p in others for line in p.lines[1:]] == [None] * 20
         with fastps.connect(address, timeout=30.0) as ps:
             each = 10 if isinstance(mode, fastps.Sync) else 25
             assert ps.pull("w")[0] == ps.pull("v")[0] == each
@@ -225,6 +225,6 @@ def test_a_slow_worker_delays_nobody_with_a_backup() -> None:
         # Only now it has the gradient of its first values.
         slow.step()
         until(lambda: slow.steps == 1)
-        assert (slow.told[1]["rejected"], slow.told[1]["error"], slow.told[1]["w"]) == (1, None, 20.0)
+        assert (slow.lines[1]["rejected"], slow.lines[1]["error"], slow.lines[1]["w"]) == (1, None, 20.0)
         for p in (slow, *fast):
             p.end()

@@ -31,5 +31,5 @@ def test_golden_frames_have_their_fields(stubs: Stubs) -> None:
             assert header.crc32c == encoders.crc32c(frame.payload), golden["name"]
     vectors = {"KIND_VECTOR", "KIND_PORTION", "KIND_SCALARS"}  # in vectors.hex
     reserved = {"KIND_UNSPECIFIED", "KIND_DELTA"}
-    told = {stubs.pb.Kind.Name(kind) for kind in kinds}
-    assert told == set(stubs.pb.Kind.keys()) - vectors - reserved
+    names = {stubs.pb.Kind.Name(kind) for kind in kinds}
+    assert names == set(stubs.pb.Kind.keys()) - vectors - reserved

@@ -83,13 +83,13 @@ def call(*arguments: str) -> dict[str, Any]:
 
 def check(status: dict[str, Any], refusal: dict[str, Any], code: str) -> None:
     assert status["code"] == grpc.StatusCode[code].value[0], status
-    told = {detail["@type"].rsplit("/")[-1]: detail for detail in status["details"]}
-    (refused, info) = (told["fastps.v1.Refusal"], told["google.rpc.ErrorInfo"])
+    by_type = {detail["@type"].rsplit("/")[-1]: detail for detail in status["details"]}
+    (refused, info) = (by_type["fastps.v1.Refusal"], by_type["google.rpc.ErrorInfo"])
     assert (info["reason"], info["domain"]) == (refusal["kind"].upper(), DOMAIN)
     assert {field: refused[field] for field in refusal if field != "retry_after_ms"} == {
         field: value for field, value in refusal.items() if field != "retry_after_ms"
     }
-    assert ("google.rpc.RetryInfo" in told) == ("retry_after_ms" in refusal)
+    assert ("google.rpc.RetryInfo" in by_type) == ("retry_after_ms" in refusal)
     assert refused.get("retryAfterMs", "") == str(refusal.get("retry_after_ms", ""))
 
 

@@ -34,7 +34,7 @@ def test_a_program_is_run_once_and_remembered(space: Space) -> None:
     assert values.tobytes() == (4 * space.client.pull(space.tensors[0])[0]).tobytes()
 
 
-def test_portions_count_once_and_a_batch_is_told(space: Space) -> None:
+def test_portions_count_once_and_a_batch_is_reported(space: Space) -> None:
     pb, me = space.pb, space.client.client
     space.run(space.op("BEGIN_SUM", 0, (2, 0), (1.0,), batch=5))
     task = pb.BatchTask(batch=5, portions=2, asked=2, samples=20, vector=1, min_replicas=1, backups=True)
@@ -61,8 +61,8 @@ def test_portions_count_once_and_a_batch_is_told(space: Space) -> None:
         report = pb.PortionReport(batch=5, portion=portion, loss=2.5 + portion)
         ask(report=report, known=space.space, then=pb.PORTION_THEN_REST)
         ask(known=space.space)
-    told = batch()
-    assert (told.over, list(told.losses), list(told.by), list(told.names)) == (
+    latest = batch()
+    assert (latest.over, list(latest.losses), list(latest.by), list(latest.names)) == (
         True,
         [2.5, 3.5],
         [1, 1],
@@ -118,11 +118,11 @@ def test_a_program_of_too_much_work_does_not_begin(space: Space) -> None:
     large = [space.op("COMBINE", 1, (1,) * 65, (1.0,) * 65)] * 256
     for shard, frame in space.frames(*large).items():
         (answer,) = space.client.stream(shard).exchange([frame])
-        told = [refusal.refusal for refusal in answer.header.table.refusals]
-        assert len(told) == len(frame.header.parts)
-        assert {refusal.kind for refusal in told} == {"config"}
-        assert {refusal.tensor for refusal in told} <= set(space.tensors)
-        assert {(refusal.expected, refusal.got) for refusal in told} == {("at most 4352", "16896")}
+        refusals = [refusal.refusal for refusal in answer.header.table.refusals]
+        assert len(refusals) == len(frame.header.parts)
+        assert {refusal.kind for refusal in refusals} == {"config"}
+        assert {refusal.tensor for refusal in refusals} <= set(space.tensors)
+        assert {(refusal.expected, refusal.got) for refusal in refusals} == {("at most 4352", "16896")}
     assert [space.pull(tensor, 1).payload for tensor in range(2)] == before
     # Its number was not used.
     (largest,) = space.run(space.op("MAX_ABS", 0, (1,)), number=space.number)

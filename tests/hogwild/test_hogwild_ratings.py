@@ -81,8 +81,10 @@ def test_what_nobody_rated_is_never_recommended():
         model.recommend(4.0)
     # One of the two is known, or neither.
     user = np.flatnonzero(model.user_ids_ == 4)[0]
-    told = model.predict(np.array([[4, 1], [5, 1], [999_999, 10**15]]))
-    np.testing.assert_allclose(told, [model.mean_ + model.user_biases_[user], model.mean_, model.mean_])
+    predictions = model.predict(np.array([[4, 1], [5, 1], [999_999, 10**15]]))
+    np.testing.assert_allclose(
+        predictions, [model.mean_ + model.user_biases_[user], model.mean_, model.mean_]
+    )
     # A new item is one from its first rating on, and nobody else's factors change by being moved.
     factors = dict(zip(model.item_ids_, model.item_factors_, strict=True))
     model.set_params(learning_rate=1e-30).partial_fit(np.array([[4, 7]]), np.array([5.0]))
@@ -113,9 +115,9 @@ def test_ratings_are_clipped_to_the_range_that_was_learned():
     model = HogwildMatrixFactorization(**LEARNS, clip=True).fit(pairs, y)
     assert model.range_ == (y.min(), y.max())
     every = np.argwhere(np.ones((40, 30)))
-    told = free.predict(every)
-    assert told.max() > y.max()
-    np.testing.assert_array_equal(model.predict(every), told.clip(y.min(), y.max()))
+    predictions = free.predict(every)
+    assert predictions.max() > y.max()
+    np.testing.assert_array_equal(model.predict(every), predictions.clip(y.min(), y.max()))
     for user in range(40):
         items, scores = model.recommend(user, 30)
         plain, plain_scores = free.recommend(user, 30)

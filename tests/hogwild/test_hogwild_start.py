@@ -108,7 +108,7 @@ def test_a_warm_start_begins_the_count_again(kinds, classes):
     assert_same(*parts)
 
 
-def test_an_average_goes_on_unless_its_coefficients_were_replaced():
+def test_an_average_continues_unless_its_coefficients_were_replaced():
     X, y = problem()
     settings = STEPS | {"average": True, "max_iter": 1}
     whole = HogwildClassifier(**settings).fit(X, y)

@@ -113,7 +113,7 @@ def test_a_step_keeps_the_delay_that_it_began_with(module):
     module.destroy(run)
 
 
-def test_a_nan_is_refused_in_the_products_words_and_training_goes_on(module):
+def test_a_nan_is_refused_in_the_products_words_and_training_continues(module):
     for mode in range(5):
         run = module.started(workers=4, lr=0.001, mode=mode, seed=3)
         module.act(run, 3, 0, 0.0)

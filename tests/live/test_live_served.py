@@ -112,7 +112,7 @@ def test_a_killed_worker_and_a_killed_server(served: Served) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "bounded", "local", "warm", "async"])
-def test_every_mode_goes_on_from_the_present_point(served: Served, mode: str) -> None:
+def test_every_mode_continues_from_the_present_point(served: Served, mode: str) -> None:
     with served.listen() as frame:
         first = served.take_controls(frame)
         given = {**first["settings"], "workers": 2, "mode": mode, "momentum": 0.2 if mode == "sync" else 0.1}
@@ -124,7 +124,7 @@ def test_every_mode_goes_on_from_the_present_point(served: Served, mode: str) ->
         frame_with(frame, lambda f: f["rows"] and f["state"]["updates"] > now["state"]["updates"] + 5)
 
 
-def test_a_paused_worker_is_left_alone_until_it_goes_on(served: Served) -> None:
+def test_a_paused_worker_is_left_alone_until_it_continues(served: Served) -> None:
     with served.listen() as frame:
         first = served.take_controls(frame)
         path = {"problem": "illconditionedquadratic", "workers": 3, "mode": "async", "lr": 0.01}
@@ -142,12 +142,12 @@ def test_a_paused_worker_is_left_alone_until_it_goes_on(served: Served) -> None:
         # The other one gets the settings when it goes on: it takes steps of the course that has begun.
         later = frame_with(frame, lambda f: any(row[1] == 0 for row in f["rows"]))
         assert later["course"] == paused["course"] + 1
-        told = frame_with(frame, lambda f: f["state"]["fit"] is not None and f["state"]["residual"] > 0)
-        assert set(told["state"]["codecs"]) == {"onebit"}
-        assert sum(told["state"]["staleness"]) <= told["state"]["pushes"]
+        fit = frame_with(frame, lambda f: f["state"]["fit"] is not None and f["state"]["residual"] > 0)
+        assert set(fit["state"]["codecs"]) == {"onebit"}
+        assert sum(fit["state"]["staleness"]) <= fit["state"]["pushes"]
         with served.listen() as late:
             hello = late()
-        assert [w["applied"] for w in hello["workers"]] >= [w["applied"] for w in told["workers"]]
+        assert [w["applied"] for w in hello["workers"]] >= [w["applied"] for w in fit["workers"]]
 
 
 def test_a_change_that_fails_leaves_the_settings_in_force(served: Served) -> None:

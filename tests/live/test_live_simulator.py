@@ -195,6 +195,6 @@ def test_workers_that_are_killed_pause_and_join(module, mode, named):
     compare(module, run, *expected)
     module.messages(run, 0.0)
     lines = [line.split("\t") for line in module.text().splitlines()]
-    told = [text for _, _, kind, _, text in lines if kind != "refused"]
-    assert told == [happened.effect for happened in expected[0].events]
+    texts = [text for _, _, kind, _, text in lines if kind != "refused"]
+    assert texts == [happened.effect for happened in expected[0].events]
     module.destroy(run)

@@ -73,7 +73,7 @@ class Shim:
         with fastps.Store() as store:
             store.register("x", start, optimizer=fastps.SGD(lr=1.0))
 
-            def told(so_far: Any) -> bool:
+            def forward(so_far: Any) -> bool:
                 if callback is None or so_far.nit == 0:
                     return False
                 at = OptimizeResult(x=store.pull("x"), fun=so_far.fun)
@@ -90,7 +90,7 @@ class Shim:
                 tol=float(options.get("gtol", 1e-5)),
                 max_iterations=200 * len(start) if limit is None else limit,
                 max_evaluations=max(1, options.get("maxfun", 15_000)),
-                callback=told,
+                callback=forward,
             )
             x = store.pull("x")
         return OptimizeResult(

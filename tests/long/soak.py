@@ -205,8 +205,8 @@ def where_both_stand(server: Server, workers: list[Worker]) -> str:
     lines += ["sockets:", *_queues(server.address)]
     time.sleep(6.0)
     for number, worker in enumerate(workers):
-        told = worker.report.read_text() if worker.report.exists() else "says nothing"
-        lines += [f"worker {number}, {worker.steps.value} steps:", *_threads(worker.process.pid), told]
+        text = worker.report.read_text() if worker.report.exists() else "says nothing"
+        lines += [f"worker {number}, {worker.steps.value} steps:", *_threads(worker.process.pid), text]
     return "\n".join(lines)
 
 

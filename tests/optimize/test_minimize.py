@@ -873,10 +873,10 @@ def test_a_coordinator_warns_when_all_replicas_have_left_and_continues_with_anot
 
 
 def test_an_objective_that_hangs_is_given_up_after_the_timeout():
-    goes_on = threading.Event()
+    continues = threading.Event()
 
     def objective(params, indices):
-        goes_on.wait(20)
+        continues.wait(20)
         return float(params["w"] @ params["w"]) * len(indices), {"w": 2 * params["w"] * len(indices)}
 
     with fastps.Store() as store:
@@ -886,7 +886,7 @@ def test_an_objective_that_hangs_is_given_up_after_the_timeout():
         with pytest.raises(fastps.DeadlineError, match=r"no portion of the batch was finished for 0\.3 s"):
             minimize(store, ["w"], objective, timeout=0.3, **options)
         assert time.monotonic() - began < 15
-        goes_on.set()
+        continues.set()
         assert minimize(store, ["w"], objective, timeout=30, **options).success
 
 

@@ -78,7 +78,7 @@ def test_a_failure_of_a_node_is_heard_by_all_parts(address, kind, name):
     assert versions(address) == {1 + 3}
 
 
-def test_training_goes_on_after_a_gradient_that_is_not_finite(address):
+def test_training_continues_after_a_gradient_that_is_not_finite(address):
     with Parts(2, survives_not_finite, address) as replica:
         first, second = replica.results()
     assert first == second
@@ -107,7 +107,7 @@ def test_signals_end_parts_that_wait(number):
         assert replica.ends(0, SOON) < SOON
 
 
-def test_a_part_that_computes_for_too_long_is_told_from_one_that_is_stopped():
+def test_a_part_that_computes_for_too_long_is_not_one_that_is_stopped():
     with Parts(2, waits, 4.0) as replica:
         (error,) = replica.errors(0)
         assert error.kind == "DeadlineError"
@@ -156,7 +156,7 @@ def test_the_interpreter_ends_when_threads_have_computed():
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
-def told(parts, part):
+def answer_of(parts, part):
     """All that a part has said, until it returned, raised or was killed: pushes by name, versions seen."""
     acknowledged, seen = {}, set()
     with contextlib.suppress(EOFError, OSError, TimeoutError):
@@ -192,15 +192,15 @@ def test_two_replicas_a_kill_a_stop_and_a_restart(mode, tmp_path):
                 members_are(2)
                 hold.unlink()
             if kind == "none":
-                lives += [told(parts, 0), told(parts, 1)]
+                lives += [answer_of(parts, 0), answer_of(parts, 1)]
                 continue
-            lives.append(told(parts, 0))
+            lives.append(answer_of(parts, 0))
             parts.__exit__()  # as an engine does before it starts a replica again
-            lives.append(told(parts, 1))
+            lives.append(answer_of(parts, 1))
             if mode == "Sync":  # the steady replica alone would be done before the next life begins
                 hold.touch()
                 members_are(1)
-        others = [told(steady, 0), told(steady, 1)]
+        others = [answer_of(steady, 0), answer_of(steady, 1)]
         with fastps.connect(server.addresses) as ps:
             found = {name: ps.versions(name)[name] for name in ps.names()}
             state = {name: torch.from_numpy(ps.pull(name)) for name in ps.names()}

@@ -75,9 +75,9 @@ def trains(pipe: Connection, address: str) -> dict[str, Any]:
             if way == "ddp":
                 kind = torch.nn.parallel.DistributedDataParallel
                 wrapped = kind(own, process_group=node, find_unused_parameters=True)
-            told: list[fastps.Step] = []
+            steps: list[fastps.Step] = []
             with fastps.torch.Hierarchical(
-                wrapped, ps, RULE, sync, node=node, prefix=f"{way}/", group=way, on_step=told.append
+                wrapped, ps, RULE, sync, node=node, prefix=f"{way}/", group=way, on_step=steps.append
             ) as optimizer:
                 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
                 for step in range(STEPS):
@@ -87,7 +87,7 @@ def trains(pipe: Connection, address: str) -> dict[str, Any]:
                     optimizer.step(loss=loss)
                     schedule.step()
                 assert optimizer.global_step == STEPS
-                assert [one.step for one in told] == [1, 2, 3]
+                assert [one.step for one in steps] == [1, 2, 3]
                 found[way] = values_of(own)
         found["bytes"] = bytes_of_a_large_model(ps, node)
         found["refused"] = refusals(ps, node)

@@ -119,7 +119,7 @@ def test_inputs_of_the_loss_that_have_no_rows_are_the_same_for_all():
 @pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("loss", [plain, weighted])
-def test_a_loss_that_is_not_finite_raises_and_training_goes_on(loss, micro_batches, threads):
+def test_a_loss_that_is_not_finite_raises_and_training_continues(loss, micro_batches, threads):
     """All targets are ignored: torch's loss is NaN, and its gradients are 0."""
     made, _ = graph(loss)
     with Replica.local(made, threads, timeout=30) as replica, fastps.Store() as store:

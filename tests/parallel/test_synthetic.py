@@ -418,15 +418,17 @@ def test_schedules_follow_the_model_and_not_a_predictor(threads):
     graph = chain(Scale())
     graph.nodes_by_name["out"].module = nn.Linear(4, 1, bias=False)
     with fastps.Store() as store, Replica.local(graph, threads, delay=3) as replica:
-        told = []
-        optimizer = replica.optimizer(store, RULES["sgd"], on_step=lambda step: told.append(step.global_step))
+        global_steps = []
+        optimizer = replica.optimizer(
+            store, RULES["sgd"], on_step=lambda step: global_steps.append(step.global_step)
+        )
         schedule = fastps.torch.GlobalSchedule(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
         for _ in range(5):
             optimizer.zero_grad()
             replica.step(x=torch.ones(6, 3))
             optimizer.step()
             schedule.step()
-        assert (optimizer.global_step, told) == (5, [1, 2, 3, 4, 5])
+        assert (optimizer.global_step, global_steps) == (5, [1, 2, 3, 4, 5])
         assert schedule.get_last_lr() == [RULES["sgd"].lr / 2**5]
         assert store.versions()["hidden.synthetic.scale"] < 6
         optimizer.close()

@@ -197,7 +197,7 @@ def start_shards() -> Any:
         running.pop().stop()
 
 
-def test_a_revoked_token_ends_its_streams_and_a_new_one_goes_on(tokens: Tokens, tmp_path: Path) -> None:
+def test_a_revoked_token_ends_its_streams_and_a_new_one_continues(tokens: Tokens, tmp_path: Path) -> None:
     file, other = tokens.add("alice", "worker"), tokens.add("bob", "worker")
     with (
         served(tokens.file, tmp_path / "log") as server,

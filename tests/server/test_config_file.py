@@ -79,10 +79,10 @@ def test_mistakes_name_key_file_and_line(text: str, words: list[str], tmp_path: 
     file.write_text(text)
     checked, served = run("config", "check", str(file)), run("serve", "--config", str(file))
     assert (checked.returncode, served.returncode) == (1, 2)
-    for told in (checked.stderr, served.stderr):
-        assert told.count("\n") == 1
-        assert f"{file}{words[0]}" in told
-        assert all(word.replace("'", '"') in told or word in told for word in words[1:]), told
+    for output in (checked.stderr, served.stderr):
+        assert output.count("\n") == 1
+        assert f"{file}{words[0]}" in output
+        assert all(word.replace("'", '"') in output or word in output for word in words[1:]), output
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -76,7 +76,7 @@ def test_the_characters_of_addresses_are_no_addresses(wrong: str | list[str]) ->
 # -- waiting -------------------------------------------------------------------------------------------------
 
 
-def told(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+def log_texts(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "fastps" and r.levelno == level]
 
 
@@ -84,7 +84,7 @@ def test_connect_says_for_which_server_it_waits(caplog: pytest.LogCaptureFixture
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(fastps.ConnectionLostError):
         fastps.connect(address, timeout=4)
-    (text,) = told(caplog)
+    (text,) = log_texts(caplog)
     assert text.startswith(f"waiting for the server at {address}: ")
 
 
@@ -111,7 +111,7 @@ def test_a_call_says_once_for_which_server_it_waits(
 ) -> None:
     with pytest.raises((fastps.ConnectionLostError, fastps.DeadlineError, fastps.PartialPush)):
         CALLS[call](deserted)
-    (text,) = told(caplog)
+    (text,) = log_texts(caplog)
     (address,) = deserted.transport
     assert text.startswith(f"waiting for the server at {address}: ")
 
@@ -125,15 +125,15 @@ def test_a_slow_answer_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
         step = threading.Thread(target=one.step, args=[{"w": ONES}])
         step.start()
         end = time.monotonic() + 60
-        while not told(caplog, logging.INFO):
+        while not log_texts(caplog, logging.INFO):
             assert time.monotonic() < end, "nothing is said"
             time.sleep(0.02)
         two.step({"w": ONES})
         step.join()
         one.close()
         two.close()
-    assert told(caplog, logging.INFO)[0] == f"waiting for an answer of shard 0 at {server.addresses}"
-    assert told(caplog) == []
+    assert log_texts(caplog, logging.INFO)[0] == f"waiting for an answer of shard 0 at {server.addresses}"
+    assert log_texts(caplog) == []
 
 
 # -- tensors that are gone -----------------------------------------------------------------------------------

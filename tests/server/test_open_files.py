@@ -20,7 +20,7 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 512
 EXHAUSTED = """
 import os, resource, sys, time, fastps
 first = fastps.connect(sys.argv[1], timeout=60, transport=sys.argv[2])
-told = 0
+warnings = 0
 opened = len(os.listdir("/proc/self/fd"))
 # Some clients find a file for each of their connections, others for the first or for none.
 for more in range(16, 0, -1):
@@ -31,9 +31,9 @@ for more in range(16, 0, -1):
         fastps.connect(sys.argv[1], timeout=60, transport=sys.argv[2]).close()
     except fastps.CapacityError as error:
         assert str(limit) in str(error) and "ulimit -n" in str(error), error
-        told += 1
+        warnings += 1
     assert time.monotonic() - begin < 20
-assert told >= 4, told
+assert warnings >= 4, warnings
 assert first.names() == []
 """
 

@@ -258,7 +258,7 @@ def test_a_resolver_in_trouble_is_named_and_asked_again(moving):
     resolver = Scripted(lambda: cluster.addresses)
     with fastps.connect(resolver, timeout=PATIENT, ack="logged") as ps:
         ps.register("w", np.zeros(8, np.float32), optimizer=SGD)
-        for done, (told, trouble) in enumerate(troubles.items()):
+        for done, (reason, trouble) in enumerate(troubles.items()):
             release.clear()
             resolver.behave = trouble
             cluster.kill()
@@ -266,8 +266,8 @@ def test_a_resolver_in_trouble_is_named_and_asked_again(moving):
                 begun = time.monotonic()
                 with pytest.raises((fastps.ConnectionLostError, fastps.DeadlineError)) as lost:
                     call()
-                assert time.monotonic() - begun < 30, told
-                assert told in str(lost.value)
+                assert time.monotonic() - begun < 30, reason
+                assert reason in str(lost.value)
                 assert "test_resolver.Scripted" in str(lost.value)
             cluster.addresses = cluster.free(1)
             cluster.servers = [cluster.start(0)]

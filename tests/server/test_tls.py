@@ -39,7 +39,7 @@ def test_training_over_tls(ca, mutual, transport):
         assert all(text.startswith(way) for text in ps.transport.values())
 
 
-def test_processes_of_the_same_user_need_no_certificate_if_told_so(ca):
+def test_processes_of_the_same_user_need_no_certificate_if_allowed(ca):
     with (
         fastps.serve(**ca.server, tls_ca=ca.file, local=True) as server,
         fastps.connect(server.addresses, **ca.client) as ps,
@@ -133,11 +133,11 @@ def test_a_key_that_others_can_read_warns(ca):
     files = ca.issue("open", "127.0.0.1")
     Path(files["tls_key"]).chmod(0o640)
     with (
-        pytest.warns(RuntimeWarning, match=r"open-key\.pem \(mode 640\)") as told,
+        pytest.warns(RuntimeWarning, match=r"open-key\.pem \(mode 640\)") as record,
         fastps.serve(**files) as server,
     ):
         fastps.connect(server.addresses, **ca.trust, **files).close()
-    assert [warning.filename for warning in told] == [__file__] * 2
+    assert [warning.filename for warning in record] == [__file__] * 2
 
 
 def test_status_over_tls(ca, capfd):

@@ -236,7 +236,7 @@ def test_once_prints_the_screen_and_names_shards_that_are_late_or_missing(
     assert addresses[0] in capfd.readouterr().err
 
 
-def test_the_screen_goes_on_while_a_shard_is_away(trained: str) -> None:
+def test_the_screen_continues_while_a_shard_is_away(trained: str) -> None:
     """A cluster that answers late or not at all leaves keys working, and the error is shown."""
     [port] = free_ports(1)
     with terminal(f"127.0.0.1:{port}", "--timeout", "1") as shown:

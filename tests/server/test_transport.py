@@ -139,14 +139,14 @@ def process(work, *arguments) -> Iterator[tuple[int, Connection]]:
 def test_killed_clients_leave_nothing():
     with fastps.serve(shards=1) as server, fastps.connect(server.addresses) as ps:
         ps.register("w", np.zeros(LARGE, np.float32), optimizer=fastps.SGD(lr=1.0))
-        mapped, told = memory(), 0
+        mapped, acknowledged = memory(), 0
         for _ in range(KILLS):
             with process(push, server.addresses) as (_, pipe):
                 assert pipe.poll(60)
                 time.sleep(random.uniform(0, 0.02))
             try:
                 while pipe.recv():
-                    told += 1
+                    acknowledged += 1
             except EOFError:
                 pass
             until(lambda: memory() == mapped)
@@ -155,8 +155,8 @@ def test_killed_clients_leave_nothing():
         for first in range(0, LARGE, 63 * 4096):
             part = applied[first : first + 63 * 4096]
             assert (part == part[0]).all()
-            assert told <= part[0] <= told + KILLS
-        assert ps.push("w", np.zeros(LARGE, np.float32)).version > told
+            assert acknowledged <= part[0] <= acknowledged + KILLS
+        assert ps.push("w", np.zeros(LARGE, np.float32)).version > acknowledged
 
 
 @linux

@@ -32,19 +32,19 @@ def in_child(work):
     return text
 
 
-def test_a_forked_child_is_told(ps):
+def test_a_forked_child_is_refused(ps):
     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD())
     handle = ps.push_async("w", np.ones(3, np.float32))
     bound = ps.bind({"w": np.ones(3, np.float32)})
 
     def child():
-        told = []
+        refusals = []
         for call in (lambda: ps.pull("w"), lambda: ps.push(bound), handle.done, ps.close, ps.another):
             try:
                 call()
             except fastps.ForkError as error:
-                told.append("spawn" in str(error))
-        return told
+                refusals.append("spawn" in str(error))
+        return refusals
 
     assert in_child(child) == str([True] * 5)
     handle.result(10)
@@ -66,14 +66,14 @@ def test_a_forked_child_can_make_its_own(server):
         assert ps.pull("w").tolist() == [-1, -1, -1]
 
 
-def test_a_server_in_a_forked_child_is_told(server):
+def test_a_server_in_a_forked_child_is_refused(server):
     def child():
         try:
             server.stop()
         except fastps.ForkError:
-            return "told"
+            return "refused"
 
-    assert in_child(child) == "told"
+    assert in_child(child) == "refused"
 
 
 def test_what_a_server_holds_outlives_a_forked_child():

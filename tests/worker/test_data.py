@@ -190,7 +190,7 @@ def test_what_a_closed_client_held_is_given_again_at_once(start):
     assert sorted(flat(taken)) == [0, 1, 2]
 
 
-def test_a_worker_that_stood_still_goes_on(start):
+def test_a_worker_that_stood_still_continues(start):
     with fastps.serve(lease=4.0) as server:
         slow, other = start(server, n=6, size=2), start(server, n=6, size=2)
         held = slow.ask("begin")
@@ -234,7 +234,7 @@ def test_a_worker_that_waits_is_woken(ps, ending):
     assert waiter.epoch == 1
 
 
-def test_who_waits_too_long_is_told_for_what(ps):
+def test_the_error_of_a_long_wait_names_what_is_missing(ps):
     holder, waiter = portions(ps, 1), portions(ps, 1, timeout=0.2)
     iterator = iter(holder)
     assert next(iterator).tolist() == [0]
@@ -291,7 +291,7 @@ def test_when_all_have_left_a_new_worker_begins(ps):
     assert (again.epoch, late.epoch) == (1, 1)
 
 
-def test_workers_that_disagree_are_told_both(ps):
+def test_workers_that_disagree_see_both_values(ps):
     mine = portions(ps)
     next(iter(mine))
     for other in (portions(ps, 11), portions(ps, size=4), portions(ps, seed=2)):

@@ -92,7 +92,7 @@ def test_live_shows_a_line(store):
     assert "steps/s" in second
 
 
-def test_live_goes_on_after_a_loss_that_is_not_finite():
+def test_live_continues_after_a_loss_that_is_not_finite():
     output = io.StringIO()
     show = Console(output)
     for loss in (np.nan, 4.0, 4.0):

@@ -61,13 +61,13 @@ def test_arrivals_in_a_fixed_order(ps, rng, overlap):
     """Whose turn it is, is drawn; a model of the versions says what each worker holds, and how late it is."""
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.Async(delay_adaptive=False, overlap=overlap)
-    told = [[], []]
+    progress = [[], []]
     value, pushes = 0.0, [0, 0]
     held = [(0.0, (0, 0))] * 2  # value and pushes of each worker, as a worker last installed them
     coming = [None, None]
     with (
-        fastps.Worker(ps, zeros(), mode=mode, on_step=told[0].append) as a,
-        fastps.Worker(ps, zeros(), mode=mode, on_step=told[1].append) as b,
+        fastps.Worker(ps, zeros(), mode=mode, on_step=progress[0].append) as a,
+        fastps.Worker(ps, zeros(), mode=mode, on_step=progress[1].append) as b,
     ):
         late = [[], []]
         for turn in rng.integers(0, 2, 60):
@@ -83,7 +83,7 @@ def test_arrivals_in_a_fixed_order(ps, rng, overlap):
             held[turn], coming[turn] = (coming[turn] or held[turn], fetched) if overlap else (fetched, None)
             for name in SHAPES:
                 np.testing.assert_array_equal(worker.params[name], held[turn][0])
-        for worker, times, seen in zip((a, b), late, told, strict=True):
+        for worker, times, seen in zip((a, b), late, progress, strict=True):
             assert worker.stats()["staleness"] == {t: times.count(t) for t in sorted(set(times))}
             assert [s.step for s in seen] == list(range(1, len(times) + 1))
             assert max(late[0] + late[1]) > 1
@@ -138,7 +138,7 @@ def test_stale_gradients_count_less_or_not_at_all(ps, rng, asked, apply):
     assert ps.pull("s") == value
 
 
-def test_what_is_too_stale_is_dropped_and_training_goes_on(ps):
+def test_what_is_too_stale_is_dropped_and_training_continues(ps):
     """No codec keeps it for a later push, which would be even staler."""
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.Async(max_staleness=0, on_stale="reject")
@@ -768,7 +768,7 @@ def test_a_server_that_is_away_for_a_step(tmp_path, codec, overlap):
 
 
 @pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
-def test_state_goes_on_bit_for_bit(rng, codec):
+def test_state_continues_bit_for_bit(rng, codec):
     gradients = [random(rng) for _ in range(20)]
 
     def train(pause):

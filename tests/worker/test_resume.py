@@ -205,7 +205,7 @@ def test_one_worker_takes_its_own_state(ranks, mode):
         assert late.state_dict()["fastps"].keys() == own["fastps"].keys()
 
 
-def test_a_worker_resumes_while_the_run_goes_on(tmp_path):
+def test_a_worker_resumes_while_the_run_continues(tmp_path):
     """The servers are further than its checkpoint: their values count."""
     with fastps.Store() as store:
         model, optimizer = build(store)
@@ -403,7 +403,7 @@ def test_what_torch_does_not_read_safely_is_named(runs, tmp_path, store):
 
 
 @pytest.mark.parametrize("how", [{"codec": fastps.OneBit()}, {"mode": fastps.Local(2, 2, lr=0.05)}], ids=str)
-def test_a_run_goes_on_with_another_codec_or_mode(how, tmp_path, caplog):
+def test_a_run_continues_with_another_codec_or_mode(how, tmp_path, caplog):
     """Without what was left of the former one, which is logged."""
     with fastps.Store() as store:
         model, optimizer = build(store, **how)

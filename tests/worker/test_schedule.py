@@ -81,7 +81,7 @@ def test_workers_have_the_rate_of_the_same_point(ps, which):
 
 @pytest.mark.parametrize("order", ["scheduler, resume, schedule", "resume, schedule", "schedule, resume"])
 @pytest.mark.parametrize("which", MAKE)
-def test_a_resumed_run_goes_on_where_it_was(tmp_path, which, order):
+def test_a_resumed_run_continues_where_it_was(tmp_path, which, order):
     """The rate is that of the global step at once, whatever the schedule did before."""
     make = MAKE[which]
     with fastps.Store() as store:
@@ -221,13 +221,13 @@ def test_local_workers_have_it_before_they_fetch_what_came_later(ps):
     ones = {"w": np.ones(3, np.float32), "late": np.ones(2, np.float32)}
     for name, values in ones.items():
         ps.register(name, values, fastps.SGD(lr=0.1))
-    told = []
+    progress = []
     mode = fastps.Local(2, 2, lr=0.1, overlap=False)
-    with fastps.Worker(ps, {"w": np.zeros(3)}, mode, on_step=told.append) as worker:
+    with fastps.Worker(ps, {"w": np.zeros(3)}, mode, on_step=progress.append) as worker:
         worker.add_params({"late": np.zeros(2)})
         for _ in range(4):
             worker.step(ones)
-        assert [step.global_step for step in told] == [0, 1, 1, 2]
+        assert [step.global_step for step in progress] == [0, 1, 1, 2]
 
 
 def test_jax_workers_have_it(store):

@@ -225,11 +225,11 @@ def test_what_is_in_doubt_waits_for_the_others(ps):
             a._native.push_async(minus, settings, False).wait(LATE)
         (doubt,) = caught.value.in_doubt
         with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(doubt.result, LATE)
+            outcome = pool.submit(doubt.result, LATE)
             time.sleep(0.2)
-            assert not told.done()
+            assert not outcome.done()
             b.step(minus)
-            assert told.result(LATE) == "applied"
+            assert outcome.result(LATE) == "applied"
 
 
 def test_nobody_waits_at_a_tensor_that_is_removed(ps):
@@ -578,7 +578,7 @@ def test_one_trains_alone_first(ps, then):
             first.close()
 
 
-def test_another_goes_on_with_a_warm_start(ps):
+def test_another_continues_with_a_warm_start(ps):
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.WarmStart(steps=4, then=fastps.Async())
     first = fastps.Worker(ps, zeros(), mode=mode)

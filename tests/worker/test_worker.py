@@ -266,7 +266,7 @@ def test_never_registers_and_pulls_first(ps):
 
 @pytest.mark.parametrize("file", [False, True])
 @pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
-def test_state_goes_on_bit_for_bit(rng, tmp_path, codec, file):
+def test_state_continues_bit_for_bit(rng, tmp_path, codec, file):
     gradients = [random(rng) for _ in range(20)]
     mode = fastps.Local(push_every=3, pull_every=2, lr=0.1, overlap=False)
 

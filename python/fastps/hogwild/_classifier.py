@@ -130,11 +130,11 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
             X, y = check_X_y(X, y, accept_sparse="csr", dtype=np.float32, order="C", estimator=self)
             check_classification_targets(y)
             classes = np.unique(y)
-            goes_on = self.warm_start and self._has_coefficients
-            goes_on = goes_on and np.array_equal(getattr(self, "classes_", classes), classes)
-            reset = not (goes_on and hasattr(self, "n_features_in_"))
+            warm = self.warm_start and self._has_coefficients
+            warm = warm and np.array_equal(getattr(self, "classes_", classes), classes)
+            reset = not (warm and hasattr(self, "n_features_in_"))
             validate_data(self, given, y, reset=reset, skip_check_array=True)
-            self._begin_classes(X, classes, goes_on=goes_on, partial=False)
+            self._begin_classes(X, classes, warm=warm, partial=False)
             self._begin_with(coef_init, intercept_init)
             return self._fit(X, y, sample_weight, self.max_iter, partial=False)
 
@@ -166,15 +166,15 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 )
             if not np.isin(y, known).all():
                 raise ValueError(f"y has labels that are not in classes {known!r}")
-            self._begin_classes(X, known, goes_on=self._has_coefficients, partial=True)
+            self._begin_classes(X, known, warm=self._has_coefficients, partial=True)
             return self._fit(X, y, sample_weight, 1, partial=True)
 
-    def _begin_classes(self, X: Any, classes: Array, *, goes_on: bool, partial: bool) -> None:
+    def _begin_classes(self, X: Any, classes: Array, *, warm: bool, partial: bool) -> None:
         if len(classes) < 2:
             raise ValueError(f"The number of classes has to be greater than one; got {len(classes)} class")
         self.classes_ = np.asarray(classes)
         count = 1 if len(classes) == 2 else len(classes)
-        self._begin(count, X.shape[1], goes_on=goes_on, partial=partial)
+        self._begin(count, X.shape[1], warm=warm, partial=partial)
 
     def _fit(self, X: Any, y: Array, sample_weight: Any, max_iter: int, partial: bool) -> Self:
         weight = checked_weights(sample_weight, X)

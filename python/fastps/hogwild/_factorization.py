@@ -119,25 +119,25 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
 
         After Ctrl-C it keeps its progress. If training is refused or diverges, it is as before the call.
         """
-        return self._learn(X, y, goes_on=self.warm_start, epochs=self.max_iter)
+        return self._learn(X, y, warm=self.warm_start, epochs=self.max_iter)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """One epoch over these ratings, with the step where it was; new users and items are added."""
-        return self._learn(X, y, goes_on=True, epochs=1)
+        return self._learn(X, y, warm=True, epochs=1)
 
-    def _learn(self, X: Any, y: Any, *, goes_on: bool, epochs: int) -> Self:
+    def _learn(self, X: Any, y: Any, *, warm: bool, epochs: int) -> Self:
         users, items, values = ratings(X, y)
         random = check_random_state(self.random_state)
         with attempt(self):
-            self._begin(values, goes_on=goes_on)
+            self._begin(values, warm=warm)
             rows = self._grow("user", users, random), self._grow("item", items, random)
             refuse_duplicates(rows, (self.user_ids_, self.item_ids_))
             return self._train(*rows, values, random, epochs)
 
-    def _begin(self, values: Array, goes_on: bool) -> None:
+    def _begin(self, values: Array, warm: bool) -> None:
         self._validate_params()
-        goes_on = goes_on and hasattr(self, "user_factors_")
-        if not goes_on:
+        warm = warm and hasattr(self, "user_factors_")
+        if not warm:
             self.mean_ = float(values.mean())
             self.user_ids_ = self.item_ids_ = np.zeros(0, np.int64)
             self.user_factors_ = self.item_factors_ = np.zeros((0, self.rank), np.float32)
@@ -150,7 +150,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
             )
         if self.learning_rate != self._began_with:
             self._step = self._began_with = float(self.learning_rate)
-        low, high = self.range_ if goes_on else (math.inf, -math.inf)
+        low, high = self.range_ if warm else (math.inf, -math.inf)
         self.range_ = min(low, float(values.min())), max(high, float(values.max()))
         self.n_features_in_ = 2
 
@@ -228,9 +228,9 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
             item_known, self.item_biases_[items], 0
         )
         products = np.einsum("ij,ij->i", self.user_factors_[users], self.item_factors_[items])
-        return self._told(biases + np.where(user_known & item_known, products, 0))
+        return self._to_ratings(biases + np.where(user_known & item_known, products, 0))
 
-    def _told(self, centred: Array) -> Array:
+    def _to_ratings(self, centred: Array) -> Array:
         """Adds the mean to centred ratings, and clips them."""
         ratings = centred.astype(np.float64) + self.mean_
         return np.clip(ratings, *self.range_) if self.clip else ratings
@@ -257,4 +257,4 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         n = min(n, int(np.isfinite(scores).sum()))
         best = np.argpartition(-scores, n - 1)[:n] if n else np.zeros(0, np.intp)
         best = best[np.argsort(-scores[best], kind="stable")]
-        return self.item_ids_[best], self._told(scores[best])
+        return self.item_ids_[best], self._to_ratings(scores[best])

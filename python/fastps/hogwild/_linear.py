@@ -173,12 +173,12 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
     def _has_coefficients(self) -> bool:
         return getattr(self, "coef_", None) is not None
 
-    def _begin(self, count: int, columns: int, *, goes_on: bool, partial: bool) -> None:
+    def _begin(self, count: int, columns: int, *, warm: bool, partial: bool) -> None:
         """Begins the problems at `coef_` and `intercept_`, also assigned ones, or at zero.
 
         `partial_fit` continues count and average as well; `fit` starts both again.
         """
-        if not goes_on:
+        if not warm:
             self._problems = [Problem(np.zeros(columns, np.float32), 0.0) for _ in range(count)]
             return
         coefs = fitting("coef_", self.coef_, (count, columns), np.float32)

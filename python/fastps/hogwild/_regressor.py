@@ -119,13 +119,13 @@ class HogwildRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, coef: Any, intercept: Any, sample_weight: Any, partial: bool) -> Self:
         self._check(partial)
-        goes_on = (partial or self.warm_start) and self._has_coefficients
-        reset = not (goes_on and hasattr(self, "n_features_in_"))
+        warm = (partial or self.warm_start) and self._has_coefficients
+        reset = not (warm and hasattr(self, "n_features_in_"))
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=np.float32, order="C", y_numeric=True, reset=reset
         )
         weight = checked_weights(sample_weight, X)
-        self._begin(1, X.shape[1], goes_on=goes_on, partial=partial)
+        self._begin(1, X.shape[1], warm=warm, partial=partial)
         self._begin_with(coef, intercept)
         problem = self._problems[0]
         targets, problem.centre = _centred(y)

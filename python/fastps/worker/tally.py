@@ -13,8 +13,8 @@ from fastps.errors import Lost
 __all__ = ["NOTHING", "Tally"]
 
 #: Staleness, bytes and scale.
-Told = tuple[int | None, int, float | None]
-NOTHING: Told = (None, 0, None)
+Acknowledged = tuple[int | None, int, float | None]
+NOTHING: Acknowledged = (None, 0, None)
 
 
 class Tally:
@@ -23,13 +23,13 @@ class Tally:
     Attributes:
         rejected: Pushes with a part that was too stale or not finite and was dropped.
         bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
-        told: Staleness, bytes and scale of the pushes acknowledged in this step, as in `Step`.
+        acknowledged: Staleness, bytes and scale of the pushes acknowledged in this step, as in `Step`.
     """
 
     def __init__(self) -> None:
         self.rejected = 0
         self.bytes_saved = 0
-        self.told: Told = NOTHING
+        self.acknowledged: Acknowledged = NOTHING
         self._acknowledged: Counter[tuple[str, ...]] = Counter()
         self._lost: Counter[tuple[str, int]] = Counter()
         self._staleness: Counter[int] = Counter()
@@ -40,13 +40,13 @@ class Tally:
         """Counts a push that was applied completely."""
         self._acknowledged[names] += 1
         self._bytes_pushed += receipts.bytes
-        staleness, sent, scale = self.told
+        staleness, sent, scale = self.acknowledged
         if receipts.staleness is not None:
             self._staleness[receipts.staleness] += 1
             self._scaled += receipts.scale < 1.0
             staleness = max(staleness or 0, receipts.staleness)
         scale = receipts.scale if scale is None else min(scale, receipts.scale)
-        self.told = staleness, sent + receipts.bytes, scale
+        self.acknowledged = staleness, sent + receipts.bytes, scale
 
     def acknowledge_some(self, names: Iterable[str]) -> None:
         """Counts the tensors that were applied, of a push that failed for others."""

@@ -269,7 +269,7 @@ class Worker:
     @property
     def staleness(self) -> int | None:
         """Internal: largest staleness of the pushes acknowledged in the last step; None if there are none."""
-        return self._tally.told[0]
+        return self._tally.acknowledged[0]
 
     # -- training --------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Worker:
             return
         self._check_may_push(grads)
         self._together.begin()
-        self._tally.told = NOTHING
+        self._tally.acknowledged = NOTHING
         k, pushes = self._steps + 1, self._pushes
         pushes.resume()
         pushing = k % pushes.every == 0
@@ -699,7 +699,7 @@ class Worker:
         exchanged = self._one_call.run(grads, lr, self._mode.correction, threads)
         if exchanged is None:
             return False
-        self._steps, self._lr, self._tally.told = self._steps + 1, lr, NOTHING
+        self._steps, self._lr, self._tally.acknowledged = self._steps + 1, lr, NOTHING
         self._one_call.finish(grads, exchanged)
         self._note_step(loss, lr)
         return True
@@ -735,7 +735,7 @@ class Worker:
     def _report(self, loss: float | None, lr: Rates) -> Step:
         """Describes the last step."""
         rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
-        return Step(self._steps, loss, *self._tally.told, self.global_step, rate)
+        return Step(self._steps, loss, *self._tally.acknowledged, self.global_step, rate)
 
     def _exchange(self, k: int, fetch: bool) -> None:
         if self._mode.waits_for_others:

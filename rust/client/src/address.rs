@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_told_from_the_network() {
+    fn loopback_and_network_differ() {
         for (address, expected) in [
             ("127.0.0.1:7070", true),
             ("127.3.2.1:7070", true),

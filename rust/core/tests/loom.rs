@@ -543,34 +543,34 @@ fn value(shard: &Shard) -> f32 {
 }
 
 /// Pushes -1, based on version 0. The list receives the answers.
-fn contribute(shard: &Shard, client: u64, told: &Arc<Mutex<Vec<Result<Applied>>>>) {
+fn contribute(shard: &Shard, client: u64, results: &Arc<Mutex<Vec<Result<Applied>>>>) {
     let body = (-1.0_f32).to_le_bytes();
     let push = Push {
         base: Some(Base { version: 0, own: Some(0) }),
         largest: Some(0.0),
         ..Push::gradient(SLICE, Identity { client, sequence: 1 }, 1, CodecId::Float32, &body)
     };
-    let told = told.clone();
-    shard.push(&push, move |result| told.lock().unwrap().push(result));
+    let results = results.clone();
+    shard.push(&push, move |result| results.lock().unwrap().push(result));
 }
 
 #[test]
 fn a_version_takes_the_first_gradients_and_refuses_the_rest() {
     check("a quorum with a backup", Some(3), &["quorum_of_one_less", "late_gradient_counts"], || {
-        let (shard, told) = (shard(Apply::Exact), Arc::default());
+        let (shard, results) = (shard(Apply::Exact), Arc::default());
         (1..=3).for_each(|client| join(&shard, client, quorum(2, 1)));
         let threads: Vec<_> = (1..=2)
             .map(|client| {
-                let (shard, told) = (shard.clone(), Arc::clone(&told));
-                thread::spawn(move || contribute(&shard, client, &told))
+                let (shard, results) = (shard.clone(), Arc::clone(&results));
+                thread::spawn(move || contribute(&shard, client, &results))
             })
             .collect();
-        contribute(&shard, 3, &told);
+        contribute(&shard, 3, &results);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        let told = told.lock().unwrap();
-        assert_eq!(told.len(), 3);
-        assert_eq!(told.iter().filter(|result| result.as_ref().is_ok_and(|a| a.version == 1)).count(), 2);
-        let late = told.iter().filter_map(|result| result.as_ref().err()).map(|error| error.kind);
+        let results = results.lock().unwrap();
+        assert_eq!(results.len(), 3);
+        assert_eq!(results.iter().filter(|result| result.as_ref().is_ok_and(|a| a.version == 1)).count(), 2);
+        let late = results.iter().filter_map(|result| result.as_ref().err()).map(|error| error.kind);
         assert_eq!(late.collect::<Vec<_>>(), [Kind::StalePush]);
         assert_eq!(value(&shard), 2.0);
     });
@@ -579,16 +579,16 @@ fn a_version_takes_the_first_gradients_and_refuses_the_rest() {
 #[test]
 fn nobody_waits_for_a_worker_whose_lease_ends() {
     check("a quorum and the end of a lease", Some(3), &["table_looked_at_once"], || {
-        let (shard, told) = (shard(Apply::Exact), Arc::default());
+        let (shard, results) = (shard(Apply::Exact), Arc::default());
         (1..=2).for_each(|client| join(&shard, client, quorum(2, 0)));
         let sweeper = {
             let shard = shard.clone();
             thread::spawn(move || shard.forget_client(2))
         };
-        contribute(&shard, 1, &told);
+        contribute(&shard, 1, &results);
         sweeper.join().unwrap();
-        assert!(told.lock().unwrap().iter().all(|result| result.as_ref().unwrap().version == 1));
-        assert_eq!((told.lock().unwrap().len(), value(&shard)), (1, 1.0));
+        assert!(results.lock().unwrap().iter().all(|result| result.as_ref().unwrap().version == 1));
+        assert_eq!((results.lock().unwrap().len(), value(&shard)), (1, 1.0));
     });
 }
 
@@ -597,24 +597,24 @@ fn clocks_wake_whoever_waits() {
     check("clocks and the end of a lease", Some(3), &["leaver_waited_for"], || {
         let shard = shard(Apply::Exact);
         (1..=3).for_each(|client| join(&shard, client, Mode::Bounded { staleness: 0 }));
-        let told: Arc<Mutex<Vec<u64>>> = Arc::default();
-        let advance = |shard: &Shard, client, told: &Arc<Mutex<Vec<u64>>>| {
-            let told = told.clone();
+        let results: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let advance = |shard: &Shard, client, results: &Arc<Mutex<Vec<u64>>>| {
+            let results = results.clone();
             let done =
-                Box::new(move |result: Result<Clocks>| told.lock().unwrap().push(result.unwrap().slowest));
+                Box::new(move |result: Result<Clocks>| results.lock().unwrap().push(result.unwrap().slowest));
             shard.groups().advance(0, client, false, 1, done);
         };
         let other = {
-            let (shard, told) = (shard.clone(), told.clone());
-            thread::spawn(move || advance(&shard, 2, &told))
+            let (shard, results) = (shard.clone(), results.clone());
+            thread::spawn(move || advance(&shard, 2, &results))
         };
         let sweeper = {
             let shard = shard.clone();
             thread::spawn(move || shard.forget_client(3))
         };
-        advance(&shard, 1, &told);
+        advance(&shard, 1, &results);
         other.join().unwrap();
         sweeper.join().unwrap();
-        assert_eq!(*told.lock().unwrap(), [1, 1]);
+        assert_eq!(*results.lock().unwrap(), [1, 1]);
     });
 }

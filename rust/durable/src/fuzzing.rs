@@ -185,13 +185,13 @@ fn fetch(manifest: Vec<u8>) -> Option<()> {
 
 /// The list of slices of a snapshot whose other files are intact.
 pub fn slices(bytes: &[u8]) {
-    let told = |bytes: &[u8]| {
+    let loads = |bytes: &[u8]| {
         let mut manifest = Manifest::parse(vector!("MANIFEST"))?;
         let written = FileDigest { bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
         manifest.files.insert(SLICES.to_owned(), written);
         load(&manifest.text().ok()?, bytes)
     };
-    both(bytes, |bytes| repair(bytes), told);
+    both(bytes, |bytes| repair(bytes), loads);
 }
 
 fn load(manifest: &[u8], slices: &[u8]) -> Option<()> {

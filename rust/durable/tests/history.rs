@@ -307,14 +307,14 @@ fn with_damaged_beginning(segment: &str) -> Folder {
 fn a_segment_whose_first_frame_is_damaged_is_not_a_second_history() {
     for (left, segment) in ["log-00000001", "log-00000002", "log-00000003"].into_iter().enumerate() {
         let folder = with_damaged_beginning(segment);
-        let is_told = |why: &str| why.contains(&format!("{segment} is damaged: its first frame"));
+        let is_reported = |why: &str| why.contains(&format!("{segment} is damaged: its first frame"));
         let error = World::open(&folder.shard()).err().unwrap();
-        assert!(is_told(&error.message) && !error.message.contains("two histories"), "{error}");
+        assert!(is_reported(&error.message) && !error.message.contains("two histories"), "{error}");
         let damages = checkpoint::verify(&folder.0).unwrap().remove(0).damages;
-        assert!(damages.len() == 1 && is_told(&damages[0]), "{damages:?}");
+        assert!(damages.len() == 1 && is_reported(&damages[0]), "{damages:?}");
         let world = World::with(&folder.shard(), true).unwrap();
         let (lost, pushes) = (&world.report.lost, format!("including {} readable pushes", 3 - left));
-        assert!(lost.len() == 1 && is_told(&lost[0]) && lost[0].contains(&pushes), "{lost:?}");
+        assert!(lost.len() == 1 && is_reported(&lost[0]) && lost[0].contains(&pushes), "{lost:?}");
         drop(world);
         let again = World::open(&folder.shard()).unwrap();
         assert_eq!((again.value(), again.report.lost.len()), (left as f32, 0));

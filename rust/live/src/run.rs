@@ -10,7 +10,7 @@ use crate::problems::digits::{Digits, digits};
 use crate::random::{Draws, Purpose};
 use crate::server::Server;
 use crate::settings::{Settings, Training};
-use crate::worker::{Told, Worker};
+use crate::worker::{Ack, Worker};
 use fastps_core::error::{Error, Kind, Result};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -284,7 +284,7 @@ impl Run {
                 self.members[k].since = Some(self.now);
                 self.waiting.push(k);
             }
-            Ok(Some(told)) => self.end_step(k, Ok(told)),
+            Ok(Some(ack)) => self.end_step(k, Ok(ack)),
             Err(error) => self.end_step(k, Err(error)),
         }
         if !self.waiting.is_empty() {
@@ -337,8 +337,8 @@ impl Run {
             released = true;
             self.waiting.retain(|other| *other != k);
             let starts = std::mem::take(&mut member.starting);
-            let told = ready.and_then(|_| {
-                if starts { Ok(Told::default()) } else { worker.end(&self.server, &self.settings) }
+            let ack = ready.and_then(|_| {
+                if starts { Ok(Ack::default()) } else { worker.end(&self.server, &self.settings) }
             });
             member.waits_no_more(self.now);
             if starts {
@@ -347,45 +347,45 @@ impl Run {
             }
             if self.settings.training.shares() {
                 // Others may have made more versions since, if it was paused.
-                let made = told.as_ref().ok().filter(|told| told.scale.is_some());
-                member.version = made.map_or(0, |told| (told.version as i64 + self.base) as u64);
+                let made = ack.as_ref().ok().filter(|ack| ack.scale.is_some());
+                member.version = made.map_or(0, |ack| (ack.version as i64 + self.base) as u64);
             }
-            self.end_step(k, told);
+            self.end_step(k, ack);
         }
         released
     }
 
     /// Records a finished step, and begins the next one.
-    fn end_step(&mut self, k: usize, told: Result<Told>) {
-        let told = told.unwrap_or_else(|error| Told { refused: Some(error), ..Told::default() });
-        let outcome = match &told.refused {
+    fn end_step(&mut self, k: usize, ack: Result<Ack>) {
+        let ack = ack.unwrap_or_else(|error| Ack { refused: Some(error), ..Ack::default() });
+        let outcome = match &ack.refused {
             Some(error) if error.kind == Kind::NonFinite => Outcome::NotFinite,
             Some(_) => Outcome::TooStale,
-            None if told.scale.is_none() => Outcome::Kept,
+            None if ack.scale.is_none() => Outcome::Kept,
             None => Outcome::Applied,
         };
-        if let Some(error) = &told.refused {
+        if let Some(error) = &ack.refused {
             self.refuse(k, error);
         }
-        self.members[k].refused = told.refused.is_some();
-        self.log.refused += u64::from(told.refused.is_some());
-        self.count(k, &told);
-        self.record(k, outcome, &told);
+        self.members[k].refused = ack.refused.is_some();
+        self.log.refused += u64::from(ack.refused.is_some());
+        self.count(k, &ack);
+        self.record(k, outcome, &ack);
         self.begin(k);
     }
 
     /// Counts a push that was acknowledged, if there was one.
-    fn count(&mut self, k: usize, told: &Told) {
-        self.log.count_bytes(self.settings.codec_index(), told.bytes);
-        if told.scale.is_none() {
+    fn count(&mut self, k: usize, ack: &Ack) {
+        self.log.count_bytes(self.settings.codec_index(), ack.bytes);
+        if ack.scale.is_none() {
             return;
         }
         let member = &mut self.members[k];
         member.applied += 1;
-        member.staleness = told.staleness;
+        member.staleness = ack.staleness;
         self.log.acknowledged += 1;
         self.log.plain_bytes += 4 * self.server.len() as u64;
-        if let Some(staleness) = told.staleness {
+        if let Some(staleness) = ack.staleness {
             self.log.count(staleness);
         }
     }
@@ -393,8 +393,8 @@ impl Run {
     /// Counts the push of a member that leaves while it waits: it was applied, but its step never ends.
     fn count_unended(&mut self, k: usize) {
         let worker = self.members[k].worker.as_mut();
-        if let Some(told) = worker.and_then(|worker| worker.acknowledged(&self.server, &self.settings)) {
-            self.count(k, &told);
+        if let Some(ack) = worker.and_then(|worker| worker.acknowledged(&self.server, &self.settings)) {
+            self.count(k, &ack);
         }
     }
 
@@ -407,9 +407,9 @@ impl Run {
         }
     }
 
-    fn record(&mut self, k: usize, outcome: Outcome, told: &Told) {
+    fn record(&mut self, k: usize, outcome: Outcome, ack: &Ack) {
         let (member, force, server) = (&self.members[k], self.server.in_force(), self.point());
-        let receipt = told.scale.is_some();
+        let receipt = ack.scale.is_some();
         let momentum = if self.has_momentum() && self.updates > 0 { force.momentum } else { f64::NAN };
         self.log.rows.push([
             self.log.rows.count as f64,
@@ -426,9 +426,9 @@ impl Run {
             server[1],
             f64::from(outcome as u8),
             member.version as f64,
-            told.staleness.filter(|_| receipt).map_or(-1.0, |staleness| staleness as f64),
-            told.scale.map_or(f64::NAN, f64::from),
-            told.bytes as f64,
+            ack.staleness.filter(|_| receipt).map_or(-1.0, |staleness| staleness as f64),
+            ack.scale.map_or(f64::NAN, f64::from),
+            ack.bytes as f64,
             member.loss,
             momentum,
             if receipt { force.lr } else { f64::NAN },
@@ -615,7 +615,7 @@ impl Run {
         member.waits_no_more(now);
         if !std::mem::take(&mut member.starting) {
             (member.version, member.loss) = (0, f64::NAN);
-            self.record(k, Outcome::Lost, &Told::default());
+            self.record(k, Outcome::Lost, &Ack::default());
         }
         let text = match self.enter(k) {
             Ok(()) => format!("worker {k} joined again after {} updates", self.updates),

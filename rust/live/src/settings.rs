@@ -193,7 +193,7 @@ impl Reader<'_> {
 impl Settings {
     /// Returns whether a run with these settings can continue with others: they differ only in these fields,
     /// or in the number at `lr`.
-    pub(crate) fn goes_on_as(&self, other: &Self, fields: &[&str], lr: usize) -> bool {
+    pub(crate) fn continues_as(&self, other: &Self, fields: &[&str], lr: usize) -> bool {
         let same = |k: usize| self.numbers[k].to_bits() == other.numbers[k].to_bits();
         let may = |k: usize| k == lr || FIELDS.get(k).is_some_and(|(name, _)| fields.contains(name));
         (0..LENGTH).all(|k| same(k) || may(k))

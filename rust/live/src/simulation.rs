@@ -99,7 +99,7 @@ impl Simulation {
 
     fn set(&mut self, settings: Settings) -> Result<bool> {
         let run = self.run()?;
-        if run.settings.goes_on_as(&settings, &AT_ONCE, LR) {
+        if run.settings.continues_as(&settings, &AT_ONCE, LR) {
             let lr = settings.optimizer.lr();
             if lr != run.settings.optimizer.lr() {
                 run.set_lr(lr);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Outcome of a step.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Ack {
     /// Changes by others since the values of the gradient; the largest of the tensors.
     pub(crate) staleness: Option<u64>,
     /// The smallest factor that the server put on the gradient; `None` if nothing was applied.
@@ -76,7 +76,7 @@ pub(crate) struct Worker {
     under_way: Vec<Part>,
     /// The answer to its report of a step, for modes in which others wait.
     reported: Option<Answer<Clocks>>,
-    told: Told,
+    ack: Ack,
     /// Learning rate instead of the optimizer's.
     pub(crate) lr: Option<f64>,
 }
@@ -109,7 +109,7 @@ impl Worker {
             feedback: ErrorFeedback::new(),
             under_way: Vec::new(),
             reported: None,
-            told: Told::default(),
+            ack: Ack::default(),
             lr: None,
         };
         if let Training::WarmStart(_) = settings.training {
@@ -145,8 +145,8 @@ impl Worker {
 
     /// Takes a step with a gradient that no other worker has to follow: pushes and fetches as the mode
     /// requires.
-    pub(crate) fn step(&mut self, server: &Server, settings: &Settings, gradient: &[f32]) -> Result<Told> {
-        self.told = Told::default();
+    pub(crate) fn step(&mut self, server: &Server, settings: &Settings, gradient: &[f32]) -> Result<Ack> {
+        self.ack = Ack::default();
         if let Training::Local { push_every, pull_every, lr, overlap } = self.training {
             return self.local_step(server, settings, gradient, (push_every, pull_every, lr, overlap));
         }
@@ -158,7 +158,7 @@ impl Worker {
         if self.warm == Warm::Leads {
             self.stepped_alone(server)?;
         }
-        Ok(std::mem::take(&mut self.told))
+        Ok(std::mem::take(&mut self.ack))
     }
 
     fn local_step(
@@ -167,7 +167,7 @@ impl Worker {
         settings: &Settings,
         gradient: &[f32],
         (push_every, pull_every, lr, overlap): (u64, u64, f64, bool),
-    ) -> Result<Told> {
+    ) -> Result<Ack> {
         self.check_finite(server, gradient, false)?;
         let first = self.sum_base.is_none();
         local_step(server.isa, &mut self.values, &mut self.sum, gradient, lr, first);
@@ -194,12 +194,12 @@ impl Worker {
                 (self.values, self.installed) = (values, versions);
             }
         }
-        pushed.map(|()| std::mem::take(&mut self.told))
+        pushed.map(|()| std::mem::take(&mut self.ack))
     }
 
     /// Pushes a gradient, and reports the step, for which others may wait.
     pub(crate) fn begin(&mut self, server: &Server, settings: &Settings, gradient: &[f32]) -> Result<()> {
-        self.told = Told::default();
+        self.ack = Ack::default();
         self.push(server, settings, gradient, &self.installed.clone(), None)?;
         self.steps += 1;
         if let Training::Together(Mode::Bounded { .. }) = self.training {
@@ -238,20 +238,20 @@ impl Worker {
     }
 
     /// Outcome of the push under way of a worker that will not end its step; `None` if nothing was applied.
-    pub(crate) fn acknowledged(&mut self, server: &Server, settings: &Settings) -> Option<Told> {
+    pub(crate) fn acknowledged(&mut self, server: &Server, settings: &Settings) -> Option<Ack> {
         if self.under_way.is_empty() || !self.is_answered() {
             return None;
         }
-        self.told = Told::default();
+        self.ack = Ack::default();
         self.finish(server, settings).ok()?;
-        Some(std::mem::take(&mut self.told))
+        Some(std::mem::take(&mut self.ack))
     }
 
     /// Ends a step whose wait is over, and fetches.
-    pub(crate) fn end(&mut self, server: &Server, settings: &Settings) -> Result<Told> {
+    pub(crate) fn end(&mut self, server: &Server, settings: &Settings) -> Result<Ack> {
         self.finish(server, settings)?;
         self.fetch(server)?;
-        Ok(std::mem::take(&mut self.told))
+        Ok(std::mem::take(&mut self.ack))
     }
 
     // -- pushes and fetches ---------------------------------------------------------------------------------
@@ -317,17 +317,17 @@ impl Worker {
     /// Takes the answers to the push under way. Stale gradients are dropped; other refusals return to the
     /// residual.
     fn finish(&mut self, server: &Server, settings: &Settings) -> Result<()> {
-        let (mut told, mut refused) = (Told::default(), None);
+        let (mut ack, mut refused) = (Ack::default(), None);
         for part in std::mem::take(&mut self.under_way) {
             let Some(answer) = taken(&part.answer) else {
                 return Err(Error::new(Kind::Internal, "a push was ended before its answer"));
             };
             match answer {
                 Ok(applied) => {
-                    told.staleness = told.staleness.max(applied.staleness);
-                    told.scale = Some(told.scale.map_or(applied.scale, |scale| scale.min(applied.scale)));
-                    told.bytes += part.body.len() as u64;
-                    told.version = told.version.max(applied.version);
+                    ack.staleness = ack.staleness.max(applied.staleness);
+                    ack.scale = Some(ack.scale.map_or(applied.scale, |scale| scale.min(applied.scale)));
+                    ack.bytes += part.body.len() as u64;
+                    ack.version = ack.version.max(applied.version);
                 }
                 Err(error) => {
                     let tensor = &server.tensors[part.tensor];
@@ -339,7 +339,7 @@ impl Worker {
                 }
             }
         }
-        self.told = if refused.is_some() { Told { refused, ..Told::default() } } else { told };
+        self.ack = if refused.is_some() { Ack { refused, ..Ack::default() } } else { ack };
         Ok(())
     }
 
@@ -347,8 +347,8 @@ impl Worker {
 
     fn advance(&self, server: &Server, warm: bool) -> Answer<Clocks> {
         let answer = Answer::default();
-        let told = answer.clone();
-        let done: Advanced = Box::new(move |result| note(&told, result));
+        let ack = answer.clone();
+        let done: Advanced = Box::new(move |result| note(&ack, result));
         server.shard.groups().advance(GROUP, self.client, warm, self.clock, done);
         answer
     }

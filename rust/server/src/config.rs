@@ -386,8 +386,8 @@ mod tests {
                 assert!(refusal(&config).to_string().contains("--advertise"));
             }
         }
-        let told = ServerConfig { insecure: true, advertise: Some("host-a".into()), ..on("0.0.0.0:0") };
-        assert!(told.bind().unwrap().1[0].starts_with("host-a:"));
+        let config = ServerConfig { insecure: true, advertise: Some("host-a".into()), ..on("0.0.0.0:0") };
+        assert!(config.bind().unwrap().1[0].starts_with("host-a:"));
     }
 
     #[test]

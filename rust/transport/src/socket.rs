@@ -161,7 +161,7 @@ macro_rules! either {
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf)).map_err(tls::told)
+        either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf)).map_err(tls::client_error)
     }
 }
 

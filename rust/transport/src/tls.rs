@@ -258,7 +258,7 @@ impl ClientTls {
             None if error.kind() == io::ErrorKind::UnexpectedEof => {
                 io::Error::new(error.kind(), "the server closed the connection within the TLS handshake")
             }
-            _ => told(error),
+            _ => client_error(error),
         })
     }
 }
@@ -336,7 +336,7 @@ fn of_rustls(error: &io::Error) -> Option<&rustls::Error> {
 }
 
 /// A client's error when TLS fails; `PermissionDenied` if a retry cannot help.
-pub fn told(error: io::Error) -> io::Error {
+pub fn client_error(error: io::Error) -> io::Error {
     use rustls::Error as Tls;
     let Some(tls) = of_rustls(&error) else {
         return error;

@@ -134,16 +134,16 @@ class Course:
         """Takes steps until other orders come."""
         try:
             while not self._worker.ready():
-                if not self._goes_on(LOOK_EVERY):
+                if not self._continues(LOOK_EVERY):
                     return
-            while self._goes_on() and self._step():
+            while self._continues() and self._step():
                 pass
         finally:
             # As if an error had ended it: what waits belongs to a course that is over, and is not pushed.
             with contextlib.suppress(fastps.FastpsError):
                 self._worker.__exit__(InterruptedError, InterruptedError(), None)
 
-    def _goes_on(self, seconds: float = 0.0) -> bool:
+    def _continues(self, seconds: float = 0.0) -> bool:
         """Waits, and takes on new settings; False as soon as another course is to be trained."""
         end = time.monotonic() + seconds
         while True:
@@ -163,7 +163,7 @@ class Course:
         poisoned, self._inbox.nan = self._inbox.nan, False
         if poisoned:
             grads = {name: np.full_like(grad, np.nan) for name, grad in grads.items()}
-        if not self._goes_on(self._duration() - (time.monotonic() - began)):
+        if not self._continues(self._duration() - (time.monotonic() - began)):
             return False
         computed = time.monotonic()
         try:
@@ -198,7 +198,7 @@ class Course:
         self._worker.begin(grads, lr=lr)
         pushed = time.monotonic()
         while not self._worker.ready():
-            if not self._goes_on(LOOK_EVERY):
+            if not self._continues(LOOK_EVERY):
                 return None
         waited = time.monotonic()
         self._worker.step({}, loss=loss)
@@ -207,7 +207,7 @@ class Course:
     def _diverged(self) -> bool:
         """Waits for another course."""
         tell(diverged=self._orders.course)
-        while self._goes_on(1.0):
+        while self._continues(1.0):
             pass
         return False
 

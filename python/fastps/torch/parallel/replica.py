@@ -90,7 +90,7 @@ class Replica:
         links = Gloo(group, timeout, together)
         self._links.append(links)
         mailbox = Mailbox(plan, self.part, links, timeout)
-        with self._told(mailbox):
+        with self._reporting_errors(mailbox):
             seeds = Seeds(graph.seed)
             modules = Modules(plan, [self.part], seeds)
             self._engines.append(Engine(plan, [self.part], modules, seeds, self.number, mailbox))
@@ -313,7 +313,7 @@ class Replica:
         """
         if self._plan.decoupled:
             check_fits_predictors(mode, self._plan.edge_of(self._plan.decoupled[0]))
-        with self._told():
+        with self._reporting_errors():
             warms_up = mode is not None and mode.warm_up_steps > 0
             waits = warms_up and self.part is not None and self.part != self._leader
             self._joined += 1
@@ -427,7 +427,7 @@ class Replica:
     ) -> list[Any]:
         """Calls every engine with its inputs."""
         self._check_open()
-        with self._told():
+        with self._reporting_errors():
             batches = [
                 cut(self._plan, schedule, engine.parts, micro_batches, inputs) for engine in self._engines
             ]
@@ -443,7 +443,7 @@ class Replica:
             raise ConnectionLostError(f"the replica has failed and must start again: {broken}") from broken
 
     @contextlib.contextmanager
-    def _told(self, mailbox: Mailbox | None = None) -> Iterator[None]:
+    def _reporting_errors(self, mailbox: Mailbox | None = None) -> Iterator[None]:
         """Reports an error to the other parts; by the mailbox while there is no engine."""
         try:
             yield

@@ -153,9 +153,9 @@ class Groups:
         # two groups may be ahead in one and behind in the other, and they would deadlock.
         for timeout in ([0.0] if len(self._due) > 1 else []) + [None]:
             for group in list(self._due):
-                told, self._due[group] = self._due[group], 0  # reported even if the wait fails
+                due, self._due[group] = self._due[group], 0  # reported even if the wait fails
                 try:
-                    self._native.advance(group, False, told, timeout)
+                    self._native.advance(group, False, due, timeout)
                 except DeadlineError:
                     if timeout is None:
                         raise
@@ -167,9 +167,9 @@ class Groups:
         for group in self._names if steps else ():
             self._due[group] = self._due.get(group, 0) + steps
         for group in list(self._due):
-            told, self._due[group] = self._due[group], 0
+            due, self._due[group] = self._due[group], 0
             try:
-                self._native.advance(group, False, told, 0.0)
+                self._native.advance(group, False, due, 0.0)
             except DeadlineError:
                 continue
             except LeaseError:

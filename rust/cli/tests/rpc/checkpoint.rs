@@ -124,8 +124,8 @@ fn reshape(from: u16, to: u16) {
     fresh.start();
     if to == 1 {
         // A client of the old cluster gets an error as soon as it reaches the new one.
-        let told = || client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
-        until("it must connect again", || told().message.contains("connect again"));
+        let refusal = || client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
+        until("it must connect again", || refusal().message.contains("connect again"));
     }
     let client = fresh.connect(Ack::Logged);
     assert_eq!(see(&client), before);
@@ -159,7 +159,7 @@ fn more_shards_go_on_where_one_ended() {
 }
 
 #[test]
-fn one_shard_goes_on_where_more_ended() {
+fn one_shard_continues_where_more_ended() {
     reshape(3, 1);
 }
 

@@ -185,9 +185,9 @@ fn calls_that_do_not_wait_keep_their_order() {
         let pulled = pull.wait(TIMEOUT).unwrap().unwrap();
         assert!(pulled.values[0] == Array::from(vec![step as f32; BIG as usize]));
         assert!(pull.is_done());
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, receiver) = std::sync::mpsc::channel();
         push.on_done(Box::new(move || tell.send(()).unwrap()));
-        told.recv_timeout(TIMEOUT).unwrap();
+        receiver.recv_timeout(TIMEOUT).unwrap();
     }
     assert_eq!(Arc::strong_count(&ones), 1, "the caller's memory is released");
 }
@@ -437,9 +437,9 @@ fn a_server_that_goes_away_ends_calls_at_their_deadline() {
         let ticket = author.client.push_async(second, short);
         // With error feedback, a push waits for slices in doubt before it returns.
         if let Ok(ticket) = ticket {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (tell, receiver) = std::sync::mpsc::channel();
             ticket.on_done(Box::new(move || tell.send(()).unwrap()));
-            told.recv_timeout(TIMEOUT).unwrap();
+            receiver.recv_timeout(TIMEOUT).unwrap();
             assert!(ticket.wait(Duration::ZERO).unwrap().is_err());
         }
         for tensor in TENSORS.iter().filter(|tensor| tensor.is_big()) {
@@ -544,7 +544,7 @@ fn a_lost_lease_makes_the_unanswered_unknown_and_the_rest_go_on() {
 }
 
 #[test]
-fn a_server_that_was_started_anew_is_noticed() {
+fn a_server_that_was_started_again_is_noticed() {
     let mut world = World::start(|_| ());
     let pushes = world.unanswered(|_| true, TIMEOUT);
     world.proxies.set_down(true);

@@ -43,11 +43,11 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     let base = |client: &dyn ParameterServer| Arc::new(client.versions(&["w".into()], TIMEOUT).unwrap());
     let asked =
         Correction { delay_adaptive: true, max_staleness: Some(3), reject: false, momentum_matching: true };
-    let mut told = Vec::new();
+    let mut corrections = Vec::new();
     let mut push = |client: &dyn ParameterServer, based_on: &Arc<Versions>, seed: usize| {
         let values: Vec<f32> = (0..N).map(|k| ((k * seed) as f32).cos()).collect();
         let receipts = client.push(&gradient(Arc::new(values)), &options(based_on, asked)).unwrap();
-        told.push((receipts[0].staleness, receipts[0].scale));
+        corrections.push((receipts[0].staleness, receipts[0].scale));
     };
     let stale = base(&*slow);
     for seed in 1..7 {
@@ -77,7 +77,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     let ticket = ps.pull_async(vec!["w".into()], TIMEOUT).unwrap();
     let values: Vec<f32> =
         ticket.wait(TIMEOUT).unwrap().unwrap().values.remove(0).view().float32s().unwrap().to_vec();
-    (values.into_iter().map(f32::to_bits).collect(), told)
+    (values.into_iter().map(f32::to_bits).collect(), corrections)
 }
 
 /// [`outcome`] with rows.
@@ -91,13 +91,13 @@ fn sparse(ps: &dyn ParameterServer) -> Vec<(Option<u64>, f32)> {
     let rows = || Arc::new(SparseValues { indices: vec![1, N as i64 - 1], values: vec![-1.0_f32, -2.0] });
     let asked = Correction { delay_adaptive: true, ..Correction::default() };
     let stale = base(&*slow);
-    let mut told = Vec::new();
+    let mut corrections = Vec::new();
     for (client, based_on) in [(&fast, None), (&fast, None), (&fast, None), (&slow, Some(&stale))] {
         let now = base(&**client);
         let receipts = client.push(&gradient(rows()), &options(based_on.unwrap_or(&now), asked)).unwrap();
-        told.push((receipts[0].staleness, receipts[0].scale));
+        corrections.push((receipts[0].staleness, receipts[0].scale));
     }
-    told
+    corrections
 }
 
 #[test]

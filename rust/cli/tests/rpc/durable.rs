@@ -470,7 +470,7 @@ fn a_snapshot_that_was_asked_for_is_what_a_start_finds() {
 }
 
 #[test]
-fn a_snapshot_that_fails_is_told_to_whoever_asked() {
+fn a_snapshot_that_fails_is_reported_to_its_caller() {
     let mut served = Served::new(1);
     served.start_after("export FASTPS_FAILPOINT=snapshot_rename:1:EIO;", &[]);
     let client = served.connect(Ack::Logged);
@@ -482,7 +482,7 @@ fn a_snapshot_that_fails_is_told_to_whoever_asked() {
 }
 
 #[test]
-fn a_file_that_cannot_grow_is_told_and_survived() {
+fn a_file_that_cannot_grow_is_reported_and_survived() {
     let mut served = Served::new(1);
     // 512 KiB a file: the log breaks, and a snapshot replaces it.
     served.start_after("trap '' XFSZ; ulimit -f 1024;", &[]);
@@ -624,7 +624,7 @@ fn push_one(client: &Client, name: &str, n: usize) {
 
 /// Repeats a call until the client has reached the restarted server. Returns the losses that the call
 /// reports.
-fn told(client: &Client, name: &str) -> Vec<Lost> {
+fn losses_of(client: &Client, name: &str) -> Vec<Lost> {
     let begin = Instant::now();
     loop {
         match client.versions(&[name.into()], PATIENT) {
@@ -638,7 +638,7 @@ fn told(client: &Client, name: &str) -> Vec<Lost> {
 }
 
 #[test]
-fn each_client_is_told_once_which_of_its_pushes_are_gone() {
+fn each_client_learns_once_which_of_its_pushes_are_gone() {
     let mut served = Served::new(1);
     served.start();
     let (one, two, idle) =
@@ -653,9 +653,9 @@ fn each_client_is_told_once_which_of_its_pushes_are_gone() {
     forget_last_pushes(&served.folder.0.join("shard-0"), 5);
     served.start();
     let lost = |own, seen| vec![Lost { tensor: "w".into(), shard: 0, own: Some(own), seen, now: 8 }];
-    assert_eq!(told(&one, "w"), lost(3, 13));
-    assert_eq!(told(&two, "w"), lost(2, 10));
-    assert_eq!(told(&idle, "w"), lost(0, 10));
+    assert_eq!(losses_of(&one, "w"), lost(3, 13));
+    assert_eq!(losses_of(&two, "w"), lost(2, 10));
+    assert_eq!(losses_of(&idle, "w"), lost(0, 10));
     for client in [&one, &two, &idle] {
         // Reported once; from there everything continues.
         assert_eq!(pull(client, "w"), [7.0; 10]);
@@ -704,7 +704,7 @@ fn what_was_under_way_hides_nothing_that_was_lost() {
         // These are applied and get receipts.
         assert_eq!(ticket.wait(PATIENT).unwrap().unwrap()[0].version, 6 + k as u64);
     }
-    let mut lost = told(&client, "w");
+    let mut lost = losses_of(&client, "w");
     lost.sort_by(|a, b| b.tensor.cmp(&a.tensor));
     let expected =
         |name: &str, own, seen, now| Lost { tensor: name.into(), shard: 0, own: Some(own), seen, now };
@@ -737,12 +737,12 @@ fn losses_of_two_restarts_add_up() {
     };
     until("both losses are found", || counter() == 5);
     let lost = |own, seen, now| Lost { tensor: "w".into(), shard: 0, own: Some(own), seen, now };
-    assert_eq!(told(&client, "w"), [lost(3, 7, 4), lost(2, 8, 6)]);
+    assert_eq!(losses_of(&client, "w"), [lost(3, 7, 4), lost(2, 8, 6)]);
     assert_eq!(pull(&client, "w"), [5.0; 10]);
 }
 
 #[test]
-fn what_was_logged_is_never_told_to_be_lost() {
+fn logged_pushes_are_never_reported_as_lost() {
     let mut served = Served::new(1);
     served.start();
     let (client, other) = (served.connect(Ack::Logged), served.connect(Ack::Logged));
@@ -785,7 +785,7 @@ async fn health(address: &str) -> Option<ServingStatus> {
 }
 
 #[tokio::test]
-async fn whoever_comes_while_a_server_recovers_is_told_how_far_it_is() {
+async fn a_client_of_a_recovering_server_sees_its_progress() {
     let mut served = Served::new(1);
     served.start();
     let client = served.connect(Ack::Logged);

@@ -117,11 +117,11 @@ fn slices_that_are_refused_meanwhile_go_back_to_the_residual() {
     let last = register(&client, &options);
     let before = feedback.lock().unwrap().entries().next().unwrap().1.to_vec();
     let begun = Arc::new(Mutex::new(false));
-    let told = begun.clone();
+    let flag = begun.clone();
     let work = move || {
         until("the first slices", || versions(&other)[..2] == [3, 3]);
         other.unregister("w", TIMEOUT).unwrap();
-        *told.lock().unwrap() = true;
+        *flag.lock().unwrap() = true;
     };
     let error = client.push(&[gradient(&watched(last, work))], &options).unwrap_err();
     assert!(*begun.lock().unwrap());

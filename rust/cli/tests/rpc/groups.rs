@@ -25,7 +25,7 @@ fn worker(addresses: &[String], name: &str) -> Arc<Client> {
 }
 
 #[test]
-fn a_step_counts_once_whether_it_was_told_or_its_answer_was_lost() {
+fn a_step_counts_once_whether_its_answer_arrived_or_was_lost() {
     let cluster = Cluster::of(2, |config| config.lease = Duration::from_mins(10));
     let proxies = Proxies::start(&cluster.addresses(), 33);
     let truth = Client::connect(&cluster.addresses(), ConnectOptions::default()).unwrap();

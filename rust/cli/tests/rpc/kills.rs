@@ -225,7 +225,7 @@ fn kills_during_recovery_cost_nothing() {
 
 /// After a failed write, the next snapshot has what the log lacks.
 #[test]
-fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
+fn a_call_of_the_system_that_fails_once_is_reported_and_survived() {
     let (mut served, mut load) = loaded();
     let errors = [
         "log_write:12:ENOSPC",
@@ -239,11 +239,11 @@ fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
         "directory_sync:4:EIO",
     ];
     for error in errors {
-        let told = served.folder.0.join("errors");
-        let shell = format!("export FASTPS_FAILPOINT={error} FASTPS_LOG=error; exec 2>{};", told.display());
+        let errors = served.folder.0.join("errors");
+        let shell = format!("export FASTPS_FAILPOINT={error} FASTPS_LOG=error; exec 2>{};", errors.display());
         load.run(|| {
             served.start_after(&shell, &SNAPSHOTS);
-            let says = || std::fs::read_to_string(&told).unwrap().contains("os error");
+            let says = || std::fs::read_to_string(&errors).unwrap().contains("os error");
             until(error, says);
             // From here on all is as before: this push waits for the disk.
             let client = served.connect(Ack::Logged);
@@ -271,16 +271,16 @@ fn push_row(client: &Client, name: &str, row: usize, more: Option<Gradient>) -> 
 }
 
 /// For each pushed row, the version after it, and whether the receipt came before the end.
-type Told = Vec<(u64, bool)>;
+type Pushes = Vec<(u64, bool)>;
 
 /// Pushes row by row. Stops at the first push that fails, which may or may not have been applied.
-fn push_rows(address: &str, ack: Ack, first: usize, stop: &AtomicBool) -> Told {
-    let (client, mut told) = (connect(address, ack), Vec::new());
-    while !stop.load(Ordering::SeqCst) && told.len() < ROWS / 2 {
-        let Ok(version) = push_row(&client, "rows", first + told.len(), None) else { break };
-        told.push((version, !stop.load(Ordering::SeqCst)));
+fn push_rows(address: &str, ack: Ack, first: usize, stop: &AtomicBool) -> Pushes {
+    let (client, mut acknowledged) = (connect(address, ack), Vec::new());
+    while !stop.load(Ordering::SeqCst) && acknowledged.len() < ROWS / 2 {
+        let Ok(version) = push_row(&client, "rows", first + acknowledged.len(), None) else { break };
+        acknowledged.push((version, !stop.load(Ordering::SeqCst)));
     }
-    told
+    acknowledged
 }
 
 #[test]
@@ -305,18 +305,18 @@ fn applied_pushes_come_back_as_far_as_a_sync_had_covered() {
         });
         let rows = pull(&served.connect(Ack::Applied), "rows");
         assert!(rows.iter().all(|x| *x == 0.0 || *x == 1.0), "{place}: something counts twice");
-        let there = |rows: &[f32], told: &Told| {
-            let told = told.iter().take_while(|(_, before)| *before).count();
+        let there = |rows: &[f32], acknowledged: &Pushes| {
+            let acknowledged = acknowledged.iter().take_while(|(_, before)| *before).count();
             let there = rows.iter().take_while(|x| **x == 1.0).count();
             // After the first lost push, no other may be there except the one under way.
-            assert!(there >= told || rows[there..told].iter().all(|x| *x == 0.0), "{place}");
-            (told, there)
+            assert!(there >= acknowledged || rows[there..acknowledged].iter().all(|x| *x == 0.0), "{place}");
+            (acknowledged, there)
         };
-        let (told, there_logged) = there(&rows[ROWS / 2..], &logged);
-        assert!(there_logged >= told, "{place}: {there_logged} of {told}");
-        let synced = logged[..told].last().map_or(0, |(version, _)| *version);
-        let (told, there_applied) = there(&rows, &applied);
-        let covered = applied[..told].iter().filter(|(version, _)| *version <= synced).count();
+        let (acknowledged, there_logged) = there(&rows[ROWS / 2..], &logged);
+        assert!(there_logged >= acknowledged, "{place}: {there_logged} of {acknowledged}");
+        let synced = logged[..acknowledged].last().map_or(0, |(version, _)| *version);
+        let (acknowledged, there_applied) = there(&rows, &applied);
+        let covered = applied[..acknowledged].iter().filter(|(version, _)| *version <= synced).count();
         assert!(there_applied >= covered, "{place}: {there_applied}, not {covered}");
         kept += covered;
     }
@@ -327,8 +327,8 @@ fn applied_pushes_come_back_as_far_as_a_sync_had_covered() {
 /// acknowledged.
 #[test]
 fn a_client_that_will_be_killed() {
-    let Ok(told) = std::env::var("FASTPS_KILLED_CLIENT") else { return };
-    let [address, k, first] = *told.split(' ').collect::<Vec<_>>() else { panic!("{told}") };
+    let Ok(task) = std::env::var("FASTPS_KILLED_CLIENT") else { return };
+    let [address, k, first] = *task.split(' ').collect::<Vec<_>>() else { panic!("{task}") };
     let (k, first): (usize, usize) = (k.parse().unwrap(), first.parse().unwrap());
     let client = connect(address, if k == 2 { Ack::Applied } else { Ack::Logged });
     for i in first.. {

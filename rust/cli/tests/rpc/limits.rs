@@ -42,8 +42,8 @@ async fn slices_of_a_registered_tensor_are_not_freed() {
         let mixed = [&slices[..1], &other.placement.as_ref().unwrap().slices].concat();
         for asked in [slices, mixed] {
             let refused = free(&mut stranger.shards[shard], asked).await.unwrap_err();
-            let told = (refused.kind, refused.tensor.as_deref(), refused.shard);
-            assert_eq!(told, (Kind::Precondition, Some("big"), Some(shard as u32)), "{refused}");
+            let parts = (refused.kind, refused.tensor.as_deref(), refused.shard);
+            assert_eq!(parts, (Kind::Precondition, Some("big"), Some(shard as u32)), "{refused}");
         }
     }
     for piece in place.placement.iter().flat_map(|p| p.slices.iter().zip(&p.shards)) {

@@ -399,7 +399,7 @@ async fn all_is_given_back_when_the_clients_have_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
+async fn connections_and_streams_without_room_are_refused() {
     let server = start(|config| config.memory_limit = Some(12 << 20));
     let mut peers = Vec::new();
     let refused = loop {

@@ -546,7 +546,7 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn stopping_takes_no_longer_than_told_whatever_clients_do() {
+async fn stopping_takes_no_longer_than_its_limit_whatever_clients_do() {
     // A stopping server refuses frames only for a moment, which a late client does not see.
     for _ in 0..10 {
         if stop_with_clients().await > 0 {
@@ -567,7 +567,7 @@ async fn stop_with_clients() -> usize {
     let addresses = server.addresses().to_vec();
     // Connections that do not speak HTTP/2, and those of an idle client.
     let _mute: Vec<_> = addresses.iter().map(|a| std::net::TcpStream::connect(a).unwrap()).collect();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let started = Instant::now();
         server.stop(Duration::from_secs(5)).unwrap();
@@ -600,7 +600,7 @@ async fn stop_with_clients() -> usize {
     for stream in peers.iter_mut().flat_map(|peer| &mut peer.streams) {
         assert!(matches!(stream.message().await, Ok(None)));
     }
-    let took = told.recv_timeout(PATIENT).unwrap();
+    let took = receiver.recv_timeout(PATIENT).unwrap();
     assert!(took < Duration::from_secs(5), "{took:?}");
     for address in addresses {
         // Another test may hold the port for a moment.

@@ -149,17 +149,17 @@ fn every_push_counts_once_whatever_is_cut() {
     let seen = || (cuts.load(Ordering::Relaxed), rounds.load(Ordering::Relaxed));
     let enough = || seen().0 >= 50 && seen().1 >= 20;
     // A slow machine needs more time.
-    let goes_on = || begin.elapsed() < Duration::from_secs(8) || (!enough() && begin.elapsed() < PATIENT);
+    let continues = || begin.elapsed() < Duration::from_secs(8) || (!enough() && begin.elapsed() < PATIENT);
     let doubts: usize = std::thread::scope(|scope| {
         scope.spawn(|| cut(&socket, &stop, &cuts));
         let _end = AtTheEnd(&stop);
         let pushers: Vec<_> = clients
             .iter()
             .map(|client| {
-                let (ledger, rounds, goes_on) = (&ledger, &rounds, &goes_on);
+                let (ledger, rounds, continues) = (&ledger, &rounds, &continues);
                 scope.spawn(move || {
                     let (mut round, mut doubts) = (0, 0);
-                    while goes_on() {
+                    while continues() {
                         rounds.fetch_add(1, Ordering::Relaxed);
                         round += 1;
                         let patient = round % 2 == 0;

@@ -226,7 +226,7 @@ fn tls_and_plain_text_tell_each_other() {
 }
 
 #[test]
-fn want_of_memory_is_told_over_tls() {
+fn want_of_memory_is_reported_over_tls() {
     let ca = Ca::new();
     let cluster = Cluster::of(1, |config| {
         config.tls = ca.server();
@@ -237,7 +237,7 @@ fn want_of_memory_is_told_over_tls() {
 }
 
 #[test]
-fn a_server_that_comes_back_without_trust_is_told() {
+fn a_server_that_comes_back_without_trust_is_reported() {
     let (ca, other) = (Ca::new(), Ca::new());
     let config =
         |listen: &str, tls| ServerConfig { listen: vec![listen.into()], tls, ..ServerConfig::default() };

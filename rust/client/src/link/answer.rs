@@ -295,7 +295,7 @@ impl Link {
             let error = match outcome {
                 Ok(applied) if fits => {
                     if let Some(bytes) = part.answer_bytes {
-                        if !run.goes_on(call, index) {
+                        if !run.continues_at(call, index) {
                             values.extend(run.end(&mut payload));
                         }
                         run.add(index, bytes);
@@ -402,7 +402,7 @@ struct Run {
 }
 
 impl Run {
-    fn goes_on(&self, call: &Call, next: usize) -> bool {
+    fn continues_at(&self, call: &Call, next: usize) -> bool {
         let follow = |last: &CallPart, part: &CallPart| {
             last.tensor == part.tensor && last.elements.end == part.elements.start
         };

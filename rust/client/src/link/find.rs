@@ -41,7 +41,7 @@ pub(crate) async fn find(link: &Arc<Link>, resolution: &Arc<Resolution>) -> bool
     let mut found = search(link, resolution, answer).await;
     if let Search::OnlyStrangers(_) = found {
         // The answer may be from before the server's start at another address.
-        let answer = resolution.ask_anew(ANSWER_WAIT).await;
+        let answer = resolution.ask_again(ANSWER_WAIT).await;
         found = search(link, resolution, answer).await;
         if let Search::OnlyStrangers(error) = found {
             link.fenced(error);

@@ -76,7 +76,7 @@ impl Resolution {
     }
 
     /// The answer to a question that begins now, or after the pause.
-    pub(crate) async fn ask_anew(self: &Arc<Self>, within: Duration) -> Option<Result<Vec<String>>> {
+    pub(crate) async fn ask_again(self: &Arc<Self>, within: Duration) -> Option<Result<Vec<String>>> {
         let next = lock(&self.questions).next;
         tokio::time::sleep_until(next.into()).await;
         self.ask(within).await
@@ -96,7 +96,7 @@ impl Resolution {
     pub(crate) async fn other_than(self: &Arc<Self>, addresses: &[String]) -> Vec<String> {
         tokio::time::sleep(SLOW).await;
         loop {
-            match self.ask_anew(MAX_PAUSE).await {
+            match self.ask_again(MAX_PAUSE).await {
                 Some(Ok(answer)) if answer != addresses => return answer,
                 _ => {}
             }
@@ -224,15 +224,15 @@ mod tests {
 
     #[tokio::test]
     async fn bad_answers_name_the_resolver() {
-        for (answer, told) in [
+        for (answer, text) in [
             (Ok(vec![]), "the resolver counting returned no address"),
             (Ok(vec!["no port".to_owned()]), "the resolver counting returned an invalid address"),
             (Err(Error::new(Kind::Connection, "no such job")), "no such job"),
         ] {
             let (_, resolution) = counting(answer);
             let error = resolution.first(Instant::now() + Duration::from_mins(1)).await.unwrap_err();
-            assert!(error.message.contains(told), "{error}");
-            assert!(resolution.trouble().unwrap().contains(told));
+            assert!(error.message.contains(text), "{error}");
+            assert!(resolution.trouble().unwrap().contains(text));
         }
     }
 

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_is_told_what_to_do() {
+    fn a_forked_child_gets_the_way_out() {
         assert!(Process::current().check().is_ok());
         let error = Process(u32::MAX).check().unwrap_err();
         assert!(error.message.contains("before fork; connect again in the child"));

@@ -124,15 +124,15 @@ impl GroupTable {
 
     /// Takes out the waiters that may continue.
     fn ready_ones(&mut self) -> Vec<(Advanced, Result<Clocks>)> {
-        let (mut told, mut waiting) = (Vec::new(), Vec::new());
+        let (mut answers, mut waiting) = (Vec::new(), Vec::new());
         for one in std::mem::take(&mut self.waiting) {
             match self.ready(one.client, one.clock) {
-                Some(clocks) => told.push((one.done, Ok(clocks))),
+                Some(clocks) => answers.push((one.done, Ok(clocks))),
                 None => waiting.push(one),
             }
         }
         self.waiting = waiting;
-        told
+        answers
     }
 
     /// Fails if the worker cannot get a place besides the present members.
@@ -238,7 +238,7 @@ impl Groups {
 
     /// Sets a worker's clock, and calls `done` when it may take its next step.
     pub fn advance(&self, group: u32, client: u64, warm: bool, clock: u64, done: Advanced) {
-        let told = {
+        let answers = {
             let mut tables = lock(&self.tables);
             let key = (group, if warm { GroupPhase::Warm } else { GroupPhase::Main });
             match tables.get_mut(&key).filter(|table| table.members.contains_key(&client)) {
@@ -257,7 +257,7 @@ impl Groups {
                 }
             }
         };
-        tell(told);
+        tell(answers);
     }
 
     /// Names of the workers that a worker waits for: the slowest ones; in a warm start, the leader.
@@ -316,7 +316,7 @@ impl Groups {
 
     /// Removes a client from the tables that `which` selects; returns the groups in which it had a place.
     fn leave_where(&self, client: u64, which: impl Fn((u32, GroupPhase)) -> bool) -> Vec<u32> {
-        let (mut told, mut left) = (Vec::new(), Vec::new());
+        let (mut answers, mut left) = (Vec::new(), Vec::new());
         {
             let mut tables = lock(&self.tables);
             for (key, table) in tables.iter_mut().filter(|(key, _)| which(**key)) {
@@ -325,14 +325,14 @@ impl Groups {
                 }
                 left.push(key.0);
                 let gone = table.waiting.extract_if(.., |one| one.client == client);
-                told.extend(gone.map(|one| (one.done, Err(not_there()))));
+                answers.extend(gone.map(|one| (one.done, Err(not_there()))));
                 if !fault("leaver_waited_for") {
-                    told.extend(table.ready_ones());
+                    answers.extend(table.ready_ones());
                 }
             }
             self.tidy(&mut tables);
         }
-        tell(told);
+        tell(answers);
         left
     }
 
@@ -423,8 +423,8 @@ fn named<'a>(members: impl Iterator<Item = &'a GroupMember>) -> Vec<String> {
     first.iter().take(NAMED).map(|member| member.seat.to_string()).collect()
 }
 
-fn tell(told: Vec<(Advanced, Result<Clocks>)>) {
-    for (done, result) in told {
+fn tell(answers: Vec<(Advanced, Result<Clocks>)>) {
+    for (done, result) in answers {
         done(result);
     }
 }

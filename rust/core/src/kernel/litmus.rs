@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn mixed_lines_and_torn_lanes_are_told_apart() {
+    fn mixed_lines_and_torn_lanes_differ() {
         let [one, other] = PATTERNS.map(f32::from_bits);
         let torn = f32::from_bits((PATTERNS[0] & 0xFFFF_0000) | (PATTERNS[1] & 0xFFFF));
         let mut seen = Trial { shift: 0, loads: 0, mixed: 0, torn_lanes: 0 };

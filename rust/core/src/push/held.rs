@@ -19,29 +19,29 @@ pub(crate) struct HeldDoubt {
     identity: Identity,
     residue: Mutex<Option<Residue<Vec<u8>>>>,
     /// Signalled when the slice knows more; `None` before the first query.
-    told: Mutex<Option<Receiver<()>>>,
+    answer: Mutex<Option<Receiver<()>>>,
 }
 
 impl HeldDoubt {
     pub(crate) fn new(slice: Arc<Slice>, identity: Identity, residue: Option<Residue<Vec<u8>>>) -> Self {
-        Self { slice, identity, residue: Mutex::new(residue), told: Mutex::default() }
+        Self { slice, identity, residue: Mutex::new(residue), answer: Mutex::default() }
     }
 
     /// Waits until the slice knows the outcome, up to the timeout, and resolves the push.
     fn resolve(&self, timeout: Duration) -> Result<Resolved> {
-        let mut told = lock(&self.told).take();
-        if told.is_none() {
+        let mut answer = lock(&self.answer).take();
+        if answer.is_none() {
             let (done, receiver) = sync_channel(1);
             let later = || -> Completion { Box::new(move |_| done.try_send(()).unwrap_or_default()) };
             if let Some(resolved) = self.slice.resolve_later(self.identity, later) {
                 return resolved;
             }
-            told = Some(receiver);
+            answer = Some(receiver);
         }
-        if let Some(receiver) = told
+        if let Some(receiver) = answer
             && receiver.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
         {
-            *lock(&self.told) = Some(receiver);
+            *lock(&self.answer) = Some(receiver);
         }
         // If the outcome is not known yet, this error says what the push waits for.
         self.slice.resolve(self.identity)

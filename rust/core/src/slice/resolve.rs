@@ -89,8 +89,8 @@ impl Slice {
     pub(crate) fn forget_client(&self, client: u64) {
         match &self.memory {
             SliceMemory::Exact(memory) => {
-                let told = memory.lock().forget(self, client);
-                round::tell(told);
+                let completions = memory.lock().forget(self, client);
+                round::tell(completions);
             }
             SliceMemory::Hogwild(memory) => lock(&memory.identities).forget(client),
         }

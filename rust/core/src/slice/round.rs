@@ -68,7 +68,7 @@ struct Few {
 }
 
 /// Completions with their results, to be called after the slice's lock is released.
-pub(super) type Told = Vec<(Completion, Result<Applied>)>;
+pub(super) type Completions = Vec<(Completion, Result<Applied>)>;
 
 impl Round {
     fn new(slice: &SliceContext) -> Result<Self> {
@@ -160,8 +160,8 @@ impl From<Why> for Error {
 }
 
 /// Calls the completions; the caller has released the slice's lock.
-pub(super) fn tell(told: Told) {
-    for (done, result) in told {
+pub(super) fn tell(completions: Completions) {
+    for (done, result) in completions {
         done(result);
     }
 }
@@ -175,30 +175,30 @@ impl Slice {
         push: &Push<'_>,
         share: Share,
         later: impl FnOnce() -> Completion,
-    ) -> (Option<Result<Applied>>, Told) {
+    ) -> (Option<Result<Applied>>, Completions) {
         match memory.identities.look_up(push.identity) {
             Seen::Before(Outcome::Applied(applied)) => {
                 Counters::count(&self.counters.duplicates);
-                return (Some(Ok(Applied { duplicate: true, ..*applied })), Told::new());
+                return (Some(Ok(Applied { duplicate: true, ..*applied })), Completions::new());
             }
             Seen::Before(Outcome::Shared(waiting) | Outcome::Held(waiting) | Outcome::Applying(waiting)) => {
                 waiting.push(later());
-                return (None, Told::new());
+                return (None, Completions::new());
             }
-            Seen::Before(Outcome::Fenced) => return (Some(Err(self.name(fenced()))), Told::new()),
-            Seen::Forgotten => return (Some(Err(self.name(forgotten()))), Told::new()),
+            Seen::Before(Outcome::Fenced) => return (Some(Err(self.name(fenced()))), Completions::new()),
+            Seen::Forgotten => return (Some(Err(self.name(forgotten()))), Completions::new()),
             Seen::Unmet | Seen::New => {}
         }
         if memory.removed {
             // The caller looked the slice up before it was removed; nothing would end a round that begins
             // now.
-            return (Some(Err(self.name(Why::Removed.into()))), Told::new());
+            return (Some(Err(self.name(Why::Removed.into()))), Completions::new());
         }
         match memory.take_in(self, push, share, later) {
-            Ok(told) => (None, told),
+            Ok(completions) => (None, completions),
             Err(error) => {
                 Counters::count(&self.counters.refused);
-                (Some(Err(self.name(error))), Told::new())
+                (Some(Err(self.name(error))), Completions::new())
             }
         }
     }
@@ -212,7 +212,7 @@ impl ExactMemory {
         push: &Push<'_>,
         share: Share,
         later: impl FnOnce() -> Completion,
-    ) -> Result<Told> {
+    ) -> Result<Completions> {
         slice.spec.need_float32("a version made by several workers")?;
         if let Some(vectors) = &self.vectors {
             return Err(vectors.occupied());
@@ -245,12 +245,12 @@ impl ExactMemory {
         if kept.is_none() {
             round.add(slice, push.indices, EncodedGradient::of(push));
         }
-        let mut told = self.replace(&mut round, kept.as_ref());
+        let mut completions = self.replace(&mut round, kept.as_ref());
         self.identities.note(push.identity, Outcome::Shared(Vec::new()));
         round.parts.push(Contribution { identity: push.identity, done: later(), lr: slice.lr(push), kept });
         self.round = Some(round);
-        told.extend(self.end_round(slice, share.quorum, share.needed));
-        Ok(told)
+        completions.extend(self.end_round(slice, share.quorum, share.needed));
+        Ok(completions)
     }
 
     /// Fails unless the gradient is based on the present version.
@@ -270,7 +270,7 @@ impl ExactMemory {
     }
 
     /// Refuses an earlier gradient of the same rank: a restarted worker replaces it.
-    fn replace(&mut self, round: &mut Round, by: Option<&Kept>) -> Told {
+    fn replace(&mut self, round: &mut Round, by: Option<&Kept>) -> Completions {
         let rank = by.map(|kept| kept.rank);
         let same =
             |part: &mut Contribution| rank.is_some() && part.kept.as_ref().map(|kept| kept.rank) == rank;
@@ -282,11 +282,11 @@ impl ExactMemory {
     }
 
     /// Takes the step with all gradients that have arrived, if they are at least `needed`.
-    pub(super) fn end_round(&mut self, slice: &SliceContext, quorum: Quorum, needed: u32) -> Told {
+    pub(super) fn end_round(&mut self, slice: &SliceContext, quorum: Quorum, needed: u32) -> Completions {
         let needed = if fault("quorum_of_one_less") { needed - 1 } else { needed };
         let full =
             |round: &mut Box<Round>| !round.parts.is_empty() && round.parts.len() as u64 >= u64::from(needed);
-        let Some(mut round) = self.round.take_if(full) else { return Told::new() };
+        let Some(mut round) = self.round.take_if(full) else { return Completions::new() };
         let share = quorum.share(round.parts.len());
         let mut ids = Vec::with_capacity(round.parts.len() * Identities::BYTES);
         let last = round.parts.last().map_or(Identity { client: 0, sequence: 0 }, |part| part.identity);
@@ -295,22 +295,22 @@ impl ExactMemory {
             let push = sum_of(slice, &round, few.as_ref(), last, (share, largest));
             self.apply_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
         });
-        let mut told = Told::new();
+        let mut completions = Completions::new();
         match stepped {
             Ok(applied) => {
                 Counters::count(&slice.counters.rounds);
                 for (part, (applied, waiting)) in round.parts.drain(..).zip(applied) {
-                    told.push((part.done, Ok(applied)));
-                    told.extend(
+                    completions.push((part.done, Ok(applied)));
+                    completions.extend(
                         waiting.into_iter().map(|done| (done, Ok(Applied { duplicate: true, ..applied }))),
                     );
                 }
             }
-            Err(error) => told = self.refuse(round.parts.drain(..).collect(), &slice.name(error)),
+            Err(error) => completions = self.refuse(round.parts.drain(..).collect(), &slice.name(error)),
         }
         round.clear();
         self.round = Some(round);
-        told
+        completions
     }
 
     /// Applies and records one step with a sum, for all workers whose gradients are in it.
@@ -347,32 +347,32 @@ impl ExactMemory {
     }
 
     /// Refuses gradients that will not become part of a version.
-    fn refuse(&mut self, parts: Vec<Contribution>, error: &Error) -> Told {
-        let mut told = Told::new();
+    fn refuse(&mut self, parts: Vec<Contribution>, error: &Error) -> Completions {
+        let mut completions = Completions::new();
         for part in parts {
             let waiting = self.identities.withdraw(part.identity);
             let all = std::iter::once(part.done).chain(waiting);
-            told.extend(all.map(|done| (done, Err(error.clone()))));
+            completions.extend(all.map(|done| (done, Err(error.clone()))));
         }
-        told
+        completions
     }
 
     /// Ends the round without a version, and refuses its gradients.
     #[cold]
-    pub(super) fn give_up_round(&mut self, slice: &SliceContext, why: Why) -> Told {
-        let Some(round) = self.round.take() else { return Told::new() };
+    pub(super) fn give_up_round(&mut self, slice: &SliceContext, why: Why) -> Completions {
+        let Some(round) = self.round.take() else { return Completions::new() };
         self.refuse(round.parts, &slice.name(why.into()))
     }
 
     /// Forgets a client that is gone. Its gradient stays in the sum; if no client of the round is left, the
     /// round ends without a version.
-    pub(super) fn forget(&mut self, slice: &SliceContext, client: u64) -> Told {
+    pub(super) fn forget(&mut self, slice: &SliceContext, client: u64) -> Completions {
         self.identities.forget(client);
         let is_here = |part: &Contribution| self.identities.knows(part.identity.client);
         if self.round.as_ref().is_some_and(|round| !round.parts.iter().any(is_here)) {
             return self.give_up_round(slice, Why::Alone);
         }
-        Told::new()
+        Completions::new()
     }
 }
 

@@ -126,8 +126,8 @@ impl Slice {
         reach("validated");
         let admission = policy.admit(self, push);
         if let (Admission::Share(share), SliceMemory::Exact(memory)) = (&admission, &self.memory) {
-            let (answer, told) = self.share(&mut memory.lock(), push, *share, later);
-            round::tell(told);
+            let (answer, completions) = self.share(&mut memory.lock(), push, *share, later);
+            round::tell(completions);
             // A worker that left after `admit` read the group's table did not find this gradient waiting, so
             // check again whether the round is complete.
             if answer.is_none() && !fault("table_looked_at_once") {
@@ -144,9 +144,9 @@ impl Slice {
                         reach("identity_checked");
                         let applied = memory.apply(self, push);
                         if memory.round.is_some() && applied.is_ok() {
-                            let told = memory.give_up_round(self, Why::Changed);
+                            let completions = memory.give_up_round(self, Why::Changed);
                             drop(memory);
-                            round::tell(told);
+                            round::tell(completions);
                         }
                         return Some(applied);
                     }
@@ -346,12 +346,12 @@ impl Slice {
     pub(crate) fn end_round(&self, needed: Option<(Quorum, u32)>) {
         let SliceMemory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
-        let told = match needed {
+        let completions = match needed {
             Some((quorum, needed)) => memory.end_round(self, quorum, needed),
             None => memory.give_up_round(self, Why::Alone),
         };
         drop(memory);
-        round::tell(told);
+        round::tell(completions);
     }
 
     /// Refuses the gradients that wait for a version; if the slice was removed, also those that arrive later.
@@ -359,9 +359,9 @@ impl Slice {
         let SliceMemory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
         memory.removed |= matches!(why, Why::Removed);
-        let told = memory.give_up_round(self, why);
+        let completions = memory.give_up_round(self, why);
         drop(memory);
-        round::tell(told);
+        round::tell(completions);
     }
 
     /// Number of clients in the identity table.

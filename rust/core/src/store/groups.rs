@@ -59,19 +59,19 @@ impl TrainTogether for Store {
             None => 0,
         };
         let groups = self.shared.shard.groups();
-        let (done, told) = sync_channel(1);
+        let (done, outcome) = sync_channel(1);
         // A `try_send`, so that the notifying thread never waits for a worker that is gone.
         groups.advance(key.0, self.client, warm, clock, Box::new(move |result| drop(done.try_send(result))));
         // `recv_timeout` spins for a while before it looks at the time.
-        let told = if timeout.is_zero() {
-            told.try_recv().map_err(|none| match none {
+        let outcome = if timeout.is_zero() {
+            outcome.try_recv().map_err(|none| match none {
                 TryRecvError::Empty => RecvTimeoutError::Timeout,
                 TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
             })
         } else {
-            told.recv_timeout(timeout)
+            outcome.recv_timeout(timeout)
         };
-        match told {
+        match outcome {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => Err(still_behind(&groups.behind(key.0, self.client, warm))),
             Err(RecvTimeoutError::Disconnected) => {

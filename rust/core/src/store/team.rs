@@ -104,13 +104,13 @@ mod tests {
     #[test]
     fn every_part_is_done_once_and_the_answers_are_in_order() {
         let parts: Vec<usize> = (0..200).collect();
-        for (used, told, there) in [(2, 2, 2), (3, 8, 8), (4, 4, 1), (1, 2, 2)] {
+        for (used, threads, there) in [(2, 2, 2), (3, 8, 8), (4, 4, 1), (1, 2, 2)] {
             let calls = AtomicU32::new(0);
             let work = |part: &usize| {
                 calls.fetch_add(1, Ordering::Relaxed);
                 part * 2
             };
-            let done = shared_out((&Others(told, there), used), &parts, |part| *part, work);
+            let done = shared_out((&Others(threads, there), used), &parts, |part| *part, work);
             assert_eq!(done, parts.iter().map(|part| part * 2).collect::<Vec<_>>());
             assert_eq!(calls.into_inner(), 200);
         }

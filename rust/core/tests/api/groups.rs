@@ -90,8 +90,8 @@ impl World {
 
     fn send(&self, push: &Push<'_>) -> Answer {
         let answer = Answer::default();
-        let told = answer.clone();
-        self.shard.push(push, move |result| *told.lock().unwrap() = Some(result));
+        let reply = answer.clone();
+        self.shard.push(push, move |result| *reply.lock().unwrap() = Some(result));
         answer
     }
 
@@ -216,14 +216,14 @@ fn nothing_counts_before_its_version_is_made() {
     assert!(waits(&first) && waits(&again));
     // A query for its outcome is answered once the outcome is known.
     let identity = Identity { client: 1, sequence: 1 };
-    let told = Arc::new(Mutex::new(false));
-    let tell = told.clone();
+    let result = Arc::new(Mutex::new(false));
+    let tell = result.clone();
     let later = || -> Completion { Box::new(move |result| *tell.lock().unwrap() = result.is_ok()) };
     assert!(world.shard.resolve_later(SLICE, identity, later).is_none());
     assert_eq!(world.shard.resolve(SLICE, identity).unwrap_err().kind, Kind::Unavailable);
     let second = world.plain(2, 0, &g);
     assert_eq!((applied(&first).duplicate, applied(&again).duplicate), (false, true));
-    assert!(*told.lock().unwrap());
+    assert!(*result.lock().unwrap());
     assert_eq!(applied(&second).version, 1);
     let resolved = world.shard.resolve(SLICE, identity).unwrap();
     assert!(matches!(resolved, Resolved::Applied(applied) if applied.version == 1));
@@ -581,7 +581,7 @@ fn readers_that_leave_no_room_keep_back_the_last_gradient_alone() {
 }
 
 #[test]
-fn a_group_that_is_bound_anew_waits_for_all_of_its_workers() {
+fn a_group_that_is_bound_again_waits_for_all_of_its_workers() {
     let mut world = World::new();
     world.join(1, Mode::Sync(quorum(1, 0)), None).unwrap();
     world.join(1, Mode::Sync(quorum(2, 0)), None).unwrap();
@@ -643,18 +643,18 @@ fn a_group_is_bound_by_its_first_worker() {
     assert_eq!(Groups::default().join(0, 1, seat, &Meter::new(1 << 20)).unwrap_err().kind, Kind::Config);
 }
 
-type Told = Arc<Mutex<Option<Result<Clocks, Error>>>>;
+type ClocksResult = Arc<Mutex<Option<Result<Clocks, Error>>>>;
 
-fn advance(world: &World, client: u64, warm: bool, clock: u64) -> Told {
-    let told = Told::default();
-    let tell = told.clone();
+fn advance(world: &World, client: u64, warm: bool, clock: u64) -> ClocksResult {
+    let result = ClocksResult::default();
+    let tell = result.clone();
     let done = Box::new(move |result| *tell.lock().unwrap() = Some(result));
     world.shard.groups().advance(GROUP, client, warm, clock, done);
-    told
+    result
 }
 
-fn clocks(told: &Told) -> Option<(u64, bool)> {
-    told.lock().unwrap().clone().map(|clocks| clocks.map(|clocks| (clocks.slowest, clocks.leads)).unwrap())
+fn clocks(result: &ClocksResult) -> Option<(u64, bool)> {
+    result.lock().unwrap().clone().map(|clocks| clocks.map(|clocks| (clocks.slowest, clocks.leads)).unwrap())
 }
 
 #[test]
@@ -665,7 +665,7 @@ fn nobody_is_further_ahead_than_the_bound() {
         let mode = Mode::Bounded { staleness };
         (1..=3).for_each(|client| drop(world.join(client, mode, None).unwrap()));
         let mut clock = [0_u64; 3];
-        let mut waiting: [Option<Told>; 3] = [None, None, None];
+        let mut waiting: [Option<ClocksResult>; 3] = [None, None, None];
         let mut random = 12_345_u64;
         for _ in 0..400 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -675,12 +675,12 @@ fn nobody_is_further_ahead_than_the_bound() {
                 waiting[one] = Some(advance(&world, 1 + one as u64, false, clock[one]));
             }
             let slowest = *clock.iter().min().unwrap();
-            for (k, told) in waiting.iter_mut().enumerate() {
+            for (k, result) in waiting.iter_mut().enumerate() {
                 let free = clock[k] <= slowest + staleness;
-                if let Some(asked) = told.clone() {
+                if let Some(asked) = result.clone() {
                     assert_eq!(clocks(&asked).is_some(), free, "{staleness} {clock:?} {k}");
                     if free {
-                        *told = None;
+                        *result = None;
                     }
                 }
             }
@@ -745,8 +745,8 @@ fn hogwild_tensors_make_no_versions() {
     shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
     let values = gradient(1);
     let answer = Answer::default();
-    let told = answer.clone();
+    let reply = answer.clone();
     let push = push(1, 1, 0, bytemuck::cast_slice(&values), CodecId::Float32);
-    shard.push(&push, move |result| *told.lock().unwrap() = Some(result));
+    shard.push(&push, move |result| *reply.lock().unwrap() = Some(result));
     assert_eq!(kind(&answer), Some(Kind::Precondition));
 }

@@ -22,34 +22,34 @@ const ID: SliceId = SliceId(7);
 
 /// Input of a sink, as owned values.
 #[derive(Clone, Debug)]
-enum Told {
+enum Entry {
     Record(Record<'static>, Option<Vec<u8>>, Vec<u8>),
     Fenced(Identity),
 }
 
 #[derive(Debug, Default)]
-struct Log(Mutex<Vec<Told>>);
+struct Log(Mutex<Vec<Entry>>);
 
 impl Sink for Log {
     fn record(&self, record: &Record<'_>) {
         let (indices, body) = (record.indices.map(|i| i.bytes().to_vec()), record.body.to_vec());
         let kept = Record { indices: None, body: &[], shared_by: Identities::default(), ..*record };
-        self.0.lock().unwrap().push(Told::Record(kept, indices, body));
+        self.0.lock().unwrap().push(Entry::Record(kept, indices, body));
     }
 
     fn fenced(&self, slice: SliceId, identity: Identity) {
         assert_eq!(slice, ID);
-        self.0.lock().unwrap().push(Told::Fenced(identity));
+        self.0.lock().unwrap().push(Entry::Fenced(identity));
     }
 }
 
-fn replay(slice: &Slice, told: &Told) -> Result<bool> {
-    match told {
-        Told::Record(record, indices, body) => {
+fn replay(slice: &Slice, logged: &Entry) -> Result<bool> {
+    match logged {
+        Entry::Record(record, indices, body) => {
             let indices = indices.as_deref().map(Indices::new);
             slice.replay(&Record { indices, body, ..*record })
         }
-        Told::Fenced(identity) => slice.replay_fence(*identity).map(|()| true),
+        Entry::Fenced(identity) => slice.replay_fence(*identity).map(|()| true),
     }
 }
 
@@ -193,15 +193,15 @@ fn check(optimizer: Optimizer, deeds: &[Deed], cut: usize) {
             images.push((log.0.lock().unwrap().len(), slice.image().unwrap()));
         }
     }
-    let (told, truth) = (log.0.lock().unwrap().clone(), slice.image().unwrap());
+    let (logged, truth) = (log.0.lock().unwrap().clone(), slice.image().unwrap());
     for (at, image) in images {
         let (restored, copy) = shard(&spec, None);
         copy.restore(&image.standing, image.values.as_ref(), image.state.as_ref()).unwrap();
         same(&copy.image().unwrap(), &image);
-        for (k, told) in told.iter().enumerate() {
+        for (k, logged) in logged.iter().enumerate() {
             // A record that the image already includes changes nothing.
-            let new = replay(&copy, told).unwrap();
-            assert!(!matches!(told, Told::Record(..)) || new == (k >= at));
+            let new = replay(&copy, logged).unwrap();
+            assert!(!matches!(logged, Entry::Record(..)) || new == (k >= at));
         }
         same(&copy.image().unwrap(), &truth);
         assert_eq!(restored.counters()[2], live.counters()[2], "identity entries");
@@ -272,11 +272,11 @@ fn what_does_not_fit_is_refused() {
         perform(&live, &spec, &mut sequences, &push);
     }
     let (_, empty) = shard(&spec, None);
-    let told = log.0.lock().unwrap().clone();
-    assert!(replay(&empty, &told[0]).unwrap());
-    let gap = replay(&empty, &told[2]).unwrap_err();
+    let logged = log.0.lock().unwrap().clone();
+    assert!(replay(&empty, &logged[0]).unwrap());
+    let gap = replay(&empty, &logged[2]).unwrap_err();
     assert!(gap.message.contains("missing"), "{gap}");
-    let Told::Record(record, _, body) = &told[1] else { panic!() };
+    let Entry::Record(record, _, body) = &logged[1] else { panic!() };
     let short = Record { body: &body[1..], ..*record };
     assert_eq!(empty.replay(&short).unwrap_err().kind, Kind::Frame);
     assert_eq!(
@@ -308,13 +308,13 @@ fn what_is_accepted_alive_can_be_restored() {
     let state = vec![0; 4 * ROWS * WIDTH * slots];
     let count = (ROWS * WIDTH) as u64;
     let whole = Push { count, ..plain(1, 1, Action::AssignState { step: MAX_STEP }, &state) };
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let logged = Arc::new(Mutex::new(Vec::new()));
     let gradient = vec![0; 4 * ROWS * WIDTH];
     for push in [whole, Push { count, ..plain(1, 2, Action::Gradient, &gradient) }] {
-        let told = told.clone();
-        live.push(&push, move |result| told.lock().unwrap().push(result.unwrap().version));
+        let logged = logged.clone();
+        live.push(&push, move |result| logged.lock().unwrap().push(result.unwrap().version));
     }
-    assert_eq!(*told.lock().unwrap(), [1, 2]);
+    assert_eq!(*logged.lock().unwrap(), [1, 2]);
     let image = slice.image().unwrap();
     assert_eq!(image.standing.step, MAX_STEP + 1);
     assert_eq!(image.standing.clients[0].assigned, 1);
@@ -344,8 +344,8 @@ fn a_hogwild_slice_has_an_image_and_repeats_assignments() {
     assert_eq!(replay(&copy, &log.0.lock().unwrap()[0]).unwrap_err().kind, Kind::Config);
     perform(&live, &spec, &mut sequences, &Deed { what: 2, ..push.clone() });
     perform(&live, &spec, &mut sequences, &Deed { what: 3, ..push });
-    let told = log.0.lock().unwrap().clone();
-    assert!(told[1..].iter().all(|told| replay(&copy, told).unwrap()));
-    assert!(!told[1..].iter().any(|told| replay(&copy, told).unwrap()));
+    let logged = log.0.lock().unwrap().clone();
+    assert!(logged[1..].iter().all(|logged| replay(&copy, logged).unwrap()));
+    assert!(!logged[1..].iter().any(|logged| replay(&copy, logged).unwrap()));
     same(&copy.image().unwrap(), &slice.image().unwrap());
 }

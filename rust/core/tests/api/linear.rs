@@ -280,7 +280,7 @@ fn one_thread_repeats_itself() {
 }
 
 #[test]
-fn a_stopped_pass_keeps_what_was_learned_and_goes_on() {
+fn a_stopped_pass_keeps_what_was_learned_and_continues() {
     let data = Data::<i32>::new(3000, COLUMNS);
     let whole = data.examples(FeatureRows::Csr32(data.csr()));
     for threads in [1, 3] {
@@ -302,7 +302,7 @@ fn a_stopped_pass_keeps_what_was_learned_and_goes_on() {
 }
 
 #[test]
-fn training_goes_on_from_a_saved_state() {
+fn training_continues_from_a_saved_state() {
     let data = Data::<i32>::new(ROWS, COLUMNS);
     let s = Settings { average: 100, ..settings() };
     let examples = data.examples(FeatureRows::Csr32(data.csr()));

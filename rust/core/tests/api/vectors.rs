@@ -32,14 +32,14 @@ const LEN: usize = 2 * 1024 + 37;
 
 /// Input of a sink, as owned values.
 #[derive(Clone)]
-enum Told {
+enum Entry {
     Program(u64, Command, Program, Option<(Vec<u8>, f64)>),
     Opened(Space),
     Closed(SpaceId),
 }
 
 #[derive(Default)]
-struct Log(Mutex<Vec<Told>>);
+struct Log(Mutex<Vec<Entry>>);
 
 impl std::fmt::Debug for Log {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -54,16 +54,16 @@ impl Sink for Log {
         let ProgramRecord { slice, version, command, program, sum } = *record;
         assert_eq!(slice, ID);
         let sum = sum.map(|sum| (sum.values.to_vec(), sum.largest));
-        self.0.lock().unwrap().push(Told::Program(version, command, program.clone(), sum));
+        self.0.lock().unwrap().push(Entry::Program(version, command, program.clone(), sum));
     }
 
     fn space_opened(&self, slice: SliceId, space: &Space) {
         assert_eq!(slice, ID);
-        self.0.lock().unwrap().push(Told::Opened(space.clone()));
+        self.0.lock().unwrap().push(Entry::Opened(space.clone()));
     }
 
     fn space_closed(&self, _slice: SliceId, space: SpaceId) {
-        self.0.lock().unwrap().push(Told::Closed(space));
+        self.0.lock().unwrap().push(Entry::Closed(space));
     }
 }
 
@@ -164,9 +164,9 @@ fn push(action: Action, sequence: u64, body: &[f32]) -> Push<'_> {
 }
 
 fn push_now(at: &At, action: Action, sequence: u64, body: &[f32]) -> Result<()> {
-    let (done, told) = std::sync::mpsc::channel();
+    let (done, logged) = std::sync::mpsc::channel();
     at.shard.push(&push(action, sequence, body), move |result| done.send(result.map(|_| ())).unwrap());
-    told.recv().unwrap()
+    logged.recv().unwrap()
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -564,13 +564,13 @@ fn some_history(at: &mut At) {
     at.add(9, 0, &values(1)).unwrap();
 }
 
-fn replay(slice: &Slice, told: &[Told]) -> usize {
+fn replay(slice: &Slice, logged: &[Entry]) -> usize {
     let mut new = 0;
-    for told in told {
-        match told {
-            Told::Opened(space) => drop(slice.open_space(&Arc::new(space.clone())).unwrap()),
-            Told::Closed(space) => drop(slice.close_space(*space)),
-            Told::Program(version, command, program, sum) => {
+    for logged in logged {
+        match logged {
+            Entry::Opened(space) => drop(slice.open_space(&Arc::new(space.clone())).unwrap()),
+            Entry::Closed(space) => drop(slice.close_space(*space)),
+            Entry::Program(version, command, program, sum) => {
                 let bytes = program.to_bytes();
                 let program = &Program::from_bytes(&bytes).unwrap();
                 let sum = sum.as_ref().map(|(values, largest)| SumRecord { values, largest: *largest });
@@ -587,13 +587,13 @@ fn records_from_before_an_image_change_nothing() {
     let mut at = here().open();
     some_history(&mut at);
     at.slice.close_space(at.space.id);
-    let (told, image) = (at.log.0.lock().unwrap().clone(), at.slice.image().unwrap());
+    let (logged, image) = (at.log.0.lock().unwrap().clone(), at.slice.image().unwrap());
     let tensor = image.values.as_ref().to_vec();
     // All records, and only those after the one that opened the space.
     for first in [0, 1] {
         let restored = here();
         restored.slice.restore(&image.standing, &tensor, image.state.as_ref()).unwrap();
-        replay(&restored.slice, &told[first..]);
+        replay(&restored.slice, &logged[first..]);
         let again = restored.slice.image().unwrap();
         assert!(again.values.as_ref() == tensor && again.vectors.is_none());
         assert_eq!(again.standing, image.standing);
@@ -607,26 +607,26 @@ fn records_of_a_former_coordinator_from_before_an_image_change_nothing() {
     at.run(vec![Op::Copy { to: TENSOR, from: 1 }]).unwrap();
     let program = Program::new(vec![Op::MaxAbs { x: 1 }]).unwrap();
     at.slice.run_program(at.command(2, 3), &program).unwrap();
-    let (told, image) = (at.log.0.lock().unwrap().clone(), at.slice.image().unwrap());
+    let (logged, image) = (at.log.0.lock().unwrap().clone(), at.slice.image().unwrap());
     let restored = here();
     restored.slice.restore(&image.standing, image.values.as_ref(), image.state.as_ref()).unwrap();
     let vectors = image.vectors.as_ref().unwrap();
     let arrays: Vec<_> = vectors.vectors.iter().map(AsRef::as_ref).collect();
     restored.slice.restore_space(&vectors.space, &vectors.standing, &arrays).unwrap();
-    assert_eq!((replay(&restored.slice, &told), restored.all()), (0, at.all()));
+    assert_eq!((replay(&restored.slice, &logged), restored.all()), (0, at.all()));
 }
 
 #[test]
 fn records_and_images_restore_the_space_but_not_an_open_sum() {
     let mut at = here().open();
     some_history(&mut at);
-    let told = at.log.0.lock().unwrap().clone();
+    let logged = at.log.0.lock().unwrap().clone();
     let mut repeated = here();
-    assert_eq!(replay(&repeated.slice, &told), told.len() - 1);
+    assert_eq!(replay(&repeated.slice, &logged), logged.len() - 1);
     assert_eq!(repeated.all(), at.all());
     assert!(repeated.log.0.lock().unwrap().len() == 1, "a replay records nothing but what opened the space");
     // A record that the slice already includes is not run again.
-    assert_eq!((replay(&repeated.slice, &told), repeated.all()), (0, at.all()));
+    assert_eq!((replay(&repeated.slice, &logged), repeated.all()), (0, at.all()));
 
     let image = at.slice.image().unwrap();
     let vectors = image.vectors.as_ref().unwrap();

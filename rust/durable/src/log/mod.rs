@@ -170,14 +170,14 @@ impl Log {
 
     /// Blocks until everything before `position` is durable. Fails if the log breaks first.
     pub(crate) fn sync(&self, position: Position) -> Result<()> {
-        let (told, heard) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let then = move || {
-            let _ = told.send(());
+            let _ = sender.send(());
         };
         self.when_durable(position, Box::new(then));
         let mut queue = self.queue();
         loop {
-            if heard.try_recv().is_ok() {
+            if receiver.try_recv().is_ok() {
                 return Ok(());
             }
             if let Some(error) = &queue.broken {

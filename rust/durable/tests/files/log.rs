@@ -102,9 +102,9 @@ fn an_idle_log_records_the_sync_of_a_long_batch() {
     let path = folder.0.join("log-00000001");
     // The record of the sync is written only when the log thread is idle.
     let end = |bytes: &[u8]| pushes_in(bytes).pop().unwrap().end;
-    let is_told = |bytes: &[u8]| bytes[end(bytes)..].starts_with(b"fpsR");
+    let is_reported = |bytes: &[u8]| bytes[end(bytes)..].starts_with(b"fpsR");
     let late = std::time::Instant::now() + Duration::from_mins(1);
-    while !is_told(&std::fs::read(&path).unwrap()) {
+    while !is_reported(&std::fs::read(&path).unwrap()) {
         assert!(std::time::Instant::now() < late, "the sync is not recorded");
         std::thread::yield_now();
     }

@@ -257,8 +257,8 @@ pub(super) fn reason(error: &object_store::Error) -> String {
         Some(rest.split_once('<')?.0)
     };
     let mut reason = said.trim().trim_end_matches(':').to_owned();
-    for told in [element("Code"), element("Message")].into_iter().flatten() {
-        reason = format!("{reason}: {told}");
+    for detail in [element("Code"), element("Message")].into_iter().flatten() {
+        reason = format!("{reason}: {detail}");
     }
     // The text of a connection error says only that it failed.
     let mut cause: &dyn std::error::Error = error;

@@ -216,7 +216,7 @@ fn there_and_back_in_a_folder() {
 }
 
 #[test]
-fn a_copy_of_a_directory_does_not_write_over_what_goes_on() {
+fn a_copy_of_a_directory_does_not_write_over_what_continues() {
     for in_a_folder in [false, true] {
         let folder = Folder::new();
         let bucket = if in_a_folder { Bucket::open(&folder.url()).unwrap() } else { in_memory() };
@@ -304,7 +304,7 @@ fn an_upload_that_ends_half_way_changes_nothing() {
 }
 
 #[test]
-fn damage_is_told_and_nothing_is_made_of_it() {
+fn damage_is_reported_and_nothing_is_restored() {
     let (folder, bucket) = (Folder::new(), in_memory());
     let home = Home::new(&folder.data(), 0, 1);
     home.snapshot();
@@ -320,8 +320,8 @@ fn damage_is_told_and_nothing_is_made_of_it() {
             block(bucket.store.put(&place, damaged.into())).unwrap();
             let error = fetch(&bucket, Which::Newest, &target).unwrap_err();
             assert!(error.kind == Kind::Internal && error.to_string().contains("shard-0/"), "{error}");
-            let told = verify(&bucket).map_or(true, |shards| !shards[0].damages.is_empty());
-            assert!(told, "{place}");
+            let found = verify(&bucket).map_or(true, |shards| !shards[0].damages.is_empty());
+            assert!(found, "{place}");
         }
         block(bucket.store.delete(&place)).unwrap();
         fetch(&bucket, Which::Newest, &target).unwrap_err();
@@ -450,10 +450,10 @@ fn urls() {
 }
 
 #[test]
-fn what_a_server_repeats_of_a_request_is_not_told() {
+fn the_repetition_of_a_request_by_a_server_is_not_shown() {
     let body = "GET https://sts.host/?WebIdentityToken=hidden status: <?xml?><Error><Code>SignatureDoesNotMatch</Code><Message>Check your key</Message>\
                 <CanonicalRequest>x-amz-security-token:hidden</CanonicalRequest></Error>";
     let error = object_store::Error::Generic { store: "S3", source: body.into() };
-    let told = reason(&error);
-    assert!(told.ends_with("SignatureDoesNotMatch: Check your key") && !told.contains("hidden"), "{told}");
+    let text = reason(&error);
+    assert!(text.ends_with("SignatureDoesNotMatch: Check your key") && !text.contains("hidden"), "{text}");
 }

@@ -54,7 +54,7 @@ impl Listing {
             (0, _) => return None,
             // So does one of a shard.
             (_, 0) => self.tensors.is_empty() && node.reservations.holds_committed(),
-            (told, known) => told != known && node.reservations.holds_any(),
+            (listed, known) => listed != known && node.reservations.holds_any(),
         };
         if is_other {
             return Some(Loss::Map);

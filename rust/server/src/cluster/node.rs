@@ -194,7 +194,7 @@ impl Node {
     pub(crate) fn check_dropped(
         &self,
         slices: &[u64],
-        told: Result<Option<pb::SettleResponse>>,
+        answer: Result<Option<pb::SettleResponse>>,
     ) -> Result<()> {
         let sealed = self.reservations.sealed_of(slices);
         if sealed.len() > MAX_ASKED_RESERVATIONS {
@@ -204,9 +204,9 @@ impl Node {
         if sealed.is_empty() {
             return Ok(());
         }
-        let told = told?.unwrap_or_default();
-        if !told.committed.is_empty() {
-            let live = |slice: &&u64| self.reservations.is_of(SliceId(**slice), &told.committed);
+        let answer = answer?.unwrap_or_default();
+        if !answer.committed.is_empty() {
+            let live = |slice: &&u64| self.reservations.is_of(SliceId(**slice), &answer.committed);
             let slice = slices.iter().find(live).copied().unwrap_or_default();
             let error = Error::new(
                 Kind::Precondition,
@@ -216,7 +216,7 @@ impl Node {
             let error = error.expected("slices that no tensor of the map has", format!("slice {slice}"));
             return Err(name.into_iter().fold(error, Error::tensor));
         }
-        if sealed.iter().all(|reservation| told.ended.contains(reservation)) {
+        if sealed.iter().all(|reservation| answer.ended.contains(reservation)) {
             return Ok(());
         }
         Err(Error::new(Kind::Unavailable, "a registration continued meanwhile")

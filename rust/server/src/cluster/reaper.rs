@@ -22,11 +22,11 @@ pub(crate) async fn reap(node: Arc<Node>) {
         // Without an answer they stay until the next question.
         let question = pb::SettleRequest { reservations: asked.clone(), spaces, ..Default::default() };
         match node.ask_first(question).await {
-            Ok(told) => {
-                if !told.ended.is_empty() {
-                    tracing::info!(shard = node.index(), reservations = ?told.ended, "sealed and never committed");
+            Ok(answer) => {
+                if !answer.ended.is_empty() {
+                    tracing::info!(shard = node.index(), reservations = ?answer.ended, "sealed and never committed");
                 }
-                for space in &told.closed_spaces {
+                for space in &answer.closed_spaces {
                     tracing::info!(
                         shard = node.index(),
                         space,
@@ -34,7 +34,7 @@ pub(crate) async fn reap(node: Arc<Node>) {
                     );
                     node.close_space(SpaceId(*space));
                 }
-                node.reservations.settle(&node.shard, &asked, &told, Instant::now());
+                node.reservations.settle(&node.shard, &asked, &answer, Instant::now());
             }
             Err(error) => tracing::warn!(shard = node.index(), %error, "shard 0 does not answer"),
         }

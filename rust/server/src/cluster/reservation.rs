@@ -377,19 +377,19 @@ impl Reservations {
 
     /// Applies shard 0's answer about the reservations asked for: frees those not committed, keeps the
     /// committed ones, and asks about the others again after another lease.
-    pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], told: &pb::SettleResponse, now: Instant) {
+    pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], answer: &pb::SettleResponse, now: Instant) {
         let mut table = self.table();
         for reservation in asked {
             if let Some(sealed) = table.sealed.get_mut(reservation) {
                 sealed.deadline = now + self.lease;
             }
         }
-        for reservation in &told.committed {
+        for reservation in &answer.committed {
             if table.sealed.remove(reservation).is_some() {
                 self.files.step(|| Event::Committed(*reservation));
             }
         }
-        for reservation in &told.ended {
+        for reservation in &answer.ended {
             if let Some(sealed) = table.sealed.remove(reservation) {
                 table.forget(shard, &sealed.slices, &self.files);
                 table.expired += 1;

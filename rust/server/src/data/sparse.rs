@@ -122,10 +122,10 @@ impl Exchange {
     ) {
         let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
         let index = self.node.index();
-        let told = |outcome: Option<Result<Applied>>| {
+        let or_lost = |outcome: Option<Result<Applied>>| {
             outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
         };
-        let outcomes: Vec<_> = outcomes.into_iter().map(told).collect();
+        let outcomes: Vec<_> = outcomes.into_iter().map(or_lost).collect();
         let mut new = 0;
         for outcome in &outcomes {
             match outcome {

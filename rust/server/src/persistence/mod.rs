@@ -243,10 +243,10 @@ impl Files {
     /// Waits until everything before a position is durable; fails if the log cannot be written.
     pub(crate) async fn durable_to(&self, position: u64) -> Result<()> {
         let Some(journal) = self.journal() else { return Ok(()) };
-        let (told, mut heard) = oneshot::channel();
-        journal.when_durable(position, move || tell(told));
+        let (sender, mut receiver) = oneshot::channel();
+        journal.when_durable(position, move || notify(sender));
         // A broken log wakes no waiter.
-        while tokio::time::timeout(LOG_CHECK_INTERVAL, &mut heard).await.is_err() {
+        while tokio::time::timeout(LOG_CHECK_INTERVAL, &mut receiver).await.is_err() {
             journal.check()?;
         }
         Ok(())
@@ -292,14 +292,14 @@ impl Files {
     /// Waits while too many records are unwritten; each caller that proceeds adds one message.
     pub(crate) async fn wait_for_space(&self) {
         while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {
-            let (told, heard) = oneshot::channel();
-            journal.when_room(move || tell(told));
-            let _ = heard.await;
+            let (sender, receiver) = oneshot::channel();
+            journal.when_room(move || notify(sender));
+            let _ = receiver.await;
         }
     }
 }
 
 /// The waiter may have left.
-fn tell(told: oneshot::Sender<()>) {
-    let _ = told.send(());
+fn notify(sender: oneshot::Sender<()>) {
+    let _ = sender.send(());
 }

@@ -81,8 +81,8 @@ fn status_with(code: Code, error: &Error) -> Status {
         let delay = RetryInfo::new(Some(Duration::from_millis(ms)));
         details.push(any(RetryInfo::TYPE_URL, &rpc::RetryInfo::from(delay)));
     }
-    let told = rpc::Status { code: code.into(), message: message.clone(), details };
-    Status::with_details(code, message, told.encode_to_vec().into())
+    let status = rpc::Status { code: code.into(), message: message.clone(), details };
+    Status::with_details(code, message, status.encode_to_vec().into())
 }
 
 fn any(url: &str, message: &impl Message) -> Any {
@@ -91,9 +91,9 @@ fn any(url: &str, message: &impl Message) -> Any {
 
 /// The refusal in a status's details.
 fn refusal_in(status: &Status) -> Option<pb::Refusal> {
-    let told = rpc::Status::decode(status.details()).ok()?;
+    let status = rpc::Status::decode(status.details()).ok()?;
     let name = |url: &str| url.rsplit('/').next() == REFUSAL_URL.rsplit('/').next();
-    let any = told.details.iter().find(|any| name(&any.type_url))?;
+    let any = status.details.iter().find(|any| name(&any.type_url))?;
     pb::Refusal::decode(any.value.as_slice()).ok().filter(|refusal| !refusal.kind.is_empty())
 }
 
@@ -116,9 +116,9 @@ pub fn unreadable(status: Status, shard: u32) -> Status {
     if !compressed {
         return self::status(&error);
     }
-    let mut told = status_with(Code::Unimplemented, &error);
-    *told.metadata_mut() = status.metadata().clone();
-    told
+    let mut refused = status_with(Code::Unimplemented, &error);
+    *refused.metadata_mut() = status.metadata().clone();
+    refused
 }
 
 /// [`unreadable`] for a response that ended before its handler ran.
@@ -248,8 +248,8 @@ mod tests {
             let size: usize =
                 headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
             assert!(size < 8 << 10, "{letter:?}: {size} bytes");
-            let told = error_from_status(&status);
-            assert_eq!((told.kind, told.retry_after_ms), (error.kind, error.retry_after_ms));
+            let read = error_from_status(&status);
+            assert_eq!((read.kind, read.retry_after_ms), (error.kind, error.retry_after_ms));
         }
     }
 
@@ -265,15 +265,15 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_could_read_is_told_as_a_refusal() {
+    fn an_unreadable_message_is_a_refusal() {
         for code in [Status::out_of_range("found 5 bytes"), Status::internal("found 5 bytes")] {
             let error = error_from_status(&unreadable(code, 2));
             assert_eq!((error.kind, error.shard), (Kind::Frame, Some(2)));
             assert_eq!(error.got.as_deref(), Some("found 5 bytes"));
         }
         assert_eq!(unreadable(Status::not_found("it"), 2).message(), "it");
-        let told = status(&Error::new(Kind::Internal, "it").shard(0));
-        assert_eq!(unreadable(told.clone(), 2).message(), told.message());
+        let refusal = status(&Error::new(Kind::Internal, "it").shard(0));
+        assert_eq!(unreadable(refusal.clone(), 2).message(), refusal.message());
     }
 
     #[test]

@@ -129,7 +129,7 @@ mod tests {
     const PAGE: &str = include_str!("../../../../protos/README.md");
 
     /// Wording of the page.
-    fn told(retry: Retry) -> &'static str {
+    fn wording(retry: Retry) -> &'static str {
         match retry {
             Retry::No => "no",
             Retry::Changed => "when what forbids it has changed",
@@ -154,7 +154,7 @@ mod tests {
             .collect();
         // `connection` is never sent.
         let here = ROWS.iter().filter(|row| row.kind != Kind::Connection);
-        let here = here.map(|row| (row.name, (format!("{:?}", row.code).to_uppercase(), told(row.retry))));
+        let here = here.map(|row| (row.name, (format!("{:?}", row.code).to_uppercase(), wording(row.retry))));
         assert_eq!(page, here.collect());
         let proofs =
             ROWS.iter().filter(|row| row.proves).map(|row| format!("`{}`", row.name)).collect::<Vec<_>>();
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn what_passes_is_sent_again() {
-        let told = Error::new(Kind::Unavailable, "not ready").retry_after_ms(5);
-        assert!(passes(&told) && passes(&Error::new(Kind::Connection, "gone")));
+        let error = Error::new(Kind::Unavailable, "not ready").retry_after_ms(5);
+        assert!(passes(&error) && passes(&Error::new(Kind::Connection, "gone")));
         let untold = Error::new(Kind::Unavailable, "another call waits in its place");
         for error in [untold, Error::new(Kind::Capacity, "full").retry_after_ms(5)] {
             assert!(!passes(&error), "{error}");

@@ -150,8 +150,8 @@ pub(super) fn refusals<T>(outcomes: &[Result<T>]) -> Vec<pb::PartRefusal> {
     let errors =
         outcomes.iter().enumerate().filter_map(|(part, outcome)| Some((part, outcome.as_ref().err()?)));
     let refusal = |(n, (part, error)): (usize, (usize, &Error))| {
-        let told = if n < MAX_FULL_REFUSALS { super::refusal(error) } else { brief_refusal(error) };
-        pb::PartRefusal { part: part as u32, refusal: Some(Box::new(told)) }
+        let refusal = if n < MAX_FULL_REFUSALS { super::refusal(error) } else { brief_refusal(error) };
+        pb::PartRefusal { part: part as u32, refusal: Some(Box::new(refusal)) }
     };
     errors.enumerate().map(refusal).collect()
 }

@@ -38,7 +38,7 @@ impl At {
     }
 
     /// The answer that came while it waited.
-    fn told(&mut self) -> Option<Given> {
+    fn next_answer(&mut self) -> Option<Given> {
         let answer = self.answers.1.try_recv().ok()?;
         Some(self.note(answer))
     }
@@ -72,10 +72,10 @@ fn an_epoch_has_each_portion_once() {
     assert_eq!(a.next(&mut tables), Some(portion(0)));
     assert_eq!(b.next(&mut tables), Some(portion(1)));
     assert_eq!(a.rest(&mut tables), [2, 3]);
-    assert_eq!((a.told(), tables.counts()), (None, (1, 2, 1)));
+    assert_eq!((a.next_answer(), tables.counts()), (None, (1, 2, 1)));
     // The last finished portion ends the epoch for both.
     assert_eq!(b.next(&mut tables), Some(Given::Over));
-    assert_eq!(a.told(), Some(Given::Over));
+    assert_eq!(a.next_answer(), Some(Given::Over));
     assert_eq!((a.ask.epoch, b.ask.epoch), (1, 1));
     assert_eq!(b.rest(&mut tables), [0, 1, 2, 3]);
     // No worker waits, and a late one joins the current epoch.
@@ -109,7 +109,7 @@ fn what_an_ended_client_held_goes_to_others() {
     assert_eq!(a.next(&mut tables), Some(portion(0)));
     assert_eq!(b.rest(&mut tables), [1, 2]);
     tables.forget_client(1);
-    assert_eq!(b.told(), Some(portion(0)));
+    assert_eq!(b.next_answer(), Some(portion(0)));
     assert_eq!(b.next(&mut tables), Some(Given::Over));
     tables.forget_client(2);
     assert_eq!(tables.counts(), (0, 0, 0));
@@ -142,7 +142,7 @@ fn a_lost_lease_takes_nothing_back_that_was_done() {
     a.client = 4;
     assert_eq!(a.next(&mut tables), None);
     assert_eq!(b.next(&mut tables), Some(Given::Over));
-    assert_eq!(a.told(), Some(Given::Over));
+    assert_eq!(a.next_answer(), Some(Given::Over));
 }
 
 #[test]
@@ -172,17 +172,17 @@ fn whoever_waits_no_longer_is_given_nothing() {
     assert_eq!((nothing.given, nothing.unfinished), (Given::Nothing, 1));
     assert!(tables.withdraw(2, &b.ask).is_none());
     tables.forget_client(1);
-    assert_eq!((b.told(), tables.counts()), (None, (1, 1, 0)));
+    assert_eq!((b.next_answer(), tables.counts()), (None, (1, 1, 0)));
     assert_eq!(b.next(&mut tables), Some(portion(0)));
     // A second request replaces the first.
     let mut c = worker(3, 1, 1);
     assert_eq!((c.next(&mut tables), c.next(&mut tables)), (None, None));
     tables.forget_client(2);
-    assert_eq!((c.told(), c.told()), (Some(portion(0)), None));
+    assert_eq!((c.next_answer(), c.next_answer()), (Some(portion(0)), None));
 }
 
 #[test]
-fn a_table_that_was_lost_begins_the_newest_epoch_anew() {
+fn a_table_that_was_lost_begins_the_newest_epoch_again() {
     let (mut a, mut fresh, mut old) = (worker(1, 2, 1), worker(2, 2, 1), worker(3, 2, 1));
     let mut before = tables();
     for _ in 0..3 {

@@ -24,7 +24,7 @@ fn task(batch: u64, min_replicas: u64) -> BatchTask {
 struct InTerm {
     spaces: Spaces,
     space: SpaceId,
-    told: (std::sync::mpsc::Sender<BatchReport>, Receiver<BatchReport>),
+    reports: (std::sync::mpsc::Sender<BatchReport>, Receiver<BatchReport>),
 }
 
 fn in_term() -> InTerm {
@@ -33,19 +33,19 @@ fn in_term() -> InTerm {
     assert!(new);
     let take = SeatRequest::Take { at_least: 0, name: "c".into() };
     assert_eq!(spaces.coordinate(COORDINATOR, spec.space.id, &take).unwrap().term, 1);
-    InTerm { spaces, space: spec.space.id, told: channel() }
+    InTerm { spaces, space: spec.space.id, reports: channel() }
 }
 
 impl InTerm {
     /// `None`: the coordinator waits.
     fn batch(&mut self, task: BatchTask) -> Result<Option<BatchReport>> {
-        let to = self.told.0.clone();
+        let to = self.reports.0.clone();
         self.spaces
             .batch(COORDINATOR, (self.space, 1), &task, || Box::new(move |report| to.send(report).unwrap()))
     }
 
-    fn told(&self) -> Option<BatchReport> {
-        self.told.1.try_recv().ok()
+    fn next_report(&self) -> Option<BatchReport> {
+        self.reports.1.try_recv().ok()
     }
 
     /// Given now, or what the replica waits with.
@@ -95,9 +95,9 @@ fn portions_are_dealt_when_enough_replicas_are_there() {
     assert_eq!((at.take(1, Some((1, 0))), at.take(1, None)), (1, 1));
     let idle = at.ask(2, Some((1, 3)), Then::Take).unwrap();
     assert_eq!((idle.portion, idle.likely_next), (1, Some(2)));
-    assert!(at.told().is_none());
+    assert!(at.next_report().is_none());
     let last = at.wait(1, Some((1, 1)));
-    let report = at.told().unwrap();
+    let report = at.next_report().unwrap();
     assert!(report.over && report.failures.is_empty());
     assert_eq!((report.backups_issued, report.backups_won, report.replicas), (1, 0, 2));
     let losses: Vec<_> = report.finished.iter().map(|one| one.as_ref().unwrap().loss).collect();
@@ -120,7 +120,7 @@ fn what_a_gone_replica_held_goes_to_one_that_waits() {
     assert!(matches!(at.ask(2, None, Then::Leave), Err(None)));
     assert_eq!(at.take(3, None), 0);
     assert!(matches!(at.ask(3, Some((1, 0)), Then::Rest), Err(None)));
-    assert_eq!(at.told().unwrap().replicas, 1);
+    assert_eq!(at.next_report().unwrap().replicas, 1);
     // A report of another batch counts for nothing.
     assert!(at.batch(task(2, 1)).unwrap().is_none());
     assert_eq!(at.take(3, Some((1, 3))), 0);
@@ -150,7 +150,7 @@ fn a_loss_that_is_not_finite_ends_the_batch() {
     let request =
         ReplicaRequest { space: "s".into(), replica: 1, name: "r".into(), report, then: Then::Rest };
     at.spaces.portion(1, &request, || Box::new(|_| ())).unwrap();
-    let report = at.told().unwrap();
+    let report = at.next_report().unwrap();
     assert!(report.over);
     let failure = &report.failures[0];
     assert_eq!((failure.kind, &*failure.replica, &*failure.tensor), (FailureKind::NotFinite, "r", ""));
@@ -168,7 +168,7 @@ fn a_failure_in_a_tensor_that_cannot_be_is_refused() {
             ReplicaRequest { space: "s".into(), replica: 1, name: "r".into(), report, then: Then::Rest };
         let answer = at.spaces.portion(1, &request, || Box::new(|_| ()));
         assert_eq!(answer.err().map(|error| error.kind), refused.then_some(Kind::Config));
-        assert_eq!(at.told().is_none(), refused);
+        assert_eq!(at.next_report().is_none(), refused);
     }
 }
 
@@ -193,7 +193,7 @@ fn those_who_wait_learn_that_a_space_opens_and_closes() {
     assert!(at.batch(task(1, 5)).unwrap().is_none());
     assert!(at.spaces.close(at.space).is_some() && at.spaces.close(at.space).is_none());
     assert_eq!(waiting.try_recv().unwrap(), None);
-    assert!(!at.told().unwrap().over);
+    assert!(!at.next_report().unwrap().over);
     assert_eq!(at.batch(task(2, 1)).unwrap_err().kind, Kind::Config);
 }
 

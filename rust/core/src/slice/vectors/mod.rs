@@ -189,9 +189,9 @@ impl Slice {
         if let Some(sink) = &self.sink {
             sink.space_opened(self.id, space);
         }
-        let told = memory.give_up_round(self, Why::Changed);
+        let completions = memory.give_up_round(self, Why::Changed);
         drop(memory);
-        tell(told);
+        tell(completions);
         Ok(standing)
     }
 

@@ -96,7 +96,7 @@ fn what_was_not_committed_in_time_ends_when_asked() {
 }
 
 #[test]
-fn what_nobody_goes_on_with_is_forgotten() {
+fn abandoned_registrations_are_forgotten() {
     let (mut map, now) = (map(1), Instant::now());
     let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
     let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());

@@ -45,8 +45,8 @@ impl Node {
         }
         let claim = pb::SeatClaim { space: space.0, term, secret_hash: key.to_vec().into() };
         let question = pb::SettleRequest { seat: Some(claim), ..Default::default() };
-        let told = self.ask_first_for(question).await?;
-        if let Some(refusal) = told.seat.and_then(|verdict| verdict.refusal) {
+        let answer = self.ask_first_for(question).await?;
+        if let Some(refusal) = answer.seat.and_then(|verdict| verdict.refusal) {
             return Err(convert::error_from_refusal(refusal));
         }
         self.space_table.confirm(space, (term, key));

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_knows_nothing_of_it_is_told_apart() {
+    async fn a_server_without_shared_memory_is_recognised() {
         let (client, mut server) = UnixStream::pair().unwrap();
         let mut client = LocalStream::from(client);
         server.write_all(b"HTTP/1.1 400").await.unwrap();
