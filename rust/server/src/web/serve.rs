@@ -1,4 +1,4 @@
-//! The connections of the web listener: few, short, and bounded in size and time.
+//! The connections of the web listener: short, and bounded in number, size and time.
 
 use super::Subject;
 use super::answers::answer;
@@ -18,10 +18,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 
-/// Most open connections that have begun; others are closed at once.
-const MAX_CONNECTIONS: usize = 64;
 /// Limit on the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit on the time to receive a request's head; it also ends idle connections.
@@ -53,8 +50,8 @@ impl Site {
     }
 }
 
-/// Accepts connections until dropped. Those that have not begun have places of their own, so that silent
-/// ones and stalled handshakes keep no other one out.
+/// Accepts connections until dropped. Each has a slot, as at a shard while it opens: at the limit, in total or
+/// of its address, the one that has been idle longest gives way to a new one.
 pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
     let accepting = match listeners.into_accepting() {
         Ok(accepting) => accepting,
@@ -63,12 +60,12 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
             return;
         }
     };
-    let (openings, places) = (Arc::<Openings>::default(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let openings = Arc::<Openings>::default();
     loop {
         match accepting.accept().await {
             Ok((tcp, from)) => {
                 if let Some(entrance) = openings.enter(Some(from.ip())).await {
-                    tokio::spawn(connection(tcp, entrance, site.clone(), places.clone()));
+                    tokio::spawn(connection(tcp, entrance, site.clone()));
                 }
             }
             // Too many open files, or a departed peer.
@@ -77,17 +74,22 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
     }
 }
 
-/// Serves a connection, unless it does not begin, or is evicted before.
-async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>, places: Arc<Semaphore>) {
+async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
     let Some(slot) = entrance.slot().await else { return };
-    let opened = tokio::select! {
-        opened = slot.watch(open(tcp, &slot, &site)) => opened,
-        () = slot.gives_way() => None,
+    let serving = async {
+        if let Some((io, visitor)) = open(tcp, &slot, &site).await {
+            answer_requests(io, &visitor, &site).await;
+        }
     };
-    drop(slot);
-    let (Some((io, visitor)), Ok(_place)) = (opened, places.try_acquire()) else { return };
-    let service = service_fn(move |request| {
-        let response = answer(&request, &site, &visitor);
+    tokio::select! {
+        () = slot.watch(serving) => {}
+        () = slot.gives_way() => {}
+    }
+}
+
+async fn answer_requests(io: Socket, visitor: &Visitor, site: &Site) {
+    let service = service_fn(|request| {
+        let response = answer(&request, site, visitor);
         async move { Ok::<_, Infallible>(response) }
     });
     let serving = http1::Builder::new()
