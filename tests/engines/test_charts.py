@@ -40,7 +40,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "tolerations": [{"key": "spot", "operator": "Exists"}],
         "podAnnotations": {"team": "models"},
     },
-    "many shards": {"insecure": True, "shards": 12},
+    "many shards": {"insecure": True, "shards": 12, "web": {"enabled": True}},
     "tokens": TLS | {"tokens": {"secret": "principals", "key": "all", "serverKey": "own"}},
 }
 #: Values that are refused, and what the message says.
@@ -110,8 +110,15 @@ def test_the_chart_has_what_each_value_set_asks_for(tmp_path: Path) -> None:
         for selector in (budget["spec"]["selector"], workload["spec"]["selector"]):
             assert selector["matchLabels"].items() <= labels
         tls, web = "tls" in values, values.get("web", {}).get("enabled", False)
-        assert ("grpc" in probe, "httpGet" in probe, "tcpSocket" in probe) == (not tls, web, tls and not web)
-        assert ("--insecure" in args) == (values.get("insecure", False) or web)
+        assert ("grpc" in probe, "httpGet" in probe, "tcpSocket" in probe) == (
+            not tls,
+            tls and web,
+            tls and not web,
+        )
+        assert ("--insecure" in args) == values.get("insecure", False)
+        probes = [one["httpGet"] for one in (probe, server["livenessProbe"]) if "httpGet" in one]
+        assert all(one.get("scheme", "HTTP") == ("HTTPS" if tls else "HTTP") for one in probes)
+        assert len(probes) == (0 if not web else 2 if tls else 1)
         assert ("--tls-cert=/secrets/tls/tls.crt" in args) == tls
         assert ("--tls-ca=/secrets/tls/ca.crt" in args) == (name == "mutual TLS")
         assert ("--tokens=/secrets/tokens/tokens" in args) == (name == "TLS")

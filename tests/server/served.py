@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
@@ -16,33 +18,62 @@ FASTPS = [sys.executable, "-m", "fastps"]
 
 
 class Served:
-    """A process of ``fastps serve`` with a web listener."""
+    """A process of ``fastps serve`` with a web listener.
 
-    def __init__(self, *options: str, listen: str = "127.0.0.1:0") -> None:
-        command = [*FASTPS, "serve", "--listen", listen, "--web", "127.0.0.1:0", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    Args:
+        options: More options of the command.
+        listen, web: Where it listens.
+        log: File for its standard error; None: that of the tests.
+
+    Attributes:
+        scheme, port: Of the web listener.
+        addresses: Of the shards.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        listen: str = "127.0.0.1:0",
+        web: str = "127.0.0.1:0",
+        log: Path | None = None,
+    ) -> None:
+        command = [*FASTPS, "serve", "--listen", listen, "--web", web, *options]
+        errors = log.open("w") if log else None
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ
+        )
+        if errors:
+            errors.close()
         assert self.process.stdout is not None
         self.addresses: list[str] = []
         for line in self.process.stdout:
             if found := re.search(r"shard \d+ listening on (\S+)", line):
                 self.addresses.append(found[1])
-            elif found := re.search(r"at http://127.0.0.1:(\d+)$", line):
-                self.port = int(found[1])
+            elif found := re.search(r"at (https?)://[\d.]+:(\d+)$", line):
+                self.scheme, self.port = found[1], int(found[2])
                 break
 
     def ask(
-        self, path: str, method: str = "GET", host: str | None = None, **headers: str
+        self,
+        path: str,
+        method: str = "GET",
+        host: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        **headers: str,
     ) -> tuple[int, str, http.client.HTTPMessage]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.putrequest(method, path, skip_host=True)
-        connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        answer = connection.getresponse()
-        found = answer.status, answer.read().decode(), answer.headers
-        connection.close()
-        return found
+        own = "127.0.0.1", self.port
+        if tls is None:
+            connection = http.client.HTTPConnection(*own, timeout=60)
+        else:
+            connection = http.client.HTTPSConnection(*own, timeout=60, context=tls)
+        with closing(connection):
+            connection.putrequest(method, path, skip_host=True)
+            connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
 
     def get(self, path: str) -> str:
         status, body, _ = self.ask(path)
@@ -51,8 +82,8 @@ class Served:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[Served]:
-    served = Served(*options)
+def serving(*options: str, web: str = "127.0.0.1:0", log: Path | None = None) -> Iterator[Served]:
+    served = Served(*options, web=web, log=log)
     try:
         yield served
     finally:

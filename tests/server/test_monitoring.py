@@ -13,14 +13,16 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from served import Served, samples
+from served import Served, samples, serving
 
 import fastps
+from fastps.commands.cli import main
 from fastps.commands.kit.servers import free_ports
 
 FOLDER = Path(__file__).parents[2] / "docs/how-to/monitoring"
@@ -106,6 +108,36 @@ def until(seen: Callable[[], Any], why: str) -> Any:
     return found
 
 
+@contextmanager
+def prometheus_of(config: Path) -> Iterator[Prometheus]:
+    """A Prometheus with this configuration; its files are beside that."""
+    [port] = free_ports(1)
+    log, series = config.parent / "log", config.parent / "series"
+    command = [
+        "prometheus",
+        f"--config.file={config}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        f"--storage.tsdb.path={series}",
+    ]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        prometheus = Prometheus(port)
+
+        def answers() -> bool:
+            assert process.poll() is None, log.read_text()
+            try:
+                return prometheus.query("vector(1)") != []
+            except OSError:
+                return False
+
+        until(answers, "Prometheus does not answer")
+        yield prometheus
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+
+
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, list[Served], str]]:
     """Two servers and four workers, one of them slow and one killed, and Prometheus that scrapes them."""
@@ -129,30 +161,11 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promet
             "scrape_configs": [{"job_name": "fastps", "static_configs": [{"targets": targets}]}],
         }
         (folder / "prometheus.json").write_text(json.dumps(config))
-        [port] = free_ports(1)
-        listen = f"127.0.0.1:{port}"
-        command = [
-            "prometheus",
-            f"--config.file={folder / 'prometheus.json'}",
-            f"--web.listen-address={listen}",
-        ]
-        with (folder / "log").open("w") as log:
-            process = subprocess.Popen(
-                [*command, f"--storage.tsdb.path={folder / 'series'}"], stdout=log, stderr=log
-            )
-        workers.append(process)
-        prometheus = Prometheus(port)
-
-        def ready() -> bool:
-            assert process.poll() is None, (folder / "log").read_text()
-            try:
-                return len(prometheus.finite("rate(fastps_worker_steps_total[10s])")) == 4
-            except OSError:
-                return False
-
-        until(ready, "no rates of four workers")
-        workers[1].kill()
-        yield prometheus, servers, cluster
+        with prometheus_of(folder / "prometheus.json") as prometheus:
+            rates = "rate(fastps_worker_steps_total[10s])"
+            until(lambda: len(prometheus.finite(rates)) == 4, "no rates of four workers")
+            workers[1].kill()
+            yield prometheus, servers, cluster
     finally:
         for one in workers:
             one.kill()
@@ -189,6 +202,29 @@ def test_every_expression_gives_a_finite_series(
             assert float(series["value"][1]) == scraped[name, label] == own[counter]
     servers[1].process.kill()
     until(lambda: prometheus.finite('up{job="fastps"} == 0'), "the missing server is not found")
+
+
+@needs_prometheus
+def test_the_example_with_tls_scrapes_a_server_that_asks_for_a_token(ca, tmp_path: Path) -> None:
+    """Off loopback for the server, which cannot know that the test reaches it through loopback."""
+    new = ["token", "new", str(tmp_path / "tokens"), "prometheus", "--role", "reader"]
+    assert main([*new, "--out", str(tmp_path / "reader.token")]) == 0
+    assert Path(ca.file) == tmp_path / "ca.pem"
+    shutil.copyfile(FOLDER / "alerts.yml", tmp_path / "alerts.yml")
+    files = [f"--{name.replace('_', '-')}={file}" for name, file in ca.server.items()]
+    with serving(*files, "--tokens", str(tmp_path / "tokens"), web="0.0.0.0:0") as server:
+        text = (FOLDER / "prometheus-tls.yml").read_text()
+        targets = f'["127.0.0.1:{server.port}"]'
+        text = text.replace('["host-a:7069", "host-b:7069"]', targets).replace(" 15s", " 1s")
+        assert targets in text
+        (tmp_path / "prometheus-tls.yml").write_text(text)
+        promtool = ["promtool", "check", "config", "prometheus-tls.yml"]
+        ran = subprocess.run(promtool, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        with prometheus_of(tmp_path / "prometheus-tls.yml") as prometheus:
+            until(lambda: prometheus.finite("fastps_ready == 1"), "nothing was scraped")
+            assert main(["token", "revoke", str(tmp_path / "tokens"), "prometheus"]) == 0
+            until(lambda: prometheus.finite('up{job="fastps"} == 0'), "a revoked token still scrapes")
 
 
 @needs_prometheus

@@ -122,8 +122,8 @@ struct ServeArgs {
     /// Start even if durable data in the data directory cannot be read, and drop what is lost.
     #[arg(long)]
     accept_loss: bool,
-    /// Show metrics, health and the state of the shards over HTTP here: HOST:PORT, or off [default:
-    /// 127.0.0.1:7069, if it is free].
+    /// Show metrics, health and the state of the shards over HTTP here: HOST:PORT, or off; with TLS at an
+    /// address other than loopback, and with --tls-ca [default: 127.0.0.1:7069, if it is free].
     #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
     web: Option<String>,
     /// Format of the log on standard error: text, or json with one object a line.
@@ -287,8 +287,8 @@ fn announce(server: &Server) {
     for (index, path) in server.sockets() {
         let _ = writeln!(text, "fastps: shard {index} listening on unix://{}", path.display());
     }
-    if let Some(address) = server.web() {
-        let _ = writeln!(text, "fastps: metrics and health at http://{address}");
+    if let Some(url) = server.web() {
+        let _ = writeln!(text, "fastps: metrics and health at {url}");
     }
     let _ = writeln!(text, "fastps: {}", server.summary());
     let mut out = std::io::stdout();

@@ -251,7 +251,7 @@ impl ServerConfig {
     }
 
     /// Fails if the server would be open to everyone who reaches this address.
-    fn check_closed(&self, address: &SocketAddr) -> Result<()> {
+    pub(crate) fn check_closed(&self, address: &SocketAddr) -> Result<()> {
         let Some(danger) = self.danger().filter(|_| !self.insecure) else { return Ok(()) };
         let (why, ways) = match danger {
             Danger::Plain => (

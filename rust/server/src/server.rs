@@ -30,7 +30,6 @@ use fastps_durable::{Catalog, Member};
 use fastps_transport::bearer::Bearer;
 use fastps_transport::tls::ServerTls;
 use serde_json::json;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,7 +92,7 @@ impl Server {
         let waiting = RecoveryListener::open(&bound, &files, tls.as_ref())?;
         let subject =
             Subject::new(bound.iter().map(|b| b.index).zip(files.iter().cloned()).collect(), access.clone());
-        let web = Web::open(&config.web, config.insecure, subject.clone())?;
+        let web = Web::open(config, tls.as_ref(), subject.clone())?;
         let mut cores = Vec::new();
         for (shard, files) in bound.iter().zip(&files) {
             let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
@@ -193,9 +192,9 @@ impl Server {
         &self.summary
     }
 
-    /// Address of the web listener, if there is one.
-    pub fn web(&self) -> Option<SocketAddr> {
-        self.web.as_ref().map(Web::address)
+    /// URL of the web listener, if there is one.
+    pub fn web(&self) -> Option<&str> {
+        self.web.as_ref().map(Web::url)
     }
 
     /// Index in the cluster and address of each shard of this process.

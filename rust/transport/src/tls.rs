@@ -6,22 +6,23 @@
 
 pub mod certificate;
 mod contents;
+mod server;
 
-use contents::{Contents, Identity, check_server};
+use contents::{Contents, Identity};
 use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite};
 use rustls::pki_types::ServerName;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCertStore, ServerConfig};
+use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCertStore};
+pub use server::ServerTls;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::BufReader;
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsConnector;
 
 /// A connection with TLS.
 pub type Secure = tokio_rustls::TlsStream<BufReader<TcpStream>>;
@@ -80,99 +81,6 @@ fn provider() -> Arc<CryptoProvider> {
         ],
         ..aws_lc_rs::default_provider()
     })
-}
-
-/// A server's side. Its clones share the files' contents, which [`ServerTls::reload`] replaces.
-#[derive(Clone)]
-pub struct ServerTls {
-    files: TlsFiles,
-    /// Certificates of clients that are revoked.
-    crl: Option<PathBuf>,
-    present: Arc<RwLock<Present>>,
-    /// Set if clients must show a certificate.
-    pub asks: bool,
-    /// TLS settings for calls to the other servers of its cluster.
-    pub others: ClientTls,
-}
-
-/// Configuration of new connections.
-struct Present {
-    contents: Contents,
-    acceptor: TlsAcceptor,
-}
-
-impl ServerTls {
-    /// Reads the files; `None` without files. `crl` lists revoked certificates of clients.
-    pub fn load(files: &TlsFiles, crl: Option<&Path>) -> Result<Option<Self>> {
-        if crl.is_some() && files.ca.is_none() {
-            return Err(config("a list of revoked certificates is for servers that ask for certificates")
-                .expected("tls_crl and tls_ca", "only tls_crl"));
-        }
-        if files.are_none() {
-            return Ok(None);
-        }
-        let contents = Contents::read(files, crl)?;
-        let acceptor = acceptor(files, crl, &contents)?;
-        let present = Arc::new(RwLock::new(Present { contents, acceptor }));
-        let (files, crl) = (files.clone(), crl.map(Path::to_owned));
-        let others = ClientTls::of_server(&files)?;
-        Ok(Some(Self { asks: files.ca.is_some(), files, crl, present, others }))
-    }
-
-    /// Reads the files again. Returns whether new connections use others from now on; after an error they use
-    /// the same as before.
-    pub fn reload(&self) -> Result<bool> {
-        let contents = Contents::read(&self.files, self.crl.as_deref())?;
-        if contents == self.present.read().unwrap_or_else(PoisonError::into_inner).contents {
-            return Ok(false);
-        }
-        let acceptor = acceptor(&self.files, self.crl.as_deref(), &contents)?;
-        *self.present.write().unwrap_or_else(PoisonError::into_inner) = Present { contents, acceptor };
-        Ok(true)
-    }
-
-    /// Shakes hands. On failure the client was informed, and the socket waits for it to read that.
-    pub async fn accept(&self, tcp: TcpStream) -> Result<Secure, (io::Error, TcpStream)> {
-        let acceptor = self.present.read().unwrap_or_else(PoisonError::into_inner).acceptor.clone();
-        let accepted = acceptor.accept(BufReader::with_capacity(READ_AHEAD_BYTES, tcp)).into_fallible().await;
-        match accepted {
-            Ok(stream) => Ok(Secure::from(stream)),
-            Err((error, tcp)) => Err((error, tcp.into_inner())),
-        }
-    }
-}
-
-/// A server's end with these contents of its files.
-fn acceptor(files: &TlsFiles, crl: Option<&Path>, contents: &Contents) -> Result<TlsAcceptor> {
-    let (Some((chain, key)), Some(cert)) = (contents.identity(files)?, &files.cert) else {
-        return Err(config("a server with TLS needs a certificate and its private key")
-            .expected("tls_cert and tls_key", "only tls_ca"));
-    };
-    let internal = |error| Error::new(Kind::Internal, format!("TLS: {error}"));
-    let builder = ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(internal)?;
-    let builder = match contents.roots(files)? {
-        None => builder.with_no_client_auth(),
-        Some(roots) => {
-            let file = files.ca.as_deref().unwrap_or(Path::new(""));
-            let unusable =
-                |error| config(format!("the TLS certificates of {} are unusable: {error}", file.display()));
-            // CAs without a list have revoked nothing.
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
-                .with_crls(contents.revoked(crl)?)
-                .allow_unknown_revocation_status();
-            builder.with_client_cert_verifier(verifier.build().map_err(unusable)?)
-        }
-    };
-    check_server(cert, &chain)?;
-    let mut server = builder
-        .with_single_cert(chain, key)
-        .map_err(|error| files.wrong("a server cannot use the TLS certificate and key", error))?;
-    server.alpn_protocols = vec![HTTP2.to_vec()];
-    server.session_storage = Arc::new(NoServerSessionStorage {});
-    server.send_tls13_tickets = 0;
-    Ok(TlsAcceptor::from(Arc::new(server)))
 }
 
 /// A client's side. It looks at its files again before each handshake.
@@ -388,12 +296,6 @@ fn distrust(reason: &CertificateError) -> String {
 }
 
 // Neither keys nor values derived from them may be printed.
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerTls").field("asks", &self.asks).finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for ClientTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientTls").field("name", &self.name).finish_non_exhaustive()

@@ -31,6 +31,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 httpGet:
   path: {{ .path }}
   port: web
+  {{- if .tls }}
+  scheme: HTTPS
+  {{- end }}
 {{- else }}
 tcpSocket:
   port: grpc

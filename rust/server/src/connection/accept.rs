@@ -7,6 +7,7 @@ use crate::auth::principal_uri;
 use crate::cluster::node::{Node, Phase};
 use crate::connection::accepted::{CONNECTION_WINDOW, Connection, PREFACE};
 use crate::connection::native;
+use crate::connection::not_grpc::{is_http1, refuse_http1};
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::connection::reject::{linger, reject};
 use crate::listeners::Accepting;
@@ -171,7 +172,7 @@ impl Opening {
 }
 
 /// The principal that the client's certificate names, if it names one.
-fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
+pub(crate) fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
     let Some(der) = io.peer_certificate() else { return Ok(None) };
     let uris = Certificate::parse(der)?.uris;
     let mut ours = uris.iter().filter(|uri| uri.starts_with(principal_uri::SCHEME));
@@ -186,7 +187,7 @@ fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
 }
 
 /// Shakes hands; on failure informs the client and returns `None`.
-async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
+async fn secure(mut tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
     let address = tcp.peer_addr().ok().map(|peer| peer.ip());
     let peer = address.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
     let failed = |error: &dyn std::fmt::Display| {
@@ -197,7 +198,11 @@ async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Opti
     if first != tls::HANDSHAKE_RECORD {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
         failed(&error);
-        reject(tcp.into(), &error).await;
+        if is_http1(&[first]) {
+            refuse_http1(&mut tcp, &[first]).await;
+        } else {
+            reject(tcp.into(), &error).await;
+        }
         return None;
     }
     match tls.accept(tcp).await {

@@ -20,10 +20,21 @@ pub(super) fn is_http1(opening: &[u8]) -> bool {
 
 /// Answers a request of HTTP/1, and ends the connection.
 pub(super) async fn refuse_http1(io: &mut (impl AsyncRead + AsyncWrite + Unpin), opening: &[u8]) {
-    let length = SENTENCE.len();
-    let body = if opening.starts_with(b"H") { "" } else { SENTENCE };
+    answer_http1(io, opening, "404 Not Found", SENTENCE).await;
+}
+
+/// Answers a request of HTTP/1 that begins with these bytes by a status and a line of text, and ends the
+/// connection.
+pub(crate) async fn answer_http1(
+    io: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    opening: &[u8],
+    status: &str,
+    text: &str,
+) {
+    let length = text.len();
+    let body = if opening.starts_with(b"H") { "" } else { text };
     let answer = format!(
-        "HTTP/1.1 404 Not Found\r\nContent-Type: {TEXT}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\nContent-Type: {TEXT}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     );
     // The peer may be gone.
     let _ = io.write_all(answer.as_bytes()).await;

@@ -1,8 +1,9 @@
-//! Answers for shards that are recovering. Health checks report that nothing is served, and every other call
-//! is refused with a retry time; serving then begins on the same listeners.
+//! Answers for shards that are recovering. Health checks report that nothing is served, requests for a page
+//! get 404, and every other call is refused with a retry time; serving then begins on the same listeners.
 
 use crate::config::Bound;
-use crate::connection::openings::{Entrance, Openings};
+use crate::connection::not_grpc::{OnlyGrpc, is_http1, refuse_http1};
+use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::control::ControlService;
 use crate::data::DataService;
 use crate::listeners::Listeners;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -35,7 +36,7 @@ use tonic::transport::server::Connected;
 const RETRY_AFTER_MS: u64 = 500;
 /// Most connections of a shard; others are closed, and retry.
 const MAX_VISITORS: usize = 512;
-/// Limit on a TLS handshake.
+/// Limit on a TLS handshake and the first byte within.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A shard that is not served yet.
@@ -99,6 +100,7 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
     reporter.set_not_serving::<ControlServer<ControlService>>().await;
     reporter.set_not_serving::<DataServer<DataService>>().await;
     let refusing = tonic::transport::Server::builder()
+        .layer(tower::layer::layer_fn(OnlyGrpc))
         .add_service(health)
         .add_service(Refusing::<ControlServer<ControlService>>::new(index, files.clone()))
         .add_service(Refusing::<DataServer<DataService>>::new(index, files))
@@ -136,22 +138,35 @@ async fn admit(
     visitors: mpsc::Sender<io::Result<Visitor>>,
 ) {
     let Some(slot) = entrance.slot().await else { return };
-    let opening = slot.watch(async {
-        slot.first_byte(&tcp).await?;
-        match tls {
-            None => Some(Socket::from(tcp)),
-            Some(tls) => {
-                tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await.ok()?.ok().map(Socket::from)
-            }
-        }
-    });
-    let io = tokio::select! {
-        io = opening => io,
+    let opening = tokio::time::timeout(HANDSHAKE_TIMEOUT, slot.watch(open(tcp, &slot, tls)));
+    let opened = tokio::select! {
+        opened = opening => opened.ok().flatten(),
         () = slot.gives_way() => None,
     };
-    if let (Some(io), Ok(slots)) = (io, slots.try_acquire_owned()) {
-        let _ = visitors.send(Ok(Visitor { io, _slot: slots })).await;
+    if let (Some((io, first)), Ok(slots)) = (opened, slots.try_acquire_owned()) {
+        let _ = visitors.send(Ok(Visitor { io, first, _slot: slots })).await;
     }
+}
+
+/// The connection, and the byte of it that was read; `None` if it asks for a page, or does not begin.
+async fn open(
+    mut tcp: TcpStream,
+    slot: &OpeningSlot,
+    tls: Option<ServerTls>,
+) -> Option<(Socket, Option<u8>)> {
+    let first = slot.first_byte(&tcp).await?;
+    if is_http1(&[first]) {
+        refuse_http1(&mut tcp, &[first]).await;
+        return None;
+    }
+    let Some(tls) = tls else { return Some((tcp.into(), None)) };
+    let mut io = Socket::from(tls.accept(tcp).await.ok()?);
+    let first = io.read_u8().await.ok()?;
+    if is_http1(&[first]) {
+        refuse_http1(&mut io, &[first]).await;
+        return None;
+    }
+    Some((io, Some(first)))
 }
 
 /// Refuses all calls of a service.
@@ -196,6 +211,8 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
 /// A connection.
 struct Visitor {
     io: Socket,
+    /// Its first byte, to be read again.
+    first: Option<u8>,
     _slot: OwnedSemaphorePermit,
 }
 
@@ -211,6 +228,12 @@ impl AsyncRead for Visitor {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if buf.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buf.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }

@@ -1,13 +1,13 @@
 //! The paths of the web listener.
 
-use super::Subject;
 use super::cluster;
 use super::family::Form;
 use super::hosts::Hosts;
 use super::metrics;
+use super::serve::Site;
+use super::visitor::Visitor;
 use bytes::Bytes;
-use fastps_core::error::{Error, Kind};
-use fastps_proto::v1 as pb;
+use fastps_core::error::Kind;
 use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
@@ -33,10 +33,11 @@ fn refuse(status: StatusCode, why: &str) -> Answer {
 }
 
 /// Answers a request.
-pub(super) fn answer<B>(request: &Request<B>, hosts: &Hosts, subject: &Subject) -> Answer {
-    if let Some(refusal) = refusal(request, hosts).or_else(|| unknown(request, subject)) {
+pub(super) fn answer<B>(request: &Request<B>, site: &Site, visitor: &Visitor) -> Answer {
+    if let Some(refusal) = refusal(request, &site.hosts).or_else(|| unknown(request, site, visitor)) {
         return refusal;
     }
+    let subject = &site.subject;
     match request.uri().path() {
         "/metrics" => {
             let form = Form::wanted(text(request.headers(), &ACCEPT).unwrap_or_default());
@@ -59,16 +60,11 @@ pub(super) fn answer<B>(request: &Request<B>, hosts: &Hosts, subject: &Subject) 
 }
 
 /// Refuses a caller that may not read everything. Health is for everybody.
-fn unknown<B>(request: &Request<B>, subject: &Subject) -> Option<Answer> {
+fn unknown<B>(request: &Request<B>, site: &Site, visitor: &Visitor) -> Option<Answer> {
     if matches!(request.uri().path(), "/healthz" | "/readyz") {
         return None;
     }
-    let known = subject.access.admit((None, None), request.headers(), pb::Role::Reader);
-    let error = match known {
-        Ok(known) if known.principal.scope.is_everything() => return None,
-        Ok(_) => Error::new(Kind::Denied, "the page shows all groups and namespaces"),
-        Err(error) => error,
-    };
+    let error = visitor.check(request.headers(), &site.subject).err()?;
     if error.kind != Kind::Unauthenticated {
         return Some(refuse(StatusCode::FORBIDDEN, &error.to_string()));
     }

@@ -1,6 +1,7 @@
 //! Requests that a browser sends for a foreign page are refused: their `Host` is a name that is not the
 //! listener's (DNS rebinding), or they name a foreign `Origin`.
 
+use fastps_transport::tls::ServerTls;
 use http::uri::Authority;
 use std::net::IpAddr;
 
@@ -9,13 +10,15 @@ use std::net::IpAddr;
 pub(super) struct Hosts {
     name: String,
     port: u16,
+    /// Set if the listener speaks TLS; the names of the certificate are then its own, too.
+    tls: Option<ServerTls>,
 }
 
 impl Hosts {
     /// The host that was asked for, and the actual port.
-    pub(super) fn new(asked: &str, port: u16) -> Self {
+    pub(super) fn new(asked: &str, port: u16, tls: Option<ServerTls>) -> Self {
         let name = asked.rsplit_once(':').map_or(asked, |(host, _)| host);
-        Self { name: name.trim_matches(['[', ']']).to_owned(), port }
+        Self { name: name.trim_matches(['[', ']']).to_owned(), port, tls }
     }
 
     /// Returns whether a `Host` header, such as `localhost:7069`, names this listener. An address does, since
@@ -29,11 +32,17 @@ impl Hosts {
         name.eq_ignore_ascii_case("localhost")
             || name.eq_ignore_ascii_case(&self.name)
             || name.parse::<IpAddr>().is_ok()
+            || self.tls.as_ref().is_some_and(|tls| tls.is_for(name))
     }
 
     /// Returns whether an `Origin` header, such as `http://localhost:7069`, is of this listener.
     pub(super) fn is_own(&self, origin: &str) -> bool {
-        origin.strip_prefix("http://").is_some_and(|host| host.contains(':') && self.knows(host))
+        let host = origin.strip_prefix(self.scheme()).and_then(|rest| rest.strip_prefix("://"));
+        host.is_some_and(|host| host.contains(':') && self.knows(host))
+    }
+
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
     }
 }
 
@@ -43,7 +52,7 @@ mod tests {
 
     #[test]
     fn only_own_names_and_addresses_are_known() {
-        let hosts = Hosts::new("monitor.example:0", 7069);
+        let hosts = Hosts::new("monitor.example:0", 7069, None);
         for own in ["localhost", "localhost:7069", "127.0.0.1:7069", "[::1]:7069", "Monitor.example:7069"] {
             assert!(hosts.knows(own), "{own}");
         }

@@ -2,7 +2,8 @@
 //! their tools.
 //!
 //! It speaks HTTP/1 on a thread with a runtime of its own, so no request runs on a shard's thread. It answers
-//! GET and HEAD only, and changes nothing.
+//! GET and HEAD only, and changes nothing. Off loopback it speaks TLS with the server's certificate. Callers
+//! need the credentials that the shards ask for.
 
 mod answers;
 mod cluster;
@@ -12,15 +13,17 @@ mod measured;
 mod metrics;
 mod names;
 mod serve;
+mod visitor;
 
 use crate::auth::access::Access;
 use crate::cluster::node::Node;
-use crate::config::{DEFAULT_WEB, WebAddress, resolve};
+use crate::config::{DEFAULT_WEB, ServerConfig, WebAddress, resolve};
 use crate::listeners::Listeners;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::tls::ServerTls;
 use hosts::Hosts;
-use std::net::SocketAddr;
+use serve::Site;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
@@ -63,25 +66,36 @@ impl Subject {
 /// A web listener; dropping it closes it.
 #[derive(Debug)]
 pub(crate) struct Web {
-    address: SocketAddr,
+    url: String,
     close: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Web {
-    /// Opens the listener; `None` if it is off, or the default port is taken, which is logged.
-    pub(crate) fn open(address: &WebAddress, insecure: bool, subject: Arc<Subject>) -> Result<Option<Self>> {
-        let (text, asked) = match address {
+    /// Opens the listener; `None` if it is off, or the default port is taken, which is logged. It speaks TLS
+    /// at addresses other than loopback, and where clients must show certificates.
+    pub(crate) fn open(
+        config: &ServerConfig,
+        tls: Option<&ServerTls>,
+        subject: Arc<Subject>,
+    ) -> Result<Option<Self>> {
+        let (text, asked) = match &config.web {
             WebAddress::Off => return Ok(None),
             WebAddress::Default => (DEFAULT_WEB, false),
             WebAddress::At(text) => (text.as_str(), true),
         };
         let addresses = resolve(text)?;
-        if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback()).filter(|_| !insecure)
-        {
-            let error = "--web has no TLS: at an address other than loopback its traffic can be read";
-            return Err(Error::new(Kind::Config, error).expected("a loopback address, or --insecure", open));
+        let open = addresses.iter().find(|address| !address.ip().is_loopback());
+        if let Some(open) = open {
+            config.check_closed(open).map_err(|mut error| {
+                error.message.insert_str(0, "--web: ");
+                error
+            })?;
+            if config.danger().is_some() {
+                tracing::warn!(address = %open, "--insecure: everybody who reaches the web listener may read it");
+            }
         }
+        let tls = tls.filter(|tls| open.is_some() || tls.asks).cloned();
         let listeners = match Listeners::bind(&addresses) {
             Ok(listeners) => listeners,
             Err(error) if asked => return Err(error),
@@ -95,13 +109,15 @@ impl Web {
         };
         let first = listeners.addresses().map_err(failed)?.into_iter().next();
         let address = first.ok_or_else(|| Error::new(Kind::Config, "the web listener has no address"))?;
-        let hosts = Hosts::new(text, address.port());
+        let hosts = Hosts::new(text, address.port(), tls.clone());
+        let url = format!("{}://{address}", hosts.scheme());
+        let site = Arc::new(Site::new(hosts, subject, tls));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (close, closed) = oneshot::channel();
         let work = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve::serve(listeners, Arc::new(hosts), subject) => {}
+                    () = serve::serve(listeners, site) => {}
                     _ = closed => {}
                 }
             });
@@ -109,12 +125,12 @@ impl Web {
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("fastps-web".to_owned()).spawn(work).map_err(failed)?;
-        Ok(Some(Self { address, close: Some(close), thread: Some(thread) }))
+        Ok(Some(Self { url, close: Some(close), thread: Some(thread) }))
     }
 
-    /// The address, with the actual port.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+    /// Where it is, with the actual port, such as `http://127.0.0.1:7069`.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 }
 

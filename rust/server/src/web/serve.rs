@@ -1,20 +1,26 @@
-//! The connections of the web listener: few, short, and bounded in size and time.
+//! The connections of the web listener: short, and bounded in number, size and time.
 
 use super::Subject;
 use super::answers::answer;
 use super::hosts::Hosts;
+use super::visitor::Visitor;
+use crate::auth::rate::Rate;
+use crate::connection::not_grpc::answer_http1;
+use crate::connection::openings::{Entrance, OpeningSlot, Openings};
+use crate::connection::reject::linger;
 use crate::listeners::Listeners;
+use fastps_transport::Socket;
+use fastps_transport::tls::{HANDSHAKE_RECORD, ServerTls};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Most open connections; others are closed at once.
-const MAX_CONNECTIONS: usize = 64;
+/// Limit on the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit on the time to receive a request's head; it also ends idle connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit on the life of a connection.
@@ -24,9 +30,29 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Failed handshakes that are logged at once, and then each second.
+const LOG_BURST: u32 = 8;
+const LOGS_PER_SECOND: u32 = 1;
+const SPEAKS_TLS: &str = "this port speaks TLS: use https\n";
 
-/// Accepts connections until dropped.
-pub(super) async fn serve(listeners: Listeners, hosts: Arc<Hosts>, subject: Arc<Subject>) {
+/// What all connections of a listener share.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) hosts: Hosts,
+    pub(super) subject: Arc<Subject>,
+    tls: Option<ServerTls>,
+    log: Rate,
+}
+
+impl Site {
+    pub(super) fn new(hosts: Hosts, subject: Arc<Subject>, tls: Option<ServerTls>) -> Self {
+        Self { hosts, subject, tls, log: Rate::new(LOG_BURST, LOGS_PER_SECOND) }
+    }
+}
+
+/// Accepts connections until dropped. Each has a slot, as at a shard while it opens: at the limit, in total or
+/// of its address, the one that has been idle longest gives way to a new one.
+pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
     let accepting = match listeners.into_accepting() {
         Ok(accepting) => accepting,
         Err(error) => {
@@ -34,12 +60,12 @@ pub(super) async fn serve(listeners: Listeners, hosts: Arc<Hosts>, subject: Arc<
             return;
         }
     };
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let openings = Arc::<Openings>::default();
     loop {
         match accepting.accept().await {
-            Ok((tcp, _)) => {
-                if let Ok(place) = places.clone().try_acquire_owned() {
-                    tokio::spawn(connection(tcp, hosts.clone(), subject.clone(), place));
+            Ok((tcp, from)) => {
+                if let Some(entrance) = openings.enter(Some(from.ip())).await {
+                    tokio::spawn(connection(tcp, entrance, site.clone()));
                 }
             }
             // Too many open files, or a departed peer.
@@ -48,9 +74,22 @@ pub(super) async fn serve(listeners: Listeners, hosts: Arc<Hosts>, subject: Arc<
     }
 }
 
-async fn connection(tcp: TcpStream, hosts: Arc<Hosts>, subject: Arc<Subject>, _place: OwnedSemaphorePermit) {
-    let service = service_fn(move |request| {
-        let response = answer(&request, &hosts, &subject);
+async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
+    let Some(slot) = entrance.slot().await else { return };
+    let serving = async {
+        if let Some((io, visitor)) = open(tcp, &slot, &site).await {
+            answer_requests(io, &visitor, &site).await;
+        }
+    };
+    tokio::select! {
+        () = slot.watch(serving) => {}
+        () = slot.gives_way() => {}
+    }
+}
+
+async fn answer_requests(io: Socket, visitor: &Visitor, site: &Site) {
+    let service = service_fn(|request| {
+        let response = answer(&request, site, visitor);
         async move { Ok::<_, Infallible>(response) }
     });
     let serving = http1::Builder::new()
@@ -58,7 +97,37 @@ async fn connection(tcp: TcpStream, hosts: Arc<Hosts>, subject: Arc<Subject>, _p
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(tcp), service);
+        .serve_connection(TokioIo::new(io), service);
     // A peer that breaks the rules, leaves or lingers is of no interest.
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, serving).await;
+}
+
+/// Waits for the first byte and shakes hands; `None` if the peer does not begin, or TLS refuses it.
+async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(Socket, Visitor)> {
+    let first = slot.first_byte(&tcp).await?;
+    let address = tcp.peer_addr().ok().map(|peer| peer.ip());
+    let Some(tls) = &site.tls else { return Some((tcp.into(), Visitor::plain(address))) };
+    if first != HANDSHAKE_RECORD {
+        answer_http1(&mut tcp, &[first], "400 Bad Request", SPEAKS_TLS).await;
+        return None;
+    }
+    let failed = |error: &dyn std::fmt::Display| {
+        if site.log.take(Instant::now()).is_ok() {
+            let peer = address.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+            tracing::warn!(%peer, %error, "a TLS handshake with the web listener failed");
+            site.subject.access.refused_by_tls(address, error);
+        }
+    };
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept_web(tcp)).await.ok()? {
+        Ok(stream) => {
+            let io = Socket::from(stream);
+            let visitor = Visitor::secure(&io, tls.asks).inspect_err(|error| failed(error)).ok()?;
+            Some((io, visitor))
+        }
+        Err((error, mut tcp)) => {
+            failed(&error);
+            linger(&mut tcp).await;
+            None
+        }
+    }
 }
