@@ -37,6 +37,9 @@ type Options struct {
 	Name string
 	// TLS is the configuration of the connections; nil: plain text. See [TLSFiles].
 	TLS *tls.Config
+	// TokenFile has the token that servers with --tokens ask for; empty: none. Only its owner may read it. It is read again
+	// for each new connection. A token is sent without TLS to this machine only.
+	TokenFile string
 	// Timeout limits each call whose context has no deadline. Default: 30 s.
 	Timeout time.Duration
 	// Logged asks for receipts of what is in the server's log on disk. The server needs a data directory.
@@ -69,6 +72,7 @@ func TLSFiles(authority, certificate, key string) (*tls.Config, error) {
 type Client struct {
 	options Options
 	secret  []byte
+	token   *bearer
 	links   []*link
 	cancel  context.CancelFunc
 	done    <-chan struct{}
@@ -94,10 +98,14 @@ func Connect(ctx context.Context, addresses []string, options Options) (*Client,
 	if len(addresses) == 0 {
 		return nil, newError(Config, "no address to connect to").expected("host:port or unix:///path", "nothing")
 	}
+	token, refusal := openBearer(options.TokenFile)
+	if refusal != nil {
+		return nil, refusal
+	}
 	ctx, cancel := options.limit(ctx)
 	defer cancel()
 	running, stop := context.WithCancel(context.Background())
-	c := &Client{options: options, secret: make([]byte, 16), cancel: stop, done: running.Done(),
+	c := &Client{options: options, secret: make([]byte, 16), token: token, cancel: stop, done: running.Done(),
 		tensors: map[string]*entry{}, places: map[string]*place{}}
 	if _, err := rand.Read(c.secret); err != nil {
 		return nil, newError(Internal, "no random numbers: %v", err)
@@ -149,7 +157,10 @@ func (c *Client) meetAll(ctx context.Context, addresses []string) error {
 
 // meet says hello to an address, again while nothing answers there, until the deadline.
 func (c *Client) meet(ctx context.Context, address string) (*pb.HelloResponse, error) {
-	conn, err := dial(address, c.options.TLS)
+	if err := c.token.check(address, c.options.TLS != nil); err != nil {
+		return nil, err
+	}
+	conn, err := dial(address, c.options.TLS, c.token)
 	if err != nil {
 		return nil, newError(Config, "%s is no address: %v", address, err)
 	}
@@ -210,14 +221,14 @@ func isLocal(address string) bool {
 	return strings.HasPrefix(address, "unix:") || err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-func dial(address string, config *tls.Config) (*grpc.ClientConn, error) {
+func dial(address string, config *tls.Config, token *bearer) (*grpc.ClientConn, error) {
 	target, transport := "passthrough:///"+address, insecure.NewCredentials()
 	if strings.HasPrefix(address, "unix:") {
 		target = address
 	} else if config != nil {
 		transport = credentials.NewTLS(config)
 	}
-	return grpc.NewClient(target,
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
 		grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -225,8 +236,13 @@ func dial(address string, config *tls.Config) (*grpc.ClientConn, error) {
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: connectTimeout}),
-		grpc.WithInitialWindowSize(2<<20), grpc.WithInitialConnWindowSize(4<<20),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
+		grpc.WithInitialWindowSize(2 << 20), grpc.WithInitialConnWindowSize(4 << 20),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+	}
+	if token != nil {
+		options = append(options, grpc.WithPerRPCCredentials(token))
+	}
+	return grpc.NewClient(target, options...)
 }
 
 // hello opens or renews a session, without retries.
@@ -275,6 +291,7 @@ func unary[Req, Res any](ctx context.Context, l *link, method func(context.Conte
 		l.mu.Lock()
 		client := l.incarnation
 		l.mu.Unlock()
+		shown := l.client.token.present()
 		answer, err := method(l.metadata(ctx), request(client))
 		if err == nil {
 			return answer, nil
@@ -283,6 +300,9 @@ func unary[Req, Res any](ctx context.Context, l *link, method func(context.Conte
 			return nil, err
 		}
 		refusal := fromStatus(err).of("", l.shard)
+		if refusal.Kind == Unauthenticated && l.client.token.hasNewerThan(shown) {
+			refusal.RetryAfter = 0
+		}
 		if refusal.Kind == Lease {
 			l.mu.Lock()
 			l.loseLease(client)

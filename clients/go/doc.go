@@ -19,6 +19,9 @@ It speaks plain gRPC, as protos/README.md describes it. A [Client] keeps one str
 in the background, and connects again after a failure. Programs in examples/ are complete: examples/logistic trains
 logistic regression beside a Python worker on the same tensor.
 
+Where servers ask for tokens, [Options.TokenFile] names the file with one. The client reads it again for each new
+connection.
+
 # Failures
 
 Every call ends with its context, or after [Options.Timeout] if that has no deadline. While a call lasts, a push whose

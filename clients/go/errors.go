@@ -156,6 +156,8 @@ func fromStatus(err error) *Error {
 		kind = Connection
 	case codes.DeadlineExceeded:
 		kind = Deadline
+	case codes.Unauthenticated:
+		kind = Unauthenticated
 	case codes.ResourceExhausted:
 		kind = Frame // of this library: a message is larger than 4 MiB
 	}
@@ -179,7 +181,7 @@ func ended(ctx context.Context, address string, last *Error) *Error {
 
 // passes reports whether the same request may be sent again without asking the caller.
 func (e *Error) passes() bool {
-	return e.Kind == Connection || e.Kind == Unavailable && e.RetryAfter >= 0
+	return e.Kind == Connection || (e.Kind == Unavailable || e.Kind == Unauthenticated) && e.RetryAfter >= 0
 }
 
 // conclusive reports whether the refusal of a repeat proves that no earlier copy was applied.

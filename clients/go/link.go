@@ -270,10 +270,12 @@ func (l *link) session(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// open renews the session, or begins one under a new incarnation if the server has forgotten the present one.
+// open renews the session, or begins one under a new incarnation if the server has forgotten the present one. It reads the
+// token again.
 func (l *link) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
+	l.client.token.refresh()
 	l.mu.Lock()
 	forgotten := l.drained()
 	l.mu.Unlock()

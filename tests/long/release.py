@@ -154,11 +154,13 @@ class Server:
         check(self.process.wait(60) == 0, "the static server stops on SIGTERM")
 
 
-def runs(python: str) -> bool:
-    """Whether there is such a Python: a shim of pyenv may be there without it."""
-    return (
-        bool(shutil.which(python)) and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
-    )
+def interpreter(name: str) -> str | None:
+    """A Python that runs: that of PATH, or a version of pyenv, whose shim may run another one."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for program in (shutil.which(name), *versions.glob(f"*/bin/{name}")):
+        if program and subprocess.run([program, "-c", ""], capture_output=True).returncode == 0:
+            return str(program)
+    return None
 
 
 def installed(wheel: Path, python: str, folder: Path) -> Path:
@@ -209,7 +211,8 @@ def main() -> None:
     arguments = parser.parse_args()
     check_sums(arguments.folder)
     here = platform.machine()
-    found = [name for name in arguments.python if runs(name)]
+    found = list(filter(None, map(interpreter, arguments.python)))
+    check(found, f"there is one of {', '.join(arguments.python)}")
     digests = set()
     with tempfile.TemporaryDirectory() as place:
         for wheel in sorted(arguments.folder.glob("*.whl"), key=lambda wheel: architecture(wheel) != here):

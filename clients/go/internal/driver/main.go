@@ -56,6 +56,7 @@ type command struct {
 	TimeoutMs int      `json:"timeout_ms"`
 	Name      string   `json:"name"`
 	Logged    bool     `json:"logged"`
+	Token     string   `json:"token"` // file
 	TLS       *struct {
 		CA   string `json:"ca"`
 		Cert string `json:"cert"`
@@ -225,7 +226,7 @@ func (d *driver) connect(ctx context.Context, c command) (answer, error) {
 }
 
 func (c command) connectOptions() (options fastps.Options, err error) {
-	options = fastps.Options{Name: c.Name, Logged: c.Logged}
+	options = fastps.Options{Name: c.Name, Logged: c.Logged, TokenFile: c.Token}
 	if c.TLS != nil {
 		options.TLS, err = fastps.TLSFiles(c.TLS.CA, c.TLS.Cert, c.TLS.Key)
 	}
