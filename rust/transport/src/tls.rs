@@ -12,7 +12,9 @@ use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite};
-use rustls::pki_types::ServerName;
+pub use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
@@ -99,7 +101,11 @@ pub struct ServerTls {
 struct Present {
     contents: Contents,
     acceptor: TlsAcceptor,
+    verifier: Option<Verifier>,
 }
+
+/// Checks certificates of clients.
+type Verifier = Arc<dyn ClientCertVerifier>;
 
 impl ServerTls {
     /// Reads the files; `None` without files. `crl` lists revoked certificates of clients.
@@ -112,8 +118,8 @@ impl ServerTls {
             return Ok(None);
         }
         let contents = Contents::read(files, crl)?;
-        let acceptor = acceptor(files, crl, &contents)?;
-        let present = Arc::new(RwLock::new(Present { contents, acceptor }));
+        let (acceptor, verifier) = acceptor(files, crl, &contents)?;
+        let present = Arc::new(RwLock::new(Present { contents, acceptor, verifier }));
         let (files, crl) = (files.clone(), crl.map(Path::to_owned));
         let others = ClientTls::of_server(&files)?;
         Ok(Some(Self { asks: files.ca.is_some(), files, crl, present, others }))
@@ -126,9 +132,26 @@ impl ServerTls {
         if contents == self.present.read().unwrap_or_else(PoisonError::into_inner).contents {
             return Ok(false);
         }
-        let acceptor = acceptor(&self.files, self.crl.as_deref(), &contents)?;
-        *self.present.write().unwrap_or_else(PoisonError::into_inner) = Present { contents, acceptor };
+        let (acceptor, verifier) = acceptor(&self.files, self.crl.as_deref(), &contents)?;
+        let present = Present { contents, acceptor, verifier };
+        *self.present.write().unwrap_or_else(PoisonError::into_inner) = present;
         Ok(true)
+    }
+
+    /// Fails if a client's certificate, which was valid at its handshake, has been revoked or has expired
+    /// since. Its issuers come behind it.
+    pub fn check_client(&self, chain: &[CertificateDer<'_>]) -> Result<()> {
+        let verifier = self.present.read().unwrap_or_else(PoisonError::into_inner).verifier.clone();
+        let (Some(verifier), Some((own, issuers))) = (verifier, chain.split_first()) else { return Ok(()) };
+        let ended =
+            |how: &str| Err(Error::new(Kind::Unauthenticated, format!("the client's certificate {how}")));
+        match verifier.verify_client_cert(own, issuers, UnixTime::now()) {
+            Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)) => ended("was revoked"),
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            )) => ended("has expired"),
+            _ => Ok(()),
+        }
     }
 
     /// Shakes hands. On failure the client was informed, and the socket waits for it to read that.
@@ -142,8 +165,12 @@ impl ServerTls {
     }
 }
 
-/// A server's end with these contents of its files.
-fn acceptor(files: &TlsFiles, crl: Option<&Path>, contents: &Contents) -> Result<TlsAcceptor> {
+/// A server's end with these contents of its files, and what checks certificates of clients.
+fn acceptor(
+    files: &TlsFiles,
+    crl: Option<&Path>,
+    contents: &Contents,
+) -> Result<(TlsAcceptor, Option<Verifier>)> {
     let (Some((chain, key)), Some(cert)) = (contents.identity(files)?, &files.cert) else {
         return Err(config("a server with TLS needs a certificate and its private key")
             .expected("tls_cert and tls_key", "only tls_ca"));
@@ -152,8 +179,8 @@ fn acceptor(files: &TlsFiles, crl: Option<&Path>, contents: &Contents) -> Result
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(internal)?;
-    let builder = match contents.roots(files)? {
-        None => builder.with_no_client_auth(),
+    let verifier = match contents.roots(files)? {
+        None => None,
         Some(roots) => {
             let file = files.ca.as_deref().unwrap_or(Path::new(""));
             let unusable =
@@ -162,8 +189,12 @@ fn acceptor(files: &TlsFiles, crl: Option<&Path>, contents: &Contents) -> Result
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
                 .with_crls(contents.revoked(crl)?)
                 .allow_unknown_revocation_status();
-            builder.with_client_cert_verifier(verifier.build().map_err(unusable)?)
+            Some(verifier.build().map_err(unusable)?)
         }
+    };
+    let builder = match &verifier {
+        None => builder.with_no_client_auth(),
+        Some(verifier) => builder.with_client_cert_verifier(verifier.clone()),
     };
     check_server(cert, &chain)?;
     let mut server = builder
@@ -172,7 +203,7 @@ fn acceptor(files: &TlsFiles, crl: Option<&Path>, contents: &Contents) -> Result
     server.alpn_protocols = vec![HTTP2.to_vec()];
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
-    Ok(TlsAcceptor::from(Arc::new(server)))
+    Ok((TlsAcceptor::from(Arc::new(server)), verifier))
 }
 
 /// A client's side. It looks at its files again before each handshake.

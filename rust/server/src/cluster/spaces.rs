@@ -2,6 +2,7 @@
 //! and their coordinators for the time that these have asked for. Other shards open none that it does not
 //! list, close what it has closed, and ask it who the coordinator of a space is.
 
+use crate::auth::budget::Held;
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Meter;
@@ -23,6 +24,8 @@ pub(crate) struct SpaceTable {
     vacant: Mutex<BTreeMap<SpaceId, Instant>>,
     /// On other shards than shard 0: term and key of each confirmed coordinator.
     seats: Mutex<BTreeMap<SpaceId, (u64, SeatKey)>>,
+    /// Memory of vectors on this shard, charged to principals with a limit.
+    held: Mutex<BTreeMap<SpaceId, Vec<Held>>>,
     /// Time of the last search for idle replicas.
     swept: Mutex<Option<Instant>>,
 }
@@ -58,8 +61,8 @@ impl SpaceTable {
             };
             spaces.restore(spec, standing)?;
         }
-        let (vacant, seats, swept) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { spaces: Mutex::new(spaces), vacant, seats, swept })
+        let (vacant, seats, held, swept) = Default::default();
+        Ok(Self { spaces: Mutex::new(spaces), vacant, seats, held, swept })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Spaces> {
@@ -78,6 +81,13 @@ impl SpaceTable {
                 || untaken_of.is_some_and(|client| !is_live(client))
         };
         all.into_iter().filter(|one| is_outdated(one)).map(|one| one.spec).collect()
+    }
+
+    /// Keeps the memory of a space charged until it is closed.
+    pub(crate) fn keep(&self, space: SpaceId, held: Vec<Held>) {
+        if !held.is_empty() {
+            locked(&self.held).entry(space).or_default().extend(held);
+        }
     }
 
     /// Stores a coordinator that shard 0 has confirmed.
@@ -125,6 +135,7 @@ impl Node {
         }
         locked(&self.space_table.seats).remove(&space);
         self.shard.close_space(space);
+        locked(&self.space_table.held).remove(&space);
     }
 
     /// Fails unless the client with this secret was the last to take the space's seat, with this term.
