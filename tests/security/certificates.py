@@ -68,6 +68,37 @@ class Authority:
             "tls_key": self._write("server-key.pem", key),
         }
 
+    def revoked(self, *certificates: bytes) -> str:
+        """The file of a list with these certificates, which replaces the former one."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        builder = builder.last_update(now - DAY).next_update(now + DAY)
+        builder = builder.add_extension(x509.CRLNumber(1), critical=False)
+        for certificate in certificates:
+            serial = x509.load_pem_x509_certificate(certificate).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+            builder = builder.add_revoked_certificate(entry.build())
+        signed = builder.sign(self._key, hashes.SHA256())
+        return self._write("crl.pem", signed.public_bytes(serialization.Encoding.PEM))
+
+    def client(
+        self, name: str, role: str = "worker", **validity: datetime.timedelta
+    ) -> tuple[dict[str, str], bytes]:
+        """Files for a client of ours with the certificate of a principal, and the certificate."""
+        principal = f"fastps://principal/{name}?role={role}"
+        certificate, key = self.issue(x509.UniformResourceIdentifier(principal), **validity)
+        files = {
+            "tls_ca": self.file,
+            "tls_cert": self._write(f"{name}.pem", certificate),
+            "tls_key": self._write(f"{name}-key.pem", key),
+        }
+        return files, certificate
+
+    def credentials_of(self, files: dict[str, str]) -> grpc.ChannelCredentials:
+        """For a client in plain grpcio with the files of a client of ours."""
+        ca, certificate, key = (Path(files[name]).read_bytes() for name in ("tls_ca", "tls_cert", "tls_key"))
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
     def credentials(
         self,
         role: str | None = None,

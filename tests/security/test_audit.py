@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from foreign_client import ForeignClient, Stubs
 from token_files import Tokens, new_token
 
 import fastps
@@ -110,6 +111,59 @@ def test_each_event_is_a_line(tokens: Tokens, tmp_path: Path, capfd: pytest.Capt
         assert [event["event"] for event in events(audit)] == ["checkpoint"]
     with serving(tokens, audit, tmp_path / "data"):
         assert events(audit)[-1]["event"] == "start"
+
+
+def test_a_space_that_changes_hands_is_listed(tokens: Tokens, stubs: Stubs, tmp_path: Path) -> None:
+    audit, pb = tmp_path / "audit.jsonl", stubs.pb
+    for name in ("alice", "bob"):
+        tokens.add(name, "worker")
+    with (
+        fastps.serve(audit=audit, tokens=tokens.file) as server,
+        ForeignClient(stubs, server.address_list, token=tokens.text["alice"]) as alice,
+        ForeignClient(stubs, server.address_list, token=tokens.text["bob"]) as bob,
+    ):
+        alice.register(alice.spec("w", (8,)), np.zeros(8, np.float32))
+        slices = list(alice.entry("w").placement.slices)
+        opening = {"name": "plans", "tensors": ["w"], "vectors": ["v"], "keep_for_ms": 60_000}
+        request = pb.OpenSpaceRequest(client=alice.client, slices=slices, **opening)
+        space = alice.call(0, "OpenSpace", request).space
+        for client, seat in (
+            (alice, {"action": pb.SEAT_TAKE, "name": "first"}),
+            (alice, {"action": pb.SEAT_LEAVE, "term": 1}),
+            (bob, {"action": pb.SEAT_TAKE, "name": "second", "term": 1}),
+        ):
+            client.call(0, "Coordinate", pb.CoordinateRequest(client=client.client, space=space, **seat))
+        (taken,) = (event for event in events(audit) if event["event"] == "space taken over")
+        assert (taken["principal"], taken["holder"], taken["term"]) == ("bob", "second", 2)
+        assert (taken["space"], taken["shard"], taken["address"]) == (space, 0, "127.0.0.1")
+
+
+@pytest.mark.timeout(120)
+def test_a_loop_of_registrations_does_not_fill_the_disk(tokens: Tokens, stubs: Stubs, tmp_path: Path) -> None:
+    audit, pb, loops = tmp_path / "audit.jsonl", stubs.pb, 1100
+    for name in ("loop", "other"):
+        tokens.add(name, "worker")
+    with (
+        fastps.serve(audit=audit, tokens=tokens.file) as server,
+        ForeignClient(stubs, server.address_list, token=tokens.text["loop"]) as client,
+        ForeignClient(stubs, server.address_list, token=tokens.text["other"]) as other,
+    ):
+        begin = time.monotonic()
+        for k in range(loops):
+            spec = client.spec(f"w {k % 8}", (8,))
+            first = client.call(0, "Register", pb.RegisterRequest(spec=spec, client=client.client))
+            client.call(0, "Drop", pb.DropRequest(slices=first.placement.slices))
+        other.register(other.spec("w", (8,)), np.zeros(8, np.float32))
+
+        def listed() -> int:
+            return sum((e["event"], e["principal"]) == ("register", "loop") for e in events(audit)[1:])
+
+        wait_for(lambda: listed() + sum(e.get("count", 0) for e in events(audit)) == loops)
+        found = events(audit)
+        # At once 1000, then some each second; the others are counted, and other principals are listed.
+        assert 1000 <= listed() <= 1001 + time.monotonic() - begin
+        assert [e["tensor"] for e in found if e.get("principal") == "other"] == ["w"]
+        assert all(e["principal"] == "loop" for e in found if e["event"] == "suppressed")
 
 
 def test_a_server_of_this_process_has_an_audit_and_lists_of_revoked_certificates(tmp_path: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
-from foreign_client import ForeignClient, Stubs
+from foreign_client import ForeignClient, Refused, Stubs, proof, trailing_refusal
 from token_files import Tokens
 
 import fastps
+import grpc
 
 ONES = np.ones(8, np.float32)
 
@@ -45,26 +49,136 @@ def test_a_rate_slows_its_principal_only(tokens: Tokens) -> None:
 
 def test_beyond_a_second_frames_are_refused_with_a_retry_time(tokens: Tokens, stubs: Stubs) -> None:
     tokens.add("slow", "worker", "*", "bytes/s=1000")
+    free = tokens.add("free", "worker")
+    values = np.zeros(2_000, np.float32)
     with (
         fastps.serve(tokens=tokens.file) as server,
+        fastps.connect(server, token_file=free) as other,
         ForeignClient(stubs, server.address_list, token=tokens.text["slow"]) as client,
     ):
-        values = np.zeros(2_000, np.float32)
-        client.register(client.spec("w", values.shape), values)
-        # The initial values have used 8 s of the budget.
+        other.register("w", values, optimizer=fastps.SGD(lr=1.0))
+        client.push("w", values)
+        # The first push has used 8 s of the budget.
         (answer,) = client.exchange("w", client.gradient_frames("w", values))
         refusal = answer.header.refusal
-        assert (refusal.kind, refusal.expected) == ("capacity", "any frames and 1000 bytes a second")
+        assert (refusal.kind, refusal.expected) == (
+            "capacity",
+            "any frames and calls and 1000 bytes a second",
+        )
         assert 5_000 < refusal.retry_after_ms < 9_000
     file = tokens.write_secret("slow", tokens.text["slow"])
-    with fastps.serve(tokens=tokens.file) as server, fastps.connect(server, token_file=file) as ps:
-        ps.register("w", values, optimizer=fastps.SGD(lr=1.0))
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        fastps.connect(server, token_file=free) as other,
+        fastps.connect(server, token_file=file) as ps,
+    ):
+        other.register("w", values, optimizer=fastps.SGD(lr=1.0))
+        ps.push("w", values)
         begin = time.monotonic()
         with pytest.raises(fastps.CapacityError) as raised:
             ps.push("w", values)
         # It is raised at once, and says when to try again.
         assert time.monotonic() - begin < 5
         assert 5 < raised.value.retry_after < 9
+
+
+class Flood:
+    """Many calls at once, through several connections of one principal."""
+
+    def __init__(self, clients: list[ForeignClient], method: str, request: Any, each: int) -> None:
+        begin = time.monotonic()
+        calls = [
+            getattr(client.controls[0], method).future(
+                request, timeout=60, metadata=proof(client.secret, client.token)
+            )
+            for client in clients
+            for _ in range(each)
+        ]
+        outcomes = [call.exception() for call in calls]
+        self.seconds = time.monotonic() - begin
+        self.passed = sum(error is None for error in outcomes)
+        self.refusals = [trailing_refusal(clients[0].stubs, error) for error in outcomes if error]
+
+
+@pytest.mark.timeout(120)
+def test_a_flood_of_calls_keeps_to_the_rate_of_its_principal(tokens: Tokens, stubs: Stubs) -> None:
+    tokens.add("slow", "worker", "*", "frames/s=10")
+    free = tokens.add("free", "worker")
+    with ExitStack() as stack:
+        server = stack.enter_context(fastps.serve(tokens=tokens.file))
+        ps = stack.enter_context(fastps.connect(server, token_file=free))
+        ps.register("w", np.zeros(8, np.float32), optimizer=fastps.SGD(lr=1.0))
+        clients = [
+            stack.enter_context(ForeignClient(stubs, server.address_list, token=tokens.text["slow"]))
+            for _ in range(4)
+        ]
+        with ThreadPoolExecutor(1) as beside:
+            flood = beside.submit(Flood, clients, "GetMap", stubs.pb.GetMapRequest(names=["w"]), 60)
+            pulls = 0
+            while not flood.done():
+                ps.pull("w")
+                ps.names()
+                pulls += 1
+                # Sessions stay alive, and health is for everybody.
+                if pulls % 8 == 1:
+                    assert clients[0].hello(0, renew=True).lease_ms > 0
+                    assert is_serving(clients[0].channels[0])
+            found = flood.result()
+        assert found.passed + len(found.refusals) == 240
+        # A burst, a second's worth that waits, and the rate while the calls were made.
+        assert 1 <= found.passed <= 12 + 10 * found.seconds + 1
+        for refusal in found.refusals:
+            assert (refusal.kind, refusal.got) == ("capacity", "more")
+            assert refusal.expected == "10 frames and calls and any bytes a second"
+            assert refusal.retry_after_ms > 1000
+        assert found.refusals
+        assert pulls >= 3
+
+
+def is_serving(channel: grpc.Channel) -> bool:
+    """Whether the health service says so; its answer is field 1 with value 1."""
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    return check(b"", timeout=30) == b"\x08\x01"
+
+
+def test_the_bytes_of_a_call_count(tokens: Tokens, stubs: Stubs) -> None:
+    tokens.add("slow", "worker", "*", "bytes/s=10000")
+    large = stubs.pb.GetMapRequest(names=[f"no tensor has the name {k}" for k in range(2000)])
+    size = large.ByteSize()
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        ForeignClient(stubs, server.address_list, token=tokens.text["slow"]) as client,
+    ):
+        assert list(client.call(0, "GetMap", large).entries) == []
+        with pytest.raises(Refused) as raised:
+            client.call(0, "GetMap", stubs.pb.GetMapRequest())
+        refusal = raised.value.refusal
+        assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (refusal.kind, refusal.shard) == ("capacity", 0)
+        assert size / 10 - 2000 < refusal.retry_after_ms <= size / 10 + 100
+        client.hello(0, renew=True)
+
+
+def test_calls_of_our_own_client_wait_and_are_refused(tokens: Tokens) -> None:
+    file = tokens.add("slow", "worker", "*", "frames/s=10")
+    with fastps.serve(tokens=tokens.file) as server, fastps.connect(server, token_file=file) as ps:
+        begin = time.monotonic()
+        for _ in range(15):
+            ps.names()
+        # 10 a second after a burst of 1.
+        assert time.monotonic() - begin >= (15 - 3) / 10
+
+        def refused(_: int) -> float | None:
+            try:
+                ps.names()
+            except fastps.CapacityError as error:
+                return error.retry_after
+            return None
+
+        with ThreadPoolExecutor(40) as pool:
+            waits = [wait for wait in pool.map(refused, range(40)) if wait is not None]
+        assert waits
+        assert all(0 < wait < 5 for wait in waits)
 
 
 def test_a_principal_s_tensors_have_a_limit(tokens: Tokens) -> None:
@@ -82,3 +196,58 @@ def test_a_principal_s_tensors_have_a_limit(tokens: Tokens) -> None:
         free.register("c", np.zeros(20_000, np.float32), optimizer=rule)
         ps.unregister("a")
         ps.register("b", np.zeros(20_000, np.float32), optimizer=rule)
+
+
+def opened(client: ForeignClient) -> list[Any]:
+    """Sessions of different clients, until one is refused."""
+    greetings: list[Any] = []
+    with pytest.raises(Refused) as raised:
+        for number in range(1, 200):
+            greeting = client.pb.HelloRequest(protocol_minor=1, client=number, secret=client.secret)
+            client.call(0, "Hello", greeting)
+            greetings.append(greeting)
+    assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    check_refusal(raised.value.refusal, "a session")
+    return greetings
+
+
+def check_refusal(refusal: Any, what: str) -> None:
+    assert refusal.kind == "capacity"
+    assert refusal.message == f'{what} would exceed the memory of principal "small"'
+    assert refusal.expected == "at most 60000 bytes"
+    assert 60_000 < int(refusal.got.removesuffix(" bytes")) < 70_000
+
+
+def test_sessions_and_registrations_count_against_the_memory_of_their_principal(
+    tokens: Tokens, stubs: Stubs
+) -> None:
+    tokens.add("small", "worker", "*", "memory=60000")
+    other = tokens.add("other", "worker")
+    pb = stubs.pb
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        fastps.connect(server, token_file=other) as free,
+        ForeignClient(stubs, server.address_list, token=tokens.text["small"]) as client,
+    ):
+        greetings = opened(client)
+        assert len(greetings) > 20
+        # The principal has no room for a registration either, whichever of its clients asks.
+        register = pb.RegisterRequest(spec=client.spec("w", (8,)), client=greetings[0].client)
+        with pytest.raises(Refused) as raised:
+            client.call(0, "Register", register)
+        check_refusal(raised.value.refusal, "the registration")
+        free.register("c", np.zeros(20_000, np.float32), optimizer=fastps.SGD(lr=1.0))
+        # What is closed makes room.
+        for greeting in greetings[1:]:
+            greeting.close = True
+            client.call(0, "Hello", greeting)
+        registered = 0
+        with pytest.raises(Refused) as raised:
+            for client_id in (client.client, greetings[0].client):
+                for k in range(60):
+                    spec = client.spec(f"w {client_id} {k}", (8,))
+                    client.call(0, "Register", pb.RegisterRequest(spec=spec, client=client_id))
+                    registered += 1
+        check_refusal(raised.value.refusal, "the registration")
+        assert registered > 20
+        free.register("d", np.zeros(20_000, np.float32), optimizer=fastps.SGD(lr=1.0))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import Authority
+from certificates import DAY, Authority
 from foreign_client import ForeignClient, Refused, Stubs
 from token_files import Tokens, new_token
 
@@ -226,6 +226,20 @@ def of_stranger(client: ForeignClient, target: Target) -> set[str]:
     return found | {raised.value.code().name.lower()}
 
 
+def of_outcast(client: ForeignClient, target: Target) -> dict[str, str]:
+    """What a caller gets to whom the server speaks no more, from every call and kind of frame."""
+    found, (control,) = {}, client.controls
+    for method, request in requests(client.pb, client.client, client.secret or b"", target).items():
+        call = getattr(control, method).future(request, timeout=60)
+        found[method] = call.code().name.lower()
+    for kind, frame in frames(client, target).items():
+        with pytest.raises(grpc.RpcError) as raised:
+            client.stream(0).exchange([frame])
+        found[kind] = raised.value.code().name.lower()
+        client.streams.clear()
+    return found
+
+
 @pytest.fixture
 def owner(stubs: Stubs, tokens: Tokens, authority: Authority) -> Iterator[ForeignClient]:
     """A client of everything, and the server that asks for tokens or certificates with a role."""
@@ -235,7 +249,12 @@ def owner(stubs: Stubs, tokens: Tokens, authority: Authority) -> Iterator[Foreig
     tokens.add("expired", "server", "*", "expires=2020-01-01")
     tokens.add("revoked", "server")
     with (
-        fastps.serve(tokens=tokens.file, **authority.server("127.0.0.1"), tls_ca=authority.file) as server,
+        fastps.serve(
+            tokens=tokens.file,
+            **authority.server("127.0.0.1"),
+            tls_ca=authority.file,
+            tls_crl=authority.revoked(),
+        ) as server,
         ForeignClient(
             stubs, server.address_list, token=tokens.text["owner"], credentials=authority.credentials()
         ) as client,
@@ -262,6 +281,10 @@ def test_every_call_by_every_caller(
 
     with ExitStack() as stack:
         plain = authority.credentials()
+        files, certificate = authority.client("revoked", role="server")
+        revoked = client(stack, credentials=authority.credentials_of(files))
+        assert revoked.call(0, "Stats", stubs.pb.StatsRequest()).counters
+        authority.revoked(certificate)
         for caller, (role, scope) in CALLERS.items():
             by_token = client(stack, token=tokens.text[caller.replace(" ", "-")], credentials=plain)
             found = outcomes(by_token, lambda of: Target(owner, True, of))
@@ -280,6 +303,14 @@ def test_every_call_by_every_caller(
         for text in (None, new_token(), tokens.text["expired"], tokens.text["revoked"]):
             stranger = client(stack, token=text, credentials=plain, hello=False)
             assert of_stranger(stranger, Target(owner, False)) == {"unauthenticated"}
+        files, _ = authority.client("expired", role="server", until=-DAY / 2)
+        expired = client(stack, credentials=authority.credentials_of(files), hello=False)
+        while owner.call(0, "Stats", stubs.pb.StatsRequest()).counters["tls_reloads"] < 1:
+            assert time.monotonic() < end, "the list of revoked certificates is not read again"
+            time.sleep(0.05)
+        for caller, outcast in (("revoked certificate", revoked), ("expired certificate", expired)):
+            for call, text in of_outcast(outcast, Target(owner, False)).items():
+                table[call][caller] = text
     if os.environ.get("FASTPS_REGENERATE"):
         EXPECTED.write_text(json.dumps(table, indent=1) + "\n")
     assert table == json.loads(EXPECTED.read_text())

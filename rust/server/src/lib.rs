@@ -13,6 +13,8 @@ pub mod config;
 mod connection;
 mod control;
 mod data;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod human;
 mod listeners;
 mod machine_memory;

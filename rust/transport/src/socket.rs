@@ -4,6 +4,7 @@ use crate::tls::{self, ClientTls, Secure};
 use crate::unix;
 use crate::wire::{Borrower, Lender, LocalStream};
 use fastps_core::shard::Exposed;
+use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -100,10 +101,10 @@ impl Socket {
         }
     }
 
-    /// The certificate that the other end has shown, in DER form.
-    pub fn peer_certificate(&self) -> Option<&[u8]> {
+    /// The certificate that the other end has shown, its issuers behind it.
+    pub fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         let Self::Tls(secure) = self else { return None };
-        Some(secure.get_ref().1.peer_certificates()?.first()?.as_ref())
+        secure.get_ref().1.peer_certificates()
     }
 
     /// The address of the other end; `None` through a Unix socket.

@@ -13,6 +13,7 @@ use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite};
+pub use rustls::pki_types::CertificateDer;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCertStore};
 pub use server::ServerTls;

@@ -211,9 +211,9 @@ impl Tokens {
                 changed
             }
             Err(error) => {
-                self.failed.fetch_add(1, Ordering::Relaxed);
                 let text = error.to_string();
                 if trouble.as_ref() != Some(&text) {
+                    self.failed.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(%error, "the last good token file stays in force");
                     *trouble = Some(text);
                 }
@@ -224,11 +224,39 @@ impl Tokens {
 }
 
 /// The token in the headers of a call, if there is one; `Err`: the header has another form.
-fn shown(headers: &HeaderMap) -> Result<Option<&str>, ()> {
+pub(crate) fn shown(headers: &HeaderMap) -> Result<Option<&str>, ()> {
     let mut all = headers.get_all(http::header::AUTHORIZATION).iter();
     let Some(first) = all.next() else { return Ok(None) };
     let text = first.to_str().ok().filter(|_| all.next().is_none());
     let (scheme, text) = text.and_then(|text| text.split_once(' ')).ok_or(())?;
     let fits = scheme.eq_ignore_ascii_case("bearer") && text.len() == token::TOKEN_LENGTH;
     if fits { Ok(Some(text)) } else { Err(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_bad_token_file_counts_once_for_each_error() {
+        let path = std::env::temp_dir().join(format!("fastps-tokens-{}", std::process::id()));
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        };
+        let good = format!("alice worker * {}\n", "0".repeat(64));
+        write(&good);
+        let access = Access::open(Some(&path), Arc::default()).unwrap();
+        let failed = || access.counters()[2].1;
+        for (text, expected) in [("alice", 1), ("alice wroker", 2), (&good, 2), ("alice", 3)] {
+            write(text);
+            (0..3).for_each(|_| access.reload());
+            assert_eq!(failed(), expected, "{text}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        (0..3).for_each(|_| access.reload());
+        assert_eq!(failed(), 4);
+    }
 }

@@ -1,19 +1,51 @@
 //! The audit: one JSON line in a file for each event that changes who may do what, or what the servers hold.
 
+use crate::auth::rate::Rate;
 use fastps_core::error::{Error, Kind, Result};
 use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+/// Events of a principal's workers that are listed at once, and then each second.
+const WORKER_BURST: u32 = 1000;
+const WORKER_EVENTS_PER_SECOND: u32 = 1;
+
 /// The file of events, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct Audit(Option<Mutex<Output>>);
+pub(crate) struct Audit {
+    output: Option<Mutex<Output>>,
+    /// What limits the events of workers, by the name of their principal.
+    workers: Mutex<HashMap<Option<Arc<str>>, Limited>>,
+}
+
+/// The events of one principal's workers.
+#[derive(Debug)]
+struct Limited {
+    rate: Rate,
+    /// Number of events that no line stands for yet.
+    suppressed: u64,
+}
+
+impl Default for Limited {
+    fn default() -> Self {
+        Self { rate: Rate::new(WORKER_BURST, WORKER_EVENTS_PER_SECOND), suppressed: 0 }
+    }
+}
+
+impl Limited {
+    /// The number of events suppressed before, if a line may be written now.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        self.rate.take(now).ok().map(|()| std::mem::take(&mut self.suppressed))
+    }
+}
 
 #[derive(Debug)]
 struct Output {
@@ -32,12 +64,12 @@ impl Audit {
             Error::new(Kind::Config, format!("cannot write the audit to {}: {error}", path.display()))
         })?;
         let output = Output { path: path.to_owned(), file: Some(file), failing: false };
-        Ok(Arc::new(Self(Some(Mutex::new(output)))))
+        Ok(Arc::new(Self { output: Some(Mutex::new(output)), workers: Mutex::default() }))
     }
 
     /// Writes an event with these fields. Fails if it cannot be written, which is also logged.
     pub(crate) fn record(&self, event: &str, fields: Value) -> Result<()> {
-        let Some(output) = &self.0 else { return Ok(()) };
+        let Some(output) = &self.output else { return Ok(()) };
         let mut line = Map::new();
         let now = OffsetDateTime::now_utc();
         line.insert("time".to_owned(), json!(now.format(&Rfc3339).unwrap_or_default()));
@@ -47,6 +79,47 @@ impl Audit {
         }
         let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
         output.write(&format!("{}\n", Value::Object(line)))
+    }
+
+    /// Writes an event that workers of this principal cause at will. A loop of them must not fill the disk:
+    /// above a rate they are counted, and one line has their number.
+    pub(crate) fn record_often(
+        &self,
+        principal: Option<&Arc<str>>,
+        event: &str,
+        fields: impl FnOnce() -> Value,
+    ) -> Result<()> {
+        if self.output.is_none() {
+            return Ok(());
+        }
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let limited = workers.entry(principal.cloned()).or_default();
+        let Some(suppressed) = limited.take(Instant::now()) else {
+            limited.suppressed += 1;
+            return Ok(());
+        };
+        drop(workers);
+        self.record_suppressed(principal, suppressed)?;
+        self.record(event, fields())
+    }
+
+    fn record_suppressed(&self, principal: Option<&Arc<str>>, count: u64) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.record("suppressed", json!({"principal": principal, "count": count}))
+    }
+
+    /// Writes the lines of events that were suppressed and are not followed by others.
+    pub(crate) fn summarize(&self) {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = workers.iter_mut().filter(|(_, limited)| limited.suppressed > 0);
+        for (principal, limited) in waiting {
+            if let Some(count) = limited.take(Instant::now()) {
+                // It was logged if it cannot be written.
+                let _ = self.record_suppressed(principal.as_ref(), count);
+            }
+        }
     }
 }
 
@@ -93,6 +166,37 @@ fn append(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loop_of_worker_events_is_some_lines_and_a_count() {
+        let path = std::env::temp_dir().join(format!("fastps-audit-loop-{}", std::process::id()));
+        let audit = Audit::open(Some(&path)).unwrap();
+        let (alice, bob): (Arc<str>, Arc<str>) = ("alice".into(), "bob".into());
+        let events = u64::from(WORKER_BURST) + 500;
+        for number in 0..events {
+            audit.record_often(Some(&alice), "register", || json!({"number": number})).unwrap();
+        }
+        audit.record_often(Some(&bob), "register", || json!({"principal": "bob"})).unwrap();
+        let deadline = Instant::now() + std::time::Duration::from_mins(1);
+        let lines = loop {
+            audit.summarize();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            if lines.last().is_some_and(|last| last["event"] == "suppressed") {
+                break lines;
+            }
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        std::fs::remove_file(&path).unwrap();
+        // Each event has a line or is counted; another principal's are listed.
+        let counted: u64 = lines.iter().filter_map(|line| line["count"].as_u64()).sum();
+        let listed = lines.iter().filter(|line| line.get("number").is_some()).count() as u64;
+        assert_eq!(listed + counted, events);
+        assert!((400..=500).contains(&counted), "{counted}");
+        assert_eq!(lines.iter().filter(|line| line["principal"] == "bob").count(), 1);
+        assert!(lines.iter().all(|line| line["event"] != "suppressed" || line["principal"] == "alice"));
+    }
 
     #[test]
     fn each_event_is_a_line_wherever_the_file_is() {

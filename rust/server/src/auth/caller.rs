@@ -30,8 +30,8 @@ pub(crate) struct Caller {
     pub(crate) principal: Arc<Principal>,
     /// The hash of the secret that it shows.
     pub(crate) secret: Option<SecretHash>,
-    /// The rates of its frames; `None` without limits, and for unary calls.
-    pub(crate) budget: Option<Arc<Budget>>,
+    /// The budget of its principal; `None` without limits.
+    pub(crate) budget: Option<Budget>,
     /// Slices within the principal's scope that the stream has used; empty if the scope is everything.
     used: Mutex<HashSet<u64, foldhash::fast::RandomState>>,
 }

@@ -32,6 +32,11 @@ fn namespace(name: &str) -> Option<&str> {
     Some(name.strip_prefix(RUN)?.split_once('/')?.0)
 }
 
+/// Start of all names of a namespace.
+pub(crate) fn prefix(namespace: &str) -> String {
+    format!("{RUN}{namespace}/")
+}
+
 impl Scope {
     /// Returns whether a tensor of this name and group is within the limits.
     pub(crate) fn allows(&self, tensor: &str, group: &str) -> bool {

@@ -8,6 +8,7 @@ use crate::answers::Pins;
 use crate::auth::access::Access;
 use crate::auth::budget::Budgets;
 use crate::auth::caller::Caller;
+use crate::auth::peer::strangers::Strangers;
 use crate::auth::principal::Principal;
 use crate::auth::scope::Scope;
 use crate::auth::tls_watch::TlsWatch;
@@ -71,8 +72,10 @@ pub(crate) struct Node {
     pub(crate) access: Arc<Access>,
     /// The TLS files of the server.
     pub(crate) tls_watch: Arc<TlsWatch>,
-    /// The rates of principals.
+    /// Rates and memory of principals.
     pub(crate) budgets: Budgets,
+    /// Connections whose callers are unknown.
+    pub(crate) strangers: Arc<Strangers>,
     /// TLS and token for calls to other shards.
     pub(crate) others: Others,
     pub(crate) sessions: Sessions,
@@ -258,6 +261,8 @@ impl Node {
             map.sweep(now, |group| self.shard.groups().is_joined(group));
         }
         self.sweep_spaces(now);
+        self.strangers.sweep(now);
+        self.access.audit.summarize();
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
         }
@@ -303,12 +308,23 @@ impl Node {
 
     /// Lists a call in the audit. Fails if that cannot be written, which was logged.
     pub(crate) fn audit(&self, by: &Caller, event: &str, fields: Value) -> Result<()> {
+        self.access.audit.record(event, self.audited(by, fields))
+    }
+
+    /// Lists a call that workers make at will, at a limited rate. If it cannot be written, that was logged.
+    pub(crate) fn audit_often(&self, by: &Caller, event: &str, fields: Value) {
+        let name = by.principal.name.as_ref();
+        let _ = self.access.audit.record_often(name, event, || self.audited(by, fields));
+    }
+
+    /// The fields of a call in the audit.
+    fn audited(&self, by: &Caller, fields: Value) -> Value {
         let Principal { name, role, .. } = &*by.principal;
         let mut line = json!({"shard": self.index(), "principal": name, "role": role.name(), "address": by.peer.address});
         if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
             line.extend(fields);
         }
-        self.access.audit.record(event, line)
+        line
     }
 
     /// All counters.
@@ -324,7 +340,10 @@ impl Node {
             ("reservations", reservations),
             ("reservations_expired", reservations_expired),
             ("connections", self.connections.load(Ordering::Relaxed)),
-            ("connections_refused", self.connections_refused.load(Ordering::Relaxed)),
+            (
+                "connections_refused",
+                self.connections_refused.load(Ordering::Relaxed) + self.strangers.ended(),
+            ),
             ("handshakes_failed", self.handshakes_failed.load(Ordering::Relaxed)),
             ("floods_cut", self.floods_cut.load(Ordering::Relaxed)),
             ("streams_reset", self.streams_reset.load(Ordering::Relaxed)),

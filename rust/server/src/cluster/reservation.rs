@@ -2,6 +2,7 @@
 //! takes initial values only until it is sealed; once sealed it stays until shard 0 answers that it was not
 //! committed (see `reaper`).
 
+use crate::auth::budget::{Budget, Held, hold};
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Purpose, Shard};
@@ -46,8 +47,8 @@ struct ReservationTable {
     slices: HashMap<SliceId, u64, RandomState>,
     /// Number of slices of each reservation.
     held: HashMap<u64, usize>,
-    /// Principals with a limit, and the memory of what they have reserved, by reservation.
-    charged: HashMap<u64, (Arc<str>, u64)>,
+    /// Memory charged to principals with a limit, by reservation.
+    charged: HashMap<u64, Held>,
     /// Open reservations.
     open: HashMap<u64, Open>,
     /// Number of open reservations by client.
@@ -78,8 +79,8 @@ pub(crate) struct Reserve {
     pub(crate) client: u64,
     pub(crate) spec: Arc<TensorSpec>,
     pub(crate) group: u32,
-    /// The principal that registers, and the bytes that all its tensors may take here; `None`: no limit.
-    pub(crate) budget: Option<(Arc<str>, u64)>,
+    /// The budget of the principal that registers; `None`: it has no limits.
+    pub(crate) budget: Option<Budget>,
     /// Identifier and index in the tensor.
     pub(crate) slices: Vec<(SliceId, usize)>,
 }
@@ -114,6 +115,12 @@ impl Reserve {
             }
             None => Ok(()),
         }
+    }
+
+    /// Charges the memory to the principal. What it registered before the server's start is not counted.
+    fn charge(&self) -> Result<Option<Held>> {
+        let needed = Shard::memory_for(&self.spec, self.slices.iter().map(|(_, index)| *index));
+        hold(self.budget.as_ref(), "the tensor", needed).map_err(|error| error.tensor(self.spec.name.clone()))
     }
 
     fn as_kept(&self) -> Reservation {
@@ -257,7 +264,7 @@ impl Reservations {
                 .tensor(wish.spec.name.clone()));
         }
         self.check_room(shard, wish)?;
-        let charge = table.check_budget(wish).map_err(|error| error.shard(shard.index()))?;
+        let charge = wish.charge().map_err(|error| error.shard(shard.index()))?;
         shard.create(&wish.spec, wish.group, &wish.slices)?;
         self.files.step(|| Event::Reserved(wish.reservation, wish.as_kept()));
         table.hold(wish.reservation, &ids);
@@ -415,20 +422,6 @@ impl ReservationTable {
             }
         }
         Some(open)
-    }
-
-    /// The memory to charge to a principal with a limit. Fails if it exceeds that. What it registered before
-    /// the server's start is not counted.
-    fn check_budget(&self, wish: &Reserve) -> Result<Option<(Arc<str>, u64)>> {
-        let Some((name, most)) = &wish.budget else { return Ok(None) };
-        let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
-        let own = self.charged.values().filter(|(of, _)| of == name).map(|(_, bytes)| bytes).sum::<u64>();
-        if own + needed <= *most {
-            return Ok(Some((name.clone(), needed)));
-        }
-        let error = Error::new(Kind::Capacity, "the tensors of the principal exceed its memory");
-        let expected = format!("at most {most} bytes");
-        Err(error.tensor(wish.spec.name.clone()).expected(expected, format!("{} bytes", own + needed)))
     }
 
     fn hold(&mut self, reservation: u64, slices: &Slices) {

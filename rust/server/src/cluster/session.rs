@@ -2,6 +2,7 @@
 //! remember of its client can be dropped without applying a push twice. A client proves by its secret that
 //! a session is its own; others see a session's number only.
 
+use crate::auth::budget::{Budget, Held, hold};
 use crate::auth::caller::Proof;
 use crate::cluster::ended::EndedSessions;
 use crate::human;
@@ -29,6 +30,8 @@ pub(crate) struct Greeting<'a> {
     pub(crate) secret: SecretHash,
     /// The principal that calls; `None`: it has no name.
     pub(crate) principal: Option<&'a Arc<str>>,
+    /// Its budget; `None`: it has no limits.
+    pub(crate) budget: Option<&'a Budget>,
     pub(crate) name: &'a str,
     /// Set when the client believes that its session is alive.
     pub(crate) renew: bool,
@@ -69,6 +72,8 @@ struct Session {
     /// The worker's last report.
     report: Option<WorkerReport>,
     memory: Charge,
+    /// The same memory, charged to the owner if that has a limit.
+    held: Option<Held>,
 }
 
 /// Memory of a session, with the longest name and the texts of the longest report.
@@ -165,7 +170,7 @@ impl Sessions {
 
     /// Opens a session, or renews it.
     pub(crate) fn hello(&self, greeting: &Greeting<'_>, now: Instant) -> Result<Greeted> {
-        let &Greeting { client, secret, principal, name, renew, logged } = greeting;
+        let &Greeting { client, secret, principal, budget, name, renew, logged } = greeting;
         if client == 0 {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
@@ -180,7 +185,10 @@ impl Sessions {
             let changed = session.secret.is_none();
             session.secret.get_or_insert(secret);
             session.check(Proof { secret: Some(&secret), principal })?;
-            session.owner = session.owner.take().or_else(|| principal.cloned());
+            if session.owner.is_none() {
+                session.held = hold(budget, "a session", SESSION_BYTES)?;
+                session.owner = principal.cloned();
+            }
             (session.last_seen, session.logged) = (now, logged);
             if session.name != name {
                 name.clone_into(&mut session.name);
@@ -260,12 +268,14 @@ impl Sessions {
         secret: Option<SecretHash>,
         now: Instant,
     ) -> Result<u64> {
-        let &Greeting { client, principal, name, logged, .. } = greeting;
+        let &Greeting { client, principal, budget, name, logged, .. } = greeting;
+        let held = hold(budget, "a session", SESSION_BYTES)?;
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
         table.newest += 1;
         let (number, name, owner) = (table.newest, name.to_owned(), principal.cloned());
+        let (applied, report) = (0, None);
         let session =
-            Session { number, secret, owner, name, last_seen: now, applied: 0, logged, report: None, memory };
+            Session { number, secret, owner, name, last_seen: now, applied, logged, report, memory, held };
         table.live.insert(client, session);
         table.order.push_back(client);
         Ok(number)
@@ -284,6 +294,7 @@ impl Sessions {
                 client: *client,
                 secret: unknown,
                 principal: None,
+                budget: None,
                 name: "",
                 renew: false,
                 logged: true,

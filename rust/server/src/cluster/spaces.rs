@@ -2,6 +2,7 @@
 //! and their coordinators for the time that these have asked for. Other shards open none that it does not
 //! list, close what it has closed, and ask it who the coordinator of a space is.
 
+use crate::auth::budget::Held;
 use fastps_core::error::Result;
 use fastps_core::shard::Meter;
 use fastps_core::spaces::{Seat, SeatKey, SpaceSpec, SpaceStanding, Spaces, VacantSpace};
@@ -19,6 +20,8 @@ pub(crate) struct SpaceTable {
     vacant: Mutex<BTreeMap<SpaceId, Instant>>,
     /// On other shards than shard 0: term and key of each confirmed coordinator.
     seats: Mutex<BTreeMap<SpaceId, (u64, SeatKey)>>,
+    /// Memory of vectors on this shard, charged to principals with a limit.
+    held: Mutex<BTreeMap<SpaceId, Vec<Held>>>,
     /// Time of the last search for idle replicas.
     swept: Mutex<Option<Instant>>,
 }
@@ -54,8 +57,8 @@ impl SpaceTable {
             };
             spaces.restore(spec, standing)?;
         }
-        let (vacant, seats, swept) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { spaces: Mutex::new(spaces), vacant, seats, swept })
+        let (vacant, seats, held, swept) = Default::default();
+        Ok(Self { spaces: Mutex::new(spaces), vacant, seats, held, swept })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Spaces> {
@@ -90,9 +93,17 @@ impl SpaceTable {
         locked(&self.seats).get(&space) == Some(&seat)
     }
 
-    /// Forgets the coordinator of a closed space.
+    /// Forgets the coordinator and the charges of a closed space.
     pub(crate) fn forget(&self, space: SpaceId) {
         locked(&self.seats).remove(&space);
+        locked(&self.held).remove(&space);
+    }
+
+    /// Keeps the memory of a space charged until it is closed.
+    pub(crate) fn keep(&self, space: SpaceId, held: Vec<Held>) {
+        if !held.is_empty() {
+            locked(&self.held).entry(space).or_default().extend(held);
+        }
     }
 
     /// Stores a coordinator that shard 0 has confirmed.

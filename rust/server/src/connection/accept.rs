@@ -161,19 +161,22 @@ impl Opening {
                 return None;
             }
         };
-        let mut connection = Connection::new(io, (budget, certificate), node);
+        let chain = io.peer_certificates().unwrap_or_default().to_vec();
+        let mut connection = Connection::new(io, (budget, certificate), node.clone());
+        node.tls_watch.watch(chain, &connection.peer().ending);
         // An error means that the peer has gone.
         let native = connection.is_native().await.ok()?;
         if connection.refuse_http1().await {
             return None;
         }
+        connection.ask_who_calls();
         Some((connection, native))
     }
 }
 
 /// The principal that the client's certificate names, if it names one.
 pub(crate) fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
-    let Some(der) = io.peer_certificate() else { return Ok(None) };
+    let Some([der, ..]) = io.peer_certificates() else { return Ok(None) };
     let uris = Certificate::parse(der)?.uris;
     let mut ours = uris.iter().filter(|uri| uri.starts_with(principal_uri::SCHEME));
     match (ours.next(), ours.next()) {

@@ -1,7 +1,7 @@
 //! An accepted connection, as the loop that serves it reads and writes it.
 //!
-//! Reads wait until memory for the bytes is charged, and control frames are counted. The bytes read to
-//! recognize a native client are read again by the loop that serves it.
+//! Reads wait until memory for the bytes is charged, and control frames are counted. A connection that must
+//! end says why before it is closed. The bytes read to recognize a native client are read again by the loop that serves it.
 
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::auth::principal::Principal;
@@ -52,7 +52,7 @@ pub(crate) struct Connection {
     shared: Option<Charge>,
     /// Number of control frames still allowed.
     allowance: Allowance,
-    /// Set once the allowance is exceeded: the connection is being ended.
+    /// Set once the connection is being ended.
     farewell: Option<Farewell>,
 }
 
@@ -79,6 +79,13 @@ impl Connection {
 
     pub(crate) fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// Counts the connection among those whose callers are unknown, if the server asks who calls.
+    pub(crate) fn ask_who_calls(&mut self) {
+        if self.node.access.asks() && self.peer.certificate.is_none() {
+            self.peer.become_stranger(&self.node.strangers);
+        }
     }
 
     /// Lends values to the client, if it can map their memory.
@@ -146,7 +153,20 @@ impl Connection {
         if let Some(farewell) = &mut self.farewell {
             ready!(farewell.poll(self.io.get_mut(), cx));
         }
-        Poll::Ready(Err(io::Error::other("the connection sent too many control frames")))
+        Poll::Ready(Err(io::Error::other("the connection was ended")))
+    }
+
+    /// Returns whether the connection is being ended, which may begin now.
+    fn is_over(&mut self, cx: &Context<'_>) -> bool {
+        if self.farewell.is_none()
+            && let Poll::Ready(reason) = self.peer.ending.poll(cx)
+        {
+            let shard = self.node.index();
+            tracing::info!(shard, %reason, "a connection is ended");
+            let reason = reason.clone().shard(shard);
+            self.farewell = Some(Farewell::new(&reason, self.allowance.is_between_frames()));
+        }
+        self.farewell.is_some()
     }
 
     /// Counts `written` of these bytes as sent.
@@ -238,7 +258,7 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.farewell.is_some() {
+        if self.is_over(cx) {
             return self.poll_farewell(cx);
         }
         let before = buf.filled().len();
@@ -280,7 +300,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.farewell.is_some() {
+        if self.is_over(cx) {
             // Nothing is sent after the GOAWAY.
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
         }

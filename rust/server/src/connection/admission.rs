@@ -1,8 +1,11 @@
 //! Admission of calls by their headers, before any of their body is read: a caller without a valid token
-//! costs no memory and learns nothing. Handlers check the role that each call needs.
+//! costs no memory and learns nothing, and one above its rate waits or is refused. Handlers check the role
+//! that each call needs.
 
+use crate::auth::budget::{Allowance, Budget};
 use crate::auth::peer::Peer;
 use crate::cluster::node::Node;
+use fastps_core::error::{Error, Result};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use http::{Request, Response};
@@ -22,9 +25,9 @@ pub(crate) struct Admission<S> {
     pub(crate) node: Arc<Node>,
 }
 
-impl<S, Q> Service<Request<Q>> for Admission<S>
+impl<S> Service<Request<Body>> for Admission<S>
 where
-    S: Service<Request<Q>, Response = Response<Body>>,
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
 {
@@ -36,16 +39,34 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let access = &self.node.access;
-        let peer = request.extensions().get::<Peer>().filter(|_| request.uri().path().starts_with(OURS));
-        let known = peer.map(|peer| access.admit(peer.origin(), request.headers(), pb::Role::Reader));
-        match known {
-            Some(Err(error)) => {
-                let refused = convert::status(&error.shard(self.node.index())).into_http();
-                Box::pin(std::future::ready(Ok(refused)))
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (access, path) = (&self.node.access, request.uri().path());
+        let peer = request.extensions().get::<Peer>().filter(|_| path.starts_with(OURS));
+        let Some(peer) = peer else { return Box::pin(self.inner.call(request)) };
+        let known = match access.admit(peer.origin(), request.headers(), pb::Role::Reader) {
+            Ok(known) => known,
+            Err(error) => return Box::pin(std::future::ready(Ok(self.refusal(error)))),
+        };
+        peer.authenticated();
+        let budget = self.node.budgets.of(&known.principal).filter(Budget::has_rates);
+        let Some((allowance, budget)) = Allowance::of_call(path).zip(budget) else {
+            return Box::pin(self.inner.call(request));
+        };
+        // The service that is ready, and one that may become so later.
+        let next = self.inner.clone();
+        let mut admission = Self { inner: std::mem::replace(&mut self.inner, next), node: self.node.clone() };
+        Box::pin(async move {
+            if let Err(error) = budget.admit_call(allowance).await {
+                return Ok(admission.refusal(error));
             }
-            Some(Ok(_)) | None => Box::pin(self.inner.call(request)),
-        }
+            let shard = admission.node.index();
+            admission.inner.call(request.map(|body| budget.paid(allowance, body, shard))).await
+        })
+    }
+}
+
+impl<S> Admission<S> {
+    fn refusal(&self, error: Error) -> Response<Body> {
+        convert::status(&error.shard(self.node.index())).into_http()
     }
 }

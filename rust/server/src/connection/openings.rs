@@ -2,8 +2,9 @@
 //! counted. At the limit the oldest silent connection, or else the longest idle one, is evicted for a new
 //! one. Until one may be evicted the new one waits, in a queue of its address if that has used its share.
 
+use crate::auth::peer::strangers::{LOCAL_SOURCE, source};
 use std::future::{Future, poll_fn};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,8 +23,6 @@ const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// How long a connection may wait for a slot of its address's share, and how often it looks for one.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Unix sockets count as one address, with a separate share.
-const LOCAL_SOURCE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// The connections of one shard that have not begun.
 #[derive(Debug, Default)]
@@ -266,20 +265,11 @@ impl Drop for OpeningSlot {
     }
 }
 
-/// The network that counts as one address: a host commonly has a whole IPv6 network of 64 bits.
-fn source(address: Option<IpAddr>) -> IpAddr {
-    match address.map(|address| address.to_canonical()) {
-        Some(IpAddr::V6(address)) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        Some(address @ IpAddr::V4(_)) => address,
-        None => LOCAL_SOURCE,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use futures_util::FutureExt;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     const ONE: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
     const OTHER: Option<IpAddr> = Some(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)));

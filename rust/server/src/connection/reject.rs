@@ -13,18 +13,24 @@ use tokio::time::{Sleep, sleep};
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// HTTP/2's codes (RFC 9113, 7).
+const NO_ERROR: u32 = 0;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 const INADEQUATE_SECURITY: u32 = 0xc;
 
-/// Says in HTTP/2 why the connection cannot be served, and closes it.
-pub(crate) async fn reject(mut io: Socket, error: &Error) {
-    let reason = match error.kind {
+/// The code of a GOAWAY with this reason.
+fn code(reason: &Error) -> u32 {
+    match reason.kind {
+        Kind::Deadline => NO_ERROR,
         Kind::Capacity => ENHANCE_YOUR_CALM,
         _ => INADEQUATE_SECURITY,
-    };
+    }
+}
+
+/// Says in HTTP/2 why the connection cannot be served, and closes it.
+pub(crate) async fn reject(mut io: Socket, error: &Error) {
     // Empty SETTINGS, with which every server must begin. No stream was accepted.
     let mut farewell = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
-    farewell.extend(goaway(0, reason, &error.to_string()));
+    farewell.extend(goaway(0, code(error), &error.to_string()));
     let work = async {
         // The peer may be gone or not listening.
         let _ = io.write_all(&farewell).await;
@@ -60,7 +66,7 @@ impl Farewell {
         // Any stream may have been answered.
         let last = i32::MAX as u32;
         let goaway =
-            if is_between_frames { goaway(last, ENHANCE_YOUR_CALM, &error.to_string()) } else { Vec::new() };
+            if is_between_frames { goaway(last, code(error), &error.to_string()) } else { Vec::new() };
         Self { goaway, written: 0, is_shut: false, late: Box::pin(sleep(LINGER_TIMEOUT)) }
     }
 

@@ -55,7 +55,8 @@ fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) 
         node.evict_idle_session(m.client);
     }
     let principal = by.principal.name.as_ref();
-    let greeting = Greeting { client: m.client, secret, principal, name: &m.name, renew: m.renew, logged };
+    let (budget, name) = (by.budget.as_ref(), m.name.as_str());
+    let greeting = Greeting { client: m.client, secret, principal, budget, name, renew: m.renew, logged };
     let session = node.sessions.hello(&greeting, Instant::now())?;
     if session.changed {
         node.files.note(|| Event::SessionOpened(m.client, secret));

@@ -99,7 +99,9 @@ impl ControlService {
         let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
         let metadata = request.metadata();
         let known = self.node.access.admit(peer.origin(), metadata.as_ref(), Q::ROLE)?;
-        Ok(Caller::new(peer, &known, metadata))
+        let mut caller = Caller::new(peer, &known, metadata);
+        caller.budget = self.node.budgets.of(&known.principal);
+        Ok(caller)
     }
 
     /// Checks the caller, and that the session for which it speaks is its own; makes the call, and names the

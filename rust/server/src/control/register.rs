@@ -28,7 +28,7 @@ pub(super) fn register(
     let now = Instant::now();
     node.sessions.touch(m.client, now)?;
     let empty = pb::RegisterResponse::default();
-    let registered = match map.register(&spec, m.client, now)? {
+    let registered = match map.register(&spec, m.client, by.budget.as_ref(), now)? {
         Registered::Exists(placement) => {
             pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
         }
@@ -42,8 +42,7 @@ pub(super) fn register(
     let noted = map.noted();
     std::mem::drop(map);
     if registered.reservation != 0 {
-        // It was logged if it cannot be written.
-        let _ = node.audit(by, "register", json!({"tensor": spec.name, "group": spec.group}));
+        node.audit_often(by, "register", json!({"tensor": spec.name, "group": spec.group}));
     }
     Ok((registered, noted))
 }
@@ -78,7 +77,7 @@ pub(super) fn reserve(
         client: m.client,
         spec,
         group: m.group,
-        budget: by.principal.name.clone().zip(by.principal.limits.memory),
+        budget: by.budget.clone(),
         slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
     };
     if !node.reservations.knows(m.reservation) {
@@ -126,7 +125,7 @@ pub(super) fn unregister(
         node.check_no_space(&m.name)?;
     }
     let placement = node.map()?.unregister(&m.name, Instant::now(), scope)?;
-    let _ = node.audit(by, "unregister", json!({"tensor": m.name}));
+    node.audit_often(by, "unregister", json!({"tensor": m.name}));
     Ok(pb::UnregisterResponse { placement: Some(placement) })
 }
 
@@ -160,7 +159,7 @@ pub(super) fn drop(
     let here = slices.iter().filter(|slice| node.shard.slice(**slice).is_ok()).count();
     node.reservations.drop_slices(&node.shard, &slices);
     if here > 0 {
-        let _ = node.audit(by, "drop", json!({"slices": here}));
+        node.audit_often(by, "drop", json!({"slices": here}));
     }
     Ok(pb::DropResponse {})
 }

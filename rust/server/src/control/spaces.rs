@@ -1,5 +1,6 @@
 //! Opens, closes and lists spaces of vectors, and seats their coordinators.
 
+use crate::auth::budget::{Budget, Held, hold};
 use crate::auth::caller::Caller;
 use crate::cluster::node::Node;
 use crate::cluster::spaces::opened;
@@ -83,8 +84,9 @@ pub(super) fn open(
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
     let (spec, new) = if is_first { list(node, by, request)? } else { (listed(by, request, first)?, false) };
-    match open_slices(&slices, &spec.space) {
-        Ok((term, last)) => {
+    match open_slices(&slices, &spec.space, by.budget.as_ref()) {
+        Ok((term, last, held)) => {
+            node.space_table.keep(spec.space.id, held);
             node.files.steps_end_here();
             Ok(pb::OpenSpaceResponse { space: spec.space.id.0, new, term, last })
         }
@@ -189,12 +191,21 @@ fn slices_of(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Result
 }
 
 /// Opens the space on all slices. On an error, closes it where it was just opened. Returns the largest term
-/// and program number that they know.
-fn open_slices(slices: &[Arc<Slice>], space: &Arc<Space>) -> Result<(u64, u64)> {
-    let (mut term, mut last, mut new) = (0, 0, Vec::new());
+/// and program number that they know, and the memory charged to a budget.
+fn open_slices(
+    slices: &[Arc<Slice>],
+    space: &Arc<Space>,
+    budget: Option<&Budget>,
+) -> Result<(u64, u64, Vec<Held>)> {
+    let (mut term, mut last, mut new, mut all) = (0, 0, Vec::new(), Vec::new());
     for slice in slices {
         let was_open = slice.space().is_some_and(|(open, _)| open.id == space.id);
-        match slice.open_space(space) {
+        let bytes = if was_open { 0 } else { slice.bytes() as u64 * space.vectors.len() as u64 };
+        let opened = hold(budget, "the space", bytes).and_then(|held| {
+            all.extend(held);
+            slice.open_space(space)
+        });
+        match opened {
             Ok(standing) => (term, last) = (standing.term.max(term), standing.number.max(last)),
             Err(error) => {
                 for slice in new {
@@ -207,7 +218,7 @@ fn open_slices(slices: &[Arc<Slice>], space: &Arc<Space>) -> Result<(u64, u64)> 
             new.push(slice);
         }
     }
-    Ok((term, last))
+    Ok((term, last, all))
 }
 
 /// One page of the open spaces within the scope of the caller.
@@ -242,9 +253,11 @@ pub(super) fn coordinate(
             let (space, term, holder) = (space.0, seat.term, name.clone());
             let key = by.secret;
             if term > 1 {
-                // It was logged if it cannot be written.
-                let _ =
-                    node.audit(by, "space taken over", json!({"space": space, "term": term, "holder": name}));
+                node.audit_often(
+                    by,
+                    "space taken over",
+                    json!({"space": space, "term": term, "holder": name}),
+                );
             }
             node.files.step(|| Event::SeatTaken { space, term, holder, client, key });
         }

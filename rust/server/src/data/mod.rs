@@ -8,6 +8,7 @@ mod sparse;
 mod vectors;
 
 use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
+use crate::auth::budget::Allowance;
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{Node, Phase};
@@ -124,9 +125,14 @@ impl Exchange {
     ) -> Result<Self> {
         let role = pb::Frame::ROLE;
         let known = node.access.admit(peer.origin(), metadata.as_ref(), role)?;
+        peer.authenticated();
         node.access.watch(&known, &shared);
         let mut caller = Caller::new(peer, &known, metadata);
         caller.budget = node.budgets.of(&known.principal);
+        if let Some(budget) = &caller.budget {
+            // A stream counts like a frame; the first one waits for it.
+            budget.charge(Allowance::Work, 0, Instant::now())?;
+        }
         Ok(Self { node: node.clone(), caller: Arc::new(caller), shared })
     }
 
@@ -174,9 +180,10 @@ impl Exchange {
 
     /// Waits until the principal's rate has room for the frame; later ones are not read meanwhile.
     async fn pace(&self, frame: &pb::Frame) -> Result<()> {
-        let Some(budget) = &self.caller.budget else { return Ok(()) };
-        let limits = &self.caller.principal.limits;
-        let wait = budget.charge(limits, frame.encoded_len(), Instant::now())?;
+        let Some(budget) = self.caller.budget.as_ref().filter(|budget| budget.has_rates()) else {
+            return Ok(());
+        };
+        let wait = budget.charge(Allowance::Work, frame.encoded_len() as u64, Instant::now())?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }

@@ -171,7 +171,7 @@ impl Interceptor for Readers {
     fn call(&mut self, request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
         let peer = Peer::of(&request)?;
         let known = self.0.admit(peer.origin(), request.metadata().as_ref(), pb::Role::Reader);
-        known.map(|_| request).map_err(|error| convert::status(&error))
+        known.inspect(|_| peer.authenticated()).map(|_| request).map_err(|error| convert::status(&error))
     }
 }
 

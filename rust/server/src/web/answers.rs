@@ -1,11 +1,11 @@
 //! The paths of the web listener.
 
+use super::caller::WebCaller;
 use super::cluster;
 use super::family::Form;
 use super::hosts::Hosts;
 use super::metrics;
-use super::serve::Site;
-use super::visitor::Visitor;
+use super::site::Site;
 use bytes::Bytes;
 use fastps_core::error::Kind;
 use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
@@ -33,8 +33,8 @@ fn refuse(status: StatusCode, why: &str) -> Answer {
 }
 
 /// Answers a request.
-pub(super) fn answer<B>(request: &Request<B>, site: &Site, visitor: &Visitor) -> Answer {
-    if let Some(refusal) = refusal(request, &site.hosts).or_else(|| unknown(request, site, visitor)) {
+pub(super) fn answer<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -> Answer {
+    if let Some(refusal) = refusal(request, &site.hosts).or_else(|| unknown(request, site, caller)) {
         return refusal;
     }
     let subject = &site.subject;
@@ -60,11 +60,11 @@ pub(super) fn answer<B>(request: &Request<B>, site: &Site, visitor: &Visitor) ->
 }
 
 /// Refuses a caller that may not read everything. Health is for everybody.
-fn unknown<B>(request: &Request<B>, site: &Site, visitor: &Visitor) -> Option<Answer> {
+fn unknown<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -> Option<Answer> {
     if matches!(request.uri().path(), "/healthz" | "/readyz") {
         return None;
     }
-    let error = visitor.check(request.headers(), &site.subject).err()?;
+    let error = caller.check(request.headers(), &site.subject).err()?;
     if error.kind != Kind::Unauthenticated {
         return Some(refuse(StatusCode::FORBIDDEN, &error.to_string()));
     }

@@ -6,6 +6,7 @@
 //! need the credentials that the shards ask for.
 
 mod answers;
+mod caller;
 mod cluster;
 mod family;
 mod hosts;
@@ -13,7 +14,7 @@ mod measured;
 mod metrics;
 mod names;
 mod serve;
-mod visitor;
+mod site;
 
 use crate::auth::access::Access;
 use crate::cluster::node::Node;
@@ -23,7 +24,7 @@ use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::tls::ServerTls;
 use hosts::Hosts;
-use serve::Site;
+use site::Site;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;

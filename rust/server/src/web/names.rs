@@ -136,7 +136,7 @@ pub(super) const SHARD: &[Metric] = &[
         "token_reloads_failed",
         "token_reloads_failed",
         Counter,
-        "Tries to read the token file again that failed; the last good one stays in force",
+        "Changes of the token file that cannot be used; the last good one stays in force",
     ),
     metric("floods_cut", "floods_cut", Counter, "Connections closed because of too many control frames"),
     metric("streams_reset", "streams_reset", Counter, "Streams of slow readers that were reset"),

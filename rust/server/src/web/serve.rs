@@ -1,16 +1,14 @@
 //! The connections of the web listener: short, and bounded in number, size and time.
 
-use super::Subject;
 use super::answers::answer;
-use super::hosts::Hosts;
-use super::visitor::Visitor;
-use crate::auth::rate::Rate;
+use super::caller::WebCaller;
+use super::site::Site;
 use crate::connection::not_grpc::answer_http1;
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::connection::reject::linger;
 use crate::listeners::Listeners;
 use fastps_transport::Socket;
-use fastps_transport::tls::{HANDSHAKE_RECORD, ServerTls};
+use fastps_transport::tls::HANDSHAKE_RECORD;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -30,28 +28,10 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Failed handshakes that are logged at once, and then each second.
-const LOG_BURST: u32 = 8;
-const LOGS_PER_SECOND: u32 = 1;
 const SPEAKS_TLS: &str = "this port speaks TLS: use https\n";
 
-/// What all connections of a listener share.
-#[derive(Debug)]
-pub(super) struct Site {
-    pub(super) hosts: Hosts,
-    pub(super) subject: Arc<Subject>,
-    tls: Option<ServerTls>,
-    log: Rate,
-}
-
-impl Site {
-    pub(super) fn new(hosts: Hosts, subject: Arc<Subject>, tls: Option<ServerTls>) -> Self {
-        Self { hosts, subject, tls, log: Rate::new(LOG_BURST, LOGS_PER_SECOND) }
-    }
-}
-
-/// Accepts connections until dropped. Each has a slot, as at a shard while it opens: at the limit, in total or
-/// of its address, the one that has been idle longest gives way to a new one.
+/// Accepts connections until dropped. Each has a slot, as at a shard while it opens: at the limit, in total
+/// or of its address, the one that has been idle longest gives way to a new one.
 pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
     let accepting = match listeners.into_accepting() {
         Ok(accepting) => accepting,
@@ -77,8 +57,8 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
 async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
     let Some(slot) = entrance.slot().await else { return };
     let serving = async {
-        if let Some((io, visitor)) = open(tcp, &slot, &site).await {
-            answer_requests(io, &visitor, &site).await;
+        if let Some((io, caller)) = open(tcp, &slot, &site).await {
+            answer_requests(io, &caller, &site).await;
         }
     };
     tokio::select! {
@@ -87,9 +67,9 @@ async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
     }
 }
 
-async fn answer_requests(io: Socket, visitor: &Visitor, site: &Site) {
+async fn answer_requests(io: Socket, caller: &WebCaller, site: &Site) {
     let service = service_fn(|request| {
-        let response = answer(&request, site, visitor);
+        let response = answer(&request, site, caller);
         async move { Ok::<_, Infallible>(response) }
     });
     let serving = http1::Builder::new()
@@ -103,10 +83,10 @@ async fn answer_requests(io: Socket, visitor: &Visitor, site: &Site) {
 }
 
 /// Waits for the first byte and shakes hands; `None` if the peer does not begin, or TLS refuses it.
-async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(Socket, Visitor)> {
+async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(Socket, WebCaller)> {
     let first = slot.first_byte(&tcp).await?;
     let address = tcp.peer_addr().ok().map(|peer| peer.ip());
-    let Some(tls) = &site.tls else { return Some((tcp.into(), Visitor::plain(address))) };
+    let Some(tls) = &site.tls else { return Some((tcp.into(), WebCaller::plain(address))) };
     if first != HANDSHAKE_RECORD {
         answer_http1(&mut tcp, &[first], "400 Bad Request", SPEAKS_TLS).await;
         return None;
@@ -121,8 +101,8 @@ async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(So
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept_web(tcp)).await.ok()? {
         Ok(stream) => {
             let io = Socket::from(stream);
-            let visitor = Visitor::secure(&io, tls.asks).inspect_err(|error| failed(error)).ok()?;
-            Some((io, visitor))
+            let caller = WebCaller::secure(&io, tls.asks).inspect_err(|error| failed(error)).ok()?;
+            Some((io, caller))
         }
         Err((error, mut tcp)) => {
             failed(&error);

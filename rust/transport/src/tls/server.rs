@@ -3,10 +3,11 @@
 use super::contents::{Contents, Identity, check_server};
 use super::{ClientTls, HTTP2, READ_AHEAD_BYTES, Secure, TlsFiles, config, provider};
 use fastps_core::error::{Error, Kind, Result};
-use rustls::ServerConfig;
 use rustls::client::verify_server_name;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::{CertificateError, ServerConfig};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,11 @@ struct Present {
     own: CertificateDer<'static>,
     shards: TlsAcceptor,
     web: TlsAcceptor,
+    /// Checks the certificates of clients of the shards.
+    verifier: Option<Verifier>,
 }
+
+type Verifier = Arc<dyn ClientCertVerifier>;
 
 /// The listener that shakes hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,6 +89,22 @@ impl ServerTls {
         self.present.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Fails if a client's certificate, which was valid at its handshake, has been revoked or has expired
+    /// since. Its issuers come behind it.
+    pub fn check_client(&self, chain: &[CertificateDer<'_>]) -> Result<()> {
+        let verifier = self.present().verifier.clone();
+        let (Some(verifier), Some((own, issuers))) = (verifier, chain.split_first()) else { return Ok(()) };
+        let ended =
+            |how: &str| Err(Error::new(Kind::Unauthenticated, format!("the client's certificate {how}")));
+        match verifier.verify_client_cert(own, issuers, UnixTime::now()) {
+            Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)) => ended("was revoked"),
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            )) => ended("has expired"),
+            _ => Ok(()),
+        }
+    }
+
     /// Shakes hands with a client of a shard. On failure the client was informed, and the socket waits for it
     /// to read that.
     pub async fn accept(&self, tcp: TcpStream) -> Result<Secure, (io::Error, TcpStream)> {
@@ -115,38 +136,48 @@ impl Present {
         let chain = &identity.0;
         check_server(cert, chain)?;
         let own = chain.first().cloned().ok_or_else(|| config("a server with TLS needs a certificate"))?;
-        let acceptor = |listener| acceptor((files, crl), &contents, &identity, listener);
-        let (shards, web) = (acceptor(Listener::Shard)?, acceptor(Listener::Web)?);
-        Ok(Self { contents, own, shards, web })
+        let verifier = |listener| verifier((files, crl), &contents, listener);
+        let acceptor = |verifier, listener| acceptor(files, &identity, verifier, listener);
+        let shards = verifier(Listener::Shard)?;
+        let web = acceptor(verifier(Listener::Web)?, Listener::Web)?;
+        Ok(Self { own, shards: acceptor(shards.clone(), Listener::Shard)?, web, verifier: shards, contents })
     }
 }
 
-/// A server's end with these contents of its files.
-fn acceptor(
+/// The check of clients' certificates, if the server asks for them.
+fn verifier(
     (files, crl): (&TlsFiles, Option<&Path>),
     contents: &Contents,
+    listener: Listener,
+) -> Result<Option<Verifier>> {
+    let Some(roots) = contents.roots(files)? else { return Ok(None) };
+    let file = files.ca.as_deref().unwrap_or(Path::new(""));
+    let unusable =
+        |error| config(format!("the TLS certificates of {} are unusable: {error}", file.display()));
+    // CAs without a list have revoked nothing.
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+        .with_crls(contents.revoked(crl)?)
+        .allow_unknown_revocation_status();
+    if listener == Listener::Web {
+        verifier = verifier.allow_unauthenticated();
+    }
+    Ok(Some(verifier.build().map_err(unusable)?))
+}
+
+/// The end of a listener with this identity.
+fn acceptor(
+    files: &TlsFiles,
     (chain, key): &Identity,
+    verifier: Option<Verifier>,
     listener: Listener,
 ) -> Result<TlsAcceptor> {
     let internal = |error| Error::new(Kind::Internal, format!("TLS: {error}"));
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(internal)?;
-    let builder = match contents.roots(files)? {
+    let builder = match verifier {
         None => builder.with_no_client_auth(),
-        Some(roots) => {
-            let file = files.ca.as_deref().unwrap_or(Path::new(""));
-            let unusable =
-                |error| config(format!("the TLS certificates of {} are unusable: {error}", file.display()));
-            // CAs without a list have revoked nothing.
-            let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
-                .with_crls(contents.revoked(crl)?)
-                .allow_unknown_revocation_status();
-            if listener == Listener::Web {
-                verifier = verifier.allow_unauthenticated();
-            }
-            builder.with_client_cert_verifier(verifier.build().map_err(unusable)?)
-        }
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
     let mut server = builder
         .with_single_cert(chain.clone(), key.clone_key())

@@ -2,7 +2,7 @@
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Meter, Purpose};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Most groups.
@@ -22,8 +22,8 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct Groups {
     by_name: HashMap<Arc<str>, Group>,
-    /// Tensors that exist, by the number of their group.
-    committed: HashMap<u32, usize>,
+    /// Names of tensors that exist, by the number of their group.
+    committed: HashMap<u32, BTreeSet<Arc<str>>>,
     /// Groups without tensors: removed unless workers have joined them.
     empty: HashSet<Arc<str>>,
     last: u32,
@@ -38,9 +38,7 @@ impl Groups {
     /// Counts a tensor that an earlier process had.
     pub(super) fn restore(&mut self, name: &Arc<str>, number: u32) -> Result<()> {
         self.last = self.last.max(number);
-        self.add(name, number)?;
-        self.commit(name);
-        Ok(())
+        self.add(name, number)
     }
 
     /// The name of a group.
@@ -75,22 +73,27 @@ impl Groups {
         Ok(())
     }
 
-    /// Counts a tensor that now exists.
-    pub(super) fn commit(&mut self, name: &str) {
-        if let Some(group) = self.by_name.get(name) {
-            *self.committed.entry(group.number).or_default() += 1;
+    /// Notes that a tensor now exists.
+    pub(super) fn commit(&mut self, group: &str, tensor: &Arc<str>) {
+        if let Some(group) = self.by_name.get(group) {
+            self.committed.entry(group.number).or_default().insert(tensor.clone());
         }
     }
 
-    /// Counts a tensor that exists no more.
-    pub(super) fn uncommit(&mut self, name: &str) {
-        let Some(group) = self.by_name.get(name) else { return };
+    /// Notes that a tensor exists no more.
+    pub(super) fn uncommit(&mut self, group: &str, tensor: &str) {
+        let Some(group) = self.by_name.get(group) else { return };
         if let Some(tensors) = self.committed.get_mut(&group.number) {
-            *tensors -= 1;
-            if *tensors == 0 {
+            tensors.remove(tensor);
+            if tensors.is_empty() {
                 self.committed.remove(&group.number);
             }
         }
+    }
+
+    /// The tensors of a group that exist; `None`: there are none.
+    pub(super) fn tensors(&self, group: &str) -> Option<&BTreeSet<Arc<str>>> {
+        self.committed.get(&self.by_name.get(group)?.number)
     }
 
     /// Counts a tensor that is gone, or whose registration has ended.

@@ -3,6 +3,7 @@
 mod groups;
 mod pages;
 
+use crate::auth::budget::{Budget, Held, hold};
 use crate::auth::scope::Scope;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result, unknown_tensor};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_SLICES: usize = 1 << 18;
 /// Most tensors, registered and under way.
 const MAX_TENSORS: usize = 1 << 20;
+/// Names that an unknown one is compared with.
+const MAX_COMPARED: usize = 10_000;
 /// Most open registrations of one client.
 const MAX_OPEN_REGISTRATIONS: usize = 64;
 /// Retry delay of a client with too many open registrations.
@@ -42,6 +45,8 @@ struct MapEntry {
     wire: pb::MapEntry,
     reservation: u64,
     memory: Charge,
+    /// The same memory, charged to the principal that registered the tensor if that has a limit.
+    held: Option<Held>,
 }
 
 #[derive(Debug)]
@@ -119,19 +124,28 @@ impl Map {
                 }
             }
             self.groups.restore(&spec.group, group)?;
-            let memory = self.take(&spec, 0)?;
+            let memory = self.meter.take(Purpose::Map, bytes_for(&spec, 0));
+            let memory = memory.map_err(|error| error.tensor(spec.name.clone()))?;
             self.reservations.insert(reservation, spec.name.clone());
             let placement = pb::Placement { group, slices, shards };
             let wire = pb::MapEntry { spec: Some(spec_to_wire(&spec)), placement: Some(placement) };
-            self.entries
-                .insert(spec.name.clone(), MapEntry { spec: Arc::new(spec), wire, reservation, memory });
+            let (name, spec) = (spec.name.clone(), Arc::new(spec));
+            self.groups.commit(&spec.group, &name);
+            self.entries.insert(name, MapEntry { spec, wire, reservation, memory, held: None });
         }
         self.files = files;
         Ok(self)
     }
 
-    /// First step of a registration. Its owner repeats it to keep it alive.
-    pub(crate) fn register(&mut self, spec: &TensorSpec, client: u64, now: Instant) -> Result<Registered> {
+    /// First step of a registration, whose memory is charged to a budget. Its owner repeats it to keep it
+    /// alive.
+    pub(crate) fn register(
+        &mut self,
+        spec: &TensorSpec,
+        client: u64,
+        budget: Option<&Budget>,
+        now: Instant,
+    ) -> Result<Registered> {
         if let Some(entry) = self.entries.get(&spec.name) {
             same(
                 &entry.spec,
@@ -156,7 +170,7 @@ impl Map {
         // owner cannot reach.
         self.end(&spec.name);
         self.check(spec, client)?;
-        let entry = self.place(spec).map_err(|error| error.tensor(spec.name.clone()))?;
+        let entry = self.place(spec, budget).map_err(|error| error.tensor(spec.name.clone()))?;
         let (reserved, reservation) = (entry.reserved(), entry.reservation);
         self.reservations.insert(reservation, spec.name.clone());
         self.slices.extend(entry.slices().iter().map(|slice| (*slice, reservation)));
@@ -179,15 +193,6 @@ impl Map {
                 return Ok(drawn);
             }
         }
-    }
-
-    /// Counts the memory of an entry, and `beside` bytes for each of its slices.
-    fn take(&self, spec: &TensorSpec, beside: u64) -> Result<Charge> {
-        let names = 4 * (spec.name.len() + spec.group.len()) + 24 * spec.shape.len();
-        let places = spec.slice_count() as u64 * (PLACE_BYTES + beside);
-        let bytes = ENTRY_BYTES + names as u64 + places;
-        let bytes = if fault("entry_not_charged") { 0 } else { bytes };
-        self.meter.take(Purpose::Map, bytes).map_err(|error| error.tensor(spec.name.clone()))
     }
 
     /// Checks that do not depend on free memory.
@@ -226,15 +231,17 @@ impl Map {
         Ok(())
     }
 
-    fn place(&mut self, spec: &TensorSpec) -> Result<MapEntry> {
-        let memory = self.take(spec, PENDING_BYTES)?;
+    fn place(&mut self, spec: &TensorSpec, budget: Option<&Budget>) -> Result<MapEntry> {
+        let bytes = bytes_for(spec, PENDING_BYTES);
+        let held = hold(budget, "the registration", bytes)?;
+        let memory = self.meter.take(Purpose::Map, bytes)?;
         let mut ids = self.identifiers(1 + spec.slice_count())?;
         let reservation = ids.swap_remove(0);
         let group = self.groups.enter(&spec.group)?;
         let shards = (0..ids.len()).map(|slice| self.load.place(spec, slice)).collect();
         let placement = pb::Placement { group, slices: ids, shards };
         let wire = pb::MapEntry { spec: Some(spec_to_wire(spec)), placement: Some(placement) };
-        Ok(MapEntry { spec: Arc::new(spec.clone()), wire, reservation, memory })
+        Ok(MapEntry { spec: Arc::new(spec.clone()), wire, reservation, memory, held })
     }
 
     /// Forgets the reservation and slices of an entry.
@@ -252,7 +259,11 @@ impl Map {
         for slice in entry.slices() {
             self.slices.remove(slice);
         }
-        entry.memory.give_back(PENDING_BYTES * entry.slices().len() as u64);
+        let pending = PENDING_BYTES * entry.slices().len() as u64;
+        entry.memory.give_back(pending);
+        if let Some(held) = &mut entry.held {
+            held.give_back(pending);
+        }
         if let Some(open) = self.open.get_mut(&client) {
             *open -= 1;
             if *open == 0 {
@@ -314,7 +325,7 @@ impl Map {
             Some(_) => {
                 if let Some(entry) = self.take_pending(&name) {
                     self.noted = self.files.step(|| Event::Entered(reservation, entry.holding()));
-                    self.groups.commit(&entry.spec.group);
+                    self.groups.commit(&entry.spec.group, &name);
                     self.entries.insert(name, entry);
                 }
                 Ok(())
@@ -390,7 +401,7 @@ impl Map {
 
     fn unknown(&self, name: &str, scope: &Scope) -> Error {
         let shown: String = name.chars().take(1024).collect();
-        let known = self.entries.iter().filter(|(_, entry)| entry.is_within(scope)).map(|(name, _)| &**name);
+        let known = self.within(scope, "").map(|(name, _)| name).take(MAX_COMPARED);
         unknown_tensor("no such tensor is registered", &shown, known)
     }
 
@@ -405,7 +416,7 @@ impl Map {
         let entered = self.entries.remove(name);
         self.touched += 1;
         if let Some(entry) = &entered {
-            self.groups.uncommit(&entry.spec.group);
+            self.groups.uncommit(&entry.spec.group, name);
             self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
         }
         let entry = entered.or(pending).ok_or_else(|| self.unknown(name, scope))?;
@@ -422,6 +433,13 @@ impl Map {
     pub(crate) fn counts(&self) -> [u64; 4] {
         [self.entries.len() as u64, self.pending.len() as u64, self.load.total(), self.touched]
     }
+}
+
+/// Memory of an entry, with `beside` bytes for each of its slices.
+fn bytes_for(spec: &TensorSpec, beside: u64) -> u64 {
+    let names = 4 * (spec.name.len() + spec.group.len()) + 24 * spec.shape.len();
+    let places = spec.slice_count() as u64 * (PLACE_BYTES + beside);
+    if fault("entry_not_charged") { 0 } else { ENTRY_BYTES + names as u64 + places }
 }
 
 impl MapEntry {

@@ -26,8 +26,8 @@ impl Node {
         if listed.is_some() {
             self.files.step(|| Event::SpaceClosed(space.0));
         }
-        self.space_table.forget(space);
         self.shard.close_space(space);
+        self.space_table.forget(space);
     }
 
     /// Fails unless the client with this secret was the last to take the space's seat, with this term.

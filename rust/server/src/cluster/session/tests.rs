@@ -13,7 +13,8 @@ fn shows(secret: Option<&SecretHash>) -> Proof<'_> {
 
 fn hello(sessions: &Sessions, client: u64, name: &str, renew: bool, now: Instant) -> Result<Greeted> {
     let secret = SecretHash::of(b"its own");
-    sessions.hello(&Greeting { client, secret, principal: None, name, renew, logged: false }, now)
+    sessions
+        .hello(&Greeting { client, secret, principal: None, budget: None, name, renew, logged: false }, now)
 }
 
 #[test]
@@ -152,7 +153,15 @@ fn who_has_no_secret_renews_and_learns_nothing() {
         assert_eq!(sessions.admit(1, shows(shown), late).unwrap_err().kind, Kind::Denied);
     }
     for renew in [false, true] {
-        let stranger = Greeting { client: 1, secret: other, principal: None, name: "b", renew, logged: true };
+        let stranger = Greeting {
+            client: 1,
+            secret: other,
+            principal: None,
+            budget: None,
+            name: "b",
+            renew,
+            logged: true,
+        };
         assert_eq!(sessions.hello(&stranger, late).unwrap_err().kind, Kind::Denied);
     }
     let listed = &sessions.list(late, 9, None)[0];
@@ -187,7 +196,10 @@ fn a_session_belongs_to_the_principal_that_opened_it() {
     let (secret, alice, bob): (_, Arc<str>, Arc<str>) =
         (SecretHash::of(b"its own"), "alice".into(), "bob".into());
     let hello = |client, principal| {
-        sessions.hello(&Greeting { client, secret, principal, name: "", renew: false, logged: false }, start)
+        sessions.hello(
+            &Greeting { client, secret, principal, budget: None, name: "", renew: false, logged: false },
+            start,
+        )
     };
     hello(1, Some(&alice)).unwrap();
     let proof = |principal| Proof { secret: Some(&secret), principal };

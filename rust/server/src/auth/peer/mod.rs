@@ -1,7 +1,11 @@
 //! The peer of a connection, as the handlers know it.
 
+pub(crate) mod ending;
+pub(crate) mod strangers;
+
 use crate::auth::principal::Principal;
 use crate::auth::rate::Rate;
+use ending::Ending;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Medium;
 use fastps_transport::memory_budget::MemoryBudget;
@@ -9,6 +13,7 @@ use http_body_util::BodyExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
+use strangers::{Stranger, Strangers};
 use tokio::sync::Semaphore;
 use tonic::body::Body;
 
@@ -31,6 +36,10 @@ pub(crate) struct Peer {
     pub(crate) medium: Medium,
     /// For sessions that it begins.
     pub(crate) hellos: Arc<Rate>,
+    /// Ends the connection.
+    pub(crate) ending: Arc<Ending>,
+    /// Its place among those whose callers are unknown, if the server asks who calls.
+    stranger: Option<Arc<Stranger>>,
 }
 
 impl Peer {
@@ -41,7 +50,19 @@ impl Peer {
     ) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { certificate, address, pins, budget, medium, hellos }
+        Self { certificate, address, pins, budget, medium, hellos, ending: Arc::default(), stranger: None }
+    }
+
+    /// Takes a place among the strangers, until a caller is known.
+    pub(crate) fn become_stranger(&mut self, strangers: &Arc<Strangers>) {
+        self.stranger = Some(Arc::new(strangers.enter(self.address, &self.ending, Instant::now())));
+    }
+
+    /// Notes that a caller is known.
+    pub(crate) fn authenticated(&self) {
+        if let Some(stranger) = &self.stranger {
+            stranger.leave();
+        }
     }
 
     /// Fails if the connection exceeds its rate of new sessions.

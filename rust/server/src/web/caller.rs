@@ -1,4 +1,4 @@
-//! Evidence of who asks, from a connection of the web listener.
+//! The caller of a request to the web listener: its address and its certificate.
 
 use super::Subject;
 use crate::auth::principal::Principal;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The other end of a connection.
 #[derive(Debug)]
-pub(super) struct Visitor {
+pub(super) struct WebCaller {
     address: Option<IpAddr>,
     /// The principal that its certificate names.
     certificate: Option<Arc<Principal>>,
@@ -20,7 +20,7 @@ pub(super) struct Visitor {
     lacks_certificate: bool,
 }
 
-impl Visitor {
+impl WebCaller {
     /// Without TLS.
     pub(super) fn plain(address: Option<IpAddr>) -> Self {
         Self { address, certificate: None, lacks_certificate: false }
@@ -29,7 +29,7 @@ impl Visitor {
     /// After a handshake in which the server `asks` for a certificate. Fails if that names no valid
     /// principal.
     pub(super) fn secure(io: &Socket, asks: bool) -> Result<Self> {
-        let lacks_certificate = asks && io.peer_certificate().is_none();
+        let lacks_certificate = asks && io.peer_certificates().is_none();
         Ok(Self { address: io.peer_address(), certificate: principal(io)?, lacks_certificate })
     }
 

@@ -1,0 +1,186 @@
+//! Budgets of principals on one shard: rates of frames, of calls and of their bytes, and memory. Above its
+//! rate, a principal is read later, and refused beyond a second.
+
+pub(crate) mod calls;
+mod memory;
+
+pub(crate) use memory::{Held, hold};
+
+use crate::auth::principal::{Limits, Principal};
+use fastps_core::error::{Error, Kind, Result};
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest time for which a frame or call waits.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+/// Size of a burst, as the time that it takes at the principal's rate.
+const BURST: Duration = Duration::from_millis(100);
+
+/// What the principals of a shard have spent, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Budgets(Mutex<HashMap<Arc<str>, Arc<Spent>>>);
+
+/// What one principal has spent.
+#[derive(Debug, Default)]
+struct Spent {
+    /// Debts of frames and calls.
+    work: Debts,
+    /// Debts of Hellos, which keep sessions alive: other calls and frames never delay them.
+    hellos: Debts,
+    /// Bytes of memory.
+    memory: AtomicU64,
+}
+
+/// Times at which debts, in frames and in bytes, are paid off.
+type Debts = Mutex<[Option<Instant>; 2]>;
+
+/// The allowance that pays for a frame or call. Each has the whole rate of the principal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allowance {
+    /// Frames, and all calls but Hello.
+    Work,
+    /// Hellos.
+    Hellos,
+}
+
+/// The budget of a principal, which its calls and streams share, with its present limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    name: Arc<str>,
+    limits: Limits,
+    spent: Arc<Spent>,
+}
+
+impl Budgets {
+    /// The budget of a principal; `None` if it has no limits.
+    pub(crate) fn of(&self, principal: &Principal) -> Option<Budget> {
+        let limits = principal.limits;
+        let name = principal.name.clone().filter(|_| limits != Limits::default())?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let spent = all.entry(name.clone()).or_default().clone();
+        Some(Budget { name, limits, spent })
+    }
+}
+
+impl Budget {
+    /// Returns whether the principal has a rate.
+    pub(crate) fn has_rates(&self) -> bool {
+        self.limits.frames_per_second.or(self.limits.bytes_per_second).is_some()
+    }
+
+    /// Charges a frame or call of this size. Returns how long it waits; fails, and charges nothing, if that is
+    /// too long.
+    pub(crate) fn charge(&self, allowance: Allowance, bytes: u64, now: Instant) -> Result<Duration> {
+        self.settle(allowance, [Some(1), Some(bytes)], now)
+    }
+
+    /// [`Budget::charge`] for the body of a call whose headers were charged.
+    fn charge_body(&self, allowance: Allowance, bytes: u64, now: Instant) -> Result<Duration> {
+        self.settle(allowance, [None, Some(bytes)], now)
+    }
+
+    /// Charges these frames and bytes, once earlier debts of the same kind are paid off.
+    fn settle(&self, allowance: Allowance, costs: [Option<u64>; 2], now: Instant) -> Result<Duration> {
+        let Limits { frames_per_second, bytes_per_second, .. } = self.limits;
+        let rates = [frames_per_second, bytes_per_second];
+        let debts = match allowance {
+            Allowance::Work => &self.spent.work,
+            Allowance::Hellos => &self.spent.hellos,
+        };
+        let mut paid = debts.lock().unwrap_or_else(PoisonError::into_inner);
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let due = paid.map(|paid| paid.unwrap_or(earliest).max(earliest));
+        let limited = rates.iter().zip(costs).zip(due).filter(|((rate, cost), _)| rate.and(*cost).is_some());
+        let wait = limited.map(|(_, due)| due.saturating_duration_since(now)).max().unwrap_or_default();
+        if wait > MAX_WAIT {
+            let [frames, bytes] =
+                rates.map(|rate| rate.map_or_else(|| "any".to_owned(), |rate| rate.to_string()));
+            let error = Error::new(Kind::Capacity, "the principal exceeds its rate");
+            let expected = format!("{frames} frames and calls and {bytes} bytes a second");
+            return Err(error.expected(expected, "more").retry_after_ms(wait.as_millis() as u64 + 1));
+        }
+        for (((paid, due), rate), cost) in paid.iter_mut().zip(due).zip(rates).zip(costs) {
+            if let (Some(rate), Some(cost)) = (rate, cost) {
+                *paid = Some(due + Duration::from_secs_f64(cost as f64 / rate.max(1) as f64));
+            }
+        }
+        Ok(wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::role::Role;
+    use crate::auth::scope::Scope;
+    use Allowance::{Hellos, Work};
+
+    fn principal(name: &str, frames: Option<u64>, bytes: Option<u64>) -> Principal {
+        let limits = Limits { frames_per_second: frames, bytes_per_second: bytes, memory: None };
+        Principal { limits, ..Principal::new(name, Role::Worker, Scope::Everything) }
+    }
+
+    fn budget(frames: Option<u64>, bytes: Option<u64>) -> Budget {
+        Budgets::default().of(&principal("a", frames, bytes)).unwrap()
+    }
+
+    #[test]
+    fn a_principal_sends_at_its_rate_and_is_refused_a_second_late() {
+        let (budget, start) = (budget(Some(10), None), Instant::now());
+        // A burst of 100 ms, and then each frame 100 ms after the one before, up to a second.
+        let waits: Vec<_> = (0..12).map(|_| budget.charge(Work, 5, start).unwrap().as_millis()).collect();
+        assert_eq!(waits, [0, 0, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]);
+        let error = budget.charge(Work, 5, start).unwrap_err();
+        assert_eq!((error.kind, error.retry_after_ms), (Kind::Capacity, Some(1101)));
+        // Its Hellos have an allowance of their own.
+        assert_eq!(budget.charge(Hellos, 5, start), Ok(Duration::ZERO));
+        let later = start + Duration::from_millis(1101);
+        assert_eq!(budget.charge(Work, 5, later), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_frame_larger_than_the_rate_passes_and_those_after_it_wait() {
+        let (budget, start) = (budget(None, Some(1000)), Instant::now());
+        assert_eq!(budget.charge(Work, 1600, start), Ok(Duration::ZERO));
+        assert_eq!(budget.charge(Work, 1, start).unwrap_err().retry_after_ms, Some(1501));
+        let later = start + Duration::from_secs(1);
+        assert_eq!(budget.charge(Work, 1, later), Ok(Duration::from_millis(500)));
+        assert!(budget.charge(Work, 1, later + Duration::from_mins(1)).unwrap().is_zero());
+    }
+
+    #[test]
+    fn a_body_waits_for_bytes_alone() {
+        let (budget, start) = (budget(Some(1), Some(1000)), Instant::now());
+        assert_eq!(budget.charge(Work, 0, start), Ok(Duration::ZERO));
+        assert_eq!(budget.charge_body(Work, 600, start), Ok(Duration::ZERO));
+        assert_eq!(budget.charge_body(Work, 1600, start), Ok(Duration::from_millis(500)));
+        assert_eq!(budget.charge_body(Work, 1, start).unwrap_err().retry_after_ms, Some(2101));
+        // The next call is refused by its headers.
+        assert_eq!(budget.charge(Work, 0, start).unwrap_err().retry_after_ms, Some(2101));
+    }
+
+    #[test]
+    fn all_streams_and_calls_of_a_principal_share_its_budget() {
+        let (budgets, start) = (Budgets::default(), Instant::now());
+        let of = |name, frames, bytes| budgets.of(&principal(name, frames, bytes));
+        let (one, same) = (of("a", Some(1), None).unwrap(), of("a", Some(1), Some(9)).unwrap());
+        one.charge(Work, 1, start).unwrap();
+        assert_eq!(same.charge(Work, 1, start), Ok(Duration::from_millis(900)));
+        assert_eq!(of("b", Some(1), None).unwrap().charge(Work, 1, start), Ok(Duration::ZERO));
+        assert!(of("c", None, None).is_none());
+    }
+
+    #[test]
+    fn ten_thousand_principals_have_a_budget_each() {
+        let (budgets, start) = (Budgets::default(), Instant::now());
+        let of = |k: usize| budgets.of(&principal(&format!("p{k}"), Some(10), None)).unwrap();
+        for k in 0..10_000 {
+            assert_eq!(of(k).charge(Work, 1, start), Ok(Duration::ZERO), "principal {k}");
+        }
+        (0..11).for_each(|_| drop(of(7).charge(Work, 1, start)));
+        assert!(of(7).charge(Work, 1, start).is_err() && of(8).charge(Work, 1, start).is_ok());
+        assert_eq!(budgets.0.lock().unwrap().len(), 10_000);
+    }
+}
