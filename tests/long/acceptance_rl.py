@@ -148,7 +148,7 @@ def disturbed(limit: int) -> list[str]:
         with Training(
             A3C(steps=20), cart_pole, 2, limit, 0, 1, True, servers=server.addresses
         ) as training:  # fmt: skip
-            run, stopped, goes_on_at = training.run, 0, 0.0
+            run, stopped, resumes_at = training.run, 0, 0.0
 
             def begin_a_third() -> None:
                 training._start(2)
@@ -157,15 +157,15 @@ def disturbed(limit: int) -> list[str]:
                 os.kill(training._workers[0].process.pid, signal.SIGKILL)
 
             def stop() -> None:
-                nonlocal stopped, goes_on_at
-                stopped, goes_on_at = training._workers[1].process.pid, time.monotonic() + 2 * lease
+                nonlocal stopped, resumes_at
+                stopped, resumes_at = training._workers[1].process.pid, time.monotonic() + 2 * lease
                 os.kill(stopped, signal.SIGSTOP)
 
             waiting = [(10_000, begin_a_third), (30_000, stop), (40_000, kill)]
-            while training.goes_on():
+            while training.poll():
                 if waiting and run.frames >= waiting[0][0]:
                     waiting.pop(0)[1]()
-                if stopped and time.monotonic() > goes_on_at:
+                if stopped and time.monotonic() > resumes_at:
                     os.kill(stopped, signal.SIGCONT)
                     stopped = 0
                 if run.solved_at and not waiting and not stopped:
@@ -204,7 +204,7 @@ def replay_disturbed(limit: int, every: int = 2500) -> list[str]:
         ) as training,
     ):
         run, waiting = training.run, [(5_000, 0), (10_000, 2)]
-        while training.goes_on():
+        while training.poll():
             if waiting and run.frames >= waiting[0][0]:
                 worker = training._workers.get(waiting.pop(0)[1])
                 if worker is not None:

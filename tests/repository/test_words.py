@@ -23,6 +23,8 @@ TOO_WIDE = 0
 PHRASES_PER_1000_LINES = {"rust": 0.5, "python": 0.6}
 
 COLUMNS = 110
+# Words that names avoid: they say that something happened instead of naming the value.
+NAMES = re.compile(r"(?:^|_)(?:told|anew|mends?|mended|goes_on|so_many)(?:_|$)", re.IGNORECASE)
 WORDS = re.compile(r"\b(?:anew|whoever|in\s+vain|is\s+told|nobody)\b", re.IGNORECASE)
 
 # Phrases that describe a value where a noun would name it, or that read as translated, each with an example.
@@ -134,6 +136,26 @@ def test_prose_has_no_stilted_words() -> None:
         for match in WORDS.finditer(text)
     ]
     assert len(found) <= STILTED, report(found, STILTED)
+
+
+def names(path: Path) -> set[str]:
+    """The identifiers of a file."""
+    source = path.read_text()
+    if path.suffix == ".rs":
+        return set(re.findall(r"[A-Za-z_]\w*", RUST.sub(" ", source)))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def test_names_are_plain() -> None:
+    files = [
+        *sources("rust", ".rs"),
+        *(p for tree in ("python", "tests", "examples") for p in sources(tree, ".py")),
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}: {name}" for path in files for name in names(path) if NAMES.search(name)
+    ]
+    assert not found, report(sorted(found), 0)
 
 
 @pytest.mark.parametrize("tree", PHRASES_PER_1000_LINES)

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-GOES_ON, TERMINATED, TRUNCATED = range(3)
+CONTINUES, TERMINATED, TRUNCATED = range(3)
 
 
 class Scripted(gymnasium.Env):

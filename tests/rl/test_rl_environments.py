@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import fastps
 from fastps.rl import A3C, EpisodeError, EvolutionStrategies, evaluate, run_worker, train_round_robin
-from rl.environments import GOES_ON, TERMINATED, Faulty, Scripted, cart_pole
+from rl.environments import CONTINUES, TERMINATED, Faulty, Scripted, cart_pole
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +204,6 @@ def test_evolution_strategies_name_an_odd_answer(store: fastps.Store) -> None:
 
 def test_a_new_environment_per_call_may_share_what_it_plays_with(store: fastps.Store) -> None:
     shared: list[tuple] = []
-    make_env = lambda: Scripted([GOES_ON, TERMINATED], record=shared)  # noqa: E731
+    make_env = lambda: Scripted([CONTINUES, TERMINATED], record=shared)  # noqa: E731
     assert run_worker(store, A3C(), make_env, seed=0, frames=20)["frames"] == 20
     assert len(shared) == 20

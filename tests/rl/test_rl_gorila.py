@@ -25,10 +25,10 @@ from fastps.rl.q_learning import Outliers, epsilon_greedy, loss
 from fastps.rl.replay.local import Batch, LocalReplay
 from fastps.rl.training.train import Training
 from fastps.rl.workers import Evaluator
-from rl.environments import GOES_ON, TERMINATED, TRUNCATED, Scripted, cart_pole, slow_cart_pole
+from rl.environments import CONTINUES, TERMINATED, TRUNCATED, Scripted, cart_pole, slow_cart_pole
 
 GAMMA = 0.9
-SCRIPT = [GOES_ON, TERMINATED, GOES_ON, TRUNCATED]
+SCRIPT = [CONTINUES, TERMINATED, CONTINUES, TRUNCATED]
 MODEL = "model.weight"
 
 
@@ -82,7 +82,7 @@ def test_the_gradient_of_double_q_learning_at_terminations_and_truncations(store
     target = linear(seed=1)
     with learner(store, record) as one:
         replay = played(one, 40)
-        assert {end for *_, end, _ in record} == {GOES_ON, TERMINATED, TRUNCATED}
+        assert {end for *_, end, _ in record} == {CONTINUES, TERMINATED, TRUNCATED}
         for k in range(40):  # alone, so that no case hides in a mean
             batch = Batch(*(column[k : k + 1] for column in replay._rows))
             value, d_w, d_b = reference(one.model, target, record[k : k + 1])
@@ -268,7 +268,7 @@ def test_killed_actors_and_learners_are_started_again_and_rows_stay(tmp_path: Pa
             algorithm, cart_pole, 3, 2000, 0, 1, True, servers=server.addresses, evaluated=False
         ) as training:
             victims = {2: 500, 0: 1000}  # an actor and the learner, and the frames at which each is killed
-            while training.goes_on():
+            while training.poll():
                 for rank, frames in list(victims.items()):
                     worker = training._workers.get(rank)
                     if worker is not None and worker.reported and training.run.frames >= frames:
@@ -378,10 +378,10 @@ def test_settings_are_checked(make, text: str) -> None:
 
 
 def test_bad_input_registers_nothing(store: fastps.Store) -> None:
-    box = functools.partial(Scripted, [GOES_ON], spaces.Box(-1.0, 1.0, (2,), np.float32))
+    box = functools.partial(Scripted, [CONTINUES], spaces.Box(-1.0, 1.0, (2,), np.float32))
 
     def wide() -> Scripted:
-        env = Scripted([GOES_ON])
+        env = Scripted([CONTINUES])
         env.observation_space = spaces.Box(-1.0, 1.0, (200_000,), np.float32)
         return env
 

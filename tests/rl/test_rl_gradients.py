@@ -15,10 +15,10 @@ from torch import nn
 import fastps
 from fastps.rl import A3C, EvolutionStrategies, Naive
 from fastps.rl.learner import Learner
-from rl.environments import GOES_ON, TERMINATED, TRUNCATED, Scripted
+from rl.environments import CONTINUES, TERMINATED, TRUNCATED, Scripted
 
 GAMMA = 0.9
-ENDS = list(itertools.product((GOES_ON, TERMINATED, TRUNCATED), repeat=4))
+ENDS = list(itertools.product((CONTINUES, TERMINATED, TRUNCATED), repeat=4))
 
 
 class Linear(nn.Module):
@@ -40,7 +40,7 @@ def returns(record: list[tuple], value: nn.Linear) -> np.ndarray:
         total, factor = 0.0, 1.0
         for _, _, reward, end, after in record[start:]:
             total, factor, state = total + factor * reward, factor * GAMMA, after
-            if end != GOES_ON:
+            if end != CONTINUES:
                 break
         if end != TERMINATED:  # truncated, or the last step
             total += factor * (w @ state + b).item()
@@ -99,7 +99,7 @@ def test_gradients_with_ends_in_all_positions(store: fastps.Store, algorithm, en
 
 
 def test_a_rollout_continues_the_episode_of_the_one_before(store: fastps.Store) -> None:
-    one, record = learner(store, A3C(gamma=GAMMA), [GOES_ON, GOES_ON, TRUNCATED], 2)
+    one, record = learner(store, A3C(gamma=GAMMA), [CONTINUES, CONTINUES, TRUNCATED], 2)
     with one:
         first, second = one.play(2, GAMMA), one.play(2, GAMMA)
     np.testing.assert_allclose(first.returns.numpy(), returns(record[:2], one.model.value), rtol=1e-5)
@@ -107,12 +107,12 @@ def test_a_rollout_continues_the_episode_of_the_one_before(store: fastps.Store) 
 
 
 def test_clipping_scales_the_whole_gradient(store: fastps.Store) -> None:
-    one, _ = learner(store, A3C(gamma=GAMMA), [GOES_ON, TERMINATED], 2)
+    one, _ = learner(store, A3C(gamma=GAMMA), [CONTINUES, TERMINATED], 2)
     with one:
         loss = A3C()._loss(one.task.actions, one.play(4, GAMMA))
         free = {name: g.clone() for name, g in one.gradients(loss * 1.0, 1e9).items()}
     norm = np.sqrt(sum(float(g.square().sum()) for g in free.values()))
-    with fastps.Store() as other, learner(other, A3C(gamma=GAMMA), [GOES_ON, TERMINATED], 2)[0] as one:
+    with fastps.Store() as other, learner(other, A3C(gamma=GAMMA), [CONTINUES, TERMINATED], 2)[0] as one:
         clipped = one.gradients(A3C()._loss(one.task.actions, one.play(4, GAMMA)), norm / 4)
         for name, g in clipped.items():
             torch.testing.assert_close(g, free[name] / 4, rtol=1e-4, atol=1e-6)
@@ -120,7 +120,7 @@ def test_clipping_scales_the_whole_gradient(store: fastps.Store) -> None:
 
 def test_gaussian_policies_agree_with_torch_s_distribution(store: fastps.Store) -> None:
     space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
-    one, record = learner(store, A3C(gamma=GAMMA), [GOES_ON, GOES_ON, TERMINATED], 4, space)
+    one, record = learner(store, A3C(gamma=GAMMA), [CONTINUES, CONTINUES, TERMINATED], 4, space)
     with one:
         rollout = one.play(20, GAMMA)
         actions = one.task.actions
@@ -138,7 +138,7 @@ def test_gaussian_policies_agree_with_torch_s_distribution(store: fastps.Store) 
 
 
 def test_drawn_actions_have_the_policy_s_frequencies(store: fastps.Store, rng: np.random.Generator) -> None:
-    with learner(store, A3C(), [GOES_ON], 3, spaces.Discrete(3))[0] as one:
+    with learner(store, A3C(), [CONTINUES], 3, spaces.Discrete(3))[0] as one:
         output = np.array([0.0, 1.0, -1.0], np.float32)
         drawn = np.bincount([one.task.actions.sample(output, rng) for _ in range(20_000)], minlength=3)
     likely = np.exp(output.astype(np.float64))

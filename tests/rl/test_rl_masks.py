@@ -13,7 +13,7 @@ from torch import nn
 import fastps
 from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, run_worker
 from fastps.rl.playing.actions import Categorical, actions_of
-from rl.environments import GOES_ON, TERMINATED, Scripted
+from rl.environments import CONTINUES, TERMINATED, Scripted
 
 
 class Masked(nn.Module):
@@ -29,7 +29,7 @@ class Masked(nn.Module):
 
 
 def three_actions() -> Scripted:
-    return Scripted([GOES_ON, GOES_ON, TERMINATED], spaces.Discrete(3))
+    return Scripted([CONTINUES, CONTINUES, TERMINATED], spaces.Discrete(3))
 
 
 @pytest.mark.parametrize(

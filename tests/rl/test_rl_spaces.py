@@ -16,7 +16,7 @@ import fastps
 from fastps.rl import A3C, ActorCritic, EvolutionStrategies, evaluate, fetch, load, run_worker
 from fastps.rl.playing.actions import Gaussian, actions_of
 from fastps.rl.playing.observations import Observations
-from rl.environments import GOES_ON, TERMINATED, Scripted
+from rl.environments import CONTINUES, TERMINATED, Scripted
 
 
 class Images(gymnasium.Env):
@@ -130,7 +130,7 @@ def test_actions_use_their_bounds(dtype, low: list, high: list, action: list, ta
 
 def test_a_new_policy_explores_the_range_of_its_actions(store: fastps.Store) -> None:
     space, record = spaces.Box(0.0, 1000.0, (1,), np.float32), []
-    make_env = functools.partial(Scripted, [GOES_ON, TERMINATED], space, record)
+    make_env = functools.partial(Scripted, [CONTINUES, TERMINATED], space, record)
     run_worker(store, A3C(lr=0.0), make_env, seed=0, frames=400)
     taken = np.array([action[0] for _, action, *_ in record])
     assert abs(taken.mean() - 500) < 100

@@ -36,7 +36,7 @@ LINES = ("model.policy.0.weight", "model.value.2.bias")
 def kill_one(training: Training, number: int, frames: int, waits: Path) -> None:
     """Runs to the end; kills a worker after some frames, and lets the other one wait until it is back."""
     victim = None
-    while training.goes_on():
+    while training.poll():
         if victim is None and training.run.frames >= frames:
             victim = training._workers[number]
             waits.touch()
@@ -136,7 +136,7 @@ def ends_its_process() -> Faulty:
 def test_a_worker_that_never_starts_is_not_started_again() -> None:
     with Training(A3C(), ends_its_process, 1, 1000, 0, 1, True, evaluated=False) as training:
         with pytest.raises(WorkerError, match=r"worker 0 ended with exit code 3 before its first report"):
-            while training.goes_on():
+            while training.poll():
                 pass
         assert training.run.restarts == 0
 
@@ -146,7 +146,7 @@ def test_a_run_ends_without_a_worker_that_is_suspended(monkeypatch: pytest.Monke
     monkeypatch.setattr(train_module, "_LAST", 1.0)
     with Training(A3C(), cart_pole, 2, 15_000, 0, 1, True, evaluated=False) as training:
         suspended = 0
-        while training.goes_on():
+        while training.poll():
             worker = training._workers.get(1)
             if not suspended and worker is not None and worker.reported:
                 suspended = worker.process.pid
@@ -162,7 +162,7 @@ def test_a_run_ends_without_an_evaluator_that_is_suspended(monkeypatch: pytest.M
     monkeypatch.setattr(train_module, "_SILENCE", 1.0)
     with Training(A3C(), cart_pole, 1, 500, 0, 1, True) as training:
         os.kill(training._evaluator.process.pid, signal.SIGSTOP)
-        while training.goes_on():
+        while training.poll():
             pass
         training.finish()
         assert training.fetched
@@ -179,7 +179,7 @@ def test_stopping_a_run_does_not_wait_for_servers_that_are_gone() -> None:
             A3C(), cart_pole, 1, 10**9, 0, 1, True, servers=server.addresses, evaluated=False
         ) as training:
             while not training.run.frames:
-                training.goes_on()
+                training.poll()
             server.stop()
             began = time.monotonic()
             training.stop()

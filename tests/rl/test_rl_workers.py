@@ -31,7 +31,7 @@ from fastps.rl.learner import FRAMES, OBSERVATIONS, Learner
 from fastps.rl.playing.actions import actions_of
 from fastps.rl.playing.models import for_greedy_play
 from fastps.rl.workers import Evaluator
-from rl.environments import GOES_ON, TERMINATED, Faulty, Scripted, cart_pole
+from rl.environments import CONTINUES, TERMINATED, Faulty, Scripted, cart_pole
 
 
 def model_of(ps: fastps.ParameterServer) -> dict[str, bytes]:
@@ -179,7 +179,7 @@ def test_totals_in_a_shared_store_are_exact_beyond_float32() -> None:
 
 def test_a_convolution_and_a_gaussian_policy_train(store: fastps.Store) -> None:
     def images() -> Scripted:
-        image = Scripted([GOES_ON, GOES_ON, TERMINATED])
+        image = Scripted([CONTINUES, CONTINUES, TERMINATED])
         image.observation_space = spaces.Box(0.0, 1.0, (6, 5, 3), bool)
         image._observe = lambda: setattr(image, "last", np.ones((6, 5, 3), bool)) or image.last
         return image
@@ -188,7 +188,7 @@ def test_a_convolution_and_a_gaussian_policy_train(store: fastps.Store) -> None:
     assert store.spec("model.trunk.0.weight").shape == (16, 3, 3, 3)
     with fastps.Store() as other:
         box = spaces.Box(-1.0, 1.0, (2, 2), np.float64)
-        run_worker(other, Naive(10), lambda: Scripted([GOES_ON], box), seed=0, frames=20)
+        run_worker(other, Naive(10), lambda: Scripted([CONTINUES], box), seed=0, frames=20)
         assert other.spec("model.log_std").shape == (4,)
 
 
@@ -196,7 +196,7 @@ def test_normalized_observations_have_the_statistics_of_all_workers(store: fastp
     envs = []
 
     def make_env() -> Scripted:
-        envs.append(Scripted([GOES_ON] * 6 + [TERMINATED]))
+        envs.append(Scripted([CONTINUES] * 6 + [TERMINATED]))
         return envs[-1]
 
     algorithm = A3C(normalize=True)
@@ -208,7 +208,7 @@ def test_normalized_observations_have_the_statistics_of_all_workers(store: fastp
     assert 2 <= resets <= 18
     assert store.spec(OBSERVATIONS).group == OBSERVATIONS
     assert np.abs(np.array(sums[:3]) - np.sum(seen, 0)).max() < 3.5 * np.sqrt(resets)
-    returns = evaluate(store, algorithm, lambda: Scripted([GOES_ON, TERMINATED]), 3)
+    returns = evaluate(store, algorithm, lambda: Scripted([CONTINUES, TERMINATED]), 3)
     assert returns == [3.0, 3.0, 3.0]
 
 
@@ -246,7 +246,7 @@ def test_dropout_is_off_where_the_policy_plays_greedily(store: fastps.Store, alg
     envs = []
 
     def make_env() -> Scripted:
-        envs.append(Scripted([GOES_ON, GOES_ON, TERMINATED]))
+        envs.append(Scripted([CONTINUES, CONTINUES, TERMINATED]))
         return envs[-1]
 
     with Learner(store, algorithm, make_env, Dropping(), seed=0) as learner:
@@ -275,7 +275,7 @@ def test_an_environment_may_reuse_the_memory_of_its_observations() -> None:
     models = []
     for kind in (Scripted, Reusing):
         with fastps.Store() as store:
-            make_env = functools.partial(kind, [GOES_ON, GOES_ON, TERMINATED])
+            make_env = functools.partial(kind, [CONTINUES, CONTINUES, TERMINATED])
             run_worker(store, A3C(), make_env, seed=0, frames=50)
             models.append(model_of(store))
     assert models[0] == models[1]
@@ -426,7 +426,7 @@ def test_a_worker_whose_environment_cannot_be_made_takes_no_place(store: fastps.
     def make_env() -> Scripted:
         if len(made) == 1:
             raise OSError("no second joint")
-        made.append(Scripted([GOES_ON, TERMINATED]))
+        made.append(Scripted([CONTINUES, TERMINATED]))
         return made[-1]
 
     with pytest.raises(OSError, match="no second joint") as raised:

@@ -43,8 +43,8 @@ def loss(model: nn.Module, target: nn.Module, batch: Batch, gamma: float) -> tor
     with torch.no_grad():
         best = outputs(model, after)[0].argmax(1, keepdim=True)
         later = outputs(target, after)[0].gather(1, best).squeeze(1)
-        goes_on = torch.from_numpy(~batch.terminated)
-        wanted = torch.from_numpy(batch.rewards) + gamma * later * goes_on
+        continues = torch.from_numpy(~batch.terminated)
+        wanted = torch.from_numpy(batch.rewards) + gamma * later * continues
     values = outputs(model, torch.from_numpy(batch.before))[0]
     chosen = values.gather(1, torch.from_numpy(batch.actions).unsqueeze(1)).squeeze(1)
     return nn.functional.smooth_l1_loss(chosen, wanted)

@@ -151,11 +151,11 @@ def train_round_robin(
             for rank in range(workers)
         ]  # fmt: skip
         frames_now = 0
-        goes_on = True
-        while goes_on:
+        training = True
+        while training:
             for learner in learners:
                 learner.frames = max(learner.frames, frames_now)
-                goes_on = goes_on and learner.turn()
+                training = training and learner.turn()
                 frames_now = learner.frames
             if until is not None and until(frames_now):
                 break

@@ -25,7 +25,7 @@ from fastps.worker.arguments import check_mode
 __all__ = ["run"]
 
 #: Maximum number of events that the warning lists.
-_TOLD = 8
+_MAX_LISTED_EVENTS = 8
 
 
 def run(
@@ -125,10 +125,10 @@ def run(
 def _incomplete(trace: Trace, updates: int) -> str:
     """Why a run ended early."""
     fates = [f"{effect} at {time:.6g}" for time, _, effect in trace.events if "lost its place" not in effect]
-    more = f", and {len(fates) - _TOLD} more events" if len(fates) > _TOLD else ""
+    more = f", and {len(fates) - _MAX_LISTED_EVENTS} more events" if len(fates) > _MAX_LISTED_EVENTS else ""
     return (
         f"the simulated run is not complete: expected {updates} updates, got {trace.updates}; {trace.ended} "
-        f"({'; '.join(fates[:_TOLD])}{more}); kill fewer workers, or let others join"
+        f"({'; '.join(fates[:_MAX_LISTED_EVENTS])}{more}); kill fewer workers, or let others join"
     )
 
 

@@ -60,7 +60,7 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
     try:
         with training:
             try:
-                while training.goes_on():
+                while training.poll():
                     view.show(training.run)
                 training.finish()
             except BaseException:

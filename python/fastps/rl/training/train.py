@@ -114,7 +114,7 @@ def train(
         algorithm, env, workers, frames, seed, shards, restart,
         model=model, servers=servers, evaluated=evaluated, folder=folder, resume=resume,
     ) as training:  # fmt: skip
-        while training.goes_on():
+        while training.poll():
             if on_progress is not None:
                 on_progress(training.run)
         training.finish()
@@ -248,7 +248,7 @@ class Training:
 
     # -- the course ------------------------------------------------------------------------------------------
 
-    def goes_on(self) -> bool:
+    def poll(self) -> bool:
         """Waits a moment, takes in what has happened, and returns whether workers still train.
 
         Raises:
@@ -391,7 +391,7 @@ class Training:
         for worker in self._workers.values():
             worker.tell("stop")
         while self._workers and time.monotonic() < deadline:
-            self.goes_on()
+            self.poll()
         with contextlib.suppress(FastpsError):
             self._end_with(timeout=max(1.0, deadline - time.monotonic()))
 

@@ -187,7 +187,7 @@ async fn a_group_without_tensors_is_not_joined() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_connection_begins_so_many_sessions() {
+async fn a_connection_begins_few_sessions() {
     let (server, mut shard, _) = start_with(&config()).await;
     let hello = |client| timed(crate::stubs::hello(client));
     let mut refused = 0;

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_at_once_and_then_so_many_a_second() {
+    fn a_burst_at_once_and_then_a_rate() {
         let (rate, start) = (Rate::new(3, 2), Instant::now());
         (0..3).for_each(|_| rate.take(start).unwrap());
         let pause = rate.take(start).unwrap_err();

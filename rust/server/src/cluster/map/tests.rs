@@ -258,7 +258,7 @@ fn what_could_never_be_held_is_refused_at_once() {
 }
 
 #[test]
-fn a_client_has_so_many_registrations_under_way() {
+fn a_client_has_few_registrations_under_way() {
     let (mut map, now) = (map(1), Instant::now());
     let all: Vec<_> = (0..MAX_OPEN_REGISTRATIONS)
         .map(|k| reserved(map.register(&spec(&format!("w{k}"), 1), 1, None, now).unwrap()))
