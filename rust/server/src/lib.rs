@@ -16,6 +16,7 @@ mod data;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod human;
+pub mod json;
 mod listeners;
 mod machine_memory;
 mod measures;

@@ -2,7 +2,8 @@
 
 use super::Looks;
 use fastps_client::ShardView;
-use fastps_core::verbs::{GroupState, SpaceInfo, WorkerState};
+use fastps_core::verbs::{SpaceInfo, WorkerState};
+use fastps_server::json;
 use serde_json::{Value, json};
 
 /// One object.
@@ -11,7 +12,7 @@ pub(super) fn of(looks: &Looks, warnings: &[String]) -> Value {
     json!({
         "shards": looks.now.shards.iter().map(|view| shard(view, looks)).collect::<Vec<_>>(),
         "workers": first.map(|stats| stats.workers.iter().map(worker).collect::<Vec<_>>()),
-        "groups": first.map(|stats| stats.groups.iter().map(group).collect::<Vec<_>>()),
+        "groups": first.map(|stats| stats.groups.iter().map(json::group).collect::<Vec<_>>()),
         "spaces": looks.now.spaces.iter().map(space).collect::<Vec<_>>(),
         "warnings": warnings,
     })
@@ -39,40 +40,13 @@ fn shard(view: &ShardView, looks: &Looks) -> Value {
 
 fn worker(state: &WorkerState) -> Value {
     let WorkerState { session, applied, idle, report, .. } = state;
-    let mut value = json!({
+    json!({
         "session": session,
         "name": state.shown_name(),
         "frames_applied": applied,
         "idle_s": idle.as_secs_f64(),
-        "report": Value::Null,
-    });
-    if let (Some(report), Some(fields)) = (report, value.as_object_mut()) {
-        fields.insert(
-            "report".to_owned(),
-            json!({
-                "rank": report.rank,
-                "host": report.host,
-                "steps": report.steps,
-                "step_seconds": report.step_seconds,
-                "loss": report.loss,
-                "pushes": report.pushes,
-                "bytes": report.bytes,
-                "staleness_p50": report.staleness_p50,
-                "staleness_p99": report.staleness_p99,
-                "waited": report.waited,
-                "rejected": report.rejected,
-                "scaled": report.scaled,
-                "mode": report.mode,
-                "codec": report.codec,
-            }),
-        );
-    }
-    value
-}
-
-fn group(state: &GroupState) -> Value {
-    let GroupState { name, mode, workers, slowest, fastest } = state;
-    json!({ "name": name, "mode": mode, "workers": workers, "slowest": slowest, "fastest": fastest })
+        "report": report.as_ref().map(json::report),
+    })
 }
 
 fn space(info: &SpaceInfo) -> Value {

@@ -4,7 +4,8 @@ use super::Subject;
 use super::metrics::MAX_WORKERS;
 use crate::auth::scope::Scope;
 use crate::cluster::node::Node;
-use fastps_core::verbs::{GroupState, WorkerState};
+use crate::json;
+use fastps_core::verbs::WorkerState;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ pub(super) fn json(subject: &Subject) -> String {
         "cluster": nodes.first().map_or(&[][..], |node| &node.cluster),
         "shards": nodes.iter().map(|node| shard(node)).collect::<Vec<_>>(),
         "workers": first.map(|node| workers(node)),
-        "groups": first.map(|node| node.group_states(&Scope::Everything).iter().map(group).collect::<Vec<_>>()),
+        "groups": first.map(|node| node.group_states(&Scope::Everything).iter().map(json::group).collect::<Vec<_>>()),
     });
     format!("{object}\n")
 }
@@ -38,29 +39,9 @@ fn workers(node: &Node) -> Vec<Value> {
 }
 
 fn worker(state: &WorkerState) -> Value {
-    let report = state.report.clone().unwrap_or_default();
-    json!({
-        "session": state.session,
-        "name": state.shown_name(),
-        "idle_seconds": state.idle.as_secs_f64(),
-        "rank": report.rank,
-        "host": report.host,
-        "steps": report.steps,
-        "step_seconds": report.step_seconds,
-        "loss": report.loss,
-        "pushes": report.pushes,
-        "bytes": report.bytes,
-        "staleness_p50": report.staleness_p50,
-        "staleness_p99": report.staleness_p99,
-        "waited": report.waited,
-        "rejected": report.rejected,
-        "scaled": report.scaled,
-        "mode": report.mode,
-        "codec": report.codec,
-    })
-}
-
-fn group(state: &GroupState) -> Value {
-    let GroupState { name, mode, workers, slowest, fastest } = state;
-    json!({ "name": name, "mode": mode, "workers": workers, "slowest": slowest, "fastest": fastest })
+    let mut fields = json::report(&state.report.clone().unwrap_or_default());
+    fields.insert("session".to_owned(), json!(state.session));
+    fields.insert("name".to_owned(), json!(state.shown_name()));
+    fields.insert("idle_seconds".to_owned(), json!(state.idle.as_secs_f64()));
+    fields.into()
 }
