@@ -3,8 +3,8 @@
 use super::cluster;
 use super::hosts::Hosts;
 use super::metrics::{self, Form};
+use super::peer::WebPeer;
 use super::serve::Site;
-use super::visitor::Visitor;
 use bytes::Bytes;
 use fastps_core::error::Kind;
 use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
@@ -32,8 +32,8 @@ fn refuse(status: StatusCode, why: &str) -> Answer {
 }
 
 /// Answers a request.
-pub(super) fn answer<B>(request: &Request<B>, site: &Site, visitor: &Visitor) -> Answer {
-    if let Some(refusal) = refusal(request, &site.hosts).or_else(|| unknown(request, site, visitor)) {
+pub(super) fn answer<B>(request: &Request<B>, site: &Site, peer: &WebPeer) -> Answer {
+    if let Some(refusal) = refusal(request, &site.hosts).or_else(|| unknown(request, site, peer)) {
         return refusal;
     }
     let subject = &site.subject;
@@ -59,11 +59,11 @@ pub(super) fn answer<B>(request: &Request<B>, site: &Site, visitor: &Visitor) ->
 }
 
 /// Refuses a caller that may not read everything. Health is for everybody.
-fn unknown<B>(request: &Request<B>, site: &Site, visitor: &Visitor) -> Option<Answer> {
+fn unknown<B>(request: &Request<B>, site: &Site, peer: &WebPeer) -> Option<Answer> {
     if matches!(request.uri().path(), "/healthz" | "/readyz") {
         return None;
     }
-    let error = visitor.check(request.headers(), &site.subject).err()?;
+    let error = peer.check(request.headers(), &site.subject).err()?;
     if error.kind != Kind::Unauthenticated {
         return Some(refuse(StatusCode::FORBIDDEN, &error.to_string()));
     }

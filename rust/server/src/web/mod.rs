@@ -11,8 +11,8 @@ mod hosts;
 mod measured;
 mod metrics;
 mod names;
+mod peer;
 mod serve;
-mod visitor;
 
 use crate::auth::access::Access;
 use crate::cluster::node::Node;

@@ -3,7 +3,7 @@
 use super::Subject;
 use super::answers::answer;
 use super::hosts::Hosts;
-use super::visitor::Visitor;
+use super::peer::WebPeer;
 use crate::auth::rate::Rate;
 use crate::connection::not_grpc::answer_http1;
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
@@ -77,8 +77,8 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
 async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
     let Some(slot) = entrance.slot().await else { return };
     let serving = async {
-        if let Some((io, visitor)) = open(tcp, &slot, &site).await {
-            answer_requests(io, &visitor, &site).await;
+        if let Some((io, peer)) = open(tcp, &slot, &site).await {
+            answer_requests(io, &peer, &site).await;
         }
     };
     tokio::select! {
@@ -87,9 +87,9 @@ async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
     }
 }
 
-async fn answer_requests(io: Socket, visitor: &Visitor, site: &Site) {
+async fn answer_requests(io: Socket, peer: &WebPeer, site: &Site) {
     let service = service_fn(|request| {
-        let response = answer(&request, site, visitor);
+        let response = answer(&request, site, peer);
         async move { Ok::<_, Infallible>(response) }
     });
     let serving = http1::Builder::new()
@@ -103,10 +103,10 @@ async fn answer_requests(io: Socket, visitor: &Visitor, site: &Site) {
 }
 
 /// Waits for the first byte and shakes hands; `None` if the peer does not begin, or TLS refuses it.
-async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(Socket, Visitor)> {
+async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(Socket, WebPeer)> {
     let first = slot.first_byte(&tcp).await?;
     let address = tcp.peer_addr().ok().map(|peer| peer.ip());
-    let Some(tls) = &site.tls else { return Some((tcp.into(), Visitor::plain(address))) };
+    let Some(tls) = &site.tls else { return Some((tcp.into(), WebPeer::plain(address))) };
     if first != HANDSHAKE_RECORD {
         answer_http1(&mut tcp, &[first], "400 Bad Request", SPEAKS_TLS).await;
         return None;
@@ -121,8 +121,8 @@ async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(So
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept_web(tcp)).await.ok()? {
         Ok(stream) => {
             let io = Socket::from(stream);
-            let visitor = Visitor::secure(&io, tls.asks).inspect_err(|error| failed(error)).ok()?;
-            Some((io, visitor))
+            let peer = WebPeer::secure(&io, tls.asks).inspect_err(|error| failed(error)).ok()?;
+            Some((io, peer))
         }
         Err((error, mut tcp)) => {
             failed(&error);

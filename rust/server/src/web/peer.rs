@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The other end of a connection.
 #[derive(Debug)]
-pub(super) struct Visitor {
+pub(super) struct WebPeer {
     address: Option<IpAddr>,
     /// The principal that its certificate names.
     certificate: Option<Arc<Principal>>,
@@ -20,7 +20,7 @@ pub(super) struct Visitor {
     lacks_certificate: bool,
 }
 
-impl Visitor {
+impl WebPeer {
     /// Without TLS.
     pub(super) fn plain(address: Option<IpAddr>) -> Self {
         Self { address, certificate: None, lacks_certificate: false }
