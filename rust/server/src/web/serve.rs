@@ -50,8 +50,8 @@ impl Site {
     }
 }
 
-/// Accepts connections until dropped. Each has a slot, as at a shard while it opens: at the limit, in total or
-/// of its address, the one that has been idle longest gives way to a new one.
+/// Accepts connections until dropped. Each has a slot, as at a shard while it opens: at the limit, in total
+/// or of its address, the one that has been idle longest gives way to a new one.
 pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
     let accepting = match listeners.into_accepting() {
         Ok(accepting) => accepting,
