@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastps.commands.cli import main
 from fastps.commands.live import command, fit, session, settings, wishes
 from fastps.commands.live.errors import RefusedError
 from fastps.commands.live.problems import DIGITS, PLANES, Plane, problem
@@ -54,6 +55,25 @@ def test_files_have_the_policy_and_no_token(served: Served) -> None:
     for path in ("/../session.py", "/missing", "/%2e%2e/session.py"):
         assert served.call("GET", path)[0] == 404
     assert served.call("DELETE", "/")[0] == 501
+
+
+def test_it_is_on_loopback_whatever_the_variables_of_a_secured_cluster_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, token = tmp_path / "tokens", tmp_path / "reader.token"
+    assert main(["token", "new", str(tokens), "reader", "--role", "reader", "--out", str(token)]) == 0
+    variables = {"TOKENS": tokens, "TOKEN_FILE": token, "WEB": "0.0.0.0:0", "LISTEN": "0.0.0.0:0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"FASTPS_{name}", str(value))
+    live = Served(tmp_path, "--workers", "1")
+    try:
+        with live.listen() as frame:
+            frame_with(frame, lambda found: [w["state"] for w in found["workers"]] == ["running"])
+        assert live.call("GET", "/events", X_Fastps_Token=token.read_text().strip())[0] == 401
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", live.port), timeout=LATE)
+    finally:
+        live.close()
 
 
 def test_wishes_are_checked_and_the_second_page_watches(served: Served) -> None:

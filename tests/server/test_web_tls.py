@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -280,14 +281,12 @@ def test_stalled_handshakes_and_requests_stop_neither_scrapes_nor_pushes(
 def test_curl_scrapes_as_the_guide_says(authorities: Authorities, tmp_path: Path) -> None:
     authorities.issue("old", "--server", "host-a", "--name", "host-a")
     authorities.use("old", "host-a", authorities.server)
-    token = new_token(tmp_path, "reader", "reader")
+    new_token(tmp_path, "reader", "reader")
     options = [*arguments(own(authorities)), "--tokens", str(tmp_path / "tokens")]
+    guide = (Path(__file__).parents[2] / "docs/how-to/security.md").read_text()
+    (line,) = re.findall(r"^\$ (sed .* \| curl .*)$", guide, re.MULTILINE)
     with serving(*options, web=OPEN, log=tmp_path / "log") as served:
-        where = f"host-a:{served.port}"
-        command = ["curl", "--silent", "--max-time", "60", "--cacert", str(authorities.ca)]
-        command += ["--connect-to", f"{where}:{HOST}:{served.port}", "--header", "@-"]
-        header = f"Authorization: Bearer {token}\n"
-        ran = subprocess.run(
-            [*command, f"https://{where}/metrics"], input=header, capture_output=True, text=True, timeout=90
-        )
+        here = f"curl --silent --max-time 60 --connect-to ::{HOST}:{served.port} "
+        line = line.replace("curl ", here).replace("host-a:7069", f"host-a:{served.port}")
+        ran = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=90)
         assert "\nfastps_ready 1\n" in ran.stdout, ran.stderr

@@ -110,7 +110,8 @@ impl Access {
         let known = known.and_then(|known| known.principal.authorize(needed).map(|()| known));
         known.inspect_err(|error| {
             if self.log.take(Instant::now()).is_ok() {
-                tracing::warn!(?address, %error, "a call is refused");
+                let peer = address.map_or_else(|| "a Unix socket".to_owned(), |address| address.to_string());
+                tracing::warn!(%peer, %error, "a call is refused");
                 self.list_refusal(address, error);
             }
         })
