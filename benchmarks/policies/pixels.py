@@ -52,7 +52,7 @@ class Small(nn.Module):
 
 #: Algorithms with what differs from their defaults, frames, and whether they train the small network.
 ALGORITHMS: dict[str, tuple[Algorithm, int, bool]] = {
-    "naive": (Naive(steps=80, lr=1e-3), 30_000, False),
+    "naive": (Naive(steps=80, lr=1e-3), 60_000, False),
     "a3c": (A3C(steps=20, lr=1e-3, entropy=0.01), 150_000, False),
     "es": (EvolutionStrategies(), 100_000, True),
     "cem": (CEM(samples=50, elites=10, episodes=4, sigma=0.5, extra=0.2), 100_000, True),
