@@ -1,0 +1,80 @@
+"""Which settings of `fastps.rl.A3C` solve LunarLander-v3: a mean return of 200 in 100 greedy episodes.
+
+    python benchmarks/policies/lander.py [--only NUMBER ...] [--seeds SEED ...] [--frames N]
+
+It needs `pip install "gymnasium[box2d]"`. Four workers take turns on one store, so a trial repeats. The model
+plays 20 episodes every 50,000 frames, and 100 more if their mean is 200; a trial ends when that of the 100
+is. Finished trials stand in --state and are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from trials import Trials, standard_error, train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import table
+
+from fastps.rl import A3C
+
+SOLVED, JUDGED = 200.0, 100
+EVERY = 50_000
+#: Settings: factor of rewards in training, steps per gradient, learning rate. The first one is the command's.
+GRID = [
+    (1.0, 20, 4e-3),
+    (1.0, 20, 1e-3),
+    (0.02, 20, 4e-3),
+    (0.02, 20, 1e-3),
+    (1.0, 50, 4e-3),
+    (0.02, 50, 4e-3),
+]
+
+
+def lander(scale: float = 1.0) -> gymnasium.Env:
+    """The environment, with rewards times a factor."""
+    env = gymnasium.make("LunarLander-v3")
+    return gymnasium.wrappers.TransformReward(env, lambda reward: scale * float(reward))
+
+
+def row(one: dict[str, Any]) -> list[str]:
+    """Of the table."""
+    best = max(mean for _, mean in one["curve"])
+    reached = "not" if one["reached"] is None else f"{one['reached']:,}"
+    last = f"{statistics.mean(one['returns']):.0f} ± {standard_error(one['returns']):.0f}"
+    settings = [f"{one['scale']:g}", str(one["steps"]), f"{one['lr']:g}", str(one["seed"])]
+    return [*settings, f"{one['frames']:,}", reached, f"{best:.0f}", last]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Settings of A3C for LunarLander-v3.")
+    parser.add_argument("--frames", type=int, default=300_000, help="frames of all workers (300000)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of each setting (0)")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the settings, from 0 (all)")
+    parser.add_argument("--state", type=Path, default=Path("lander.jsonl"), help="the trials so far")
+    args = parser.parse_args()
+    trials = Trials(args.state)
+    for seed, number in itertools.product(args.seeds, args.only or range(len(GRID))):
+        scale, steps, lr = GRID[number]
+        key = {"scale": scale, "steps": steps, "lr": lr, "seed": seed, "frames": args.frames}
+        if trials.have(key):
+            continue
+        found = train(
+            A3C(steps=steps, lr=lr), functools.partial(lander, scale), args.frames, seed,
+            workers=4, every=EVERY, judged=JUDGED, goal=SOLVED, judge_in=lander,
+        )  # fmt: skip
+        trials.add({**key, **found})
+    columns = ["rewards x", "steps", "lr", "seed", "frames", "200 reached after", "best of 20", "last of 100"]
+    lines = table(columns, [row(one) for one in trials.found])
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Trains policies, plays them, and keeps what was found, one JSON object a line.
+
+A trial that is in the file is not repeated: scripts that use this may be stopped and started again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from torch import nn
+
+import fastps
+from fastps.rl import evaluate, train_round_robin
+from fastps.rl.algorithm import Algorithm
+
+MakeEnv = Callable[[], gymnasium.Env]
+
+#: Seed of the first episode that judges, far from those of training.
+JUDGED_FROM = 1 << 20
+#: Episodes of an evaluation on the way.
+ON_THE_WAY = 20
+
+
+class Trials:
+    """What was found so far, in a file.
+
+    Args:
+        path: One JSON object a line; made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def have(self, key: dict[str, Any]) -> bool:
+        """Returns whether a trial of these settings is there."""
+        return any(key.items() <= one.items() for one in self.found)
+
+    def add(self, one: dict[str, Any]) -> None:
+        """Keeps a trial."""
+        self.found.append(one)
+        with self._path.open("a") as file:
+            file.write(json.dumps(one) + "\n")
+
+
+def train(
+    algorithm: Algorithm,
+    make_env: MakeEnv,
+    frames: int,
+    seed: int,
+    *,
+    workers: int = 2,
+    every: int,
+    judged: int,
+    goal: float = math.inf,
+    judge_in: MakeEnv | None = None,
+    model: nn.Module | None = None,
+) -> dict[str, Any]:
+    """Trains with workers that take turns in this process, and plays greedily on the way and at the end.
+
+    Args:
+        every: Frames between two evaluations of 20 episodes.
+        judged: Episodes that judge the last model.
+        goal: An evaluation that reaches it is extended to `judged` episodes, and the run ends if their mean
+            does, too.
+        judge_in: Makes the environment of the evaluations, if it is another one.
+
+    Returns:
+        ``frames``: the argument; ``curve``: frames and mean return of each evaluation; ``returns``: those of
+        the judged episodes of the last model; ``reached``: frames at which the goal was reached, or None;
+        ``cpu_seconds``: of everything.
+    """
+    curve: list[tuple[int, float]] = []
+    returns: list[float] = []
+    reached: int | None = None
+    began, due = time.process_time(), every
+    algorithm = algorithm.for_workers(workers)
+    make_judged = judge_in or make_env
+
+    with fastps.Store(threads=1) as store:
+
+        def play(episodes: int, seed: int) -> list[float]:
+            return evaluate(store, algorithm, make_judged, episodes, model, seed=seed)
+
+        def until(frames: int) -> bool:
+            nonlocal due, returns, reached
+            if frames < due:
+                return False
+            due = frames + every
+            curve.append((frames, statistics.mean(play(ON_THE_WAY, JUDGED_FROM + frames))))
+            print(f"{algorithm.name}: {curve[-1][1]:.1f} after {frames:,} frames", flush=True)
+            if curve[-1][1] >= goal:
+                returns = play(judged, JUDGED_FROM // 2)
+                reached = frames if statistics.mean(returns) >= goal else None
+            return reached is not None
+
+        train_round_robin(store, algorithm, make_env, workers, model, seed=seed, frames=frames, until=until)
+        if reached is None:
+            returns = play(judged, JUDGED_FROM // 2)
+    return {
+        "frames": frames,
+        "curve": curve,
+        "returns": returns,
+        "reached": reached,
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }
+
+
+def standard_error(returns: list[float]) -> float:
+    """That of the mean."""
+    return statistics.stdev(returns) / math.sqrt(len(returns))
