@@ -30,7 +30,7 @@ pub fn authorization(bytes: &[u8]) {
     match shown(&headers) {
         Ok(Some(token)) => {
             assert_eq!((token.len(), given), (TOKEN_LENGTH, 1));
-            assert!(TokenFile::default().find(token.as_bytes(), 0).is_none(), "nobody has a token");
+            assert!(TokenFile::default().find(token.as_bytes(), 0).is_none(), "there are no tokens");
         }
         Ok(None) => assert_eq!(given, 0, "a header is overlooked"),
         Err(()) => assert!(given > 0, "no header has another form"),

@@ -267,6 +267,7 @@ impl Server {
         }
         let mut kept = Ok(());
         for node in &self.nodes {
+            node.access.audit.summarize(true);
             node.shard.end_waiting();
             let Some(journal) = node.files.journal() else { continue };
             let taken = snapshots::take(&node.shard, &node.files);

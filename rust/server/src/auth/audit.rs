@@ -110,12 +110,14 @@ impl Audit {
         self.record("suppressed", json!({"principal": principal, "count": count}))
     }
 
-    /// Writes the lines of events that were suppressed and are not followed by others.
-    pub(crate) fn summarize(&self) {
+    /// Writes the lines of events that were suppressed and are not followed by others; before the end, also
+    /// those that exceed the rate.
+    pub(crate) fn summarize(&self, ends: bool) {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = workers.iter_mut().filter(|(_, limited)| limited.suppressed > 0);
         for (principal, limited) in waiting {
-            if let Some(count) = limited.take(Instant::now()) {
+            let all = ends.then(|| std::mem::take(&mut limited.suppressed));
+            if let Some(count) = all.or_else(|| limited.take(Instant::now())) {
                 // It was logged if it cannot be written.
                 let _ = self.record_suppressed(principal.as_ref(), count);
             }
@@ -179,7 +181,7 @@ mod tests {
         audit.record_often(Some(&bob), "register", || json!({"principal": "bob"})).unwrap();
         let deadline = Instant::now() + std::time::Duration::from_mins(1);
         let lines = loop {
-            audit.summarize();
+            audit.summarize(false);
             let text = std::fs::read_to_string(&path).unwrap();
             let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             if lines.last().is_some_and(|last| last["event"] == "suppressed") {
@@ -189,6 +191,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(10));
         };
         std::fs::remove_file(&path).unwrap();
+        audit.summarize(true);
         // Each event has a line or is counted; another principal's are listed.
         let counted: u64 = lines.iter().filter_map(|line| line["count"].as_u64()).sum();
         let listed = lines.iter().filter(|line| line.get("number").is_some()).count() as u64;

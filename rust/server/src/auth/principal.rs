@@ -22,11 +22,11 @@ pub struct Principal {
 /// Limits of a principal on each shard; `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Frames a second.
+    /// Frames and calls a second.
     pub frames_per_second: Option<u64>,
-    /// Bytes of frames a second.
+    /// Bytes of frames and calls a second.
     pub bytes_per_second: Option<u64>,
-    /// Bytes of the tensors that it registers.
+    /// Bytes of its sessions, registrations and spaces.
     pub memory: Option<u64>,
 }
 

@@ -25,7 +25,8 @@ struct Certified {
     chain: Vec<CertificateDer<'static>>,
     /// The first end of their validity, in seconds since 1970.
     expires: i64,
-    /// The files against which it was checked, by the number of reloads before; `None`: those of its handshake.
+    /// The files against which it was checked, by the number of reloads before; `None`: those of its
+    /// handshake.
     checked: Option<u64>,
     ending: Weak<Ending>,
 }
@@ -72,8 +73,8 @@ impl TlsWatch {
         all.push(Certified { chain, expires, checked: None, ending: Arc::downgrade(ending) });
     }
 
-    /// Ends connections whose certificates are revoked or have expired. Each is checked once after each change
-    /// of the files, and when one expires.
+    /// Ends connections whose certificates are revoked or have expired. Each is checked once after each
+    /// change of the files, and when one expires.
     fn end_connections(&self) {
         let Some(tls) = &self.tls else { return };
         let (now, present) = (human::now() as i64, self.reloads.load(Ordering::Relaxed));
@@ -88,8 +89,8 @@ impl TlsWatch {
         });
     }
 
-    /// Reads the files again; bad ones leave the last good ones in force. Ends the connections of certificates
-    /// that are no longer valid.
+    /// Reads the files again; bad ones leave the last good ones in force. Ends the connections of
+    /// certificates that are no longer valid.
     pub(crate) fn reload(&self) {
         let Some(tls) = &self.tls else { return };
         let read = tls.reload().or_else(|_| {

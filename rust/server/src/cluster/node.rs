@@ -262,7 +262,7 @@ impl Node {
         }
         self.sweep_spaces(now);
         self.strangers.sweep(now);
-        self.access.audit.summarize();
+        self.access.audit.summarize(false);
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
         }

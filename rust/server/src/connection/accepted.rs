@@ -1,7 +1,8 @@
 //! An accepted connection, as the loop that serves it reads and writes it.
 //!
 //! Reads wait until memory for the bytes is charged, and control frames are counted. A connection that must
-//! end says why before it is closed. The bytes read to recognize a native client are read again by the loop that serves it.
+//! end says why before it is closed. The bytes read to recognize a native client are read again by the loop
+//! that serves it.
 
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::auth::principal::Principal;

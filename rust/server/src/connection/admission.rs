@@ -2,7 +2,7 @@
 //! costs no memory and learns nothing, and one above its rate waits or is refused. Handlers check the role
 //! that each call needs.
 
-use crate::auth::budget::{Allowance, Budget};
+use crate::auth::budget::{Account, Budget};
 use crate::auth::peer::Peer;
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Result};
@@ -49,18 +49,18 @@ where
         };
         peer.authenticated();
         let budget = self.node.budgets.of(&known.principal).filter(Budget::has_rates);
-        let Some((allowance, budget)) = Allowance::of_call(path).zip(budget) else {
+        let Some((account, budget)) = Account::of_call(path).zip(budget) else {
             return Box::pin(self.inner.call(request));
         };
         // The service that is ready, and one that may become so later.
         let next = self.inner.clone();
         let mut admission = Self { inner: std::mem::replace(&mut self.inner, next), node: self.node.clone() };
         Box::pin(async move {
-            if let Err(error) = budget.admit_call(allowance).await {
+            if let Err(error) = budget.admit_call(account).await {
                 return Ok(admission.refusal(error));
             }
             let shard = admission.node.index();
-            admission.inner.call(request.map(|body| budget.paid(allowance, body, shard))).await
+            admission.inner.call(request.map(|body| budget.paid(account, body, shard))).await
         })
     }
 }

@@ -8,7 +8,7 @@ mod sparse;
 mod vectors;
 
 use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
-use crate::auth::budget::Allowance;
+use crate::auth::budget::Account;
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{Node, Phase};
@@ -131,7 +131,7 @@ impl Exchange {
         caller.budget = node.budgets.of(&known.principal);
         if let Some(budget) = &caller.budget {
             // A stream counts like a frame; the first one waits for it.
-            budget.charge(Allowance::Work, 0, Instant::now())?;
+            budget.charge(Account::Work, 0, Instant::now())?;
         }
         Ok(Self { node: node.clone(), caller: Arc::new(caller), shared })
     }
@@ -183,7 +183,7 @@ impl Exchange {
         let Some(budget) = self.caller.budget.as_ref().filter(|budget| budget.has_rates()) else {
             return Ok(());
         };
-        let wait = budget.charge(Allowance::Work, frame.encoded_len() as u64, Instant::now())?;
+        let wait = budget.charge(Account::Work, frame.encoded_len() as u64, Instant::now())?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }

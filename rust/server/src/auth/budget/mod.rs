@@ -36,9 +36,9 @@ struct Spent {
 /// Times at which debts, in frames and in bytes, are paid off.
 type Debts = Mutex<[Option<Instant>; 2]>;
 
-/// The allowance that pays for a frame or call. Each has the whole rate of the principal.
+/// The account that pays for a frame or call. Each has the whole rate of the principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Allowance {
+pub(crate) enum Account {
     /// Frames, and all calls but Hello.
     Work,
     /// Hellos.
@@ -70,24 +70,24 @@ impl Budget {
         self.limits.frames_per_second.or(self.limits.bytes_per_second).is_some()
     }
 
-    /// Charges a frame or call of this size. Returns how long it waits; fails, and charges nothing, if that is
-    /// too long.
-    pub(crate) fn charge(&self, allowance: Allowance, bytes: u64, now: Instant) -> Result<Duration> {
-        self.settle(allowance, [Some(1), Some(bytes)], now)
+    /// Charges a frame or call of this size. Returns how long it waits; fails, and charges nothing, if that
+    /// is too long.
+    pub(crate) fn charge(&self, account: Account, bytes: u64, now: Instant) -> Result<Duration> {
+        self.settle(account, [Some(1), Some(bytes)], now)
     }
 
     /// [`Budget::charge`] for the body of a call whose headers were charged.
-    fn charge_body(&self, allowance: Allowance, bytes: u64, now: Instant) -> Result<Duration> {
-        self.settle(allowance, [None, Some(bytes)], now)
+    fn charge_body(&self, account: Account, bytes: u64, now: Instant) -> Result<Duration> {
+        self.settle(account, [None, Some(bytes)], now)
     }
 
     /// Charges these frames and bytes, once earlier debts of the same kind are paid off.
-    fn settle(&self, allowance: Allowance, costs: [Option<u64>; 2], now: Instant) -> Result<Duration> {
+    fn settle(&self, account: Account, costs: [Option<u64>; 2], now: Instant) -> Result<Duration> {
         let Limits { frames_per_second, bytes_per_second, .. } = self.limits;
         let rates = [frames_per_second, bytes_per_second];
-        let debts = match allowance {
-            Allowance::Work => &self.spent.work,
-            Allowance::Hellos => &self.spent.hellos,
+        let debts = match account {
+            Account::Work => &self.spent.work,
+            Account::Hellos => &self.spent.hellos,
         };
         let mut paid = debts.lock().unwrap_or_else(PoisonError::into_inner);
         let earliest = now.checked_sub(BURST).unwrap_or(now);
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use crate::auth::role::Role;
     use crate::auth::scope::Scope;
-    use Allowance::{Hellos, Work};
+    use Account::{Hellos, Work};
 
     fn principal(name: &str, frames: Option<u64>, bytes: Option<u64>) -> Principal {
         let limits = Limits { frames_per_second: frames, bytes_per_second: bytes, memory: None };
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(waits, [0, 0, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]);
         let error = budget.charge(Work, 5, start).unwrap_err();
         assert_eq!((error.kind, error.retry_after_ms), (Kind::Capacity, Some(1101)));
-        // Its Hellos have an allowance of their own.
+        // Its Hellos have an account of their own.
         assert_eq!(budget.charge(Hellos, 5, start), Ok(Duration::ZERO));
         let later = start + Duration::from_millis(1101);
         assert_eq!(budget.charge(Work, 5, later), Ok(Duration::ZERO));

@@ -36,13 +36,13 @@ pub(crate) fn source(address: Option<IpAddr>) -> IpAddr {
 pub(crate) struct Strangers {
     most: usize,
     /// In the order of their arrival.
-    table: Mutex<Vec<Entry>>,
+    table: Mutex<Vec<StrangerEntry>>,
     last: AtomicU64,
     ended: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct StrangerEntry {
     number: u64,
     source: IpAddr,
     since: Instant,
@@ -65,7 +65,7 @@ impl Strangers {
         Arc::new(Self { most, table: Mutex::default(), last, ended })
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn table(&self) -> MutexGuard<'_, Vec<StrangerEntry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,7 +85,7 @@ impl Strangers {
             self.end(&entry, error.expected(format!("at most {} such connections", self.most), "one more"));
         }
         let number = self.last.fetch_add(1, Ordering::Relaxed);
-        table.push(Entry { number, source: source(address), since: now, ending: ending.clone() });
+        table.push(StrangerEntry { number, source: source(address), since: now, ending: ending.clone() });
         Stranger { strangers: self.clone(), number, known: AtomicBool::new(false) }
     }
 
@@ -101,7 +101,7 @@ impl Strangers {
         }
     }
 
-    fn end(&self, entry: &Entry, error: Error) {
+    fn end(&self, entry: &StrangerEntry, error: Error) {
         self.ended.fetch_add(1, Ordering::Relaxed);
         entry.ending.end(error);
     }
@@ -113,7 +113,7 @@ impl Strangers {
 }
 
 /// The oldest entry of the address with the most.
-fn next_to_leave(table: &[Entry]) -> usize {
+fn next_to_leave(table: &[StrangerEntry]) -> usize {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for entry in table {
         *counts.entry(entry.source).or_default() += 1;

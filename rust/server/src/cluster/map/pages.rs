@@ -128,7 +128,7 @@ impl<'a> Iterator for Merged<'a> {
     }
 }
 
-/// Takes entries until the page is full, or until it has looked at many names in vain.
+/// Takes entries until the page is full, or until it has looked at many names.
 fn fill<'a>(
     entries: impl Iterator<Item = (&'a str, Option<&'a MapEntry>)>,
     limit: usize,
