@@ -40,8 +40,8 @@ STYLES = {"hogwild": "o-", "exact": "s--"}
 
 
 def measure(run: Run) -> Numbers:
-    (found,) = run.each(_measure, [run.setting])  # one process: others would disturb it
-    return found
+    numbers: Numbers = run.each(_measure, [run.setting])[0]  # one process: others would disturb it
+    return numbers
 
 
 def _measure(setting: Setting) -> Numbers:
