@@ -62,7 +62,7 @@ class Augmented:
         name: ``"digits"``, ``"mnist"`` or ``"cifar10"``.
         data: Pixels in [0, 1], or of type uint8.
         batch: Images of an update; those left over wait for another epoch.
-        seed: Of order, shifts and mirrors, the same for all ways to train.
+        seed: Of order, shifts and mirrors; all ways to train share it.
     """
 
     def __init__(self, name: str, data: Dataset, batch: int, seed: int) -> None:

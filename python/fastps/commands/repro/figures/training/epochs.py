@@ -170,7 +170,7 @@ def _on_a_store(job: Job) -> list[Epoch]:
 
 
 def epoch_of(trainer: Trainer, way: Way, store: fastps.Store, start: Params, epoch: int) -> None:
-    """One epoch of workers that take turns, each a `fastps.Worker` with values of its own."""
+    """One epoch of workers that take turns, each a `fastps.Worker` with its own values."""
     mode, order = way.mode(way.factor * trainer.rate(epoch, 0)), trainer.images.order(epoch)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(fastps.Worker(store, start, mode)) for _ in range(way.workers)]

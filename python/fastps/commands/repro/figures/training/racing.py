@@ -84,7 +84,7 @@ def overlap(examples: Examples) -> float:
 
 @dataclass(frozen=True)
 class Race:
-    """One run: so many pushes of all threads together."""
+    """One run; its pushes are divided among the threads."""
 
     apply: Literal["exact", "hogwild"]
     threads: int
