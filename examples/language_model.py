@@ -131,7 +131,7 @@ def made(arguments):
 def work(arguments):
     """One worker: trains until all workers together have taken the steps."""
     _, model, loss_of = made(arguments)
-    generator = torch.Generator().manual_seed(1 + time.time_ns() % 2**31)
+    torch.manual_seed(time.time_ns() % 2**31)  # each worker draws other batches
     with fastps.connect() as ps:
         adam = fastps.Adam(lr=arguments.lr)
         optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, adam)
@@ -140,7 +140,7 @@ def work(arguments):
         shown = begin
         while (step := ps.versions("bias")["bias"] - 1) < arguments.steps:
             optimizer.zero_grad()
-            loss = loss_of(model, generator)
+            loss = loss_of(model, torch.default_generator)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step(loss=loss)
@@ -207,19 +207,37 @@ def plain(arguments):
 SHARED = ("model", "steps", "width", "layers", "lr", "device", "output")
 
 
-def launch(arguments, workers, log=None):
-    """`fastps run`: servers that keep their state, and workers that restart; or one last command."""
-    own = [str(Path(__file__).resolve()), "work" if workers else "finish"]
+def command_of(arguments, role, *options):
+    """`fastps run` with servers that keep their state, and a role of this script on it."""
+    own = [str(Path(__file__).resolve()), role]
     own += [f"--{name}={getattr(arguments, name)}" for name in SHARED]
     own += ["--quick"] if arguments.quick else []
-    state = str(arguments.output / "state")
-    command = [sys.executable, "-m", "fastps", "run", "--shards", "2", "--data-dir", state]
-    if workers:
-        command += ["-n", str(workers), "--restart", "3", "--json", str(log), *own]
-        return subprocess.Popen(command)
-    return subprocess.run(
-        [*command, "--servers-only", "--", sys.executable, *own], capture_output=True, text=True
-    )
+    run = [
+        sys.executable,
+        "-m",
+        "fastps",
+        "run",
+        "--shards",
+        "2",
+        "--data-dir",
+        str(arguments.output / "state"),
+    ]
+    return [*run, *options, *own]
+
+
+def train(arguments, log):
+    """Starts servers, and workers that restart."""
+    options = ["-n", str(arguments.workers), "--restart", "3", "--json", str(log)]
+    return subprocess.Popen(command_of(arguments, "work", *options))
+
+
+def serve(arguments):
+    """Starts the servers and one process that only pulls; returns its output."""
+    command = command_of(arguments, "finish", "--servers-only", "--", sys.executable)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"the model cannot be served:\n{done.stderr[-3000:]}")
+    return done.stdout
 
 
 def events(log):
@@ -248,7 +266,7 @@ def whole(arguments):
     arguments.output.mkdir(parents=True, exist_ok=True)
     logs = [arguments.output / f"run{k}.jsonl" for k in range(2)]
     begin = time.monotonic()
-    first = launch(arguments, arguments.workers, logs[0])
+    first = train(arguments, logs[0])
     try:
         wait_for_step(first, logs[0], arguments.steps // 4)
         victim = [event for event in events(logs[0]) if event["event"] == "start"][-1]
@@ -258,17 +276,14 @@ def whole(arguments):
         first.send_signal(signal.SIGINT)
         print(f"stopped everything at step {stopped}", flush=True)
         first.wait()
-        if launch(arguments, arguments.workers, logs[1]).wait():
+        if train(arguments, logs[1]).wait():
             sys.exit("the second run has failed")
     finally:
         if first.poll() is None:
             first.terminate()
             first.wait()
     seconds = time.monotonic() - begin
-    last = launch(arguments, 0)
-    if last.returncode:
-        sys.exit(f"the model cannot be served:\n{last.stderr[-3000:]}")
-    result = next(line for line in last.stdout.splitlines() if '"perplexity"' in line)
+    result = next(line for line in serve(arguments).splitlines() if '"perplexity"' in line)
     found = {**json.loads(result[result.index("{") :]), "stopped": stopped, "seconds": seconds}
     print(json.dumps(found, indent=1))
     (arguments.output / "result.json").write_text(json.dumps(found) + "\n")

@@ -45,7 +45,7 @@ def test_the_quick_set_is_drawn(tmp_path):
     figures = catalogue.select([], "quick")
     out = tmp_path / "figures"
     names = {f"{figure.name}.{kind}" for figure in figures for kind in ("json", "csv", "png")}
-    assert drawn(out) == names | {"index.html"}
+    assert drawn(out) == names | {"index.html", "runs"}
     page = (out / "index.html").read_text()
     assert page.count("data:image/png;base64,") == len(figures)
     for figure in figures:
@@ -179,6 +179,17 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
         said = capsys.readouterr().err
         assert text in said
         assert len(said.splitlines()) == 1
+
+
+def test_figures_whose_packages_are_missing_are_left_out_of_the_quick_set(tmp_path, figures, capsys):
+    out = ["--out", str(tmp_path)]
+    figures(simple("one", 1), simple("two", 2, packages=("no-such-package",)))
+    assert run("--quick", *out) == 0
+    said = capsys.readouterr().out
+    assert "two: left out, needs no-such-package (pip install no-such-package)" in said
+    assert "HOLDS two" not in said
+    assert run("two", "--quick", *out) == 1
+    assert "two needs no-such-package: pip install no-such-package" in capsys.readouterr().err
 
 
 def test_options_of_figures_are_refused_for_claims(capsys):

@@ -11,11 +11,11 @@ import pytest
 
 import fastps
 from fastps.commands.repro.claim import Setting
-from fastps.commands.repro.figures import accuracy, asynchrony, parts, rules, toys
+from fastps.commands.repro.figures import accuracy, asynchrony, convnets, hogwild, parts, rules, toys
 from fastps.commands.repro.figures.catalogue import FIGURES
 from fastps.commands.repro.figures.costs.costs import read_costs
 from fastps.commands.repro.figures.figure import Run
-from fastps.commands.repro.figures.training import methods, virtual
+from fastps.commands.repro.figures.training import epochs, methods, racing, virtual
 from fastps.optimize import GradientDescent
 
 
@@ -188,6 +188,96 @@ def test_the_critical_batch_is_the_least_samples_over_the_least_updates():
     assert asynchrony.critical_batch({"arms": arms}) == 8 * 110 / 20
 
 
+# -- convolutional nets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)  # it imports torch
+def test_a_convolutional_net_needs_every_share_and_the_bits_of_torch(monkeypatch):
+    recipe = dataclasses.replace(convnets.QUICK.recipe, epochs=2)
+    size = dataclasses.replace(convnets.QUICK, recipe=recipe, compared=1)
+    monkeypatch.setattr(convnets, "QUICK", size)
+    good = convnets.measure("mnist", quick())
+    assert convnets.judge(good).holds, convnets.judge(good).measured
+    assert "not within the margin" in convnets.caption({**good, "margin": -100.0})
+
+    def broken(way, of, name, product):
+        """The numbers, with one way trained once more while the product is another one."""
+        with monkeypatch.context() as patch:
+            patch.setattr(of, name, product)
+            job = epochs.Job(recipe, None, way, good["seeds"][0], 1)
+            return {**good, "ways": {**good["ways"], way: [epochs.train(job)]}}
+
+    sgd, begin = fastps.SGD, fastps.Worker.begin
+    serial = broken("serial", fastps, "SGD", lambda **settings: sgd(**{**settings, "nesterov": False}))
+    verdict = convnets.judge(serial)
+    assert verdict.holds is False
+    assert "not the bits of plain torch" in verdict.measured
+    still = broken("Sync", fastps.Worker, "begin", lambda worker, grads, lr: begin(worker, grads, lr=1e-9))
+    verdict = convnets.judge(still)
+    assert verdict.holds is False
+    assert "one worker has the bits" in verdict.measured
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", ["serial", "Sync"])
+def test_a_run_that_is_cut_continues_as_if_it_had_not_been(way, monkeypatch, tmp_path):
+    recipe = dataclasses.replace(convnets.QUICK.recipe, epochs=2)
+    job = epochs.Job(recipe, None, way, 1, 2)
+    whole = epochs.train(job)
+    kept = dataclasses.replace(job, kept=str(tmp_path))
+    first = epochs.train(dataclasses.replace(kept, epochs=1))
+    assert first == whole[:1]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+    with monkeypatch.context() as patch:
+        real, seen = epochs.epoch_of, []
+        patch.setattr(epochs, "epoch_of", lambda *a: (seen.append(a[-1]), real(*a)))
+        assert epochs.train(kept) == whole
+    assert seen == [1], "the first epoch is not trained again"
+    assert len(list(tmp_path.iterdir())) == 2
+    other = dataclasses.replace(kept, recipe=dataclasses.replace(recipe, rate=0.01))
+    assert epochs.train(other) != whole, "the state of another recipe is not used"
+
+
+# -- threads with locks and without --------------------------------------------------------------------------
+
+
+def test_threads_that_lose_updates_or_gain_nothing_are_refused(monkeypatch):
+    monkeypatch.setattr(hogwild, "SIZES", {True: (80, 1)})
+    good = hogwild.measure(quick())
+    assert hogwild.judge(good).holds, hogwild.judge(good).measured
+    assert len(list(hogwild.rows(good))) == 1 + 2 * 2 * len(hogwild.THREADS)
+    real = fastps.Store.push
+
+    def forgetful(store, name, grad):
+        if grad.values.shape[0] % 2:
+            real(store, name, grad)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fastps.Store, "push", forgetful)
+        refused = hogwild.judge(hogwild.measure(quick()))
+    assert refused.holds is False
+    assert "with locks some updates lost" in refused.measured
+
+    idle = {**copy.deepcopy(good), "free": {"1": 1.0, "2": 2.0, "4": 2.0}}
+    for threads, speed in (("1", 1.0), ("2", 1.9)):
+        idle["speeds"]["sparse"]["hogwild"][threads] = speed
+    assert hogwild.judge(idle).holds
+    assert "busy machine" not in hogwild.caption(idle)
+    assert "busy machine" in hogwild.caption({**idle, "free": {"1": 1.0, "2": 1.4, "4": 1.4}})
+    idle["speeds"]["sparse"]["hogwild"]["2"] = 1.0
+    assert hogwild.judge(idle).holds is False
+
+
+def test_the_sparsity_of_examples_is_nius():
+    starts = np.array([0, 2, 3, 5, 6])  # coordinates 0 1, 1, 2 3, 3
+    examples = racing.Examples(5, starts, np.array([0, 1, 1, 2, 3, 3]))
+    assert racing.sparsity(examples) == {"omega": 2.0, "delta": 0.5, "rho": 0.5}
+    few = racing.made_up(20_000, 2, 640, 1)
+    assert 0 < racing.overlap(few) < 0.02
+    assert racing.overlap(racing.made_up(10, 5, 640, 1)) == 1.0
+
+
 def test_every_figure_has_a_perturbed_product_here():
     judged = {accuracy.judge, accuracy.judge_times, toys.judge, parts.judge, asynchrony.judge}
+    judged |= {convnets.judge, hogwild.judge}
     assert {figure.judge for figure in FIGURES.values()} == judged

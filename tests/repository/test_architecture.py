@@ -257,7 +257,10 @@ RL = ROOT / "python/fastps/rl"
 CONVNET = ROOT / "python/fastps/commands/repro/convnet.py"
 #: The program of a claim's worker process, which nothing imports.
 ALL_REDUCE = ROOT / "python/fastps/commands/repro/allreduce/worker.py"
-NETS = {ROOT / "python/fastps/commands/repro/figures/nets" / name for name in ("images.py", "parts_model.py")}
+NETS = {
+    ROOT / "python/fastps/commands/repro/figures/nets" / name
+    for name in ("images.py", "parts_model.py", "residual.py")
+}
 
 
 def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:

@@ -11,7 +11,7 @@ from fastps._shared.process import CommandError
 from fastps.data.cifar10 import FILES as CIFAR10_FILES
 from fastps.data.images import MNIST_FILES
 
-__all__ = ["DATA_SETS", "check_data", "check_packages"]
+__all__ = ["DATA_SETS", "check_data", "check_packages", "missing_of"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,14 @@ DATA_SETS = {
 
 def check_packages(name: str, packages: Iterable[str]) -> None:
     """Raises `CommandError` unless the packages that a claim or figure needs are installed."""
-    missing = [package for package in packages if not _is_installed(package)]
+    missing = missing_of(packages)
     if missing:
         raise CommandError(f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def missing_of(packages: Iterable[str]) -> list[str]:
+    """Those packages that are not installed."""
+    return [package for package in packages if not _is_installed(package)]
 
 
 def _is_installed(package: str) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fastps.commands.repro.figures import accuracy, asynchrony, parts, toys
+from fastps.commands.repro.figures import accuracy, asynchrony, convnets, hogwild, parts, toys
 from fastps.commands.repro.figures.figure import Figure
 
 __all__ = ["FIGURES", "select"]
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure for figure in (*toys.FIGURES, *accuracy.FIGURES, *parts.FIGURES, *asynchrony.FIGURES)
+    figure.name: figure
+    for module in (toys, accuracy, convnets, parts, hogwild, asynchrony)
+    for figure in module.FIGURES
 }
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -13,7 +14,7 @@ from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps._shared.text import meant
 from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.claim import Setting
-from fastps.commands.repro.data import check_data, check_packages
+from fastps.commands.repro.data import check_data, check_packages, missing_of
 from fastps.commands.repro.figures.catalogue import FIGURES, select
 from fastps.commands.repro.figures.costs.costs import COMMITTED, read_costs, write_costs
 from fastps.commands.repro.figures.figure import Figure, Run
@@ -46,13 +47,15 @@ def execute(args: argparse.Namespace, names: list[str]) -> int:
         raise CommandError(
             f"no figure {error.args[0]!r}; fastps repro figures list shows all names{hint}"
         ) from None
+    if form == "quick" and not names:
+        figures = _without_missing(figures, sys.stdout)
     folder = args.dataset_dir or os.environ.get("FASTPS_DATA_DIR")
     setting = Setting(args.quick, args.seed, folder)
     _check(figures, setting, form)
     costs = read_costs(Path(args.costs) if args.costs else COMMITTED)
     jobs, bar = args.jobs or os.cpu_count() or 1, Bar(sys.stdout)
     with processes(jobs, bar) as each:
-        return _draw(figures, Run(setting, costs, each), out, jobs, bar, sys.stdout)
+        return _draw(figures, Run(setting, costs, each, kept=str(out / "runs")), out, jobs, bar, sys.stdout)
 
 
 def _draw(figures: list[Figure], run: Run, out: Path, jobs: int, bar: Bar, stream: TextIO) -> int:
@@ -66,7 +69,7 @@ def _draw(figures: list[Figure], run: Run, out: Path, jobs: int, bar: Bar, strea
             if result is None:
                 bar.begin(figure.name)
                 earlier = {name: results[name]["numbers"] for name in figure.uses}
-                result = measure(figure, Run(run.setting, run.costs, run.each, earlier), out)
+                result = measure(figure, replace(run, earlier=earlier), out)
             results[figure.name] = result
             bar.clear()
             word = "HOLDS" if result["holds"] else "FAILS"
@@ -96,6 +99,15 @@ def _plan(
     print(f"about {shown} with {jobs} processes; Ctrl-C keeps finished figures\n", file=stream, flush=True)
 
 
+def _without_missing(figures: list[Figure], stream: TextIO) -> list[Figure]:
+    """The figures whose packages are installed; names the others."""
+    for figure in figures:
+        if missing := missing_of(figure.packages):
+            names = " ".join(missing)
+            print(f"  {figure.name}: left out, needs {names} (pip install {names})", file=stream)
+    return [figure for figure in figures if not missing_of(figure.packages)]
+
+
 def _check(figures: list[Figure], setting: Setting, form: str) -> None:
     """Raises unless the figures have this form, and their data and packages are present."""
     for figure in figures:
@@ -103,6 +115,8 @@ def _check(figures: list[Figure], setting: Setting, form: str) -> None:
             raise CommandError(f"{figure.name} has no {form} form: its forms are {', '.join(figure.forms)}")
     if not has_matplotlib():
         raise CommandError("the figures need Matplotlib: pip install matplotlib")
+    for figure in figures:
+        check_packages(figure.name, figure.packages)
     if setting.quick:
         return
     check_data(
@@ -110,8 +124,6 @@ def _check(figures: list[Figure], setting: Setting, form: str) -> None:
         setting.dataset_dir,
         option="FASTPS_DATA_DIR or --dataset-dir",
     )
-    for figure in figures:
-        check_packages(figure.name, figure.packages)
 
 
 def _measure(out: Path) -> int:

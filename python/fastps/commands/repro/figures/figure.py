@@ -33,12 +33,14 @@ class Run:
         costs: Measured times, which virtual runs read.
         each: Runs a function for many arguments.
         earlier: Numbers of the figures that this one uses, by name.
+        kept: Folder in which long runs keep their state, and continue from; None: they keep nothing.
     """
 
     setting: Setting
     costs: Costs
     each: Each
     earlier: dict[str, Numbers] = field(default_factory=dict)
+    kept: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Figure:
         minutes: Estimated minutes of one process for the quick and for the full form.
         uses: Figures whose numbers this one draws.
         needs: Data sets of the full form.
-        packages: Packages that the full form needs besides NumPy and Matplotlib, by pip's names.
+        packages: Packages that it needs besides NumPy and Matplotlib, by pip's names.
         forms: Forms that it has.
     """
 

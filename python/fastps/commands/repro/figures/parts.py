@@ -72,7 +72,7 @@ def real(numbers: Numbers, net: str) -> float:
 
 def judge(numbers: Numbers) -> Verdict:
     slow = {net: speed_ups(numbers, net, "1 Gbit/s") for net in NETS}
-    later = slow["local"][-1] > slow["dense, 512"][-1]
+    local_wins = slow["local"][-1] > slow["dense, 512"][-1]
     peak = PARTS[slow["dense, 512"].index(max(slow["dense, 512"]))]
     off = {net: speed_ups(numbers, net, "this machine")[1] / real(numbers, net) - 1 for net in NETS}
     text = f"dense, 512 over 1 Gbit/s is fastest with {peak} parts, local {slow['local'][-1]:.1f} x with "
@@ -83,7 +83,7 @@ def judge(numbers: Numbers) -> Verdict:
     if numbers["load"] > IDLE:
         text += f", at a load of {numbers['load']:g}: the machine was too busy to judge this"
         near = True
-    return Verdict(later and peak < PARTS[-1] and near, text)
+    return Verdict(local_wins and peak < PARTS[-1] and near, text)
 
 
 def caption(numbers: Numbers) -> str:
@@ -93,10 +93,10 @@ def caption(numbers: Numbers) -> str:
         for link in LINKS
         if (ups := speed_ups(numbers, net, link))
     ]
-    measured = ", ".join(f"{net} {real(numbers, net):.2f} x" for net in NETS)
+    processes = ", ".join(f"{net} {real(numbers, net):.2f} x" for net in NETS)
     return (
         f"Fastest: {'; '.join(ends)}. Large markers: two parts as two processes of this machine, "
-        f"{measured}. The "
+        f"{processes}. The "
         "paper: 2.2 x with 8 machines for a fully connected net, more than 12 x with 81 for a locally "
         "connected one."
     )

@@ -76,19 +76,19 @@ class Pool:
         Raises:
             CommandError: A process died.
         """
-        given = list(arguments)
-        self._bar.expect(len(given))
+        jobs = list(arguments)
+        self._bar.expect(len(jobs))
         try:
-            flights = [self._processes.submit(function, argument) for argument in given]
-            for flight in concurrent.futures.as_completed(flights):
-                flight.result()
+            futures = [self._processes.submit(function, job) for job in jobs]
+            for future in concurrent.futures.as_completed(futures):
+                future.result()
                 self._bar.advance()
         except BrokenProcessPool as error:
             raise CommandError(
                 "a process that measures died, perhaps for lack of memory: run the command again with a "
                 "smaller --jobs; figures that are finished are kept"
             ) from error
-        return [flight.result() for flight in flights]
+        return [future.result() for future in futures]
 
     def close(self) -> None:
         """Ends the processes."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastps._shared.files import replaced
 from fastps._shared.process import CommandError
 from fastps.commands.kit.plot import figure as picture
 from fastps.commands.repro.figures.figure import VERSION, Figure, Numbers, Run
@@ -59,9 +60,8 @@ def measure(figure: Figure, run: Run, out: Path) -> Result:
         "machine": run.costs.where,
         "numbers": numbers,
     }
-    part = out / f"{figure.name}.part"
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(out / f"{figure.name}.json")
+    with replaced(out / f"{figure.name}.json") as path:
+        path.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 

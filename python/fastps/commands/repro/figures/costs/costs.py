@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastps._shared.files import replaced
 from fastps._shared.process import CommandError
 
 __all__ = ["COMMITTED", "COSTS_VERSION", "Costs", "read_costs", "write_costs"]
@@ -73,6 +74,5 @@ def read_costs(path: Path = COMMITTED) -> Costs:
 
 def write_costs(costs: Costs, path: Path) -> None:
     """Writes the file, completely or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(dataclasses.asdict(costs), indent=1) + "\n")
-    part.replace(path)
+    with replaced(path) as unfinished:
+        unfinished.write_text(json.dumps(dataclasses.asdict(costs), indent=1) + "\n")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastps.commands.kit.net import Params, evaluate, init_params, loss_and_grads
 from fastps.data import Dataset, cifar10, digits, mnist
 
-__all__ = ["BATCH", "Mlp", "Net", "load", "size"]
+__all__ = ["BATCH", "Mlp", "Net", "images_of", "load", "size"]
 
 #: Images of a gradient.
 BATCH = 32
@@ -70,17 +70,22 @@ def load(name: str, folder: str | None, validation: bool) -> Net:
         folder: Folder of the data sets.
         validation: Every tenth training image is for the test, and the test images are not used.
     """
+    whole = images_of(name, folder)
+    data = _held_out(whole) if validation else whole
     if name == "cifar10":
         from fastps.commands.repro.figures.nets.images import ConvNet
 
-        return ConvNet(_held_out(_images(folder)) if validation else _images(folder))
-    data = digits() if name == "digits" else mnist(Path(folder or ".") / "mnist", centre=False)
-    return Mlp(_held_out(data) if validation else data, HIDDEN[name])
+        return ConvNet(data)
+    return Mlp(data, HIDDEN[name])
 
 
 @cache
-def _images(folder: str | None) -> Dataset:
-    return cifar10(Path(folder or ".") / "cifar10")
+def images_of(name: str, folder: str | None) -> Dataset:
+    """The data of a net; a process reads it once."""
+    if name == "digits":
+        return digits()
+    path = Path(folder or ".") / name
+    return cifar10(path) if name == "cifar10" else mnist(path, centre=False)
 
 
 def _held_out(data: Dataset) -> Dataset:
