@@ -177,7 +177,7 @@ def test_launchers_follow_the_servers(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_trainers(tmp_path: Path) -> None:
     """Each trains with two workers of `fastps run`, also after the kill of the servers and of rank 0."""
-    for package, steps in (("accelerate", "800"), ("lightning", "50")):
+    for package, steps in (("accelerate", "300"), ("lightning", "20")):
         pytest.importorskip(package)
         script = str(EXAMPLES / f"{package}_trainer.py")
         with Running(tmp_path / package, "-n", "2", "--restart", "1", script, steps) as running:
