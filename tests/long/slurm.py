@@ -192,8 +192,8 @@ def test_slurm_after_kills(slurm: Slurm, tmp_path: Path) -> None:
 
     job = slurm.submit(output, state, 10**7)
     until(lambda: len(workers(state)) == 2, "the workers run")
-    for process in processes_with("servers.py"):
-        if str(state) in process.cmdline():
+    for process in set(processes_with("servers.py")) & set(processes_with(str(state))):
+        with contextlib.suppress(psutil.NoSuchProcess):  # srun ends with its task
             process.kill()
     until(lambda: not slurm.runs(job), "the job has ended without its servers")
     slurm.submit(tmp_path / "next", state, 1, "--wait")
