@@ -76,7 +76,7 @@ ARMS = {"servers": servers, "all-reduce": all_reduce, "mpi": mpi, "both": both}
 
 def meet(job: Job, rank: int) -> None:
     """Waits until every worker is ready: none may train while the clock of worker 0 has not begun."""
-    store = dist.FileStore(f"{job.meeting}-begin", job.world)
+    store = dist.FileStore(f"{job.meeting}-begin", job.world)  # type: ignore[attr-defined]
     store.set(str(rank), "ready")
     store.wait([str(other) for other in range(job.world)], timedelta(seconds=PATIENCE))
 
