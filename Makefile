@@ -235,7 +235,7 @@ test-engines: .venv/.test-$(PROFILE) ## Run examples/engines on Ray, Dask, Light
 	$(BIN)/python .ci/requirements.py test-engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
 	@command -v helm >/dev/null || $(MAKE) --no-print-directory $(TARGET)/go/bin/helm || true
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
-	  $(BIN)/python -m pytest long/engines.py long/image.py engines/test_charts.py engines/test_kubeflow.py $(ARGS)
+	  $(BIN)/python -m pytest long/engines.py long/slurm.py long/image.py engines/test_charts.py engines/test_kubeflow.py $(ARGS)
 
 # Without optimizations and debug information it is built with less work.
 $(TARGET)/go/bin/helm:

@@ -1,7 +1,7 @@
 """The table of docs/how-to/engines.md that says what happens at kill -9.
 
 A cell has phrases, with a semicolon between them. Tests of engines compare each with what they see, and
-tests/engines/test_kill_table.py checks that each phrase of these engines has its test.
+tests/engines/test_kill_table.py checks that each phrase has its test.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ def train(task: int, addresses: str, steps: int) -> int:
 def main(steps: int = 300) -> None:
     local = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with fastps.serve() as server, local as cluster, Client(cluster) as client:
+        print(f"servers at {server.addresses}", flush=True)
         tasks = client.map(train, range(4), addresses=server.addresses, steps=steps)
         print(f"4 tasks in {len(set(client.gather(tasks)))} processes")
         with fastps.connect(server) as ps:

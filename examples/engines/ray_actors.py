@@ -4,8 +4,9 @@ Needs the extra engines.
 
     python examples/engines/ray_actors.py
 
-The actor keeps its state in a folder: started again, on any port, it continues. A task that loses it is
-started again, too, and asks the actor for its new address; with fastps.Async a repeated task harms nothing.
+The actor keeps its state in a folder: started again, at any address, it continues. Tasks that lose it ask
+for its new address and continue, within the timeout of their calls. A task whose process dies runs again;
+with fastps.Async a repeated task harms nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +31,11 @@ class Shards:
     def addresses(self) -> str:
         return self.server.addresses
 
-    def process(self) -> int:
-        return os.getpid()
 
-
-@ray.remote(num_cpus=0, max_retries=-1, retry_exceptions=[fastps.FastpsError])
+@ray.remote(num_cpus=0, max_retries=-1)
 def train(shards, task: int, steps: int) -> int:
     rng = np.random.default_rng(task)
-    with fastps.connect(ray.get(shards.addresses.remote()), timeout=10) as ps:
+    with fastps.connect(lambda: ray.get(shards.addresses.remote()), timeout=120, ack="logged") as ps:
         ps.register("w", np.zeros_like(TRUTH), fastps.SGD(lr=0.05))
         with fastps.Worker(ps, {"w": TRUTH}, fastps.Async()) as worker:
             for _ in range(steps):

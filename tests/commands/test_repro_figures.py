@@ -105,9 +105,10 @@ FIGURES = {
         {"one": {"servers": arm(), "mpi": arm(**ALL_REDUCE)}, "two": TWO, "why": None},
         [
             {"two": {**TWO, "both": arm(mb=0.7)}},
-            {"two": {**TWO, "servers": arm(slow=18.0)}},
+            {"two": {**TWO, "servers": arm(slow=19.0)}},
+            {"two": {**TWO, "servers": arm(killed=19.0)}},
             {"two": {**TWO, "both": arm(killed=None)}},
-            {"two": {**TWO, "all-reduce": arm(**{**ALL_REDUCE, "slow": 12.0})}},
+            {"two": {**TWO, "all-reduce": arm(**{**ALL_REDUCE, "slow": 26.0})}},
             {"one": {"servers": arm(even=None), "mpi": arm(**ALL_REDUCE)}},
             {
                 "one": {"servers": arm(), "mpi": arm(**{**ALL_REDUCE, "killed": 9.0})},

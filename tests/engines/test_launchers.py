@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import kill_table
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/engines"
 RUN = [sys.executable, "-m", "fastps", "run", "--servers-only", "--"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -60,7 +62,11 @@ def test_torchrun_starts_all_again_after_the_kill_of_rank_0(tmp_path):
     done = run(*TORCHRUN, "--max-restarts", "1", str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("life True begins") == 2
-    assert done.stdout.count("life False begins with ['w']") == 2, done.stdout
+    both = done.stdout.count("life False begins") == 2  # rank 1 waits in its first life until it is ended
+    kill_table.check("torchrun", "worker", "ends all its processes", both)
+    continued = done.stdout.count("life False begins with ['w']") == 2
+    phrase = "`--max-restarts N` starts all again, which continue"
+    kill_table.check("torchrun", "worker", phrase, continued)
     ended = re.findall(r"torchrun rank (\d): largest error", done.stdout)
     assert set(ended) == {"0", "1"}, done.stdout  # rank 1 may have ended in both lives
     for pid in map(int, re.findall(r"pid (\d+)", done.stdout)):

@@ -12,6 +12,7 @@ from fastps.commands.repro.allreduce.job import Job
 from fastps.commands.repro.allreduce.machines import Machines
 from fastps.commands.repro.allreduce.runs import Run, run
 
+pytestmark = pytest.mark.timeout(300)  # each starts several processes that import torch
 JOB = Job(
     arm="servers",
     rank=None,

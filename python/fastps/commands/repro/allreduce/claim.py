@@ -17,8 +17,10 @@ __all__ = ["CLAIMS"]
 #: Test accuracy in percent to be reached.
 GOAL = 93.0
 SLOW, RATE = 5.0, 200.0
-STEPS, EVERY, KILL_AT, STEP_SECONDS = 400, 20, 100, 0.02
-HIDDEN, LR, SEEDS = 256, 0.025, 3
+STEPS, EVERY, KILL_AT, STEP_SECONDS = 500, 10, 40, 0.02
+HIDDEN, LR, SEEDS = 256, 0.3, 3
+#: Two workers of which one dies may take twice as long; who waits for a slow one, `SLOW` times.
+ALONE, WAITS = 2.0, 3.0
 CASES: dict[str, dict[str, Any]] = {"even": {}, "slow": {"slow": SLOW}, "killed": {"kill_at": KILL_AT}}
 COLORS = {"servers": "#2166ac", "all-reduce": "#b2182b", "mpi": "#f4a582", "both": "#1b7837"}
 
@@ -79,8 +81,8 @@ def judge(figures: Figures) -> Verdict:
             even, slow, killed = (seconds(found, arm, case) for case in CASES)
             waits = arm in ("all-reduce", "mpi")
             holds &= even < float("inf")
-            holds &= slow >= 2 * even if waits else slow <= 1.7 * even
-            holds &= killed == float("inf") if waits else killed <= 1.7 * even
+            holds &= slow >= WAITS * even if waits else slow <= ALONE * even
+            holds &= killed == float("inf") if waits else killed <= ALONE * even
             waited = 100 * np.median([one["waited"] for one in found[arm]["slow"]])
             words.append(
                 f"{'two machines' if name == 'two' else 'one machine'}, {arm}: {even:.1f} s to {GOAL:g} %, "
@@ -102,38 +104,36 @@ def judge(figures: Figures) -> Verdict:
 
 
 def draw(figures: Figures, figure: Any) -> None:
-    places = [name for name in ("one", "two") if figures[name] is not None]
-    grid = figure.subplots(len(places), len(CASES), sharey=True, squeeze=False)
-    for line, name in zip(grid, places, strict=True):
+    places = {
+        "one": "2 workers on a machine",
+        "two": f"4 workers, 2 machines, {RATE:g} Mbit/s",
+    }
+    names = [name for name in places if figures[name] is not None]
+    grid = figure.subplots(len(names), len(CASES), sharex="col", sharey=True, squeeze=False)
+    titles = ("all equal", f"one {SLOW:g} x slower", "one killed (x: the run ends)")
+    for axes, title in zip(grid[0], titles, strict=True):
+        axes.set_title(title, fontsize=8)
+    for line, name in zip(grid, names, strict=True):
         for axes, case in zip(line, CASES, strict=True):
             for arm, runs in figures[name].items():
-                for k, one in enumerate(runs[case]):
-                    axes.plot(
-                        *zip(*one["curve"], strict=True) if one["curve"] else ([], []),
-                        color=COLORS[arm],
-                        label=None if k else arm,
-                        lw=1,
-                    )
-                    if one["failure"] and one["curve"]:
-                        axes.plot(*one["curve"][-1], "x", color=COLORS[arm])
-            axes.axhline(GOAL, color="grey", lw=0.6, ls=":")
+                _curves(axes, arm, runs[case])
+            axes.axhline(GOAL, color="grey", lw=0.8, ls=":")
             axes.set_ylim(70, 100)
-            place = (
-                "2 workers, one machine"
-                if name == "one"
-                else f"4 workers, {RATE:g} Mbit/s between 2 machines"
-            )
-            cases = {
-                "even": "all equal",
-                "slow": f"one {SLOW:g} x slower",
-                "killed": "one killed (x: the end)",
-            }
-            axes.set_title(f"{place}: {cases[case]}", fontsize=7)
+            axes.set_xlim(left=0)
             axes.tick_params(labelsize=7)
-        line[0].set_ylabel("test accuracy (%)", fontsize=8)
-        line[-1].legend(fontsize=7, loc="lower right")
+        line[0].set_ylabel(f"{places[name]}\ntest accuracy (%)", fontsize=7)
+        line[0].legend(fontsize=7, loc="lower right")
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=8)
+
+
+def _curves(axes: Any, arm: str, runs: list[Figures]) -> None:
+    """The seeds of one arm, and a cross where a run fails."""
+    for k, one in enumerate(runs):
+        seconds, accuracies = zip(*one["curve"], strict=True) if one["curve"] else ((), ())
+        axes.plot(seconds, accuracies, color=COLORS[arm], label=None if k else arm, lw=1)
+        if one["failure"] and one["curve"]:
+            axes.plot(*one["curve"][-1], "x", color=COLORS[arm])
 
 
 CLAIMS = [
@@ -144,8 +144,8 @@ CLAIMS = [
         source="Overview of distributed deep learning: parameter server, MPI; Dean et al., NIPS 2012",
         paper="asynchronous workers do not wait for each other",
         threshold=f"medians of {SEEDS} seeds to {GOAL:g} % accuracy: with one worker {SLOW:g} x slower "
-        "all-reduce takes 2 x as long or more, servers 1.7 x or less; with one killed only servers get "
-        "there; both send at most .6 x of the servers' bytes",
+        f"all-reduce takes {WAITS:g} x as long or more, servers {ALONE:g} x or less; with one killed only "
+        f"servers get there, in {ALONE:g} x the time or less; both send at most .6 x of the servers' bytes",
         measure=measure,
         judge=judge,
         draw=draw,

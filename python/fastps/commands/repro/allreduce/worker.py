@@ -74,6 +74,13 @@ def mpi(job: Job, model: torch.nn.Module, _rank: int) -> Callable[[], object]:
 ARMS = {"servers": servers, "all-reduce": all_reduce, "mpi": mpi, "both": both}
 
 
+def meet(job: Job, rank: int) -> None:
+    """Waits until every worker is ready: none may train while the clock of worker 0 has not begun."""
+    store = dist.FileStore(f"{job.meeting}-begin", job.world)  # type: ignore[attr-defined]
+    store.set(str(rank), "ready")
+    store.wait([str(other) for other in range(job.world)], timedelta(seconds=PATIENCE))
+
+
 def _gloo(meeting: str, rank: int, world: int) -> None:
     patience = timedelta(seconds=PATIENCE)
     dist.init_process_group("gloo", f"file://{meeting}", patience, world_size=world, rank=rank)
@@ -108,6 +115,7 @@ def train(job: Job, rank: int, slow: float) -> None:
     )
     step, rng = ARMS[job.arm](job, model, rank), np.random.default_rng([job.seed, rank])
     kept: list[tuple[float, list[torch.Tensor]]] = []
+    meet(job, rank)
     begin = time.perf_counter()
     say(event="begin", rank=rank, pid=os.getpid())
     busy, done, failure = 0.0, 0, None
