@@ -425,6 +425,7 @@ func (l *link) heartbeat(ctx context.Context) error {
 		switch {
 		case err == nil:
 			missed = 0
+		case !late && asError(err).Kind == Capacity: // of the principal's rate: the session is as alive as before
 		case !late:
 			return err
 		case missed == 1:

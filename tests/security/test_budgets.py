@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +64,7 @@ def test_beyond_a_second_frames_are_refused_with_a_retry_time(tokens: Tokens, st
         refusal = answer.header.refusal
         assert (refusal.kind, refusal.expected) == (
             "capacity",
-            "any frames and calls and 1000 bytes a second",
+            "any frames or calls and 1000 bytes a second",
         )
         assert 5_000 < refusal.retry_after_ms < 9_000
     file = tokens.write_secret("slow", tokens.text["slow"])
@@ -129,7 +130,7 @@ def test_a_flood_of_calls_keeps_to_the_rate_of_its_principal(tokens: Tokens, stu
         assert 1 <= found.passed <= 12 + 10 * found.seconds + 1
         for refusal in found.refusals:
             assert (refusal.kind, refusal.got) == ("capacity", "more")
-            assert refusal.expected == "10 frames and calls and any bytes a second"
+            assert refusal.expected == "10 frames or calls and any bytes a second"
             assert refusal.retry_after_ms > 1000
         assert found.refusals
         assert pulls >= 3
@@ -251,3 +252,33 @@ def test_sessions_and_registrations_count_against_the_memory_of_their_principal(
         check_refusal(raised.value.refusal, "the registration")
         assert registered > 20
         free.register("d", np.zeros(20_000, np.float32), optimizer=fastps.SGD(lr=1.0))
+
+
+@pytest.mark.timeout(120)
+def test_frames_that_wait_for_their_rate_delay_no_calls(tokens: Tokens) -> None:
+    """Another client of the principal connects and calls beside one that sends all it may."""
+    file = tokens.add("paced", "worker", "*", f"bytes/s={1 << 20}")
+    values, stop = np.zeros(1 << 18, np.float32), threading.Event()
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        fastps.connect(server, token_file=file, timeout=60) as greedy,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        greedy.register("large", values, optimizer=fastps.SGD(lr=1.0))
+
+        def send() -> int:
+            sent = 0
+            while not stop.is_set():
+                with contextlib.suppress(fastps.CapacityError):
+                    greedy.push("large", values)
+                    sent += 1
+            return sent
+
+        sending = beside.submit(send)
+        try:
+            for _ in range(8):
+                with fastps.connect(server, token_file=file, timeout=60) as ps:
+                    assert "large" in ps.names()
+        finally:
+            stop.set()
+        assert sending.result(60) >= 1

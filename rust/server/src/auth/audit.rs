@@ -99,7 +99,11 @@ impl Audit {
             return Ok(());
         };
         drop(workers);
-        self.record_suppressed(principal, suppressed)?;
+        if let Err(error) = self.record_suppressed(principal, suppressed) {
+            let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            workers.entry(principal.cloned()).or_default().suppressed += suppressed + 1;
+            return Err(error);
+        }
         self.record(event, fields())
     }
 

@@ -24,7 +24,7 @@ pub struct Principal {
 pub struct Limits {
     /// Frames and calls a second.
     pub frames_per_second: Option<u64>,
-    /// Bytes of frames and calls a second.
+    /// Bytes of frames, and of calls, a second.
     pub bytes_per_second: Option<u64>,
     /// Bytes of its sessions, registrations and spaces.
     pub memory: Option<u64>,

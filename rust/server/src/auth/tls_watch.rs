@@ -78,15 +78,21 @@ impl TlsWatch {
     fn end_connections(&self) {
         let Some(tls) = &self.tls else { return };
         let (now, present) = (human::now() as i64, self.reloads.load(Ordering::Relaxed));
-        self.certified().retain_mut(|one| {
+        // The shards list new connections while signatures are verified.
+        let mut all = std::mem::take(&mut *self.certified());
+        all.retain_mut(|one| {
             let Some(ending) = one.ending.upgrade() else { return false };
             if one.checked == Some(present) && now <= one.expires {
                 return true;
             }
             one.checked = Some(present);
+            if now > one.expires {
+                one.expires = i64::MAX; // of a certificate in the chain that is not needed, if the check passes
+            }
             let checked = tls.check_client(&one.chain);
             checked.map_err(|error| ending.end(error)).is_ok()
         });
+        self.certified().append(&mut all);
     }
 
     /// Reads the files again; bad ones leave the last good ones in force. Ends the connections of

@@ -106,6 +106,11 @@ impl SpaceTable {
         }
     }
 
+    /// The spaces whose memory is charged.
+    pub(crate) fn charged(&self) -> Vec<SpaceId> {
+        locked(&self.held).keys().copied().collect()
+    }
+
     /// Stores a coordinator that shard 0 has confirmed.
     pub(crate) fn confirm(&self, space: SpaceId, seat: (u64, SeatKey)) {
         let mut seats = locked(&self.seats);

@@ -2,6 +2,7 @@
 //! costs no memory and learns nothing, and one above its rate waits or is refused. Handlers check the role
 //! that each call needs.
 
+use crate::auth::budget::calls::one_message;
 use crate::auth::budget::{Account, Budget};
 use crate::auth::peer::Peer;
 use crate::cluster::node::Node;
@@ -49,7 +50,9 @@ where
         };
         peer.authenticated();
         let budget = self.node.budgets.of(&known.principal).filter(Budget::has_rates);
-        let Some((account, budget)) = Account::of_call(path).zip(budget) else {
+        let (account, shard) = (Account::of_call(path), self.node.index());
+        let request = if account.is_some() { request.map(|body| one_message(body, shard)) } else { request };
+        let Some((account, budget)) = account.zip(budget) else {
             return Box::pin(self.inner.call(request));
         };
         // The service that is ready, and one that may become so later.
@@ -59,7 +62,6 @@ where
             if let Err(error) = budget.admit_call(account).await {
                 return Ok(admission.refusal(error));
             }
-            let shard = admission.node.index();
             admission.inner.call(request.map(|body| budget.paid(account, body, shard))).await
         })
     }

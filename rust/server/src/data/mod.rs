@@ -130,8 +130,8 @@ impl Exchange {
         let mut caller = Caller::new(peer, &known, metadata);
         caller.budget = node.budgets.of(&known.principal);
         if let Some(budget) = &caller.budget {
-            // A stream counts like a frame; the first one waits for it.
-            budget.charge(Account::Work, 0, Instant::now())?;
+            // A stream counts as a call.
+            budget.charge(Account::Calls, 0, Instant::now())?;
         }
         Ok(Self { node: node.clone(), caller: Arc::new(caller), shared })
     }
@@ -183,7 +183,7 @@ impl Exchange {
         let Some(budget) = self.caller.budget.as_ref().filter(|budget| budget.has_rates()) else {
             return Ok(());
         };
-        let wait = budget.charge(Account::Work, frame.encoded_len() as u64, Instant::now())?;
+        let wait = budget.charge(Account::Frames, frame.encoded_len() as u64, Instant::now())?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }

@@ -136,10 +136,10 @@ async fn serve(
     let (index, admitting) = (node.index(), node.clone());
     let others = tonic::transport::Server::builder()
         .layer(tower::layer::layer_fn(OnlyGrpc))
+        .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))
         .layer(tower::layer::layer_fn(move |inner| Admission { inner, node: admitting.clone() }))
         .layer(MapRequestLayer::new(Peer::keep_busy))
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
-        .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))
         .max_frame_size(1 << 20)
         .initial_stream_window_size(accepted::STREAM_WINDOW)
         .initial_connection_window_size(accepted::CONNECTION_WINDOW)

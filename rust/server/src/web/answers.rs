@@ -14,6 +14,8 @@ use http_body_util::Full;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+/// State for callers that may not read everything: the reason can name tensors.
+const NOT_READY: &str = "a shard does not serve yet, or no more; a reader of everything sees why";
 const PATHS: &str = "/metrics, /healthz, /readyz, /version and /api/v1/cluster";
 
 type Answer = Response<Full<Bytes>>;
@@ -49,7 +51,11 @@ pub(super) fn answer<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -
         "/healthz" => respond(StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" => match subject.trouble() {
             None => respond(StatusCode::OK, TEXT, "ok\n".to_owned()),
-            Some(trouble) => refuse(StatusCode::SERVICE_UNAVAILABLE, &trouble),
+            Some(trouble) => {
+                let headers = request.headers();
+                let may_know = !caller.is_bare(headers, site) && caller.check(headers, site).is_ok();
+                refuse(StatusCode::SERVICE_UNAVAILABLE, if may_know { &trouble } else { NOT_READY })
+            }
         },
         "/version" => {
             respond(StatusCode::OK, JSON, format!("{{\"version\":\"{}\"}}\n", env!("CARGO_PKG_VERSION")))
@@ -64,7 +70,7 @@ fn unknown<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -> Option<A
     if matches!(request.uri().path(), "/healthz" | "/readyz") {
         return None;
     }
-    let error = caller.check(request.headers(), &site.subject).err()?;
+    let error = caller.check(request.headers(), site).err()?;
     if error.kind != Kind::Unauthenticated {
         return Some(refuse(StatusCode::FORBIDDEN, &error.to_string()));
     }

@@ -1,12 +1,14 @@
 //! The caller of a request to the web listener: its address and its certificate.
 
-use super::Subject;
+use super::site::Site;
 use crate::auth::principal::Principal;
 use crate::connection::accept::principal;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_transport::Socket;
+use fastps_transport::tls::CertificateDer;
 use http::HeaderMap;
+use http::header::AUTHORIZATION;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,6 +18,8 @@ pub(super) struct WebCaller {
     address: Option<IpAddr>,
     /// The principal that its certificate names.
     certificate: Option<Arc<Principal>>,
+    /// The certificate that it has shown, its issuers behind it.
+    chain: Vec<CertificateDer<'static>>,
     /// Set if the server asks for a certificate, and it has shown none.
     lacks_certificate: bool,
 }
@@ -23,18 +27,31 @@ pub(super) struct WebCaller {
 impl WebCaller {
     /// Without TLS.
     pub(super) fn plain(address: Option<IpAddr>) -> Self {
-        Self { address, certificate: None, lacks_certificate: false }
+        Self { address, certificate: None, chain: Vec::new(), lacks_certificate: false }
     }
 
     /// After a handshake in which the server `asks` for a certificate. Fails if that names no valid
     /// principal.
     pub(super) fn secure(io: &Socket, asks: bool) -> Result<Self> {
-        let lacks_certificate = asks && io.peer_certificates().is_none();
-        Ok(Self { address: io.peer_address(), certificate: principal(io)?, lacks_certificate })
+        let chain = io.peer_certificates().unwrap_or_default().to_vec();
+        let lacks_certificate = asks && chain.is_empty();
+        Ok(Self { address: io.peer_address(), certificate: principal(io)?, chain, lacks_certificate })
     }
 
-    /// Fails unless it may read everything, by its certificate and the headers of its request.
-    pub(super) fn check(&self, headers: &HeaderMap, subject: &Subject) -> Result<()> {
+    /// Returns whether a request comes without the credentials that the server asks for, as probes of health
+    /// do.
+    pub(super) fn is_bare(&self, headers: &HeaderMap, site: &Site) -> bool {
+        let shows = self.certificate.is_some() || headers.contains_key(AUTHORIZATION);
+        self.lacks_certificate || site.subject.access.asks() && !shows
+    }
+
+    /// Fails unless it may read everything, by its certificate, which may be revoked by now, and the headers
+    /// of its request.
+    pub(super) fn check(&self, headers: &HeaderMap, site: &Site) -> Result<()> {
+        let subject = &site.subject;
+        if let Some(tls) = &site.tls {
+            tls.check_client(&self.chain)?;
+        }
         if self.lacks_certificate {
             let error = Error::new(Kind::Denied, "the server asks for a client's certificate")
                 .expected("one of its CAs (--tls-ca)", "none");

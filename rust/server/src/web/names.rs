@@ -115,7 +115,7 @@ pub(super) const SHARD: &[Metric] = &[
         "connections_refused",
         "connections_refused",
         Counter,
-        "Connections refused for lack of memory or places",
+        "Connections refused for lack of memory, or closed while opening or unknown",
     ),
     metric("handshakes_failed", "handshakes_failed", Counter, "Connections that TLS refused"),
     metric(

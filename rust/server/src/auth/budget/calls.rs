@@ -2,16 +2,20 @@
 //! arrived, before the call is made.
 
 use super::{Account, Budget};
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_transport::convert;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tonic::Status;
 use tonic::body::Body;
 
 /// Prefix of unary calls. The frames of a stream are charged one by one.
 const UNARY_PREFIX: &str = "/fastps.v1.Control/";
+/// Bytes before a message of gRPC.
+const PREFIX_BYTES: usize = 5;
 const HELLO: &str = "/fastps.v1.Control/Hello";
 
 impl Account {
@@ -19,7 +23,7 @@ impl Account {
     pub(crate) fn of_call(path: &str) -> Option<Self> {
         match path {
             HELLO => Some(Self::Hellos),
-            path if path.starts_with(UNARY_PREFIX) => Some(Self::Work),
+            path if path.starts_with(UNARY_PREFIX) => Some(Self::Calls),
             _ => None,
         }
     }
@@ -33,18 +37,18 @@ impl Budget {
     }
 
     /// The body of a call, which ends once the principal's rate has room for its bytes, or with an error of
-    /// shard `shard`.
+    /// shard `shard`. What was read of a body without an end is charged, too.
     pub(crate) fn paid(self, account: Account, body: Body, shard: u32) -> Body {
-        let bytes = Arc::new(AtomicU64::new(0));
-        let counted = bytes.clone();
+        let bill = Arc::new(Bill { budget: self, account, bytes: AtomicU64::new(0) });
+        let open = bill.clone();
         let body = body.map_frame(move |frame| {
             let length = frame.data_ref().map_or(0, bytes::Bytes::len);
-            counted.fetch_add(length as u64, Ordering::Relaxed);
+            open.bytes.fetch_add(length as u64, Ordering::Relaxed);
             frame
         });
         Body::new(body.with_trailers(async move {
-            let wait = self.charge_body(account, bytes.load(Ordering::Relaxed), Instant::now());
-            match wait {
+            let bytes = bill.bytes.swap(0, Ordering::Relaxed);
+            match bill.budget.charge_body(bill.account, bytes, Instant::now()) {
                 Ok(wait) => {
                     sleep(wait).await;
                     None
@@ -53,6 +57,34 @@ impl Budget {
             }
         }))
     }
+}
+
+/// The bytes of a body that are not charged yet.
+struct Bill {
+    budget: Budget,
+    account: Account,
+    bytes: AtomicU64,
+}
+
+impl Drop for Bill {
+    fn drop(&mut self) {
+        let bytes = *self.bytes.get_mut();
+        if bytes > 0 {
+            self.budget.charge_read(self.account, bytes, Instant::now());
+        }
+    }
+}
+
+/// A body of one message at most: tonic would read any number of others and drop them.
+pub(crate) fn one_message(body: Body, shard: u32) -> Body {
+    let most = MAX_MESSAGE_BYTES + PREFIX_BYTES;
+    Body::new(Limited::new(body, most).map_err(move |error| match error.downcast::<LengthLimitError>() {
+        Ok(_) => {
+            let error = Error::new(Kind::Frame, "a call sends more than one message").shard(shard);
+            convert::status(&error.expected(format!("at most {most} bytes"), "more"))
+        }
+        Err(error) => Status::from_error(error),
+    }))
 }
 
 async fn sleep(wait: Duration) {
@@ -68,7 +100,6 @@ mod tests {
     use crate::auth::principal::{Limits, Principal};
     use crate::auth::role::Role;
     use crate::auth::scope::Scope;
-    use fastps_core::error::Kind;
 
     #[tokio::test]
     async fn a_body_is_charged_at_its_end() {
@@ -77,22 +108,44 @@ mod tests {
         let budget = Budgets::default().of(&principal).unwrap();
         let body = || {
             let body = Body::new(http_body_util::Full::from(vec![7_u8; 1000]));
-            budget.clone().paid(Account::Work, body, 3)
+            budget.clone().paid(Account::Calls, body, 3)
         };
         assert_eq!(body().collect().await.unwrap().to_bytes(), vec![7_u8; 1000]);
         let status = body().collect().await.unwrap_err();
         let error = convert::error_from_status(&status);
         assert_eq!((error.kind, error.shard), (Kind::Capacity, Some(3)));
         assert!(error.retry_after_ms.is_some_and(|after| (9_000..10_000).contains(&after)), "{error:?}");
-        assert!(budget.admit_call(Account::Work).await.is_err());
+        assert!(budget.admit_call(Account::Calls).await.is_err());
         budget.admit_call(Account::Hellos).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_body_without_an_end_is_charged() {
+        let limits = Limits { bytes_per_second: Some(100), ..Limits::default() };
+        let principal = Principal { limits, ..Principal::new("a", Role::Worker, Scope::Everything) };
+        let budget = Budgets::default().of(&principal).unwrap();
+        let body = Body::new(http_body_util::Full::from(vec![7_u8; 1000]));
+        let mut body = budget.clone().paid(Account::Calls, body, 3);
+        body.frame().await.unwrap().unwrap();
+        budget.admit_call(Account::Calls).await.unwrap();
+        drop(body);
+        assert!(budget.admit_call(Account::Calls).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_call_has_one_message() {
+        let body = |length: usize| one_message(Body::new(http_body_util::Full::from(vec![7_u8; length])), 3);
+        let most = MAX_MESSAGE_BYTES + PREFIX_BYTES;
+        assert_eq!(body(most).collect().await.unwrap().to_bytes().len(), most);
+        let error = convert::error_from_status(&body(most + 1).collect().await.unwrap_err());
+        assert_eq!((error.kind, error.shard), (Kind::Frame, Some(3)));
     }
 
     #[test]
     fn unary_calls_are_charged_and_health_is_free() {
         for (path, account) in [
             ("/fastps.v1.Control/Hello", Some(Account::Hellos)),
-            ("/fastps.v1.Control/GetMap", Some(Account::Work)),
+            ("/fastps.v1.Control/GetMap", Some(Account::Calls)),
             ("/fastps.v1.Data/Exchange", None),
             ("/grpc.health.v1.Health/Check", None),
         ] {

@@ -25,8 +25,10 @@ pub(crate) struct Budgets(Mutex<HashMap<Arc<str>, Arc<Spent>>>);
 /// What one principal has spent.
 #[derive(Debug, Default)]
 struct Spent {
-    /// Debts of frames and calls.
-    work: Debts,
+    /// Debts of the frames of streams.
+    frames: Debts,
+    /// Debts of calls and of opened streams: frames that wait never delay them.
+    calls: Debts,
     /// Debts of Hellos, which keep sessions alive: other calls and frames never delay them.
     hellos: Debts,
     /// Bytes of memory.
@@ -39,8 +41,10 @@ type Debts = Mutex<[Option<Instant>; 2]>;
 /// The account that pays for a frame or call. Each has the whole rate of the principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Account {
-    /// Frames, and all calls but Hello.
-    Work,
+    /// The frames of streams.
+    Frames,
+    /// All calls but Hello, and the opening of streams.
+    Calls,
     /// Hellos.
     Hellos,
 }
@@ -81,15 +85,28 @@ impl Budget {
         self.settle(account, [None, Some(bytes)], now)
     }
 
+    /// Charges bytes that were read, whatever the debts.
+    fn charge_read(&self, account: Account, bytes: u64, now: Instant) {
+        if let Some(rate) = self.limits.bytes_per_second {
+            let mut paid = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
+            let due = paid[1].unwrap_or(now).max(now);
+            paid[1] = Some(due + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64));
+        }
+    }
+
+    fn debts(&self, account: Account) -> &Debts {
+        match account {
+            Account::Frames => &self.spent.frames,
+            Account::Calls => &self.spent.calls,
+            Account::Hellos => &self.spent.hellos,
+        }
+    }
+
     /// Charges these frames and bytes, once earlier debts of the same kind are paid off.
     fn settle(&self, account: Account, costs: [Option<u64>; 2], now: Instant) -> Result<Duration> {
         let Limits { frames_per_second, bytes_per_second, .. } = self.limits;
         let rates = [frames_per_second, bytes_per_second];
-        let debts = match account {
-            Account::Work => &self.spent.work,
-            Account::Hellos => &self.spent.hellos,
-        };
-        let mut paid = debts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paid = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
         let earliest = now.checked_sub(BURST).unwrap_or(now);
         let due = paid.map(|paid| paid.unwrap_or(earliest).max(earliest));
         let limited = rates.iter().zip(costs).zip(due).filter(|((rate, cost), _)| rate.and(*cost).is_some());
@@ -98,7 +115,7 @@ impl Budget {
             let [frames, bytes] =
                 rates.map(|rate| rate.map_or_else(|| "any".to_owned(), |rate| rate.to_string()));
             let error = Error::new(Kind::Capacity, "the principal exceeds its rate");
-            let expected = format!("{frames} frames and calls and {bytes} bytes a second");
+            let expected = format!("{frames} frames or calls and {bytes} bytes a second");
             return Err(error.expected(expected, "more").retry_after_ms(wait.as_millis() as u64 + 1));
         }
         for (((paid, due), rate), cost) in paid.iter_mut().zip(due).zip(rates).zip(costs) {
@@ -115,7 +132,7 @@ mod tests {
     use super::*;
     use crate::auth::role::Role;
     use crate::auth::scope::Scope;
-    use Account::{Hellos, Work};
+    use Account::{Calls, Frames, Hellos};
 
     fn principal(name: &str, frames: Option<u64>, bytes: Option<u64>) -> Principal {
         let limits = Limits { frames_per_second: frames, bytes_per_second: bytes, memory: None };
@@ -130,35 +147,37 @@ mod tests {
     fn a_principal_sends_at_its_rate_and_is_refused_a_second_late() {
         let (budget, start) = (budget(Some(10), None), Instant::now());
         // A burst of 100 ms, and then each frame 100 ms after the one before, up to a second.
-        let waits: Vec<_> = (0..12).map(|_| budget.charge(Work, 5, start).unwrap().as_millis()).collect();
+        let waits: Vec<_> = (0..12).map(|_| budget.charge(Frames, 5, start).unwrap().as_millis()).collect();
         assert_eq!(waits, [0, 0, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]);
-        let error = budget.charge(Work, 5, start).unwrap_err();
+        let error = budget.charge(Frames, 5, start).unwrap_err();
         assert_eq!((error.kind, error.retry_after_ms), (Kind::Capacity, Some(1101)));
-        // Its Hellos have an account of their own.
-        assert_eq!(budget.charge(Hellos, 5, start), Ok(Duration::ZERO));
+        // Its calls and its Hellos have accounts of their own.
+        for account in [Calls, Hellos] {
+            assert_eq!(budget.charge(account, 5, start), Ok(Duration::ZERO));
+        }
         let later = start + Duration::from_millis(1101);
-        assert_eq!(budget.charge(Work, 5, later), Ok(Duration::ZERO));
+        assert_eq!(budget.charge(Frames, 5, later), Ok(Duration::ZERO));
     }
 
     #[test]
     fn a_frame_larger_than_the_rate_passes_and_those_after_it_wait() {
         let (budget, start) = (budget(None, Some(1000)), Instant::now());
-        assert_eq!(budget.charge(Work, 1600, start), Ok(Duration::ZERO));
-        assert_eq!(budget.charge(Work, 1, start).unwrap_err().retry_after_ms, Some(1501));
+        assert_eq!(budget.charge(Frames, 1600, start), Ok(Duration::ZERO));
+        assert_eq!(budget.charge(Frames, 1, start).unwrap_err().retry_after_ms, Some(1501));
         let later = start + Duration::from_secs(1);
-        assert_eq!(budget.charge(Work, 1, later), Ok(Duration::from_millis(500)));
-        assert!(budget.charge(Work, 1, later + Duration::from_mins(1)).unwrap().is_zero());
+        assert_eq!(budget.charge(Frames, 1, later), Ok(Duration::from_millis(500)));
+        assert!(budget.charge(Frames, 1, later + Duration::from_mins(1)).unwrap().is_zero());
     }
 
     #[test]
     fn a_body_waits_for_bytes_alone() {
         let (budget, start) = (budget(Some(1), Some(1000)), Instant::now());
-        assert_eq!(budget.charge(Work, 0, start), Ok(Duration::ZERO));
-        assert_eq!(budget.charge_body(Work, 600, start), Ok(Duration::ZERO));
-        assert_eq!(budget.charge_body(Work, 1600, start), Ok(Duration::from_millis(500)));
-        assert_eq!(budget.charge_body(Work, 1, start).unwrap_err().retry_after_ms, Some(2101));
+        assert_eq!(budget.charge(Frames, 0, start), Ok(Duration::ZERO));
+        assert_eq!(budget.charge_body(Frames, 600, start), Ok(Duration::ZERO));
+        assert_eq!(budget.charge_body(Frames, 1600, start), Ok(Duration::from_millis(500)));
+        assert_eq!(budget.charge_body(Frames, 1, start).unwrap_err().retry_after_ms, Some(2101));
         // The next call is refused by its headers.
-        assert_eq!(budget.charge(Work, 0, start).unwrap_err().retry_after_ms, Some(2101));
+        assert_eq!(budget.charge(Frames, 0, start).unwrap_err().retry_after_ms, Some(2101));
     }
 
     #[test]
@@ -166,9 +185,9 @@ mod tests {
         let (budgets, start) = (Budgets::default(), Instant::now());
         let of = |name, frames, bytes| budgets.of(&principal(name, frames, bytes));
         let (one, same) = (of("a", Some(1), None).unwrap(), of("a", Some(1), Some(9)).unwrap());
-        one.charge(Work, 1, start).unwrap();
-        assert_eq!(same.charge(Work, 1, start), Ok(Duration::from_millis(900)));
-        assert_eq!(of("b", Some(1), None).unwrap().charge(Work, 1, start), Ok(Duration::ZERO));
+        one.charge(Frames, 1, start).unwrap();
+        assert_eq!(same.charge(Frames, 1, start), Ok(Duration::from_millis(900)));
+        assert_eq!(of("b", Some(1), None).unwrap().charge(Frames, 1, start), Ok(Duration::ZERO));
         assert!(of("c", None, None).is_none());
     }
 
@@ -177,10 +196,10 @@ mod tests {
         let (budgets, start) = (Budgets::default(), Instant::now());
         let of = |k: usize| budgets.of(&principal(&format!("p{k}"), Some(10), None)).unwrap();
         for k in 0..10_000 {
-            assert_eq!(of(k).charge(Work, 1, start), Ok(Duration::ZERO), "principal {k}");
+            assert_eq!(of(k).charge(Frames, 1, start), Ok(Duration::ZERO), "principal {k}");
         }
-        (0..11).for_each(|_| drop(of(7).charge(Work, 1, start)));
-        assert!(of(7).charge(Work, 1, start).is_err() && of(8).charge(Work, 1, start).is_ok());
+        (0..11).for_each(|_| drop(of(7).charge(Frames, 1, start)));
+        assert!(of(7).charge(Frames, 1, start).is_err() && of(8).charge(Frames, 1, start).is_ok());
         assert_eq!(budgets.0.lock().unwrap().len(), 10_000);
     }
 }

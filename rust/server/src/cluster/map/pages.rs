@@ -58,7 +58,7 @@ impl Map {
         };
         let of_namespace = |namespace: &Arc<str>| -> Names<'a> {
             let prefix = scope::prefix(namespace);
-            let first = if after > &*prefix { from } else { Bound::Included(&*prefix) };
+            let first = if after >= &*prefix { from } else { Bound::Included(&*prefix) };
             let names = self.entries.range::<str, _>((first, Bound::Unbounded));
             Box::new(names.map(|(name, _)| &**name).take_while(move |name| name.starts_with(&prefix)))
         };

@@ -8,6 +8,7 @@ use fastps_core::verbs::SpaceInfo;
 use fastps_durable::{Event, SecretHash};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
+use std::collections::BTreeSet;
 use std::sync::MutexGuard;
 use std::time::Instant;
 
@@ -112,8 +113,10 @@ impl Node {
         }
     }
 
-    /// The spaces open on slices here, to ask shard 0 about.
+    /// The spaces open on slices here or still charged, to ask shard 0 about.
     pub(crate) fn spaces_to_ask_about(&self) -> Vec<u64> {
-        self.shard.open_spaces().into_iter().map(|space| space.0).collect()
+        let mut spaces: BTreeSet<_> = self.shard.open_spaces().into_iter().collect();
+        spaces.extend(self.space_table.charged());
+        spaces.into_iter().map(|space| space.0).collect()
     }
 }
