@@ -88,13 +88,16 @@ impl FromStr for Scope {
             return Ok(Self::Everything);
         }
         let (mut groups, mut namespaces) = (Vec::new(), Vec::new());
-        for name in text.split(',') {
-            let (list, name) = match name.strip_prefix(NAMESPACE) {
+        for part in text.split(',') {
+            let (list, name) = match part.strip_prefix(NAMESPACE) {
                 Some(name) => (&mut namespaces, name),
-                None => (&mut groups, name),
+                None => (&mut groups, part),
             };
             let odd = |c: char| c.is_whitespace() || c.is_control() || c == '*';
-            if name.is_empty() || name.contains(odd) || list.iter().any(|known: &Arc<str>| **known == *name) {
+            let known = list.iter().any(|known: &Arc<str>| **known == *name);
+            // A namespace ends at the first slash of a name.
+            let cut = part.starts_with(NAMESPACE) && name.contains('/');
+            if name.is_empty() || name.contains(odd) || known || cut {
                 let why = "groups or namespaces that cannot be read";
                 let expected = "*, or different names of groups and namespace:NAME, separated by commas";
                 return Err(Error::new(Kind::Config, why).expected(expected, format!("{text:?}")));
@@ -165,7 +168,9 @@ mod tests {
 
     #[test]
     fn bad_scopes_are_refused() {
-        for text in ["", ",", "a,,b", "a,a", "*,a", "a b", "namespace:", "namespace:x,namespace:x"] {
+        for text in
+            ["", ",", "a,,b", "a,a", "*,a", "a b", "namespace:", "namespace:x,namespace:x", "namespace:a/b"]
+        {
             assert_eq!(text.parse::<Scope>().unwrap_err().kind, Kind::Config, "{text:?}");
         }
     }
