@@ -45,7 +45,7 @@ def test_a_token_decides_what_a_client_may_do(
     old = tokens.add("carol", "worker", "*", "expires=2020-01-01")
     gone = tokens.add("dave", "worker")
     tokens.revoke("dave")
-    unknown = tokens.write_secret("nobody", new_token())
+    unknown = tokens.write_secret("stranger", new_token())
     driver = drivers(clusters(*options).addresses, token=worker)
     driver.register("w", LARGE, lr=1.0)
     assert "error" not in driver.push("w", ONES)

@@ -238,7 +238,7 @@ def test_sessions_and_registrations_count_against_the_memory_of_their_principal(
             client.call(0, "Register", register)
         check_refusal(raised.value.refusal, "the registration")
         free.register("c", np.zeros(20_000, np.float32), optimizer=fastps.SGD(lr=1.0))
-        # What is closed makes room.
+        # Closed sessions make room.
         for greeting in greetings[1:]:
             greeting.close = True
             client.call(0, "Hello", greeting)

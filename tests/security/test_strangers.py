@@ -40,7 +40,7 @@ def idle(address: str) -> socket.socket:
 
 
 def wait_until_closed(connections: list[socket.socket], most_open: int, seconds: float) -> float:
-    """Reads until at most so many are open; returns the seconds that it took."""
+    """Reads until at most `most_open` connections are open; returns the seconds that it took."""
     begin, waiting = time.monotonic(), len(connections)
     with selectors.DefaultSelector() as selector:
         for connection in connections:

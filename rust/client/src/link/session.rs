@@ -223,7 +223,7 @@ async fn heartbeat(link: &Arc<Link>) -> Error {
             // The principal sends more than its rate: the session is as alive as before.
             Ok(Err(error)) if error.kind == Kind::Capacity => {
                 let pause = Duration::from_millis(error.retry_after_ms.unwrap_or_default());
-                due = Instant::now() + pause.min(interval);
+                due = Instant::now() + pause.max(REPORT_INTERVAL).min(interval);
             }
             Ok(Err(error)) => return error,
             Err(_) if missed == 1 => return Error::new(Kind::Connection, "the server does not answer"),

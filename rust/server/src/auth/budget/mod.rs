@@ -18,11 +18,11 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Size of a burst, as the time that it takes at the principal's rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// What the principals of a shard have spent, by name.
+/// The spending of a shard's principals, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets(Mutex<HashMap<Arc<str>, Arc<Spent>>>);
 
-/// What one principal has spent.
+/// The spending of one principal.
 #[derive(Debug, Default)]
 struct Spent {
     /// Debts of the frames of streams.
