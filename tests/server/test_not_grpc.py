@@ -17,19 +17,22 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.commands.cli import main
 from fastps.commands.kit.servers import free_ports
 
 HAS_HTTP2 = "HTTP2" in subprocess.run(["curl", "--version"], capture_output=True, text=True).stdout
 
 
-def by_http1(address: str, method: str, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+def by_http1(
+    address: str, method: str, path: str, tls: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, str]:
     host, port = address.rsplit(":", 1)
     if tls is None:
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
     else:
         connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=tls)
     with closing(connection):
-        connection.request(method, path)
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
@@ -151,3 +154,20 @@ def test_a_shard_that_recovers_says_the_same(ca, tmp_path: Path) -> None:
             assert body.startswith("the server is recovering: shard 0: ")
             with pytest.raises(fastps.UnavailableError, match="the server is recovering"):
                 fastps.connect(address, timeout=1.0, **client)
+
+
+def test_a_shard_that_recovers_tells_strangers_no_names(tmp_path: Path) -> None:
+    token = tmp_path / "reader.token"
+    for name, role in (("trainer", "worker"), ("reader", "reader")):
+        command = ["token", "new", str(tmp_path / "tokens"), name, "--role", role]
+        assert main([*command, "--out", str(tmp_path / f"{name}.token")]) == 0
+    (data := tmp_path / "data").mkdir()
+    options = ("--tokens", str(tmp_path / "tokens"))
+    with recovering(data, *options, token_file=str(tmp_path / "trainer.token")) as (_, web):
+        ready = answered(web, "GET", "/readyz")
+        assert ready == (503, "a shard does not serve yet, or no more; a reader of everything sees why\n")
+        own = {"Authorization": f"Bearer {token.read_text().strip()}"}
+        status, body = by_http1(web, "GET", "/readyz", **own)
+        assert (status, body.startswith("the server is recovering: shard 0: ")) == (503, True)
+        status, body = by_http1(web, "GET", "/readyz", Authorization="Bearer fps_" + "0" * 72)
+        assert (status, "shard 0" in body) == (503, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import shutil
@@ -181,6 +182,31 @@ def test_client_certificates_are_asked_for_on_loopback_too(authorities: Authorit
 
         until(refused)
         assert served.ask("/healthz", tls=trust(authorities))[0] == 200
+
+
+def test_a_connection_ends_its_rights_with_its_certificate(authorities: Authorities, tmp_path: Path) -> None:
+    """A scraper keeps its connection open for days."""
+    crl = tmp_path / "crl.pem"
+    crl.write_text(revoke(tmp_path / "old"))
+    options = [*arguments(authorities.server), f"--tls-crl={crl}"]
+    tls = trust(authorities, authorities.files("alice", "alice"))
+    with (
+        serving(*options, log=tmp_path / "log") as served,
+        contextlib.closing(http.client.HTTPSConnection(HOST, served.port, timeout=60, context=tls)) as kept,
+    ):
+
+        def status(path: str) -> int:
+            kept.request("GET", path, headers={"Host": f"{HOST}:{served.port}"})
+            answer = kept.getresponse()
+            answer.read()
+            return answer.status
+
+        assert status("/metrics") == 200
+        own = kept.sock
+        crl.write_text(revoke(tmp_path / "old", tmp_path / "old/alice.pem"))
+        until(lambda: status("/metrics") == 403)
+        assert status("/healthz") == 200
+        assert kept.sock is own
 
 
 def test_with_certificates_and_tokens_it_asks_for_both(authorities: Authorities, tmp_path: Path) -> None:

@@ -206,6 +206,34 @@ mod tests {
     }
 
     #[test]
+    fn a_count_that_cannot_be_written_is_kept() {
+        let folder = std::env::temp_dir().join(format!("fastps-audit-kept-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("audit");
+        let (audit, alice): (_, Arc<str>) = (Audit::open(Some(&path)).unwrap(), "alice".into());
+        let record = || audit.record_often(Some(&alice), "register", || json!({}));
+        let mut events = 0;
+        while audit.workers.lock().unwrap().get(&Some(alice.clone())).is_none_or(|one| one.suppressed < 5) {
+            record().unwrap();
+            events += 1;
+        }
+        let listed = std::fs::read_to_string(&path).unwrap().lines().count();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let deadline = Instant::now() + std::time::Duration::from_mins(1);
+        // The first that the rate allows again fails; those before it are counted.
+        while record().is_ok() {
+            events += 1;
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        std::fs::create_dir_all(&folder).unwrap();
+        audit.summarize(true);
+        let line: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(line["count"], json!(events + 1 - listed));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn each_event_is_a_line_wherever_the_file_is() {
         let folder = std::env::temp_dir().join(format!("fastps-audit-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

@@ -158,6 +158,25 @@ fn pages_follow_each_other() {
 }
 
 #[test]
+fn a_page_within_a_namespace_begins_after_the_name_that_equals_its_prefix() {
+    let (mut map, now) = (map(1), Instant::now());
+    for name in ["run:a/", "run:a/v", "run:a/w"] {
+        let spec = TensorSpec { group: "run:a/g".into(), ..spec(name, 1) };
+        let (reservation, _) = reserved(map.register(&spec, 1, None, now).unwrap());
+        map.commit(reservation, 1).unwrap();
+    }
+    let scope = "namespace:a".parse().unwrap();
+    let (mut after, mut names) = (String::new(), Vec::new());
+    for _ in 0..3 {
+        let (page, next) = map.page(&[], &after, 1, &scope);
+        names.extend(page.into_iter().filter_map(|e| e.spec).map(|s| s.name));
+        after = next;
+    }
+    assert_eq!(names, ["run:a/", "run:a/v", "run:a/w"]);
+    assert_eq!(after, "");
+}
+
+#[test]
 fn a_look_up_touches_what_it_asks_for() {
     let touched = |tensors: usize| {
         let (mut map, now) = (map(1), Instant::now());

@@ -1,6 +1,10 @@
 //! Tests of sessions.
 
 use super::*;
+use crate::auth::budget::Budgets;
+use crate::auth::principal::{Limits, Principal};
+use crate::auth::role::Role;
+use crate::auth::scope::Scope;
 use crate::cluster::ended::ENDED_BYTES;
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -221,4 +225,25 @@ fn a_session_belongs_to_the_principal_that_opened_it() {
     sessions.restore(&catalog, start).unwrap();
     hello(2, Some(&bob)).unwrap();
     assert_eq!(sessions.admit(2, proof(Some(&alice)), start).unwrap_err().kind, Kind::Denied);
+}
+
+#[test]
+fn a_restored_session_is_renewed_though_its_principal_has_no_memory_left() {
+    let (sessions, start) = (Sessions::new(LEASE, Meter::new(3 * SESSION_BYTES)), Instant::now());
+    let limits = Limits { memory: Some(SESSION_BYTES), ..Limits::default() };
+    let alice = Principal { limits, ..Principal::new("alice", Role::Worker, Scope::Everything) };
+    let (budget, secret) = (Budgets::default().of(&alice), SecretHash::of(b"its own"));
+    let hello = |client, renew| {
+        let (principal, budget) = (Some(&alice.name), budget.as_ref());
+        sessions.hello(&Greeting { client, secret, principal, budget, name: "", renew, logged: false }, start)
+    };
+    let mut catalog = Catalog::default();
+    catalog.sessions.extend([1, 2]);
+    catalog.secrets.extend([(1, secret), (2, secret)]);
+    sessions.restore(&catalog, start).unwrap();
+    for client in [1, 2] {
+        hello(client, true).unwrap();
+    }
+    assert_eq!(hello(3, false).unwrap_err().kind, Kind::Capacity);
+    assert_eq!(sessions.list(start, 9, Some(&alice.name)).len(), 2);
 }
