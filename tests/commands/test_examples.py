@@ -58,6 +58,7 @@ def test_all_are_listed_with_their_extras(capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["examples"]) == 0
     printed = capsys.readouterr().out
     assert [example.name for example in examples()] == FILES
+    assert all(re.match(r"\w", example.summary) for example in examples())
     assert "\nquickstart.py\n    A linear regression on two servers" in printed
     assert "\nevaluate.py (fastps[torch,checkpoint])\n    Evaluates the model" in f"\n{printed}"
 

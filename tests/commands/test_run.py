@@ -393,8 +393,8 @@ def test_a_server_that_cannot_start_ends_the_run(tmp_path: Path) -> None:
         (["--restart", "-1", "x.py"], 2, "expected 0 or more"),
         (["--stagger", "nan", "x.py"], 2, "expected seconds"),
         (["-n", "2"], 2, "nothing to run"),
-        (["missing.py"], 1, "there is no script missing.py in "),
-        (["--", "no-such-program"], 1, "cannot run no-such-program"),
+        (["missing.py"], 1, "there is no script missing.py in .*: .*fastps examples --to examples"),
+        (["--", "no-such-program"], 1, "cannot run no-such-program: .* torchrun as -m torch.distributed.run"),
         (["--json", "/nowhere/log", "--", "true"], 1, "cannot write --json /nowhere/log: No such file"),
     ],
 )

@@ -146,6 +146,18 @@ def test_slurm(slurm: Slurm, tmp_path: Path) -> None:
     until(lambda: not processes_with(str(tmp_path / "run")), "its processes have ended")
 
 
+@pytest.mark.timeout(300)
+def test_a_job_whose_servers_do_not_start_ends(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for state, says in ((tmp_path / "file", "the servers did not start"), ("", "STATE: is the folder")):
+        output = tmp_path / "job.out"
+        export = f"--export=ALL,STATE={state},EXAMPLES={EXAMPLES}"
+        script = str(EXAMPLES / "slurm.sbatch")
+        done = slurm.run("sbatch", "--overcommit", "--wait", export, f"--output={output}", script, check=False)
+        assert done.returncode
+        assert says in output.read_text()
+
+
 def workers(state: Path) -> list[psutil.Process]:
     """Processes of the workers of a job, by its state."""
     found = []

@@ -69,7 +69,7 @@ def _example(path: Path) -> Example:
 def _description(path: Path) -> str:
     """The docstring of a script, the first cell of a notebook, the comments of a batch script."""
     if path.suffix == ".sbatch":
-        return "\n".join(re.findall(r"^# ?(.*)$", path.read_text(), re.MULTILINE))
+        return "\n".join(re.findall(r"^#(?:$| (.*)$)", path.read_text(), re.MULTILINE))
     if path.suffix == ".ipynb":
         return "".join(json.loads(path.read_text())["cells"][0]["source"])
     return ast.get_docstring(ast.parse(path.read_text())) or ""

@@ -156,10 +156,16 @@ def _command(given: list[str]) -> list[str]:
         return [sys.executable, *command]
     if command[0].endswith(".py"):
         if not Path(command[0]).is_file():
-            raise CommandError(f"there is no script {command[0]} in {Path.cwd()}")
+            raise CommandError(
+                f"there is no script {command[0]} in {Path.cwd()}: expected a path from there; "
+                "fastps examples --to examples copies those of the package"
+            )
         return [sys.executable, *command]
     if shutil.which(command[0]) is None:
-        raise CommandError(f"cannot run {command[0]}: expected a script NAME.py or a program on the PATH")
+        raise CommandError(
+            f"cannot run {command[0]}: expected a script NAME.py or a program on the PATH; "
+            "programs of packages can be run as -m MODULE, torchrun as -m torch.distributed.run"
+        )
     return command
 
 
