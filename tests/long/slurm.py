@@ -152,8 +152,8 @@ def test_a_job_whose_servers_do_not_start_ends(slurm: Slurm, tmp_path: Path) -> 
     for state, says in ((tmp_path / "file", "the servers did not start"), ("", "STATE: is the folder")):
         output = tmp_path / "job.out"
         export = f"--export=ALL,STATE={state},EXAMPLES={EXAMPLES}"
-        script = str(EXAMPLES / "slurm.sbatch")
-        done = slurm.run("sbatch", "--overcommit", "--wait", export, f"--output={output}", script, check=False)
+        options = ("--overcommit", "--wait", export, f"--output={output}")
+        done = slurm.run("sbatch", *options, str(EXAMPLES / "slurm.sbatch"), check=False)
         assert done.returncode
         assert says in output.read_text()
 
