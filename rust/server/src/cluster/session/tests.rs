@@ -234,7 +234,7 @@ fn a_restored_session_is_renewed_though_its_principal_has_no_memory_left() {
     let alice = Principal { limits, ..Principal::new("alice", Role::Worker, Scope::Everything) };
     let (budget, secret) = (Budgets::default().of(&alice), SecretHash::of(b"its own"));
     let hello = |client, renew| {
-        let (principal, budget) = (Some(&alice.name), budget.as_ref());
+        let (principal, budget) = (alice.name.as_ref(), budget.as_ref());
         sessions.hello(&Greeting { client, secret, principal, budget, name: "", renew, logged: false }, start)
     };
     let mut catalog = Catalog::default();
@@ -245,5 +245,5 @@ fn a_restored_session_is_renewed_though_its_principal_has_no_memory_left() {
         hello(client, true).unwrap();
     }
     assert_eq!(hello(3, false).unwrap_err().kind, Kind::Capacity);
-    assert_eq!(sessions.list(start, 9, Some(&alice.name)).len(), 2);
+    assert_eq!(sessions.list(start, 9, alice.name.as_ref()).len(), 2);
 }
