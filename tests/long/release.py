@@ -29,7 +29,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 TOOLS = TARGET / "release-tools/bin"
 MOST_BYTES = 12 << 20
 PYTHONS = ["python3.11", "python3.12", "python3.13", "python3.14"]
-NEEDED = ["numpy", "pytest", "pytest-timeout", "hypothesis", "trustme"]
+NEEDED = ["numpy", "pytest", "pytest-timeout", "hypothesis", "trustme", "safetensors"]
 GLIBC = "2_17"
 TRAINING = """
 import numpy as np, fastps, sys

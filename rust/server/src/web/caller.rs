@@ -49,12 +49,7 @@ impl WebCaller {
     /// of its request.
     pub(super) fn check(&self, headers: &HeaderMap, site: &Site) -> Result<()> {
         let subject = &site.subject;
-        if let Some(tls) = &site.tls {
-            tls.check_client(&self.chain)?;
-        }
-        if self.lacks_certificate {
-            let error = Error::new(Kind::Denied, "the server asks for a client's certificate")
-                .expected("one of its CAs (--tls-ca)", "none");
+        if let Err(error) = self.check_certificate(site) {
             subject.access.refused_by_tls(self.address, &error);
             return Err(error);
         }
@@ -64,5 +59,14 @@ impl WebCaller {
             return Ok(());
         }
         Err(Error::new(Kind::Denied, "the page shows all groups and namespaces"))
+    }
+    /// Fails without the certificate that the server asks for, whatever token is shown.
+    fn check_certificate(&self, site: &Site) -> Result<()> {
+        if self.lacks_certificate {
+            let error = Error::new(Kind::Denied, "the server asks for a client's certificate");
+            return Err(error.expected("one of its CAs (--tls-ca)", "none"));
+        }
+        let Some(tls) = &site.tls else { return Ok(()) };
+        tls.check_client(&self.chain).map_err(|error| Error::new(Kind::Denied, error.message.clone()))
     }
 }
