@@ -15,9 +15,10 @@ ISAS = ("scalar", "avx2", "avx512", "neon")
 
 def printed_on(isa: str, file: str, timeout: float = 300) -> Any:
     """The JSON that `file` prints. Skips what the CPU lacks, unless `FASTPS_REQUIRE_ISA` lists it."""
+    path = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
         [sys.executable, file],
-        env=os.environ | {"FASTPS_ISA": isa, "PYTHONPATH": os.path.dirname(__file__)},
+        env=os.environ | {"FASTPS_ISA": isa, "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -59,6 +59,9 @@ func (c Codec) bodyLen(n int) int {
 // append appends the body of finite values. For random rounding, first is the index in the tensor of the first
 // element, and sequence the number of the push.
 func (c Codec) append(body []byte, values []float32, first, sequence uint64) []byte {
+	if littleEndian && c.number() == pb.PayloadCodec_CODEC_FLOAT32 {
+		return append(body, bytesOf(values)...)
+	}
 	at := len(body)
 	body = append(body, make([]byte, c.bodyLen(len(values)))...)
 	into := body[at:]
@@ -104,18 +107,6 @@ func (c Codec) decode(body []byte, values []float32) {
 		}
 	default:
 		getFloats(body, values)
-	}
-}
-
-func putFloats(into []byte, values []float32) {
-	for i, x := range values {
-		binary.LittleEndian.PutUint32(into[4*i:], math.Float32bits(x))
-	}
-}
-
-func getFloats(body []byte, values []float32) {
-	for i := range values {
-		values[i] = math.Float32frombits(binary.LittleEndian.Uint32(body[4*i:]))
 	}
 }
 

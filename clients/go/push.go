@@ -97,10 +97,14 @@ func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOpt
 
 func (p *Pulled) take(at part, answer sliceAnswer, values []byte) {
 	name := at.entry.spec.Name
-	if p.Values[name] == nil {
-		p.Values[name] = make([]float32, at.entry.n)
+	if at.count == at.entry.n {
+		p.Values[name] = floatsOf(values)
+	} else {
+		if p.Values[name] == nil {
+			p.Values[name] = make([]float32, at.entry.n)
+		}
+		getFloats(values, p.Values[name][at.first:at.first+at.count])
 	}
-	getFloats(values, p.Values[name][at.first:at.first+at.count])
 	p.Versions.note(at, answer)
 }
 
@@ -143,6 +147,9 @@ func (c *Client) checkGradient(g Gradient, e *entry, before []string, o PushOpti
 }
 
 func checkFinite(tensor, what string, values []float32, first int) *Error {
+	if allFinite(values) {
+		return nil
+	}
 	for i, x := range values {
 		if math.Float32bits(x)&0x7F800000 == 0x7F800000 {
 			err := newError(NonFinite, "%s is not finite at index %d", what, first+i).of(tensor, -1)

@@ -16,8 +16,9 @@ from clients.toolchain import GO_FOLDER, MODULE, ROOT, Go, go_environment, progr
 from faults.shards import PATIENT, Shards
 
 #: Lines of the client itself, without comments, blank lines and generated code. The number may only fall. It
-#: rose once, by the 145 lines that read, check and show the token of a file.
-MOST_LINES = 2846
+#: rose twice, by the 145 lines that read, check and show the token of a file, and by 47 that view values as
+#: bytes.
+MOST_LINES = 2893
 PACKAGE = "fastps/clients/go/fastpsv1;fastpsv1"
 
 

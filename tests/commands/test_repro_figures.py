@@ -29,11 +29,11 @@ def threads(errors=(0.85, 0.851, 0.852), seconds=(1.0, 0.7, 0.6), apart=(1.0, 0.
     }
 
 
-def arm(even=9.0, slow=10.0, killed=10.0, mb=0.4):
+def arm(even=9.0, slow=10.0, killed=10.0, mb=0.4, waited=0.1):
     """An arm of three seeds that reaches the goal after some seconds; None: it does not."""
     times = {"even": even, "slow": slow, "killed": killed}
     return {
-        case: [{"curve": [[1, 80], *([[time, 95]] if time else [])], "waited": 0.1, "bytes": mb * 1e6}] * 3
+        case: [{"curve": [[1, 80], *([[time, 95]] if time else [])], "waited": waited, "bytes": mb * 1e6}] * 3
         for case, time in times.items()
     }
 
@@ -108,7 +108,9 @@ FIGURES = {
             {"two": {**TWO, "servers": arm(slow=19.0)}},
             {"two": {**TWO, "servers": arm(killed=19.0)}},
             {"two": {**TWO, "both": arm(killed=None)}},
-            {"two": {**TWO, "all-reduce": arm(**{**ALL_REDUCE, "slow": 26.0})}},
+            {"two": {**TWO, "all-reduce": arm(**{**ALL_REDUCE, "slow": 17.0})}},
+            {"one": {"servers": arm(), "mpi": arm(**{**ALL_REDUCE, "slow": 26.0})}},
+            {"one": {"servers": arm(), "mpi": arm(even=None, slow=None, killed=None, waited=None)}},
             {"one": {"servers": arm(even=None), "mpi": arm(**ALL_REDUCE)}},
             {
                 "one": {"servers": arm(), "mpi": arm(**{**ALL_REDUCE, "killed": 9.0})},

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -97,11 +98,12 @@ class Child:
         return not self._reader.is_alive() and self.lines.empty()
 
     def last_words(self) -> str:
-        """The last line of its log, for an error message."""
+        """The last line of its log that has a word, for an error message."""
         lines: list[str] = []
         with contextlib.suppress(FileNotFoundError):  # `close` deletes an empty log
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it left no message"
+            lines = self.log.read_text(errors="replace").splitlines()
+        words = (line.strip() for line in reversed(lines) if re.search(r"\w", line))
+        return next(words, "it left no message")
 
     def kill(self) -> None:
         """Sends SIGKILL and waits for the end."""

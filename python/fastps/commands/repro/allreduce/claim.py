@@ -19,8 +19,12 @@ GOAL = 93.0
 SLOW, RATE = 5.0, 200.0
 STEPS, EVERY, KILL_AT, STEP_SECONDS = 500, 10, 40, 0.02
 HIDDEN, LR, SEEDS = 256, 0.3, 3
-#: Two workers of which one dies may take twice as long; who waits for a slow one, `SLOW` times.
-ALONE, WAITS = 2.0, 3.0
+#: Most times as long that servers may take with one of two workers slow, or dead: 1.2 instead of 2 workers
+#: take 1.7 times as long, and one less than twice.
+ALONE = 2.0
+#: Least times as long that all-reduce takes, whose workers wait for the slow one. Between machines they also
+#: wait for the cable, some two thirds of each step.
+WAITS = {"one": 3.0, "two": 2.0}
 CASES: dict[str, dict[str, Any]] = {"even": {}, "slow": {"slow": SLOW}, "killed": {"kill_at": KILL_AT}}
 COLORS = {"servers": "#2166ac", "all-reduce": "#b2182b", "mpi": "#f4a582", "both": "#1b7837"}
 
@@ -81,9 +85,9 @@ def judge(figures: Figures) -> Verdict:
             even, slow, killed = (seconds(found, arm, case) for case in CASES)
             waits = arm in ("all-reduce", "mpi")
             holds &= even < float("inf")
-            holds &= slow >= WAITS * even if waits else slow <= ALONE * even
+            holds &= slow >= WAITS[name] * even if waits else slow <= ALONE * even
             holds &= killed == float("inf") if waits else killed <= ALONE * even
-            waited = 100 * np.median([one["waited"] for one in found[arm]["slow"]])
+            waited = 100 * np.median([one["waited"] or 0 for one in found[arm]["slow"]])
             words.append(
                 f"{'two machines' if name == 'two' else 'one machine'}, {arm}: {even:.1f} s to {GOAL:g} %, "
                 f"{slow:.1f} s with a slow worker (worker 0 waits {waited:.0f} %), "
@@ -144,8 +148,9 @@ CLAIMS = [
         source="Overview of distributed deep learning: parameter server, MPI; Dean et al., NIPS 2012",
         paper="asynchronous workers do not wait for each other",
         threshold=f"medians of {SEEDS} seeds to {GOAL:g} % accuracy: with one worker {SLOW:g} x slower "
-        f"all-reduce takes {WAITS:g} x as long or more, servers {ALONE:g} x or less; with one killed only "
-        f"servers get there, in {ALONE:g} x the time or less; both send at most .6 x of the servers' bytes",
+        f"all-reduce takes {WAITS['one']:g} x as long or more ({WAITS['two']:g} x between machines), servers "
+        f"{ALONE:g} x or less; with one killed only servers get there, in {ALONE:g} x the time or "
+        "less; both send at most .6 x of the servers' bytes",
         measure=measure,
         judge=judge,
         draw=draw,

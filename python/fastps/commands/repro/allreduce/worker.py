@@ -175,6 +175,8 @@ def main() -> NoReturn:
         watch_stdin(lambda _: None, lambda: os._exit(1))
     train(job, rank, slow if rank == job.world - 1 else 1.0)
     sys.stdout.flush()
+    if job.rank is None:
+        sys.exit()  # finalizes MPI, without which mpirun ends the other processes, too
     os._exit(0)  # peers may be dead, and libraries would wait for them
 
 

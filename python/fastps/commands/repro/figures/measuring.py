@@ -68,7 +68,7 @@ def _link(seconds: float) -> tuple[float, float]:
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(1, Path(folder)) as server,
-        fastps.connect(server.addresses) as ps,
+        fastps.connect(server.addresses, transport="tcp") as ps,
     ):
         for name, start in values.items():
             ps.register(name, start, fastps.SGD(lr=1.0))
