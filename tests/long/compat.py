@@ -29,6 +29,7 @@ PATIENT = 600.0
 DIFFERENT = {
     "test_reflection_answers": "compares the server's proto with the suite's own",
     "test_a_bad_call_is_refused[unknown rule]": "its unknown optimizer, lion, is one of 0.1",
+    "test_resolve_tells_or_fences": "reads the counter pushes_fenced, which is one of 0.1",
     "test_writes_wait_until_all_shards_have_begun": "the option --consistent was --cut before 0.1",
 }
 """Names, or their beginnings, of conformance tests that fail with a server of the other version, and why."""
