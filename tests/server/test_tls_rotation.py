@@ -74,6 +74,22 @@ class Load(threading.Thread):
             self.error = error
 
 
+def test_a_client_that_starts_between_a_new_key_and_its_certificate_waits(
+    authorities: Authorities, tmp_path: Path
+) -> None:
+    authorities.issue("old", "--client", "alice", "--role", "worker", "--name", "next")
+    with serving(tmp_path, **authorities.server) as (_, address, _):
+        authorities.put("old/next-key.pem", authorities.client["tls_key"])
+        with pytest.raises(fastps.ConfigError, match="the private key of another certificate"):
+            fastps.connect(address, transport="tcp", **authorities.client)
+        certificate = (authorities.folder / "old/next.pem", authorities.client["tls_cert"])
+        late = threading.Timer(0.1, shutil.copyfile, certificate)
+        late.start()
+        with fastps.connect(address, transport="tcp", **authorities.client) as ps:
+            assert ps.names() == []
+        late.join()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
 def test_certificates_and_the_ca_rotate_under_load(authorities: Authorities, tmp_path: Path) -> None:

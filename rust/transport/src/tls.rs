@@ -122,9 +122,11 @@ impl ClientTls {
     }
 
     fn of(files: &TlsFiles, is_server: bool, name: Option<ServerName<'static>>) -> Result<Self> {
-        let contents = Contents::read(files, None)?;
-        let connector = connector(files, is_server, &contents)?;
-        let latest = Arc::new(Mutex::new(Latest { contents, connector, trouble: None }));
+        let latest = Contents::settled(files, None, |contents| {
+            let connector = connector(files, is_server, &contents)?;
+            Ok(Latest { contents, connector, trouble: None })
+        })?;
+        let latest = Arc::new(Mutex::new(latest));
         Ok(Self { files: files.clone(), is_server, latest, name })
     }
 

@@ -10,10 +10,13 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use std::fmt::Display;
 use std::io::Read;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest PEM file, in bytes.
 const MAX_BYTES: u64 = 4 << 20;
+/// Times that files are read again while they change, and the pause before each.
+const MAX_REREADS: usize = 5;
+const REREAD_PAUSE: Duration = Duration::from_millis(200);
 
 /// A certificate, its issuers behind it, and its private key.
 pub(super) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
@@ -36,6 +39,29 @@ impl Contents {
             ca: read(files.ca.as_deref(), "the TLS certificates of")?,
             crl: read(crl, "the list of revoked certificates")?,
         })
+    }
+
+    /// What `make` makes of the files at a start. Whoever replaces a certificate and its key replaces one after
+    /// the other: if `make` fails, the files are read again as long as they change.
+    pub(super) fn settled<T>(
+        files: &TlsFiles,
+        crl: Option<&Path>,
+        make: impl Fn(Self) -> Result<T>,
+    ) -> Result<T> {
+        let mut contents = Self::read(files, crl)?;
+        for _ in 0..MAX_REREADS {
+            let made = make(contents.clone());
+            if made.is_ok() {
+                return made;
+            }
+            std::thread::sleep(REREAD_PAUSE);
+            let again = Self::read(files, crl)?;
+            if again == contents {
+                return made;
+            }
+            contents = again;
+        }
+        make(contents)
     }
 
     /// The certificate and key, if the files have them.

@@ -66,7 +66,7 @@ impl ServerTls {
         if files.are_none() {
             return Ok(None);
         }
-        let present = Present::new(files, crl, Contents::read(files, crl)?)?;
+        let present = Contents::settled(files, crl, |contents| Present::new(files, crl, contents))?;
         let (files, crl) = (files.clone(), crl.map(Path::to_owned));
         let others = ClientTls::of_server(&files)?;
         let present = Arc::new(RwLock::new(present));
