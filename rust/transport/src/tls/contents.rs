@@ -41,8 +41,8 @@ impl Contents {
         })
     }
 
-    /// What `make` makes of the files at a start. Whoever replaces a certificate and its key replaces one after
-    /// the other: if `make` fails, the files are read again as long as they change.
+    /// Makes a value of the files at a start. A certificate and its key are replaced one after the other: on
+    /// failure the files are read again as long as they change.
     pub(super) fn settled<T>(
         files: &TlsFiles,
         crl: Option<&Path>,
