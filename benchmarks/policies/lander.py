@@ -32,6 +32,7 @@ EVERY, WORKERS = 20_000, 8
 GRID: list[tuple[float, dict[str, Any]]] = [
     (1.0, {"steps": 20}),
     (0.1, {"steps": 20, "value": 0.5}),
+    (0.1, {"steps": 20, "value": 0.5, "lr": 1.5e-3, "entropy": 0.01}),
     (0.05, {"steps": 20, "value": 0.25, "entropy": 0.01}),
     (1.0, {"steps": 20, "lr": 2e-3, "entropy": 0.01, "normalize": True}),
     (1.0, {"steps": 50, "lr": 2e-3, "entropy": 0.01, "normalize": True, "gamma": 0.995}),
