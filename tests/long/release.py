@@ -209,7 +209,7 @@ def bounded() -> None:
 def try_there(wheel: Path, foreign: Foreign, folder: Path) -> None:
     """The tests of the store under qemu, without those whose processes share memory or handles.
 
-    The others start their processes under qemu, too: the kernel here cannot run Python itself.
+    The others start their processes under qemu, too: the kernel here cannot run that Python.
     """
     site = unpacked(wheel, architecture(wheel), folder / "site")
     python = folder / "python"

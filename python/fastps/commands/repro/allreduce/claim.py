@@ -87,7 +87,7 @@ def judge(figures: Figures) -> Verdict:
             holds &= even < float("inf")
             holds &= slow >= WAITS[name] * even if waits else slow <= ALONE * even
             holds &= killed == float("inf") if waits else killed <= ALONE * even
-            waited = 100 * np.median([one["waited"] or 0 for one in found[arm]["slow"]])
+            waited = 100 * np.median([one["waited"] or np.nan for one in found[arm]["slow"]])
             words.append(
                 f"{'two machines' if name == 'two' else 'one machine'}, {arm}: {even:.1f} s to {GOAL:g} %, "
                 f"{slow:.1f} s with a slow worker (worker 0 waits {waited:.0f} %), "
