@@ -170,7 +170,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
         (["accuracy-cifar10", "--quick"], "accuracy-cifar10 has no quick form"),
         (["toys", "--json"], "--json is for claims: each figure has a .json file"),
         (["toys", "--quick", "--costs", "nowhere"], "--costs nowhere cannot be read"),
-        (["toys", "--quick", "--costs", str(old)], "has costs of version 0, expected 1"),
+        (["toys", "--quick", "--costs", str(old)], "has costs of version 0, expected 2"),
         (["toys", "--quick", "--out", str(file)], "choose a folder that can be written"),
     ]
     for arguments, text in cases:

@@ -152,11 +152,11 @@ def test_parts_whose_messages_or_times_are_wrong_are_refused(monkeypatch):
     assert parts.judge(parts.measure(quick())).holds
     idle = {**parts.measure(quick()), "load": 0.1}
     for net in parts.NETS:  # two processes exactly as predicted
-        idle["real"][net] = {"one": parts.speed_ups(idle, net, "this machine")[1], "two": 1.0}
+        idle["real"][net] = {"one": parts.speed_ups(idle, net, "this machine")[1], "quickest": 1.0}
     assert parts.judge(idle).holds
     idle["real"]["local"]["one"] *= 1.4
     assert parts.judge(idle).holds is False
-    monkeypatch.setattr(parts, "messages", lambda net, p: (0, 0.0))
+    monkeypatch.setattr(parts, "message_seconds", lambda *arguments: 0.0)
     assert parts.judge(parts.measure(quick())).holds is False
 
 

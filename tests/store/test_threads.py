@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -90,6 +91,31 @@ def test_the_gil_is_released(store):
     thread.join(60)
     during = [b for b in beats if start < b < end]
     assert len(during) > 20 * (end - start)
+
+
+def test_a_push_of_a_hundred_thousand_elements_releases_the_gil(store):
+    n, beats, stop = 130_000, [], threading.Event()
+    store.register("w", np.zeros(n, np.float32), optimizer=fastps.Adam())
+    gradient = np.ones(n, np.float32)
+
+    def beat():
+        while not stop.is_set():
+            beats.append(1)
+            time.sleep(0)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(100)  # no thread is made to hand the GIL over
+    try:
+        thread = threading.Thread(target=beat)
+        thread.start()
+        first, end = len(beats), time.monotonic() + 20
+        while len(beats) == first and time.monotonic() < end:
+            store.push("w", gradient)
+        assert len(beats) > first
+    finally:
+        stop.set()
+        sys.setswitchinterval(before)
+        thread.join(60)
 
 
 @pytest.fixture

@@ -123,8 +123,9 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// Most elements of a push that keeps the GIL: it takes only some microseconds.
-pub(crate) const BRIEF: usize = 1 << 17;
+/// Most elements of a push that keeps the GIL: some 15 microseconds, which two threads would lose by handing
+/// the GIL over.
+pub(crate) const BRIEF: usize = 1 << 15;
 
 /// Does work on `elements` elements in this process; releases the GIL unless the work is brief.
 pub(crate) fn work<T: Send>(py: Python<'_>, elements: usize, work: impl FnOnce() -> T + Send) -> T {

@@ -126,8 +126,8 @@ def caption(numbers: Numbers) -> str:
     return (
         f"{'Measured on a busy machine: the speeds show its load. ' if busy else ''}"
         f"{'. '.join(words)}. Grey: threads that share nothing. Dotted: largest loss that the sparsity "
-        "predicts. Every push goes through Python, whose own lock bounds the gain of threads; the claim "
-        "hogwild of `fastps repro` measures the estimators, whose threads do not."
+        "predicts. Between two pushes a thread holds Python's lock, which bounds the gain of threads; the "
+        "claim hogwild of `fastps repro` measures the estimators, whose threads never do."
     )
 
 
@@ -177,7 +177,7 @@ FIGURES = [
         differs=f"at most {THREADS[-1]} threads instead of 10; pushes of {BATCH} examples to a store instead "
         "of steps of one; the losses of races are counted, too",
         threshold="with locks no update is lost, without them at most what the sparsity predicts; speeds are "
-        "shown and not judged, because Python's lock bounds them",
+        "shown and not judged, because other programs and Python's lock bound them",
         measure=measure,
         judge=judge,
         caption=caption,

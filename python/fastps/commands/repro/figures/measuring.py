@@ -30,7 +30,7 @@ PORTION, LARGE = 1000, 1 << 20
 #: Shapes of the images.
 SHAPES = {"digits": (64,), "mnist": (784,), "cifar10": (3, 32, 32)}
 MODULE = "fastps.commands.repro.figures.measuring"
-PARTS = "fastps.commands.repro.figures.nets.parts_model"
+PARTS = "fastps.commands.repro.figures.nets.parts_costs"
 
 
 def measure_costs(seconds: float = 2.0) -> Costs:

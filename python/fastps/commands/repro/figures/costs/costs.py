@@ -16,7 +16,7 @@ __all__ = ["COMMITTED", "COSTS_VERSION", "Costs", "read_costs", "write_costs"]
 #: The file in the package.
 COMMITTED = Path(__file__).with_name("costs.json")
 #: Version of the file; raise it when something else is measured.
-COSTS_VERSION = 1
+COSTS_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,10 @@ class Costs:
         latency: Seconds of each way between a worker and a server.
         bandwidth: Bytes per second between a worker and a server.
         parts: Seconds of a part's forward and backward pass, by net and number of parts.
-        message: Seconds of a message without content between two parts, and its bytes per second.
-        two_parts: Seconds of a step of two parts that are processes, and of the same net in one, by net.
+        message: Of messages between two parts that are processes: ``seconds`` of one without content,
+            ``bandwidth`` in bytes per second, and ``end``, seconds of the end of a step.
+        two_parts: By net: seconds of the ``quickest`` and the ``median`` step of two parts that are
+            processes, and of the computation of one of them while the other one computes (``beside``).
         version: Version of the file.
     """
 

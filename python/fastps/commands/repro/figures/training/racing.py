@@ -19,7 +19,7 @@ import fastps
 __all__ = ["Examples", "Race", "a9a", "apart", "made_up", "movielens", "overlap", "race", "sparsity"]
 
 #: Examples of a push, and numbers of each coordinate.
-BATCH, WIDTH = 64, 64
+BATCH, WIDTH = 64, 1024
 #: Examples whose neighbours are counted, and pushes whose overlap is.
 SAMPLED = 100
 
@@ -95,7 +95,8 @@ def race(examples: Examples, run: Race) -> tuple[float, float]:
     """Pushes per second, and the share of the updates that other threads overwrote."""
     batches = len(examples) // BATCH
     pushes = [examples.of(k % batches * BATCH, (k % batches + 1) * BATCH) for k in range(run.pushes)]
-    grads = [fastps.Sparse(rows, np.full((len(rows), WIDTH), -1, np.float32)) for rows in pushes]
+    values = np.full((max(map(len, pushes)), WIDTH), -1, np.float32)
+    grads = [fastps.Sparse(rows, values[: len(rows)]) for rows in pushes]
     barrier, start = threading.Barrier(run.threads + 1), np.zeros((examples.coordinates, WIDTH), np.float32)
     with fastps.Store(threads=1) as store:
         store.register("w", start, fastps.SGD(lr=1.0), apply=run.apply)
