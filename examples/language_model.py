@@ -310,7 +310,10 @@ def main():
     for name, value in (quick if arguments.quick else full).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
-    roles[arguments.role](arguments)
+    try:
+        roles[arguments.role](arguments)
+    except KeyboardInterrupt:  # Ctrl-C also reaches the workers
+        sys.exit(130)
 
 
 if __name__ == "__main__":
