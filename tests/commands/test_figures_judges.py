@@ -167,6 +167,13 @@ def test_what_asynchrony_costs_needs_matching_and_batches(monkeypatch):
     good = asynchrony.measure("mnist", quick())
     assert asynchrony.judge(good).holds, asynchrony.judge(good).measured
     assert len(list(asynchrony.rows(good))) == 1 + 2 * len(good["arms"])
+    larger = {**copy.deepcopy(good), "net": "mnist"}  # where matching need not help, but makes a difference
+    assert asynchrony.judge(larger).holds
+    stale = [arm for arm in larger["arms"] if arm["kind"] == "staleness"]
+    matched = {arm["staleness"]: arm["updates"] for arm in stale if arm["matching"]}
+    for arm in stale:
+        arm["updates"] = matched[arm["staleness"]]
+    assert asynchrony.judge(larger).holds is False
     real = fastps.Async
 
     def unmatched(**more):

@@ -320,6 +320,6 @@ def _pair(
 
 
 FIGURES = [
-    *_pair("mnist", (1.0, 60.0), ("quick", "full"), ()),
+    *_pair("mnist", (1.0, 30.0), ("quick", "full"), ()),
     *_pair("cifar10", (0.0, 300.0), ("full",), ("torch", "pillow")),
 ]

@@ -162,6 +162,6 @@ def _figure(
 
 
 FIGURES = [
-    _figure("mnist", (0.2, 12.0), ("quick", "full"), ("torch", "safetensors")),
+    _figure("mnist", (0.2, 18.0), ("quick", "full"), ("torch", "safetensors")),
     _figure("cifar10", (0.0, 28.0), ("full",), ("torch", "safetensors", "pillow")),
 ]
