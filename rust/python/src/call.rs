@@ -123,8 +123,7 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// Most elements of a push that keeps the GIL: some 15 microseconds, which two threads would lose by handing
-/// the GIL over.
+/// Most elements of a push that keeps the GIL: about 10 microseconds by Adam, 3 by SGD.
 pub(crate) const BRIEF: usize = 1 << 15;
 
 /// Does work on `elements` elements in this process; releases the GIL unless the work is brief.

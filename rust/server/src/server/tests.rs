@@ -57,9 +57,13 @@ fn slice(node: &Node) -> Arc<Slice> {
 
 /// Keeps the log from being written until the sender is dropped, and fills its queue.
 fn fill(journal: &Journal) -> mpsc::Sender<()> {
-    let (hold, held) = mpsc::channel::<()>();
+    let ((hold, held), (begin, begun)) = (mpsc::channel::<()>(), mpsc::channel::<()>());
     let nothing = |bytes| Event::Removed("-".repeat(bytes).into());
-    journal.when_durable(journal.note(&nothing(1)), move || held.recv().unwrap_or_default());
+    journal.when_durable(journal.note(&nothing(1)), move || {
+        begin.send(()).unwrap();
+        held.recv().unwrap_or_default();
+    });
+    begun.recv().unwrap(); // a batch that is still being written would leave the queue after it was filled
     while !journal.is_full() {
         journal.note(&nothing(1 << 20));
     }

@@ -60,7 +60,7 @@ def _measure(setting: Setting) -> Numbers:
                     speed, share = race(examples, Race(how, threads, pushes))  # type: ignore[arg-type]
                     speeds[kind][how][key] = max(speeds[kind][how].get(key, 0.0), speed)
                     lost[kind][how][key] = max(lost[kind][how].get(key, 0.0), 100 * share)
-    names = "random coordinates, 2 of 20,000 and 14 of 123" if setting.quick else "MovieLens and a9a"
+    names = "random coordinates, 2 of 5,000 and 14 of 123" if setting.quick else "MovieLens and a9a"
     return {
         "settings": f"{names}: {pushes:,} pushes of the coordinates of {BATCH} examples, {WIDTH} numbers "
         "each, to one tensor of a store in this process, from Python threads; the fastest, and the largest "
@@ -76,7 +76,7 @@ def _measure(setting: Setting) -> Numbers:
 
 def _examples(setting: Setting, seed: int) -> dict[str, Examples]:
     if setting.quick:
-        return {"sparse": made_up(20_000, 2, 6400, seed), "dense": made_up(123, 14, 6400, seed)}
+        return {"sparse": made_up(5_000, 2, 6400, seed), "dense": made_up(123, 14, 6400, seed)}
     folder = Path(setting.dataset_dir or ".")
     return {"sparse": movielens(folder, seed), "dense": a9a(folder, seed)}
 

@@ -33,7 +33,7 @@ class Costs:
         bandwidth: Bytes per second between a worker and a server.
         parts: Seconds of a part's forward and backward pass, by net and number of parts.
         message: Of messages between two parts that are processes: ``seconds`` of one without content,
-            ``bandwidth`` in bytes per second, and ``end``, seconds of the end of a step.
+            ``bandwidth`` in bytes per second, and ``end``, seconds of a step beyond its messages.
         two_parts: By net: seconds of the ``quickest`` and the ``median`` step of two parts that are
             processes, and of the computation of one of them while the other one computes (``beside``).
         version: Version of the file.

@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any
 
+import torch
+
 from fastps.commands.kit.children import ONE_THREAD, python_module
 from fastps.commands.repro.figures.costs.timing import quickest
 from fastps.commands.repro.figures.nets.parts import NETS, PARTS
@@ -34,9 +36,14 @@ MODULE = "fastps.commands.repro.figures.nets.parts_costs"
 SMALL, LARGE, EXCHANGES = 1, 1 << 16, (1, 9)
 
 
-def one_process(graph: Any, batch: dict[str, Any], seconds: float) -> float:
-    """Seconds of a step of a replica that has all parts."""
-    with parallel.Replica.local(graph) as replica:
+def share(net: str, parts: int, seconds: float) -> float:
+    """Seconds of the computation of one of several parts; two processes begin together."""
+    batch = share_inputs(net, parts)
+    with parallel.Replica.local(share_of(net, parts)) as replica:
+        replica.step(**batch)
+        if os.environ["WORLD_SIZE"] != "1":
+            torch.distributed.init_process_group("gloo")
+            torch.distributed.barrier()
         return quickest(lambda: replica.step(**batch), seconds)
 
 
@@ -49,11 +56,6 @@ def one_of_two(graph: Any, batch: dict[str, Any], steps: int) -> list[float]:
             replica.step(**batch)
             found.append(time.perf_counter() - begin)
     return found
-
-
-def share(net: str, parts: int, seconds: float) -> float:
-    """Seconds of the computation of one of several parts."""
-    return one_process(share_of(net, parts), share_inputs(net, parts), seconds)
 
 
 def exchange(size: int, layers: int, seconds: float) -> float:
@@ -71,7 +73,8 @@ def message(seconds: float) -> dict[str, float]:
     return {
         "seconds": each,
         "bandwidth": 4 * LARGE / (large / messages - each),
-        "end": max(0.0, few - 2 * EXCHANGES[0] * each),
+        # without the messages of its exchanges, and those to the part with the loss and back
+        "end": max(0.0, few - 2 * (EXCHANGES[0] + 1) * each),
     }
 
 
@@ -96,7 +99,7 @@ def run(processes: int, *job: str) -> Any:
 
 
 def work(job: str, *arguments: str) -> Any:
-    """Seconds that one of two processes measures, or those of its steps."""
+    """What a process measures: seconds of a part's computation, or those of its steps."""
     if job == "share":
         net, parts, seconds = arguments
         return share(net, int(parts), float(seconds))
