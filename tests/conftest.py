@@ -6,6 +6,7 @@ import datetime
 import itertools
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +22,10 @@ import fastps
 
 # Other tests need the time in which torch's idle threads would spin. It must be set before OpenMP is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts background jobs with Ctrl-C ignored, which the programs that tests start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Servers of tests run side by side, so none may take the default port.
 os.environ["FASTPS_WEB"] = "off"
