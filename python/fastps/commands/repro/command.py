@@ -80,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_seed, default=0, metavar="N", help="the runs have seeds N + 1, N + 2, ... (0)"
     )
     parser.add_argument(
-        "--measure", action="store_true", help="with figures: measure the costs of this machine for --costs"
+        "--measure",
+        action="store_true",
+        help="with figures: measure the costs of this machine for --costs (3 minutes)",
     )
     parser.add_argument("--costs", metavar="FILE", help="with figures: measured costs (those in the package)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="number of processes (one per core)")

@@ -99,7 +99,7 @@ def run(processes: int, *job: str) -> Any:
 
 
 def work(job: str, *arguments: str) -> Any:
-    """What a process measures: seconds of a part's computation, or those of its steps."""
+    """Measurement of one process: seconds of a part's computation, or of each of its steps."""
     if job == "share":
         net, parts, seconds = arguments
         return share(net, int(parts), float(seconds))
