@@ -15,7 +15,7 @@ from fastps.data import Dataset
 __all__ = ["ConvNet"]
 
 #: Images of one forward pass.
-PIECE = 100
+PIECE = 50
 
 
 class ConvNet:
@@ -23,7 +23,8 @@ class ConvNet:
 
     def __init__(self, data: Dataset) -> None:
         torch.set_num_threads(1)
-        self.data, self._model = data, net()
+        # Channels last: a gradient takes little more than half the time.
+        self.data, self._model = data, net().to(memory_format=torch.channels_last)
         self._shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
 
     def start(self, seed: int) -> Params:
