@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -71,6 +73,22 @@ def test_claims_of_the_quick_form_need_no_packages_and_repeat():
     for claim in find(["all"], quick=True):
         assert claim.repeats
         assert not claim.packages
+
+
+def test_a_terminal_shows_how_many_claims_are_finished_and_a_file_does_not(tmp_path):
+    master, slave = pty.openpty()
+    quick = [*REPRO, "nesterov", "--quick"]
+    with subprocess.Popen(quick, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux: the other end is closed
+            while read := os.read(master, 1 << 16):
+                shown += read
+    os.close(master)
+    assert process.returncode == 0, shown
+    assert [text for text in (b"claims: 0/1, ", b"claims: 1/1, ") if text not in shown] == []
+    assert b"claims" not in shown.rpartition(b"\x1b[K")[2]  # the line is removed
+    assert "claims:" not in repro("nesterov", "--quick", cwd=tmp_path)
 
 
 def test_the_list_names_every_claim():

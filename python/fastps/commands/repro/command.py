@@ -16,6 +16,7 @@ from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps._shared.text import meant
 from fastps.commands.kit.parser import add_dataset_dir
 from fastps.commands.kit.plot import has_matplotlib
+from fastps.commands.repro.bar import Bar
 from fastps.commands.repro.catalogue import CLAIMS, find
 from fastps.commands.repro.claim import Claim, Setting
 from fastps.commands.repro.data import DATA_SETS, check_data, check_packages
@@ -122,13 +123,18 @@ def execute(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
     stream = sys.stderr if args.json else sys.stdout
-    begin, results = time.perf_counter(), []
+    begin, results, bar = time.perf_counter(), [], Bar(stream)
+    bar.begin("claims")
+    bar.expect(len(claims))
     try:
         with contextlib.closing(run(claims, setting, out, args.jobs or os.cpu_count() or 1)) as running:
             for result in running:
                 results.append(result)
+                bar.clear()
                 show(result, len(results), len(claims), stream)
+                bar.advance()
     finally:  # also after Ctrl-C, with the claims that were finished
+        bar.clear()
         write_page(out, "quick" if args.quick else "full")
     order = [claim.name for claim in claims]
     results.sort(key=lambda result: order.index(result["name"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from fastps._shared.process import CommandError
 from fastps.commands.repro.allreduce.job import Job
 from fastps.commands.repro.allreduce.machines import Machines
 from fastps.commands.repro.allreduce.runs import Run, has_mpi, run
+from fastps.commands.repro.bar import Bar
 from fastps.commands.repro.claim import Claim, Figures, Setting, Verdict
 
 __all__ = ["CLAIMS"]
@@ -32,18 +34,23 @@ COLORS = {"servers": "#2166ac", "all-reduce": "#b2182b", "mpi": "#f4a582", "both
 def measure(setting: Setting) -> Figures:
     """Trains with two processes on one machine, and with four on two, where namespaces can be made."""
     arms = ["servers", "all-reduce", *(["mpi"] if has_mpi() else [])]
-    figures: Figures = {"task": "mnist", "one": rows(setting, arms, 2, None), "two": None, "why": None}
+    bar = Bar(sys.stderr)
+    bar.begin("servers-and-allreduce")
+    figures: Figures = {"task": "mnist", "one": rows(setting, arms, 2, None, bar), "two": None, "why": None}
     try:
         with Machines(RATE) as machines:
-            figures["two"] = rows(setting, ["servers", "all-reduce", "both"], 4, machines)
+            figures["two"] = rows(setting, ["servers", "all-reduce", "both"], 4, machines, bar)
     except CommandError as error:
         figures["why"] = str(error)
+    finally:
+        bar.clear()
     return figures
 
 
-def rows(setting: Setting, arms: list[str], world: int, machines: Machines | None) -> Figures:
+def rows(setting: Setting, arms: list[str], world: int, machines: Machines | None, bar: Bar) -> Figures:
     """The runs of each arm in each case, one for each seed."""
     found: Figures = {arm: {case: [] for case in CASES} for arm in arms}
+    bar.expect(SEEDS * len(arms) * len(CASES))
     for seed in setting.seeds(SEEDS):
         for arm in arms:
             job = Job(
@@ -63,6 +70,7 @@ def rows(setting: Setting, arms: list[str], world: int, machines: Machines | Non
             )
             for case, disturbance in CASES.items():
                 found[arm][case].append(run(Run(job, machines=machines, **disturbance)))
+                bar.advance()
     return found
 
 

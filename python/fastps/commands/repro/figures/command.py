@@ -13,6 +13,7 @@ from typing import TextIO
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps._shared.text import meant
 from fastps.commands.kit.plot import has_matplotlib
+from fastps.commands.repro.bar import Bar
 from fastps.commands.repro.claim import Setting
 from fastps.commands.repro.data import check_data, check_packages, missing_of
 from fastps.commands.repro.figures.catalogue import FIGURES, select
@@ -20,7 +21,7 @@ from fastps.commands.repro.figures.costs.costs import COMMITTED, read_costs, wri
 from fastps.commands.repro.figures.figure import Figure, Run
 from fastps.commands.repro.figures.measuring import measure_costs
 from fastps.commands.repro.figures.page import write_page
-from fastps.commands.repro.figures.pool import Bar, processes
+from fastps.commands.repro.figures.pool import processes
 from fastps.commands.repro.figures.results import Result, finished, measure
 
 __all__ = ["execute"]
