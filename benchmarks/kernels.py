@@ -211,6 +211,17 @@ def contention(bench: Bench) -> list[str]:
     return table(["floats", "from", "reference", "two threads, one vector", "ratio", *TARGET], rows)
 
 
+def racing(bench: Bench) -> list[str]:
+    """One and two threads that push into one vector, without a lock and with it."""
+    cases = {"one, lock": "meet-1", "one, racing": "race-1", "two, lock": "meet-2", "two, racing": "race-2"}
+    rows = []
+    for n in (1000, 1 << 14, 1 << 16, 258_048, CACHED):
+        turns = bench.turns({name: bench.rust.runner(case, n) for name, case in cases.items()})
+        ratios = [f"{turns.ratio(f'{k}, racing', f'{k}, lock'):.2f}" for k in ("one", "two")]
+        rows.append([count(n), *(per_element(turns, name, n) for name in cases), *ratios])
+    return table(["floats", *cases, "one, racing / lock", "two, racing / lock"], rows)
+
+
 def contended(bench: Bench, n: int, what: str, runners: dict[str, Runner], target: float) -> list[str]:
     """One row: nanoseconds per element of one update, all threads together."""
     turns = bench.turns(runners)
@@ -383,6 +394,7 @@ SECTIONS: dict[str, Callable[[Bench], list[str]]] = {
     "codecs": codecs,
     "encoded": encoded,
     "contention": contention,
+    "racing": racing,
     "pulls": pulls,
     "registration": registration,
     "small": small,

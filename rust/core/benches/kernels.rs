@@ -56,9 +56,11 @@ fn case(name: &str, n: usize) -> Case {
         ("feedback", codec) => encode(codec_of(codec), n, true),
         ("decode", codec) => decode(codec_of(codec), n),
         ("apply", codec) => apply(codec_of(codec), n),
-        // Threads that push into one vector, or each into its own: the same number of updates altogether.
-        ("meet", threads) => contend(n, threads.parse().unwrap(), false),
-        ("private", threads) => contend(n, threads.parse().unwrap(), true),
+        // Threads that push into one vector, with its lock or racing, or each into its own: the same number of
+        // updates altogether.
+        ("meet", threads) => contend(n, threads.parse().unwrap(), Apply::Exact, false),
+        ("race", threads) => contend(n, threads.parse().unwrap(), Apply::Hogwild, false),
+        ("private", threads) => contend(n, threads.parse().unwrap(), Apply::Exact, true),
         // A bound list of this many tensors.
         ("sgd", tensors) => {
             let sgd = Sgd { lr: 1e-3, ..Sgd::default() };
@@ -99,7 +101,8 @@ const SPACE: SpaceId = SpaceId(1);
 
 impl VectorCase {
     fn new(n: usize, dtype: DType, vectors: u32) -> Self {
-        let spec = Arc::new(TensorSpec { dtype, ..spec("w", n, Optimizer::Sgd(Sgd::default())) });
+        let spec =
+            Arc::new(TensorSpec { dtype, ..spec("w", n, Apply::Exact, Optimizer::Sgd(Sgd::default())) });
         let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::get().unwrap()));
         let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
         shard.create(&spec, 0, &ids).unwrap();
@@ -226,12 +229,12 @@ impl DerefMut for Aligned {
     }
 }
 
-fn spec(name: &str, n: usize, optimizer: Optimizer) -> TensorSpec {
+fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec {
     TensorSpec {
         name: name.into(),
         shape: vec![n as u64],
         dtype: DType::Float32,
-        apply: Apply::Exact,
+        apply,
         group: "default".into(),
         optimizer,
     }
@@ -272,9 +275,9 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn new(codec: Codec, n: usize) -> Arc<Self> {
+    fn new(codec: Codec, n: usize, apply: Apply) -> Arc<Self> {
         let isa = Isa::get().unwrap();
-        let spec = Arc::new(spec("w", n, Optimizer::Sgd(Sgd { lr: 1e-3, ..Sgd::default() })));
+        let spec = Arc::new(spec("w", n, apply, Optimizer::Sgd(Sgd { lr: 1e-3, ..Sgd::default() })));
         let shard = Shard::new(ShardConfig::new(0, u64::MAX, isa));
         let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
         shard.create(&spec, 0, &ids).unwrap();
@@ -304,7 +307,7 @@ impl Tensor {
 
 /// float32 without a check, the plain step; the others as a server applies them, checked.
 fn apply(codec: Codec, n: usize) -> Case {
-    let tensor = Tensor::new(codec, n);
+    let tensor = Tensor::new(codec, n, Apply::Exact);
     let mut sequence = 0;
     Box::new(move || {
         sequence += 1;
@@ -312,9 +315,9 @@ fn apply(codec: Codec, n: usize) -> Case {
     })
 }
 
-fn contend(n: usize, threads: u64, private: bool) -> Case {
-    let shared = Tensor::new(Codec::Float32, n);
-    let tensor = |_| if private { Tensor::new(Codec::Float32, n) } else { shared.clone() };
+fn contend(n: usize, threads: u64, apply: Apply, private: bool) -> Case {
+    let shared = Tensor::new(Codec::Float32, n, apply);
+    let tensor = |_| if private { Tensor::new(Codec::Float32, n, apply) } else { shared.clone() };
     let tensors: Vec<_> = (0..threads).map(tensor).collect();
     // An even number, at least one push of each of two threads.
     let updates = 2 * (ELEMENTS / n / 2).max(1) as u64;
@@ -350,7 +353,7 @@ fn bound(n: usize, tensors: usize, optimizer: Optimizer) -> Case {
     let store = Store::new(StoreOptions::default()).unwrap();
     let timeout = Duration::from_secs(1);
     let gradient = |k| {
-        let spec = spec(&format!("layer.{k}.weight"), n, optimizer);
+        let spec = spec(&format!("layer.{k}.weight"), n, Apply::Exact, optimizer);
         let gradient =
             Gradient { name: spec.name.clone(), shape: spec.shape.clone(), values: Arc::new(values(n)) };
         store.register(spec, View::Float32(&vec![0.0; n]), timeout).unwrap();

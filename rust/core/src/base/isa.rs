@@ -151,19 +151,19 @@ pub trait Kernel {
 
 /// Not inlined; otherwise every caller would contain another copy of every kernel's loops.
 #[inline(never)]
-fn run_scalar<K: Kernel>(kernel: K) -> K::Out {
+pub(crate) fn run_scalar<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }
 
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2,popcnt")]
-fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
+pub(crate) fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }
 
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
 #[target_feature(enable = "avx2,fma,bmi2,popcnt")]
-fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
+pub(crate) fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }
 

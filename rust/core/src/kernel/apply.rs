@@ -3,14 +3,27 @@
 //! loop for all codecs but float32. A body with separately stored elements is decoded inside the step's own
 //! loop, other bodies block by block; nothing is ever decoded into a temporary the size of the tensor.
 
-use crate::base::block::{AlignedBlock, BLOCK, Block, Lane, blocks};
+use crate::base::block::{BLOCK, Block, Lane, blocks};
 use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::Ordering;
 use crate::kernel::codec::{Body, CodecId, Float32Body, WithBody, float64_lanes};
 use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SgdStep, SparseRule, Step, WithRule};
 use crate::kernel::rows::{Indices, RowLayout, Runs};
-use crate::memory::{Buffer, Counts, RacyBuffer};
+use crate::memory::{Buffer, Counts, LineKernel, Lines, RacyBuffer, run_lines, run_scalar_lines};
 use std::ops::Range;
+
+/// Memory of a slice, which a loop is compiled for.
+pub(crate) trait Memory {
+    /// Runs a loop over the memory, compiled for this instruction set.
+    fn run(&mut self, isa: Isa, work: impl Loop);
+}
+
+/// A loop over the elements of a slice. `run` and all that it calls must be `#[inline(always)]`.
+pub(crate) trait Loop {
+    /// As [`Kernel::WIDE`].
+    const WIDE: bool = true;
+    fn run<S: Storage>(self, storage: S);
+}
 
 /// Parameters and optimizer state of one slice, accessed in runs of elements.
 pub(crate) trait Storage {
@@ -18,6 +31,8 @@ pub(crate) trait Storage {
     const SPAN: usize;
     /// A buffer for elements that are decoded together; their number divides [`BLOCK`].
     type Run: AsMut<[f32]>;
+    /// Set if a run is so short that it stays in registers.
+    const IN_REGISTERS: bool;
     const RUN: Self::Run;
     fn len(&self) -> usize;
     /// The elements in the order in which a push visits them: racing pushes begin at different blocks. Each
@@ -35,9 +50,32 @@ pub(crate) struct Exact<'a> {
     pub(crate) state: &'a mut [Buffer],
 }
 
+impl Memory for Exact<'_> {
+    fn run(&mut self, isa: Isa, work: impl Loop) {
+        run(isa, Locked { memory: Exact { params: self.params, state: self.state }, work });
+    }
+}
+
+/// A loop over plain memory.
+struct Locked<'a, W> {
+    memory: Exact<'a>,
+    work: W,
+}
+
+impl<W: Loop> Kernel for Locked<'_, W> {
+    type Out = ();
+    const WIDE: bool = W::WIDE;
+
+    #[inline(always)]
+    fn run(self) {
+        self.work.run(self.memory);
+    }
+}
+
 impl Storage for Exact<'_> {
     const SPAN: usize = usize::MAX;
     type Run = RegisterRun;
+    const IN_REGISTERS: bool = true;
     const RUN: RegisterRun = RegisterRun([0.0; REGISTER_RUN]);
     type Ranges = std::iter::Once<Range<usize>>;
 
@@ -77,95 +115,158 @@ impl AsMut<[f32]> for RegisterRun {
     }
 }
 
-/// Elements of a row that racing memory steps at a time: a small buffer is cheap to initialise.
-pub(crate) const ROW: usize = 64;
-
-/// Racing memory: at most `N` elements at a time are loaded into the first-level cache, stepped there, and
-/// stored back.
-pub(crate) struct Hogwild<'a, const N: usize = BLOCK> {
+/// Racing memory, which many pushes update at a time.
+#[derive(Clone, Copy)]
+pub(crate) struct Hogwild<'a> {
     pub(crate) isa: Isa,
     pub(crate) params: &'a RacyBuffer,
     pub(crate) state: &'a [RacyBuffer],
     pub(crate) first_block: usize,
-    /// Counts how many updates of the first block racing updates overwrite.
+    /// Counts how many updates of the first run racing updates overwrite.
     pub(crate) probe: Option<&'a Counts>,
 }
 
-impl<const N: usize> Hogwild<'_, N> {
-    /// At the start of an update of the block at `at`: the probe and its present count, if this block is
-    /// probed.
+impl Memory for Hogwild<'_> {
+    fn run(&mut self, isa: Isa, work: impl Loop) {
+        let work = Racing { memory: *self, work };
+        if cfg!(test) { run_scalar_lines(work) } else { run_lines(isa, work) }
+    }
+}
+
+/// A loop over racing memory.
+struct Racing<'a, W> {
+    memory: Hogwild<'a>,
+    work: W,
+}
+
+impl<W: Loop> LineKernel for Racing<'_, W> {
+    type Out = ();
+    const WIDE: bool = W::WIDE;
+
+    #[inline(always)]
+    fn run(self, lines: impl Lines) {
+        self.work.run(HogwildLines { memory: self.memory, lines });
+    }
+}
+
+/// Racing memory, a run at a time: loaded into registers, stepped there, and stored back, so that few lanes
+/// are between load and store, where another push would overwrite them.
+struct HogwildLines<'a, L> {
+    memory: Hogwild<'a>,
+    lines: L,
+}
+
+impl<L: Lines> HogwildLines<'_, L> {
+    /// Steps a run.
+    #[inline(always)]
+    fn step_run<R: Step, G: Lane>(&self, at: usize, rule: R, g: &[G]) {
+        let Self { memory, lines } = *self;
+        let used = memory.state.len().min(R::SLOTS);
+        let probe = self.probe(at);
+        let mut params: [f32; REGISTER_RUN] = memory.params.run(lines, at);
+        let mut state = [[0.0; REGISTER_RUN]; MAX_SLOTS];
+        for (run, buffer) in state.iter_mut().zip(memory.state).take(R::SLOTS) {
+            *run = buffer.run(lines, at);
+        }
+        let mut slots = state.each_mut().map(|run| &mut run[..]);
+        rule.step(&mut params, &mut slots[..used], g);
+        memory.params.set_run(lines, at, &params);
+        count(probe);
+        for (run, buffer) in state.iter().zip(memory.state).take(R::SLOTS) {
+            buffer.set_run(lines, at, run);
+        }
+    }
+
+    /// Steps less than a run.
+    #[inline(always)]
+    fn step_rest<R: Step, G: Lane>(&self, at: usize, rule: R, g: &[G]) {
+        let Hogwild { isa, params: from, state: buffers, .. } = self.memory;
+        let (len, used) = (g.len(), buffers.len().min(R::SLOTS));
+        let probe = self.probe(at);
+        let (mut params, mut state) = ([0.0; REGISTER_RUN], [[0.0; REGISTER_RUN]; MAX_SLOTS]);
+        from.load(isa, at, &mut params[..len]);
+        let mut slots = state.each_mut().map(|run| &mut run[..len]);
+        for (slot, buffer) in slots.iter_mut().zip(buffers).take(R::SLOTS) {
+            buffer.load(isa, at, slot);
+        }
+        rule.step(&mut params[..len], &mut slots[..used], g);
+        from.store(isa, at, &params[..len]);
+        count(probe);
+        for (run, buffer) in state.iter().zip(buffers).take(R::SLOTS) {
+            buffer.store(isa, at, &run[..len]);
+        }
+    }
+
+    /// At the start of an update of the elements at `at`: the probe and its present count, if they are probed.
     #[inline(always)]
     fn probe(&self, at: usize) -> Option<(&Counts, u64)> {
-        let counts = self.probe.filter(|_| at == 0)?;
+        let counts = self.memory.probe.filter(|_| at == 0)?;
         Some((counts, counts.kept().load(Ordering::Relaxed)))
     }
 }
 
-impl<const N: usize> Storage for Hogwild<'_, N> {
-    const SPAN: usize = N;
-    type Run = AlignedBlock<N>;
-    const RUN: AlignedBlock<N> = AlignedBlock::ZERO;
+/// Counts a probed update. Loaded and stored as the values are, so a race that overwrites the values also
+/// overwrites this count.
+#[inline(always)]
+fn count(probe: Option<(&Counts, u64)>) {
+    if let Some((counts, kept)) = probe {
+        counts.kept().store(kept.wrapping_add(1), Ordering::Relaxed);
+        counts.probed().fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl<L: Lines> Storage for HogwildLines<'_, L> {
+    const SPAN: usize = BLOCK;
+    type Run = Block;
+    const IN_REGISTERS: bool = false;
+    const RUN: Block = Block::ZERO;
     type Ranges = std::array::IntoIter<Range<usize>, 2>;
 
     #[inline(always)]
     fn len(&self) -> usize {
-        self.params.len()
+        self.memory.params.len()
     }
 
     #[inline(always)]
     fn ranges(&self) -> Self::Ranges {
-        let (n, first) = (self.params.len(), (self.first_block * BLOCK).min(self.params.len()));
+        let (n, first) = (self.len(), (self.memory.first_block * BLOCK).min(self.len()));
         [first..n, 0..first].into_iter()
     }
 
     #[inline(always)]
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
-        let len = g.len();
-        let (mut params, mut state) = (AlignedBlock::<N>::ZERO, [AlignedBlock::<N>::ZERO; MAX_SLOTS]);
-        let params = &mut params.0[..len];
-        let used = self.state.len().min(MAX_SLOTS);
-        let probe = self.probe(at);
-        self.params.load(self.isa, at, params);
-        let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
-        for ((slot, memory), buffer) in slots.iter_mut().zip(state.iter_mut()).zip(self.state) {
-            *slot = &mut memory.0[..len];
-            buffer.load(self.isa, at, slot);
+        let runs = g.chunks_exact(REGISTER_RUN);
+        let (whole, rest) = (REGISTER_RUN * runs.len(), runs.remainder());
+        for (g, at) in runs.zip((at..).step_by(REGISTER_RUN)) {
+            self.step_run(at, rule, g);
         }
-        rule.step(params, &mut slots[..used], g);
-        self.params.store(self.isa, at, params);
-        if let Some((counts, kept)) = probe {
-            // Loaded and stored as the values are, so a race that overwrites the values also overwrites this
-            // count.
-            counts.kept().store(kept.wrapping_add(1), Ordering::Relaxed);
-            counts.probed().fetch_add(1, Ordering::Relaxed);
-        }
-        for (memory, buffer) in state.iter().zip(self.state) {
-            buffer.store(self.isa, at, &memory.0[..len]);
+        if !rest.is_empty() {
+            self.step_rest(at + whole, rule, rest);
         }
     }
 }
 
 /// Applies one validated body to one slice.
 #[inline(always)]
-pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
-    let n = storage.len();
-    codec.select(body, n, Encoded { isa, storage, scale, rule });
+pub(crate) fn apply(isa: Isa, memory: Exact<'_>, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
+    let n = memory.params.len();
+    codec.select(body, n, Encoded { isa, memory, scale, rule });
 }
 
 /// A dense push, before its codec is known at compile time.
-struct Encoded<S> {
+struct Encoded<M> {
     isa: Isa,
-    storage: S,
+    memory: M,
     scale: f32,
     rule: Rule,
 }
 
-impl<S: Storage> WithBody for Encoded<S> {
+impl<M: Memory> WithBody for Encoded<M> {
     type Out = ();
     #[inline(always)]
     fn run_with(self, body: impl Body) {
-        let Self { isa, storage, scale, rule } = self;
-        with_body(isa, storage, body, scale, rule);
+        let Self { isa, memory, scale, rule } = self;
+        with_body(isa, memory, body, scale, rule);
     }
 }
 
@@ -232,16 +333,16 @@ pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: 
 #[inline(always)]
 pub(crate) fn apply_racing(
     isa: Isa,
-    storage: Hogwild<'_>,
+    memory: Hogwild<'_>,
     codec: CodecId,
     body: &[u8],
     scale: f32,
     rule: Rule,
 ) {
-    let n = storage.len();
+    let n = memory.params.len();
     match codec {
-        CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
-        _ => with_body(isa, storage, AnyBody { isa, codec, body, n }, scale, rule),
+        CodecId::Float32 => with_body(isa, memory, Float32Body::new(body, n), scale, rule),
+        _ => with_body(isa, memory, AnyBody { isa, codec, body, n }, scale, rule),
     }
 }
 
@@ -269,23 +370,23 @@ impl Body for AnyBody<'_> {
 }
 
 #[inline(always)]
-fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
-    rule.select(DensePush { isa, storage, body, scale });
+fn with_body(isa: Isa, memory: impl Memory, body: impl Body, scale: f32, rule: Rule) {
+    rule.select(DensePush { isa, memory, body, scale });
 }
 
 /// A dense push, before its rule is known at compile time.
-struct DensePush<S, B> {
+struct DensePush<M, B> {
     isa: Isa,
-    storage: S,
+    memory: M,
     body: B,
     scale: f32,
 }
 
-impl<S: Storage, B: Body> WithRule for DensePush<S, B> {
+impl<M: Memory, B: Body> WithRule for DensePush<M, B> {
     #[inline(always)]
     fn run_with(self, rule: impl Step) {
-        let Self { isa, storage, body, scale } = self;
-        run(isa, Fused { storage, body, scale, rule });
+        let Self { isa, mut memory, body, scale } = self;
+        memory.run(isa, Fused { body, scale, rule });
     }
 }
 
@@ -296,68 +397,69 @@ fn run(isa: Isa, kernel: impl Kernel<Out = ()>) {
     if cfg!(test) { kernel.run() } else { isa.run(kernel) }
 }
 
-struct Fused<S, B, R> {
-    storage: S,
+struct Fused<B, R> {
     body: B,
     scale: f32,
     rule: R,
 }
 
-impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
-    type Out = ();
+impl<B: Body, R: Step> Loop for Fused<B, R> {
     const WIDE: bool = B::WIDE;
 
     #[inline(always)]
-    fn run(mut self) {
-        let lanes = self.scale == 1.0 && self.body.lanes(0..self.storage.len()).is_some();
+    fn run<S: Storage>(self, mut storage: S) {
+        let lanes = self.scale == 1.0 && self.body.lanes(0..storage.len()).is_some();
         // A loop and not two calls: each call would copy the step into each of some hundred kernels.
-        for range in self.storage.ranges() {
+        for range in storage.ranges() {
             if lanes {
-                self.lanes(range);
+                self.lanes(&mut storage, range);
             } else {
-                self.runs(range);
+                self.runs(&mut storage, range);
             }
         }
     }
 }
 
-impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
+impl<B: Body, R: Step> Fused<B, R> {
     /// Steps a body whose elements are stored separately.
     #[inline(always)]
-    fn lanes(&mut self, Range { start: mut at, end }: Range<usize>) {
+    fn lanes<S: Storage>(&self, storage: &mut S, Range { start: mut at, end }: Range<usize>) {
         while at < end {
             let Some(lanes) = self.body.lanes(at..end.min(at + S::SPAN)) else { return };
-            self.storage.update(at, self.rule, lanes);
+            storage.update(at, self.rule, lanes);
             at += lanes.len();
         }
     }
 
     /// Steps any body, run by run.
     #[inline(always)]
-    fn runs(&mut self, Range { start: mut at, end }: Range<usize>) {
+    fn runs<S: Storage>(&self, storage: &mut S, Range { start: mut at, end }: Range<usize>) {
         let mut run = S::RUN;
         let g = run.as_mut();
         // Whole runs are a separate loop, so that their length is a compile-time constant.
-        while end - at >= g.len() {
-            self.run_at(at, g);
+        while S::IN_REGISTERS && end - at >= g.len() {
+            self.run_at(storage, at, g);
             at += g.len();
         }
-        if at < end {
-            // A separate buffer: slicing `run` would force it into memory.
-            let mut rest = S::RUN;
-            self.run_at(at, &mut rest.as_mut()[..end - at]);
+        // A separate buffer: slicing `run` would force it into memory.
+        let mut rest = S::RUN;
+        while at < end {
+            let g = rest.as_mut();
+            let len = g.len().min(end - at);
+            self.run_at(storage, at, &mut g[..len]);
+            at += len;
         }
     }
 
     #[inline(always)]
-    fn run_at(&mut self, at: usize, g: &mut [f32]) {
+    fn run_at(&self, storage: &mut impl Storage, at: usize, g: &mut [f32]) {
         self.body.decode(at, g);
         if self.scale != 1.0 {
             for x in g.iter_mut() {
                 *x *= self.scale;
             }
         }
-        self.storage.update(at, self.rule, &*g);
+        storage.update(at, self.rule, &*g);
     }
 }
 
@@ -375,7 +477,7 @@ pub(crate) struct Touch<'a> {
 
 /// Applies one validated sparse body to its rows of one slice. Sparse values are few, so they are decoded
 /// block by block, and one loop per rule steps them for all codecs.
-pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, rule: SparseRule) {
+pub(crate) fn apply_rows(isa: Isa, mut memory: impl Memory, touch: Touch<'_>, rule: SparseRule) {
     let Touch { layout, indices, codec, body, elements, scale } = touch;
     let mut runs = layout.runs(indices);
     let mut block = Block::ZERO;
@@ -387,23 +489,23 @@ pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, 
                 *x *= scale;
             }
         }
-        rule.select(RowsBlock { isa, storage: &mut storage, runs: &mut runs, g });
+        rule.select(RowsBlock { isa, memory: &mut memory, runs: &mut runs, g });
     }
 }
 
 /// A decoded block of a sparse push, before its rule is known at compile time.
-struct RowsBlock<'a, 'b, S> {
+struct RowsBlock<'a, 'b, M> {
     isa: Isa,
-    storage: &'a mut S,
+    memory: &'a mut M,
     runs: &'a mut Runs<'b>,
     g: &'a [f32],
 }
 
-impl<S: Storage> WithRule for RowsBlock<'_, '_, S> {
+impl<M: Memory> WithRule for RowsBlock<'_, '_, M> {
     #[inline(always)]
     fn run_with(self, rule: impl Step) {
-        let Self { isa, storage, runs, g } = self;
-        isa.run(StepRows { storage, runs, g, rule });
+        let Self { isa, memory, runs, g } = self;
+        memory.run(isa, StepRows { runs, g, rule });
     }
 }
 
@@ -413,22 +515,19 @@ pub(crate) fn add_rows(isa: Isa, to: &mut [f32], touch: Touch<'_>) {
 }
 
 /// Steps the next `g.len()` elements of the rows.
-struct StepRows<'a, 'b, S, R> {
-    storage: &'a mut S,
+struct StepRows<'a, 'b, R> {
     runs: &'a mut Runs<'b>,
     g: &'a [f32],
     rule: R,
 }
 
-impl<S: Storage, R: Step> Kernel for StepRows<'_, '_, S, R> {
-    type Out = ();
-
+impl<R: Step> Loop for StepRows<'_, '_, R> {
     #[inline(always)]
-    fn run(self) {
+    fn run<S: Storage>(self, mut storage: S) {
         let mut g = self.g;
         while let Some(run) = self.runs.next_of(g.len().min(S::SPAN)) {
             let (now, later) = g.split_at(run.len());
-            self.storage.update(run.start, self.rule, now);
+            storage.update(run.start, self.rule, now);
             g = later;
         }
     }

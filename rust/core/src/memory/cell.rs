@@ -17,7 +17,9 @@
 
 use super::shared::Region;
 use crate::base::fault::fault;
-use crate::base::isa::{Isa, Kernel};
+use crate::base::isa::{Isa, Kernel, run_scalar};
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
+use crate::base::isa::{run_avx2, run_avx512};
 use crate::base::sync::{Arc, AtomicU32, Ordering};
 use std::ptr::NonNull;
 
@@ -125,18 +127,36 @@ impl RacyBuffer {
     /// Loads a line; every lane is one relaxed load.
     #[inline(always)]
     pub(crate) fn line(&self, lines: impl Lines, at: usize) -> [f32; LINE] {
-        assert!(self.holds(at, LINE), "a line outside its buffer");
-        // SAFETY: the assertion keeps the line inside the buffer, which `self` keeps alive; lanes are
-        // aligned.
-        unsafe { lines.load(self.first.as_ptr().wrapping_add(at)) }
+        self.run(lines, at)
     }
 
     /// Stores a line; every lane is one relaxed store.
     #[inline(always)]
-    pub(crate) fn set_line(&self, lines: impl Lines, at: usize, values: &[f32; LINE]) {
-        assert!(self.holds(at, LINE), "a line outside its buffer");
-        // SAFETY: as in `line`; the lanes are atomics, so storing through a shared reference is allowed.
-        unsafe { lines.store(self.first.as_ptr().wrapping_add(at), values) };
+    pub(crate) fn set_line(&self, lines: impl Lines, at: usize, line: &[f32; LINE]) {
+        self.set_run(lines, at, line);
+    }
+
+    /// Loads whole lines; every lane is one relaxed load.
+    #[inline(always)]
+    pub(crate) fn run<const N: usize>(&self, lines: impl Lines, at: usize) -> [f32; N] {
+        assert!(N.is_multiple_of(LINE) && self.holds(at, N), "a run outside its buffer");
+        let mut run = [0.0; N];
+        for (line, k) in run.chunks_exact_mut(LINE).zip((at..).step_by(LINE)) {
+            // SAFETY: the assertion keeps each line inside the buffer, which `self` keeps alive; lanes are
+            // aligned.
+            line.copy_from_slice(&unsafe { lines.load(self.first.as_ptr().wrapping_add(k)) });
+        }
+        run
+    }
+
+    /// Stores whole lines; every lane is one relaxed store.
+    #[inline(always)]
+    pub(crate) fn set_run<const N: usize>(&self, lines: impl Lines, at: usize, run: &[f32; N]) {
+        assert!(N.is_multiple_of(LINE) && self.holds(at, N), "a run outside its buffer");
+        for (line, k) in run.as_chunks().0.iter().zip((at..).step_by(LINE)) {
+            // SAFETY: as in `run`; the lanes are atomics, so storing through a shared reference is allowed.
+            unsafe { lines.store(self.first.as_ptr().wrapping_add(k), line) };
+        }
     }
 
     fn holds(&self, at: usize, len: usize) -> bool {
@@ -212,6 +232,8 @@ pub(crate) trait Lines: Copy {
 pub(crate) trait LineKernel {
     /// The result of the loop.
     type Out;
+    /// As [`Kernel::WIDE`].
+    const WIDE: bool = true;
     /// The loop.
     fn run(self, lines: impl Lines) -> Self::Out;
 }
@@ -220,23 +242,36 @@ struct LineLoop<K, L>(K, L);
 
 impl<K: LineKernel, L: Lines> Kernel for LineLoop<K, L> {
     type Out = K::Out;
+    const WIDE: bool = K::WIDE;
     #[inline(always)]
     fn run(self) -> K::Out {
         self.0.run(self.1)
     }
 }
 
-/// Runs a loop over lines, compiled for this instruction set.
+/// Runs a loop over lines, compiled for this instruction set. As [`Isa::run`], which would compile each kind
+/// of lines for every instruction set.
 pub(crate) fn run_lines<K: LineKernel>(isa: Isa, kernel: K) -> K::Out {
     match isa {
         #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
-        Isa::Avx512 if isa.is_available() => isa.run(LineLoop(kernel, vectors::Avx512Lines(()))),
+        // SAFETY: the features were just checked.
+        Isa::Avx512 if K::WIDE && isa.is_available() => unsafe {
+            run_avx512(LineLoop(kernel, vectors::Avx512Lines(())))
+        },
         #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
-        Isa::Avx2 if isa.is_available() => isa.run(LineLoop(kernel, vectors::Avx2Lines(()))),
+        // SAFETY: as above; AVX-512 is reported only where AVX2 is present too.
+        Isa::Avx512 | Isa::Avx2 if isa.is_available() => unsafe {
+            run_avx2(LineLoop(kernel, vectors::Avx2Lines(())))
+        },
         #[cfg(all(target_arch = "aarch64", not(any(miri, loom, fastps_scalar))))]
-        Isa::Neon => isa.run(LineLoop(kernel, vectors::NeonLines(()))),
-        _ => isa.run(LineLoop(kernel, ScalarLines)),
+        Isa::Neon => run_scalar(LineLoop(kernel, vectors::NeonLines(()))),
+        _ => run_scalar_lines(kernel),
     }
+}
+
+/// Runs a loop over lines, one lane at a time.
+pub(crate) fn run_scalar_lines<K: LineKernel>(kernel: K) -> K::Out {
+    run_scalar(LineLoop(kernel, ScalarLines))
 }
 
 #[derive(Clone, Copy)]
@@ -546,8 +581,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a line outside its buffer")]
-    fn a_line_outside_is_refused() {
+    #[should_panic(expected = "a run outside its buffer")]
+    fn a_run_outside_is_refused() {
         run_lines(Isa::best(), Increment(&RacyBuffer::filled(17, 0.0)));
     }
 

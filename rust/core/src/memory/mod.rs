@@ -17,7 +17,7 @@ mod shared;
 mod shared;
 
 pub(crate) use buffer::Buffer;
-pub(crate) use cell::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
+pub(crate) use cell::{LINE, LineKernel, Lines, RacyBuffer, run_lines, run_scalar_lines};
 pub(crate) use counts::Counts;
 pub use exposed::Exposed;
 pub use meter::{Charge, Meter, Purpose};

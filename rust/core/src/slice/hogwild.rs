@@ -8,7 +8,7 @@ use crate::base::block::{BLOCK, blocks};
 use crate::base::error::Result;
 use crate::base::fault::fault;
 use crate::base::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
-use crate::kernel::apply::{Hogwild, ROW, apply_racing, apply_rows};
+use crate::kernel::apply::{Hogwild, apply_racing, apply_rows};
 use crate::kernel::codec::CodecId;
 use crate::kernel::overflow::{is_due, is_finite};
 use crate::kernel::rows::Indices;
@@ -17,11 +17,13 @@ use crate::slice::frame::{Action, Applied, Push};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::tensor::shared_directory::SharedTensor;
 
-/// Number of consecutive pushes in a run whose update of the first block is probed; consecutive pushes are
+/// Number of consecutive pushes in a run whose update of the first run is probed; consecutive pushes are
 /// the ones that race.
 const PROBED: u64 = 64;
 /// One of this many runs is probed.
 const RUNS: u64 = 8;
+/// Elements of a row that are read at a time.
+const ROW: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct HogwildMemory {
@@ -73,14 +75,14 @@ impl HogwildMemory {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
                 // Validation has checked that the optimizer has a sparse rule.
                 if let Ok(rule) = slice.spec.optimizer.sparse_rule(step, slice.lr(push)) {
-                    let storage = Hogwild::<ROW> {
+                    let memory = Hogwild {
                         isa: slice.isa,
                         params: &self.params,
                         state: &self.state,
                         first_block: 0,
                         probe: None,
                     };
-                    apply_rows(slice.isa, storage, slice.touch(indices, push), rule);
+                    apply_rows(slice.isa, memory, slice.touch(indices, push), rule);
                 }
             }
             (Action::Gradient, None) => {
@@ -92,14 +94,9 @@ impl HogwildMemory {
                 // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
                 let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
                 let probe = (turn / PROBED).is_multiple_of(RUNS).then_some(&self.counts);
-                let storage = Hogwild::<BLOCK> {
-                    isa: slice.isa,
-                    params: &self.params,
-                    state: &self.state,
-                    first_block,
-                    probe,
-                };
-                apply_racing(slice.isa, storage, push.codec, push.body, scale, rule);
+                let memory =
+                    Hogwild { isa: slice.isa, params: &self.params, state: &self.state, first_block, probe };
+                apply_racing(slice.isa, memory, push.codec, push.body, scale, rule);
             }
             (Action::Assign | Action::AssignState { .. }, _) => self.assign(slice, push),
         }

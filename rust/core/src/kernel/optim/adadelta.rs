@@ -71,6 +71,8 @@ pub(crate) struct AdadeltaRule {
 }
 
 impl Step for AdadeltaRule {
+    const SLOTS: usize = 2;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match self.prepare {

@@ -78,6 +78,8 @@ pub(crate) struct AdagradRule {
 }
 
 impl Step for AdagradRule {
+    const SLOTS: usize = 1;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match self.prepare {

@@ -220,6 +220,8 @@ impl AdamRule {
 }
 
 impl Step for AdamRule {
+    const SLOTS: usize = 3;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match self.prepare {

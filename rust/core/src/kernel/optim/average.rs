@@ -52,6 +52,8 @@ pub(crate) struct AverageRule {
 }
 
 impl Step for AverageRule {
+    const SLOTS: usize = 0;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], _state: &mut [&mut [f32]], g: &[G]) {
         for (p, &x) in p.iter_mut().zip(g) {

@@ -88,6 +88,8 @@ pub(crate) struct FtrlRule {
 }
 
 impl Step for FtrlRule {
+    const SLOTS: usize = 2;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         let [z, n] = state else { unreachable!("FTRL has two state slots") };

@@ -41,6 +41,8 @@ impl LazyAdamRule {
 }
 
 impl Step for LazyAdamRule {
+    const SLOTS: usize = 2;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         let [m, v] = state else { unreachable!("lazy Adam has two state slots") };

@@ -79,6 +79,8 @@ pub(crate) struct LionRule {
 }
 
 impl Step for LionRule {
+    const SLOTS: usize = 1;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match self.prepare {

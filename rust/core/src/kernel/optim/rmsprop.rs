@@ -119,6 +119,8 @@ impl RmspropRule {
 }
 
 impl Step for RmspropRule {
+    const SLOTS: usize = 3;
+
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match self.prepare {

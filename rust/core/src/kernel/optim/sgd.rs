@@ -161,6 +161,8 @@ enum Form {
 }
 
 impl<T: Real> Step<T> for SgdRule<T> {
+    const SLOTS: usize = 0;
+
     #[inline(always)]
     fn step<G: Lane<T>>(&self, p: &mut [T], _state: &mut [&mut [T]], g: &[G]) {
         match self.prepare {
@@ -187,6 +189,8 @@ impl<T: Real> SgdRule<T> {
 }
 
 impl<T: Real> Step<T> for MomentumRule<T> {
+    const SLOTS: usize = 1;
+
     #[inline(always)]
     fn step<G: Lane<T>>(&self, p: &mut [T], state: &mut [&mut [T]], g: &[G]) {
         let [b] = state else { unreachable!("SGD with momentum has one state slot") };
