@@ -56,8 +56,8 @@ fn case(name: &str, n: usize) -> Case {
         ("feedback", codec) => encode(codec_of(codec), n, true),
         ("decode", codec) => decode(codec_of(codec), n),
         ("apply", codec) => apply(codec_of(codec), n),
-        // Threads that push into one vector, with its lock or racing, or each into its own: the same number of
-        // updates altogether.
+        // Threads that push into one vector, with its lock or racing, or each into its own: the same number
+        // of updates altogether.
         ("meet", threads) => contend(n, threads.parse().unwrap(), Apply::Exact, false),
         ("race", threads) => contend(n, threads.parse().unwrap(), Apply::Hogwild, false),
         ("private", threads) => contend(n, threads.parse().unwrap(), Apply::Exact, true),

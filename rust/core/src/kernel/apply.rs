@@ -197,7 +197,8 @@ impl<L: Lines> HogwildLines<'_, L> {
         }
     }
 
-    /// At the start of an update of the elements at `at`: the probe and its present count, if they are probed.
+    /// At the start of an update of the elements at `at`: the probe and its present count, if this update is
+    /// probed.
     #[inline(always)]
     fn probe(&self, at: usize) -> Option<(&Counts, u64)> {
         let counts = self.memory.probe.filter(|_| at == 0)?;
