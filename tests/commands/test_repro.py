@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 
@@ -80,10 +81,13 @@ def test_a_terminal_shows_how_many_claims_are_finished_and_a_file_does_not(tmp_p
     quick = [*REPRO, "nesterov", "--quick"]
     with subprocess.Popen(quick, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave) as process:
         os.close(slave)
+        ends = threading.Timer(120, process.kill)
+        ends.start()
         shown = b""
         with contextlib.suppress(OSError):  # Linux: the other end is closed
             while read := os.read(master, 1 << 16):
                 shown += read
+        ends.cancel()
     os.close(master)
     assert process.returncode == 0, shown
     assert [text for text in (b"claims: 0/1, ", b"claims: 1/1, ") if text not in shown] == []

@@ -21,7 +21,8 @@ use std::thread;
 const THREADS: u64 = 3;
 /// Pushes of each thread; few under Miri, which interprets every access.
 const PUSHES: u64 = if cfg!(miri) { 4 } else { 200 };
-const LEN: usize = if cfg!(miri) { 40 } else { 2500 };
+/// A run of racing memory, and a rest.
+const LEN: usize = if cfg!(miri) { 70 } else { 2500 };
 const SLICE: SliceId = SliceId(5);
 
 fn spec(apply: Apply, optimizer: Optimizer) -> TensorSpec {

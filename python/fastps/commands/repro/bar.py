@@ -23,9 +23,8 @@ class Bar:
         self._label, self._done, self._total, self._begin = "", 0, 0, 0.0
 
     def begin(self, label: str) -> None:
-        """Begins with another figure or claim."""
+        """Begins with another figure or claim, whose runs `expect` adds."""
         self._label, self._done, self._total, self._begin = label, 0, 0, time.monotonic()
-        self._show()
 
     def expect(self, runs: int) -> None:
         """Adds runs that are to be done."""

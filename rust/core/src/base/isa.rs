@@ -1,5 +1,5 @@
-//! The instruction set, a plain value chosen once per process, and the only place that compiles a loop for
-//! it.
+//! The instruction set, a plain value chosen once per process, and the entries that compile a loop for it.
+//! [`Isa::run`] chooses among them, and for racing memory `memory::cell::run_lines`.
 //!
 //! A [`Kernel`] is ordinary safe Rust whose `run` is inlined into one entry function per instruction set; the
 //! compiler vectorises each copy. All copies perform the same IEEE operations, so they agree bit for bit.

@@ -3,7 +3,7 @@
 //! loop for all codecs but float32. A body with separately stored elements is decoded inside the step's own
 //! loop, other bodies block by block; nothing is ever decoded into a temporary the size of the tensor.
 
-use crate::base::block::{BLOCK, Block, Lane, blocks};
+use crate::base::block::{AlignedBlock, BLOCK, Block, Lane, blocks};
 use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::Ordering;
 use crate::kernel::codec::{Body, CodecId, Float32Body, WithBody, float64_lanes};
@@ -12,28 +12,26 @@ use crate::kernel::rows::{Indices, RowLayout, Runs};
 use crate::memory::{Buffer, Counts, LineKernel, Lines, RacyBuffer, run_lines, run_scalar_lines};
 use std::ops::Range;
 
-/// Memory of a slice, which a loop is compiled for.
+/// Memory of a slice, before the instruction set is chosen.
 pub(crate) trait Memory {
-    /// Runs a loop over the memory, compiled for this instruction set.
-    fn run(&mut self, isa: Isa, work: impl Loop);
+    /// Does work on the memory, compiled for this instruction set.
+    fn run(&mut self, isa: Isa, work: impl Work);
 }
 
 /// A loop over the elements of a slice. `run` and all that it calls must be `#[inline(always)]`.
-pub(crate) trait Loop {
+pub(crate) trait Work {
     /// As [`Kernel::WIDE`].
     const WIDE: bool = true;
     fn run<S: Storage>(self, storage: S);
 }
 
-/// Parameters and optimizer state of one slice, accessed in runs of elements.
+/// Parameters and optimizer state of one slice, as a loop compiled for an instruction set accesses them.
 pub(crate) trait Storage {
-    /// Maximum number of elements in one `update`.
-    const SPAN: usize;
     /// A buffer for elements that are decoded together; their number divides [`BLOCK`].
-    type Run: AsMut<[f32]>;
-    /// Set if a run is so short that it stays in registers.
-    const IN_REGISTERS: bool;
-    const RUN: Self::Run;
+    type Decoded: AsMut<[f32]>;
+    const DECODED: Self::Decoded;
+    /// Set if the buffer is so short that it stays in registers.
+    const DECODES_IN_REGISTERS: bool;
     fn len(&self) -> usize;
     /// The elements in the order in which a push visits them: racing pushes begin at different blocks. Each
     /// range begins at a block, or is empty.
@@ -51,7 +49,7 @@ pub(crate) struct Exact<'a> {
 }
 
 impl Memory for Exact<'_> {
-    fn run(&mut self, isa: Isa, work: impl Loop) {
+    fn run(&mut self, isa: Isa, work: impl Work) {
         run(isa, Locked { memory: Exact { params: self.params, state: self.state }, work });
     }
 }
@@ -62,7 +60,7 @@ struct Locked<'a, W> {
     work: W,
 }
 
-impl<W: Loop> Kernel for Locked<'_, W> {
+impl<W: Work> Kernel for Locked<'_, W> {
     type Out = ();
     const WIDE: bool = W::WIDE;
 
@@ -73,10 +71,9 @@ impl<W: Loop> Kernel for Locked<'_, W> {
 }
 
 impl Storage for Exact<'_> {
-    const SPAN: usize = usize::MAX;
-    type Run = RegisterRun;
-    const IN_REGISTERS: bool = true;
-    const RUN: RegisterRun = RegisterRun([0.0; REGISTER_RUN]);
+    type Decoded = Run;
+    const DECODED: Run = Run::ZERO;
+    const DECODES_IN_REGISTERS: bool = true;
     type Ranges = std::iter::Once<Range<usize>>;
 
     #[inline(always)]
@@ -101,57 +98,50 @@ impl Storage for Exact<'_> {
     }
 }
 
-/// Elements of a run: every codec's smallest block, which stays in registers between decoder and step.
-const REGISTER_RUN: usize = 64;
-
-/// A buffer for a run, aligned in case the compiler spills it.
-#[repr(align(64))]
-pub(crate) struct RegisterRun([f32; REGISTER_RUN]);
-
-impl AsMut<[f32]> for RegisterRun {
-    #[inline(always)]
-    fn as_mut(&mut self) -> &mut [f32] {
-        &mut self.0
-    }
-}
+/// Elements of a run: every codec's smallest block. A run stays in registers, where they suffice, between
+/// decoder and step, and in racing memory between load and store.
+const RUN: usize = 64;
+type Run = AlignedBlock<RUN>;
 
 /// Racing memory, which many pushes update at a time.
 #[derive(Clone, Copy)]
 pub(crate) struct Hogwild<'a> {
-    pub(crate) isa: Isa,
     pub(crate) params: &'a RacyBuffer,
     pub(crate) state: &'a [RacyBuffer],
     pub(crate) first_block: usize,
-    /// Counts how many updates of the first run racing updates overwrite.
+    /// Counts how many updates of the first [`RUN`] elements racing updates overwrite.
     pub(crate) probe: Option<&'a Counts>,
 }
 
 impl Memory for Hogwild<'_> {
-    fn run(&mut self, isa: Isa, work: impl Loop) {
-        let work = Racing { memory: *self, work };
+    fn run(&mut self, isa: Isa, work: impl Work) {
+        let work = Racing { isa, memory: *self, work };
         if cfg!(test) { run_scalar_lines(work) } else { run_lines(isa, work) }
     }
 }
 
 /// A loop over racing memory.
 struct Racing<'a, W> {
+    isa: Isa,
     memory: Hogwild<'a>,
     work: W,
 }
 
-impl<W: Loop> LineKernel for Racing<'_, W> {
+impl<W: Work> LineKernel for Racing<'_, W> {
     type Out = ();
     const WIDE: bool = W::WIDE;
 
     #[inline(always)]
     fn run(self, lines: impl Lines) {
-        self.work.run(HogwildLines { memory: self.memory, lines });
+        let Self { isa, memory, work } = self;
+        work.run(HogwildLines { isa, memory, lines });
     }
 }
 
-/// Racing memory, a run at a time: loaded into registers, stepped there, and stored back, so that few lanes
-/// are between load and store, where another push would overwrite them.
+/// Racing memory, a run at a time: loaded, stepped, and stored back, so that few lanes are between load and
+/// store, where another push would overwrite them.
 struct HogwildLines<'a, L> {
+    isa: Isa,
     memory: Hogwild<'a>,
     lines: L,
 }
@@ -160,40 +150,41 @@ impl<L: Lines> HogwildLines<'_, L> {
     /// Steps a run.
     #[inline(always)]
     fn step_run<R: Step, G: Lane>(&self, at: usize, rule: R, g: &[G]) {
-        let Self { memory, lines } = *self;
-        let used = memory.state.len().min(R::SLOTS);
+        let Self { memory, lines, .. } = *self;
+        let used = used_slots::<R>(memory.state);
         let probe = self.probe(at);
-        let mut params: [f32; REGISTER_RUN] = memory.params.run(lines, at);
-        let mut state = [[0.0; REGISTER_RUN]; MAX_SLOTS];
+        let (mut params, mut state) = (Run::ZERO, [Run::ZERO; MAX_SLOTS]);
+        params.0 = memory.params.run(lines, at);
         for (run, buffer) in state.iter_mut().zip(memory.state).take(R::SLOTS) {
-            *run = buffer.run(lines, at);
+            run.0 = buffer.run(lines, at);
         }
-        let mut slots = state.each_mut().map(|run| &mut run[..]);
-        rule.step(&mut params, &mut slots[..used], g);
-        memory.params.set_run(lines, at, &params);
+        let mut slots = state.each_mut().map(|run| &mut run.0[..]);
+        rule.step(&mut params.0, &mut slots[..used], g);
+        memory.params.set_run(lines, at, &params.0);
         count(probe);
         for (run, buffer) in state.iter().zip(memory.state).take(R::SLOTS) {
-            buffer.set_run(lines, at, run);
+            buffer.set_run(lines, at, &run.0);
         }
     }
 
     /// Steps less than a run.
     #[inline(always)]
     fn step_rest<R: Step, G: Lane>(&self, at: usize, rule: R, g: &[G]) {
-        let Hogwild { isa, params: from, state: buffers, .. } = self.memory;
-        let (len, used) = (g.len(), buffers.len().min(R::SLOTS));
+        let Self { isa, memory, .. } = *self;
+        let (len, used) = (g.len(), used_slots::<R>(memory.state));
         let probe = self.probe(at);
-        let (mut params, mut state) = ([0.0; REGISTER_RUN], [[0.0; REGISTER_RUN]; MAX_SLOTS]);
-        from.load(isa, at, &mut params[..len]);
-        let mut slots = state.each_mut().map(|run| &mut run[..len]);
-        for (slot, buffer) in slots.iter_mut().zip(buffers).take(R::SLOTS) {
+        let (mut params, mut state) = (Run::ZERO, [Run::ZERO; MAX_SLOTS]);
+        let params = &mut params.0[..len];
+        memory.params.load(isa, at, params);
+        let mut slots = state.each_mut().map(|run| &mut run.0[..len]);
+        for (slot, buffer) in slots.iter_mut().zip(memory.state).take(R::SLOTS) {
             buffer.load(isa, at, slot);
         }
-        rule.step(&mut params[..len], &mut slots[..used], g);
-        from.store(isa, at, &params[..len]);
+        rule.step(params, &mut slots[..used], g);
+        memory.params.store(isa, at, params);
         count(probe);
-        for (run, buffer) in state.iter().zip(buffers).take(R::SLOTS) {
-            buffer.store(isa, at, &run[..len]);
+        for (slot, buffer) in slots.iter().zip(memory.state).take(R::SLOTS) {
+            buffer.store(isa, at, slot);
         }
     }
 
@@ -204,6 +195,14 @@ impl<L: Lines> HogwildLines<'_, L> {
         let counts = self.memory.probe.filter(|_| at == 0)?;
         Some((counts, counts.kept().load(Ordering::Relaxed)))
     }
+}
+
+/// Number of the rule's state slots.
+#[inline(always)]
+fn used_slots<R: Step>(state: &[RacyBuffer]) -> usize {
+    const { assert!(R::SLOTS <= MAX_SLOTS) };
+    debug_assert!(state.len() <= R::SLOTS, "a rule whose SLOTS is too small");
+    state.len().min(R::SLOTS)
 }
 
 /// Counts a probed update. Loaded and stored as the values are, so a race that overwrites the values also
@@ -217,10 +216,9 @@ fn count(probe: Option<(&Counts, u64)>) {
 }
 
 impl<L: Lines> Storage for HogwildLines<'_, L> {
-    const SPAN: usize = BLOCK;
-    type Run = Block;
-    const IN_REGISTERS: bool = false;
-    const RUN: Block = Block::ZERO;
+    type Decoded = Block;
+    const DECODED: Block = Block::ZERO;
+    const DECODES_IN_REGISTERS: bool = false;
     type Ranges = std::array::IntoIter<Range<usize>, 2>;
 
     #[inline(always)]
@@ -236,9 +234,9 @@ impl<L: Lines> Storage for HogwildLines<'_, L> {
 
     #[inline(always)]
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
-        let runs = g.chunks_exact(REGISTER_RUN);
-        let (whole, rest) = (REGISTER_RUN * runs.len(), runs.remainder());
-        for (g, at) in runs.zip((at..).step_by(REGISTER_RUN)) {
+        let runs = g.chunks_exact(RUN);
+        let (whole, rest) = (RUN * runs.len(), runs.remainder());
+        for (g, at) in runs.zip((at..).step_by(RUN)) {
             self.step_run(at, rule, g);
         }
         if !rest.is_empty() {
@@ -310,8 +308,8 @@ impl<R: Step<f64>> Kernel for Float64Step<'_, R> {
         if scale == 1.0 {
             return rule.step(params, &mut slots[..used], g);
         }
-        let mut scaled = [0.0; REGISTER_RUN];
-        for (g, at) in g.chunks(REGISTER_RUN).zip((0..).step_by(REGISTER_RUN)) {
+        let mut scaled = [0.0; RUN];
+        for (g, at) in g.chunks(RUN).zip((0..).step_by(RUN)) {
             for (scaled, g) in scaled.iter_mut().zip(g) {
                 *scaled = f64::from_le_bytes(*g) * scale;
             }
@@ -329,8 +327,8 @@ pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: 
     apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, Rule::Sgd(SgdRule::SUM));
 }
 
-/// Applies one validated body to racing memory. The step copies blocks anyway, so a body's decoder need not
-/// be part of the loop.
+/// Applies one validated body to racing memory. The step copies runs anyway, so a body's decoder need not be
+/// part of the loop.
 #[inline(always)]
 pub(crate) fn apply_racing(
     isa: Isa,
@@ -404,7 +402,7 @@ struct Fused<B, R> {
     rule: R,
 }
 
-impl<B: Body, R: Step> Loop for Fused<B, R> {
+impl<B: Body, R: Step> Work for Fused<B, R> {
     const WIDE: bool = B::WIDE;
 
     #[inline(always)]
@@ -424,26 +422,24 @@ impl<B: Body, R: Step> Loop for Fused<B, R> {
 impl<B: Body, R: Step> Fused<B, R> {
     /// Steps a body whose elements are stored separately.
     #[inline(always)]
-    fn lanes<S: Storage>(&self, storage: &mut S, Range { start: mut at, end }: Range<usize>) {
-        while at < end {
-            let Some(lanes) = self.body.lanes(at..end.min(at + S::SPAN)) else { return };
-            storage.update(at, self.rule, lanes);
-            at += lanes.len();
+    fn lanes<S: Storage>(&self, storage: &mut S, range: Range<usize>) {
+        if let Some(lanes) = self.body.lanes(range.clone()) {
+            storage.update(range.start, self.rule, lanes);
         }
     }
 
-    /// Steps any body, run by run.
+    /// Steps any body, some elements at a time.
     #[inline(always)]
     fn runs<S: Storage>(&self, storage: &mut S, Range { start: mut at, end }: Range<usize>) {
-        let mut run = S::RUN;
-        let g = run.as_mut();
-        // Whole runs are a separate loop, so that their length is a compile-time constant.
-        while S::IN_REGISTERS && end - at >= g.len() {
+        let mut decoded = S::DECODED;
+        let g = decoded.as_mut();
+        // A loop of its own, so that their number is a compile-time constant.
+        while S::DECODES_IN_REGISTERS && end - at >= g.len() {
             self.run_at(storage, at, g);
             at += g.len();
         }
-        // A separate buffer: slicing `run` would force it into memory.
-        let mut rest = S::RUN;
+        // A separate buffer: slicing `decoded` would force it into memory.
+        let mut rest = S::DECODED;
         while at < end {
             let g = rest.as_mut();
             let len = g.len().min(end - at);
@@ -522,11 +518,11 @@ struct StepRows<'a, 'b, R> {
     rule: R,
 }
 
-impl<R: Step> Loop for StepRows<'_, '_, R> {
+impl<R: Step> Work for StepRows<'_, '_, R> {
     #[inline(always)]
     fn run<S: Storage>(self, mut storage: S) {
         let mut g = self.g;
-        while let Some(run) = self.runs.next_of(g.len().min(S::SPAN)) {
+        while let Some(run) = self.runs.next_of(g.len()) {
             let (now, later) = g.split_at(run.len());
             storage.update(run.start, self.rule, now);
             g = later;

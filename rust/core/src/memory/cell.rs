@@ -112,16 +112,10 @@ impl RacyBuffer {
         f32::from_bits(self.lane(i).load(Ordering::Relaxed))
     }
 
-    /// Stores one element: one relaxed store.
+    /// Stores one element: one relaxed store, which compiles to a plain one.
     #[inline(always)]
     pub(crate) fn set(&self, i: usize, value: f32) {
-        #[cfg(not(loom))]
-        if fault("plain_store") {
-            // SAFETY: none: a race that ThreadSanitizer and Miri must report.
-            unsafe { self.lane(i).as_ptr().write(value.to_bits()) };
-            return;
-        }
-        self.lane(i).store(value.to_bits(), Ordering::Relaxed);
+        store_lane(self.lane(i), value);
     }
 
     /// Loads a line; every lane is one relaxed load.
@@ -136,26 +130,28 @@ impl RacyBuffer {
         self.set_run(lines, at, line);
     }
 
-    /// Loads whole lines; every lane is one relaxed load.
+    /// Loads some lines' worth of elements, at any `at`; every lane is one relaxed load.
     #[inline(always)]
     pub(crate) fn run<const N: usize>(&self, lines: impl Lines, at: usize) -> [f32; N] {
-        assert!(N.is_multiple_of(LINE) && self.holds(at, N), "a run outside its buffer");
+        const { assert!(N.is_multiple_of(LINE)) };
+        assert!(self.holds(at, N), "a run outside its buffer");
         let mut run = [0.0; N];
-        for (line, k) in run.chunks_exact_mut(LINE).zip((at..).step_by(LINE)) {
+        for (line, at) in run.as_chunks_mut().0.iter_mut().zip((at..).step_by(LINE)) {
             // SAFETY: the assertion keeps each line inside the buffer, which `self` keeps alive; lanes are
             // aligned.
-            line.copy_from_slice(&unsafe { lines.load(self.first.as_ptr().wrapping_add(k)) });
+            *line = unsafe { lines.load(self.first.as_ptr().wrapping_add(at)) };
         }
         run
     }
 
-    /// Stores whole lines; every lane is one relaxed store.
+    /// Stores some lines' worth of elements, at any `at`; every lane is one relaxed store.
     #[inline(always)]
     pub(crate) fn set_run<const N: usize>(&self, lines: impl Lines, at: usize, run: &[f32; N]) {
-        assert!(N.is_multiple_of(LINE) && self.holds(at, N), "a run outside its buffer");
-        for (line, k) in run.as_chunks().0.iter().zip((at..).step_by(LINE)) {
+        const { assert!(N.is_multiple_of(LINE)) };
+        assert!(self.holds(at, N), "a run outside its buffer");
+        for (line, at) in run.as_chunks().0.iter().zip((at..).step_by(LINE)) {
             // SAFETY: as in `run`; the lanes are atomics, so storing through a shared reference is allowed.
-            unsafe { lines.store(self.first.as_ptr().wrapping_add(k), line) };
+            unsafe { lines.store(self.first.as_ptr().wrapping_add(at), line) };
         }
     }
 
@@ -183,23 +179,28 @@ fn load_scalar(buffer: &RacyBuffer, at: usize, out: &mut [f32]) {
 
 fn store_scalar(buffer: &RacyBuffer, at: usize, values: &[f32]) {
     for (i, x) in values.iter().enumerate() {
-        let lane = buffer.lane(at + i);
-        #[cfg(not(loom))]
-        if fault("plain_store") {
-            // SAFETY: none: a race that ThreadSanitizer and Miri must report.
-            unsafe { lane.as_ptr().write(x.to_bits()) };
-            continue;
-        }
-        if fault("torn_lane") {
-            let half = (lane.load(Ordering::Relaxed) & 0xFFFF_0000) | (x.to_bits() & 0xFFFF);
-            lane.store(half, Ordering::Relaxed);
-            // Long enough for the half-written lane to leave the core.
-            for _ in 0..64 {
-                std::hint::spin_loop();
-            }
-        }
-        lane.store(x.to_bits(), Ordering::Relaxed);
+        store_lane(buffer.lane(at + i), *x);
     }
+}
+
+/// One relaxed store.
+#[inline(always)]
+fn store_lane(lane: &AtomicU32, value: f32) {
+    #[cfg(not(loom))]
+    if fault("plain_store") {
+        // SAFETY: none: a race that ThreadSanitizer and Miri must report.
+        unsafe { lane.as_ptr().write(value.to_bits()) };
+        return;
+    }
+    if fault("torn_lane") {
+        let half = (lane.load(Ordering::Relaxed) & 0xFFFF_0000) | (value.to_bits() & 0xFFFF);
+        lane.store(half, Ordering::Relaxed);
+        // Long enough for the half-written lane to leave the core.
+        for _ in 0..64 {
+            std::hint::spin_loop();
+        }
+    }
+    lane.store(value.to_bits(), Ordering::Relaxed);
 }
 
 /// Prefetches a cache line for a store, so that no other core holds it by then.
@@ -288,7 +289,7 @@ impl Lines for ScalarLines {
     unsafe fn store(self, p: *const AtomicU32, values: &[f32; LINE]) {
         for (k, value) in values.iter().enumerate() {
             // SAFETY: valid by the caller's promise.
-            unsafe { &*p.add(k) }.store(value.to_bits(), Ordering::Relaxed);
+            store_lane(unsafe { &*p.add(k) }, *value);
         }
     }
 }
@@ -577,6 +578,33 @@ mod tests {
             let mut out = vec![0.0; 64];
             buffer.load(isa, 0, &mut out);
             assert!(out.iter().zip(&values).all(|(x, y)| *x == y + 1.0), "{isa:?}: {out:?}");
+        }
+    }
+
+    /// Stores a run at an offset, and loads it.
+    struct Copied<'a>(&'a RacyBuffer, usize, &'a [f32; 64]);
+
+    impl LineKernel for Copied<'_> {
+        type Out = [f32; 64];
+        #[inline(always)]
+        fn run(self, lines: impl Lines) -> [f32; 64] {
+            self.0.set_run(lines, self.1, self.2);
+            self.0.run(lines, self.1)
+        }
+    }
+
+    #[test]
+    fn runs_at_any_offset_leave_their_neighbours() {
+        let values = std::array::from_fn(|k| k as f32 - 7.0);
+        for isa in isas() {
+            for at in 0..17 {
+                let buffer = RacyBuffer::filled(64 + 17, 1.0);
+                assert_eq!(run_lines(isa, Copied(&buffer, at, &values)), values, "{isa:?} at {at}");
+                let mut all = vec![0.0; 64 + 17];
+                buffer.load(Isa::Scalar, 0, &mut all);
+                assert!(all.drain(at..at + 64).eq(values), "{isa:?} at {at}");
+                assert!(all.iter().all(|x| *x == 1.0), "{isa:?} stores beside {at}");
+            }
         }
     }
 

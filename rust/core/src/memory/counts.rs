@@ -54,7 +54,7 @@ impl Counts {
         self.at(3)
     }
 
-    /// The number of probed updates of one block.
+    /// The number of probed updates of the first 64 elements.
     pub(crate) fn probed(&self) -> &AtomicU64 {
         self.at(4)
     }

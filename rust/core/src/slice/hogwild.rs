@@ -17,7 +17,7 @@ use crate::slice::frame::{Action, Applied, Push};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::tensor::shared_directory::SharedTensor;
 
-/// Number of consecutive pushes in a run whose update of the first run is probed; consecutive pushes are
+/// Number of consecutive pushes in a run whose update of the first 64 elements is probed; consecutive pushes are
 /// the ones that race.
 const PROBED: u64 = 64;
 /// One of this many runs is probed.
@@ -75,13 +75,8 @@ impl HogwildMemory {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
                 // Validation has checked that the optimizer has a sparse rule.
                 if let Ok(rule) = slice.spec.optimizer.sparse_rule(step, slice.lr(push)) {
-                    let memory = Hogwild {
-                        isa: slice.isa,
-                        params: &self.params,
-                        state: &self.state,
-                        first_block: 0,
-                        probe: None,
-                    };
+                    let memory =
+                        Hogwild { params: &self.params, state: &self.state, first_block: 0, probe: None };
                     apply_rows(slice.isa, memory, slice.touch(indices, push), rule);
                 }
             }
@@ -94,8 +89,7 @@ impl HogwildMemory {
                 // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
                 let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
                 let probe = (turn / PROBED).is_multiple_of(RUNS).then_some(&self.counts);
-                let memory =
-                    Hogwild { isa: slice.isa, params: &self.params, state: &self.state, first_block, probe };
+                let memory = Hogwild { params: &self.params, state: &self.state, first_block, probe };
                 apply_racing(slice.isa, memory, push.codec, push.body, scale, rule);
             }
             (Action::Assign | Action::AssignState { .. }, _) => self.assign(slice, push),
@@ -269,7 +263,7 @@ impl HogwildMemory {
         (self.counts.version().load(Ordering::Relaxed).saturating_sub(assigns), assigns)
     }
 
-    /// Number of probed updates of one block, and of those that were lost.
+    /// Number of probed updates of the first 64 elements, and of those that were lost.
     pub(super) fn probed(&self) -> (u64, u64) {
         let kept = self.counts.kept().load(Ordering::Relaxed);
         let probed = self.counts.probed().load(Ordering::Relaxed);

@@ -87,7 +87,8 @@ impl Slice {
         snapshot.map_err(|error| self.name(error))
     }
 
-    /// Number of probed updates of one block, and of those that racing updates overwrote; 0 for `exact`.
+    /// Number of probed updates of the first 64 elements, and of those that racing updates overwrote; 0 for
+    /// `exact`.
     pub fn probed(&self) -> (u64, u64) {
         match &self.memory {
             SliceMemory::Exact(_) => (0, 0),

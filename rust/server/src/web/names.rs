@@ -41,7 +41,7 @@ const fn labelled(
 const MEMORY: &str = "Memory in use, by purpose";
 const SESSIONS_ENDED: &str = "Sessions that ended, by reason";
 const UPDATES: &str =
-    "Updates of one block of hogwild tensors that were probed, and those overwritten by a racing push";
+    "Updates of 64 elements of hogwild tensors that were probed, and those overwritten by a racing push";
 
 /// Every counter of a shard. Counters of one metric are neighbours.
 pub(super) const SHARD: &[Metric] = &[

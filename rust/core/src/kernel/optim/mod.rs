@@ -103,7 +103,7 @@ impl Rule {
 
 /// One optimizer step on a run of elements.
 pub(crate) trait Step<T = f32>: Copy {
-    /// The largest number of state slots that it uses.
+    /// The most state slots that its settings need.
     const SLOTS: usize;
     /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`;
     /// all have the same length. A single pass, so that arithmetic and memory access overlap.
