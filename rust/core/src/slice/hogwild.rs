@@ -17,8 +17,8 @@ use crate::slice::frame::{Action, Applied, Push};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::tensor::shared_directory::SharedTensor;
 
-/// Number of consecutive pushes in a run whose update of the first 64 elements is probed; consecutive pushes are
-/// the ones that race.
+/// Number of consecutive pushes in a run whose update of the first 64 elements is probed; consecutive pushes
+/// are the ones that race.
 const PROBED: u64 = 64;
 /// One of this many runs is probed.
 const RUNS: u64 = 8;
