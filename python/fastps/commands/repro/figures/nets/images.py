@@ -58,4 +58,4 @@ class ConvNet:
     def _set(self, params: Any) -> None:
         with torch.no_grad():
             for name, p in self._model.named_parameters():
-                p.copy_(torch.from_numpy(np.ascontiguousarray(params[name])).reshape(self._shapes[name]))
+                p.copy_(torch.tensor(params[name]).reshape(self._shapes[name]))
