@@ -124,7 +124,16 @@ pub(crate) fn wait<T: Send>(
 }
 
 /// Most elements of a push that keeps the GIL: about 10 microseconds by Adam, 3 by SGD.
-pub(crate) const BRIEF: usize = 1 << 15;
+const BRIEF: usize = 1 << 15;
+
+/// Elements of an array whose step by SGD takes as long as a lock on the array's memory, about .1 microseconds.
+const SMALL: usize = 1 << 11;
+
+/// Most elements of a push of these many arrays that keeps the GIL: without it each array would be locked,
+/// which takes longer than the step if arrays are small.
+pub(crate) fn brief(arrays: usize) -> usize {
+    arrays.saturating_mul(SMALL).clamp(BRIEF, 4 * BRIEF)
+}
 
 /// Does work on `elements` elements in this process; releases the GIL unless the work is brief.
 pub(crate) fn work<T: Send>(py: Python<'_>, elements: usize, work: impl FnOnce() -> T + Send) -> T {

@@ -124,7 +124,7 @@ impl Exchange {
         names: &[&'a str],
         given: &'a [Option<Bound<'_, PyAny>>],
     ) -> Option<Vec<Option<GradientRef<'a>>>> {
-        if self.elements > call::BRIEF || !given.iter().flatten().all(is_plain) {
+        if self.elements > call::brief(given.len()) || !given.iter().flatten().all(is_plain) {
             return None;
         }
         // From here on no Python code runs until the step is done.

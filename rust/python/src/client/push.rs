@@ -301,7 +301,7 @@ fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<
         return None;
     }
     // From here on no Python code runs until the push is done.
-    let mut left = call::BRIEF;
+    let mut left = call::brief(arrays.len());
     let mut gradients = Vec::with_capacity(arrays.len());
     for (name, array) in names.iter().zip(arrays) {
         let (shape, values) = glance(array)?;
