@@ -126,10 +126,10 @@ pub(crate) fn wait<T: Send>(
 /// Most elements of a push that keeps the GIL: about 10 microseconds by Adam, 3 by SGD.
 const BRIEF: usize = 1 << 15;
 
-/// Elements of an array whose step by SGD takes as long as a lock on the array's memory, about .1 microseconds.
+/// Elements of an array whose step by SGD takes as long as a lock on the array's memory: .1 microseconds.
 const SMALL: usize = 1 << 11;
 
-/// Most elements of a push of these many arrays that keeps the GIL: without it each array would be locked,
+/// Most elements of a push of `arrays` arrays that keeps the GIL: without it each array would be locked,
 /// which takes longer than the step if arrays are small.
 pub(crate) fn brief(arrays: usize) -> usize {
     arrays.saturating_mul(SMALL).clamp(BRIEF, 4 * BRIEF)

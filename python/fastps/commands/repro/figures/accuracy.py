@@ -321,5 +321,5 @@ def _pair(
 
 FIGURES = [
     *_pair("mnist", (1.0, 30.0), ("quick", "full"), ()),
-    *_pair("cifar10", (0.0, 300.0), ("full",), ("torch", "pillow")),
+    *_pair("cifar10", (0.0, 150.0), ("full",), ("torch", "pillow")),
 ]

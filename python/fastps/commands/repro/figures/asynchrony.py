@@ -229,5 +229,5 @@ def _figure(
 
 FIGURES = [
     _figure("mnist", (0.2, 4.0), ("quick", "full"), ()),
-    _figure("cifar10", (0.0, 150.0), ("full",), ("torch", "pillow")),
+    _figure("cifar10", (0.0, 45.0), ("full",), ("torch", "pillow")),
 ]
