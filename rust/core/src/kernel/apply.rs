@@ -433,18 +433,23 @@ impl<B: Body, R: Step> Fused<B, R> {
     fn runs<S: Storage>(&self, storage: &mut S, Range { start: mut at, end }: Range<usize>) {
         let mut decoded = S::DECODED;
         let g = decoded.as_mut();
-        // A loop of its own, so that their number is a compile-time constant.
-        while S::DECODES_IN_REGISTERS && end - at >= g.len() {
+        if !S::DECODES_IN_REGISTERS {
+            while at < end {
+                let len = g.len().min(end - at);
+                self.run_at(storage, at, &mut g[..len]);
+                at += len;
+            }
+            return;
+        }
+        // Whole runs are a separate loop, so that their length is a compile-time constant.
+        while end - at >= g.len() {
             self.run_at(storage, at, g);
             at += g.len();
         }
-        // A separate buffer: slicing `decoded` would force it into memory.
-        let mut rest = S::DECODED;
-        while at < end {
-            let g = rest.as_mut();
-            let len = g.len().min(end - at);
-            self.run_at(storage, at, &mut g[..len]);
-            at += len;
+        if at < end {
+            // A separate buffer: slicing `decoded` would force it into memory.
+            let mut rest = S::DECODED;
+            self.run_at(storage, at, &mut rest.as_mut()[..end - at]);
         }
     }
 
