@@ -197,7 +197,7 @@ impl<L: Lines> HogwildLines<'_, L> {
     }
 }
 
-/// Number of the rule's state slots.
+/// Number of state slots that a step of the rule gets.
 #[inline(always)]
 fn used_slots<R: Step>(state: &[RacyBuffer]) -> usize {
     const { assert!(R::SLOTS <= MAX_SLOTS) };

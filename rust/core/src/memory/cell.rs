@@ -130,7 +130,7 @@ impl RacyBuffer {
         self.set_run(lines, at, line);
     }
 
-    /// Loads some lines' worth of elements, at any `at`; every lane is one relaxed load.
+    /// Loads as many elements as some lines have, at any `at`; every lane is one relaxed load.
     #[inline(always)]
     pub(crate) fn run<const N: usize>(&self, lines: impl Lines, at: usize) -> [f32; N] {
         const { assert!(N.is_multiple_of(LINE)) };
@@ -144,7 +144,7 @@ impl RacyBuffer {
         run
     }
 
-    /// Stores some lines' worth of elements, at any `at`; every lane is one relaxed store.
+    /// Stores as many elements as some lines have, at any `at`; every lane is one relaxed store.
     #[inline(always)]
     pub(crate) fn set_run<const N: usize>(&self, lines: impl Lines, at: usize, run: &[f32; N]) {
         const { assert!(N.is_multiple_of(LINE)) };
