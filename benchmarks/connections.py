@@ -115,7 +115,7 @@ def at_rest(clients: int, quick: bool) -> list[str]:
 
 def _counter(server: Server, name: str) -> int:
     with fastps.connect(server.address, transport="tcp") as ps:
-        # Sessions and connections of this client itself cancel out: it is there both times.
+        # Sessions and connections of this client itself cancel out: it is present both times.
         return int(ps.stats()["shards"][0]["counters"][name])
 
 

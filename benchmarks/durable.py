@@ -35,7 +35,7 @@ PUSHES = 12
 
 
 class Size(NamedTuple):
-    """How much is measured."""
+    """Extent of the measurements."""
 
     tensors: int
     rounds: int
@@ -74,7 +74,7 @@ def running(folder: Path | None, **options: Any) -> Iterator[Server]:
 
 
 def register(ps: fastps.ParameterServer, tensors: int, optimizer: fastps.Optimizer) -> list[str]:
-    """So many tensors of a million floats."""
+    """Registers tensors of a million floats; returns their names."""
     names = [f"w{k}" for k in range(tensors)]
     for name in names:
         ps.register(name, np.zeros(TENSOR, np.float32), optimizer, timeout=120)
@@ -99,24 +99,24 @@ def written(folder: Path, chunk: bytes, count: int, sync: bool) -> float:
 
 
 def verdict(reached: bool) -> str:
-    """For a table."""
+    """Cell of a table."""
     return "yes" if reached else "**no**"
 
 
 class Stops(Child):
-    """When one CPU was taken from this machine, as a thread of the highest priority sees it."""
+    """Times when one CPU was taken from this machine, as a thread of the highest priority sees it."""
 
     def __init__(self, cpu: int) -> None:
         super().__init__(look_for_stops, cpu)
 
     def all(self) -> list[tuple[float, float]]:
-        """From, until."""
+        """Start and end of each."""
         found: list[tuple[float, float]] = self.ask()
         return found
 
 
 def look_for_stops(pipe: Any, cpu: int) -> None:
-    """A millisecond that took more than five."""
+    """Looks for milliseconds that took more than five."""
     found = []
     with suppress(PermissionError):
         os.sched_setaffinity(0, [cpu])
@@ -155,7 +155,7 @@ def next_snapshot(folder: Path, done: threading.Event) -> tuple[float, float] | 
 
 
 def watch(folder: Path, done: threading.Event) -> list[tuple[float, float]]:
-    """When snapshots began and were complete, until it is said that all is done."""
+    """Times when snapshots began and were complete, until `done` is set."""
     return list(iter(lambda: next_snapshot(folder, done), None))
 
 
@@ -193,7 +193,7 @@ def snapshots(size: Size, folder: Path) -> list[str]:
         for _ in range(size.rounds):
             since, until = next_snapshot(folder / "snapshots", threading.Event()) or (0.0, 0.0)
             quiet.append(until - since)
-            # What it replaces is removed.
+            # The snapshot that it replaces is removed meanwhile.
             time.sleep(every / 4)
             reference.append(written(folder, chunk, state >> 20, sync=False))
 
@@ -239,7 +239,7 @@ def snapshots(size: Size, folder: Path) -> list[str]:
 
 
 def syncs(ps: fastps.ParameterServer) -> int:
-    """How often the log of the first shard was made durable."""
+    """Number of times the log of the first shard was made durable."""
     counters: dict[str, int] = ps.stats()["shards"][0]["counters"]
     return counters["log_syncs"]
 
@@ -301,7 +301,7 @@ def logged(size: Size, folder: Path) -> list[str]:
 
 
 def the_log(size: Size, folder: Path) -> list[str]:
-    """What the log costs a push that does not wait for it."""
+    """Cost of the log for a push that does not wait for it."""
     rows = []
     gradient = np.random.default_rng(0).normal(size=TENSOR).astype(np.float32)
     for name, codec in [
@@ -345,7 +345,7 @@ def the_log(size: Size, folder: Path) -> list[str]:
 
 
 def forget(folder: Path) -> int:
-    """Makes the system forget the pages of all files there; how many bytes they have."""
+    """Makes the system forget the pages of all files there; returns their number of bytes."""
     total = 0
     for path in folder.rglob("*"):
         if path.is_file():

@@ -38,7 +38,7 @@ ROWS_PER_SLICE = 63 * 4096 // WIDTH
 
 
 class Size(NamedTuple):
-    """How much is measured."""
+    """Extent of the measurements."""
 
     rows: int
     rounds: int
@@ -155,7 +155,7 @@ def speeds(size: Size, shards: int) -> dict[str, list[float]]:
 
 
 def speed(size: Size) -> list[str]:
-    """How fast rows are pulled and pushed, with one shard and with one for each client."""
+    """Speed of pulling and pushing rows, with one shard and with one for each client."""
     rows = []
     for shards in (1, CLIENTS):
         samples = speeds(size, shards)
@@ -188,7 +188,7 @@ def same_slices(rows: int) -> list[Any]:
 
 
 def pushes(ps: fastps.ParameterServer, name: str, rows: int) -> Callable[[], object]:
-    """One push of 1,000 rows after the other."""
+    """Returns a step that pushes 1,000 rows."""
     ps.register(name, np.zeros((rows, WIDTH), np.float32), OPTIMIZER, timeout=120)
     gradient = np.ones((1000, WIDTH), np.float32)
     every = [fastps.Sparse(indices, gradient) for indices in same_slices(rows)]

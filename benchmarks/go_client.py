@@ -1,7 +1,7 @@
 """Measures steps of the Go client against a Go server that returns the same messages.
 
-A step pushes a gradient and gets the values. In turns, the median of five rounds; both servers are processes
-of their own. Needs go.
+A step pushes a gradient and gets the values. In turns, the median of five rounds; both servers are separate
+processes. Needs go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks on a real GPU what works, and measures how fast.
+"""Checks fastps on a real GPU, and measures its speed.
 
     python3 benchmarks/gpu.py --wheel FILE --out DIR [--minutes 6] [--images FILE] [--cores]
     python3 benchmarks/gpu.py --wheel FILE --out DIR --rehearse
@@ -8,7 +8,7 @@
 It unpacks the wheel into a temporary folder. The machine needs Python, NumPy, torch with CUDA and pytest, and
 JAX, SciPy and scikit-learn for some rows. `make gpu-check` builds the wheel, collects all files in a folder
 for that machine (`--collect`) and prints the command. Each row
-runs in a process of its own, so one that fails ends no other. DIR gets `gpu.json` and `gpu.md`, also if the
+runs in a separate process, so one that fails ends no other. DIR gets `gpu.json` and `gpu.md`, also if the
 time is over before all rows have run. `--publish` writes the table of such a folder into
 `benchmarks/README.md`. `--cores` adds rows that need many cores and no GPU.
 """
@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
 
 
 def environment(site: str, rehearse: bool) -> dict[str, str]:
-    """Of all child processes: the unpacked wheel, and nothing of another installation of fastps."""
+    """Environment of all child processes: the unpacked wheel, and no other installation of fastps."""
     paths = [site, str(HERE), str(HERE.parent / "tests")]
     more = {"PYTHONPATH": os.pathsep.join(paths), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     more |= {"JAX_PLATFORMS": "", "GLOO_SOCKET_IFNAME": "lo", "TEARDOWN_CUPTI": "0"}
@@ -86,7 +86,7 @@ def pretended_images(folder: str) -> Path:
 
 
 def check(arguments: argparse.Namespace, site: str) -> dict[str, Any]:
-    """Runs everything with the package in `site`; writes what there is after each row."""
+    """Runs everything with the package in `site`; writes the results so far after each row."""
     begun, rehearsal = time.monotonic(), arguments.rehearse
     patience = PATIENCE if rehearsal else 1.0
     budget, variables = runs.Budget(arguments.minutes, patience), environment(site, rehearsal)
@@ -158,7 +158,7 @@ def publish(folder: Path) -> None:
 
 
 def main() -> int:
-    """1 if a row failed."""
+    """Returns 1 if a row failed."""
     arguments = parse()
     if arguments.publish is not None:
         publish(arguments.publish)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: C references, alternating rounds, medians, tables, the machine's description."""
+"""Shared parts of the benchmarks: C references, alternating rounds, medians, tables, machine description."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settled(run: Runner, repetitions: int = 20, seconds: float = 0.015) -> Runne
 
 
 class Turns:
-    """What several variants took, round by round."""
+    """Times of several variants, round by round."""
 
     def __init__(self, runners: dict[str, Runner], rounds: int, seconds_per_turn: float) -> None:
         """All variants take turns, so that whatever else happens on the machine happens to all of them.
@@ -109,7 +109,7 @@ def table(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def machine() -> list[str]:
-    """What the figures depend on."""
+    """Facts that the figures depend on."""
     facts = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     cpu = dict(line.split(":", 1) for line in facts.split("\n\n")[0].splitlines() if ":" in line)
     cpu = {key.strip(): value.strip() for key, value in cpu.items()}

@@ -145,7 +145,7 @@ def epochs(data: Split, threads: int) -> Runner:
 
 
 def verdict(value: float, target: float) -> list[str]:
-    """What was measured, what was asked for, whether they fit."""
+    """Cells of a goal: measured value, target, verdict."""
     return [f"{value:.2f}", f">= {target:g}", "yes" if value >= target else "**no**"]
 
 
@@ -177,7 +177,7 @@ def speed(c: Reference, data: Split, rounds: int) -> list[str]:
 def quality(sets: dict[str, tuple[Split, float, int, tuple[int, ...]]]) -> list[str]:
     """Log-loss and accuracy after a number of epochs: means over seeds, and of the differences per seed.
 
-    `fastps repro hogwild` has what several threads do on a9a and w8a, so these are trained by one here.
+    `fastps repro hogwild` measures several threads on a9a and w8a, so one thread trains them here.
     """
     rows = []
     for name, (data, alpha, seeds, threads) in sets.items():
@@ -278,7 +278,7 @@ def svm_light(folder: Path, name: str) -> Split:
 
 
 def check(c: Reference, data: Split) -> None:
-    """One thread of both loops takes the same steps; with steps that are not so long that roundings grow."""
+    """Checks that one thread of both loops takes the same steps, short enough that roundings do not grow."""
     _, w, _ = c.logistic(data, 1, 1e-3)
     y = np.where(data.y > 0, np.float32(1), np.float32(-1))
     parts, rows = (data.x.data, data.x.indices, data.x.indptr), data.x.shape[0]
@@ -300,7 +300,7 @@ def main() -> None:
     arguments = parser.parse_args()
     about = machine()
     rounds, rows = (2, 20_000) if arguments.quick else (7, 200_000)
-    # So many that the means tell what is asked for: .2 %, where seeds alone deviate by up to 9 %.
+    # Enough for the means to resolve the goal of .2 %, where seeds deviate by up to 9 %.
     seeds, small_seeds = (2, 2) if arguments.quick else (60, 150)
     folder = Path(os.environ["FASTPS_DATA_DIR"]) if os.environ.get("FASTPS_DATA_DIR") else None
     data = rcv1_like(rows)

@@ -36,14 +36,14 @@ CACHED = 1 << 20
 
 
 class Bench(NamedTuple):
-    """What every section needs."""
+    """Common inputs of every section."""
 
     c: Reference
     rust: RustBench
     torch: Any
     rounds: int
     seconds_per_turn: float
-    # Floats of what does not fit into any cache.
+    # Floats of arrays that fit into no cache.
     large: int
 
     def turns(self, runners: dict[str, Runner]) -> Turns:
@@ -52,7 +52,7 @@ class Bench(NamedTuple):
 
 
 def reached(value: float, target: float, at_least: bool = False) -> list[str]:
-    """The cells of a target: what was measured, what was asked for, and whether they fit."""
+    """Cells of a target: measured value, target, verdict."""
     good = value >= target if at_least else value <= target
     return [f"{value:.2f}", f"{'>=' if at_least else '<='} {target:g}", "yes" if good else "**no**"]
 
@@ -71,7 +71,7 @@ def count(n: int) -> str:
 
 
 def limits(bench: Bench) -> list[str]:
-    """What memory allows."""
+    """Limits that memory sets."""
     rows = []
     for n in (bench.large, CACHED):
         gradient, target = normal(n), bench.c.memory(n)
@@ -274,7 +274,7 @@ def pulls(bench: Bench) -> list[str]:
 
 
 def registration(bench: Bench) -> list[str]:
-    """What a tensor costs before its first push: memory is taken, filled and touched once."""
+    """Cost of a tensor before its first push: memory is taken, filled and touched once."""
     rows = []
     values, gradient = normal(bench.large), normal(bench.large, 1)
     for name, arrays in [("SGD", 1), ("Adam", 3)]:
@@ -327,7 +327,7 @@ SMALL = {
 
 
 def small_runners(bench: Bench, rule: Rule, tensors: int) -> Iterator[tuple[str, Runner]]:
-    """`tensors` tensors of 1,000 floats, without the finite check; and what their arithmetic takes alone."""
+    """`tensors` tensors of 1,000 floats, without the finite check; and only their arithmetic."""
     gradients = {f"layer.{k}.weight": normal(1000, k) for k in range(tensors)}
     stores = [fastps.Store(check_finite=check) for check in (False, True)]
     for store in stores:

@@ -2,7 +2,7 @@
 
     python benchmarks/operations.py [--quick] [--output benchmarks/README.md]
 
-Servers are processes of their own. Steps take turns; the scraped shards are otherwise idle, so that all of
+Servers are separate processes. Steps take turns; the scraped shards are otherwise idle, so that all of
 their CPU time beyond that of a quiet interval belongs to the scrapes. The tables go to standard output and,
 between their markers, into `--output`.
 """
@@ -63,7 +63,7 @@ def token_file(folder: Path, principals: int) -> tuple[Path, Path]:
 
 
 def credentials(folder: Path, quick: bool) -> list[str]:
-    """Steps over TLS alone, with a token, and with the token of one among many principals."""
+    """Steps over TLS without tokens, with a token, and with the token of one among many principals."""
     certs = folder / "certs"
     run("certs", "init", certs)
     run("certs", "issue", certs, "--server", "127.0.0.1")

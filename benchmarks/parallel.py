@@ -158,7 +158,7 @@ class Processes:
             self._processes.append(subprocess.Popen(command, env=environment, **pipes))
 
     def do(self, *job: object) -> object:
-        """What the first process found."""
+        """Sends a job to all processes; returns the result of the first."""
         for process in self._processes:
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()

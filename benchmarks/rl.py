@@ -1,4 +1,4 @@
-"""Reinforcement learning: what a second worker process gains, and what fastps costs of a step.
+"""Reinforcement learning: the gain from a second worker process, and the share of fastps in a step.
 
     python benchmarks/rl.py [--quick] [--output benchmarks/README.md]
 

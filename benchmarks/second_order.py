@@ -35,7 +35,7 @@ from fastps.optimize import CG, LBFGS, GradientDescent
 
 
 def logistic(name: str, folder: Path, every: int = 1) -> Problem:
-    """Logistic regression on every so many samples; l2 is 1 / samples."""
+    """Logistic regression on every `every`-th sample; l2 is 1 / samples."""
     x, y = problems.examples(name, str(folder))
     wide = problems.logistic(x[::every].astype(np.float64), y[::every].astype(np.float64))
     narrow = problems.logistic(x[::every], y[::every])
@@ -111,7 +111,7 @@ def evaluations(problem: Problem, method: Any, target: float, dtype: Any = np.fl
 
 def distances(problem: Problem, others: int = 5) -> list[tuple[int, float, float]]:
     """At each checkpoint: the iteration, the distance of L-BFGS to the two-loop form, and the largest one of
-    that form to itself with the portions summed in so many other orders; relative to the point's length.
+    that form to itself with the portions summed in `others` other orders; relative to the point's length.
     """
     found = compare(problem, LBFGS(history_size=10), others)
     assert found["same bits"], "three replicas gave other bits than one"
@@ -143,7 +143,7 @@ def gap_of_float32(problem: Problem) -> float:
 
 @dataclass
 class Goal:
-    """A bound that a figure keeps, or not."""
+    """Bound for a figure."""
 
     what: str
     found: float
@@ -158,7 +158,7 @@ class Goal:
 
 
 def goals(name: str, column: dict[str, int], gap: float) -> list[Goal]:
-    """What the evaluations on a problem should be."""
+    """Goals for the evaluations on a problem."""
     lbfgs = column["LBFGS(history_size=10)"]
     cg = min(count for method, count in column.items() if method.startswith("CG("))
     ratios = [

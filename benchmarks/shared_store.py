@@ -38,7 +38,7 @@ def network() -> torch.nn.Module:
 
 
 def stepper(shared: Any, model: torch.nn.Module) -> Callable[[], object]:
-    """What follows the gradients: torch's optimizer, or a push."""
+    """The step after the gradients: torch's optimizer, or a push."""
     if not isinstance(shared, fastps.Store):
         return torch.optim.SGD(model.parameters(), lr=LR).step
     parameters = dict(model.named_parameters())

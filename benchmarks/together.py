@@ -51,7 +51,7 @@ def versions_a_second(mode: fastps.modes.Mode, seconds: float) -> float:
 
 
 def backup(seconds: float) -> list[str]:
-    """What a backup worker is worth."""
+    """Gain from a backup worker."""
     all_five = versions_a_second(fastps.Sync(workers=5), seconds)
     first_four = versions_a_second(fastps.Sync(workers=4, backup=1), seconds)
     rows = [
@@ -112,7 +112,7 @@ def trained(folder: str, disturbed: bool) -> tuple[float, float]:
 
 
 def faults(folder: str) -> list[str]:
-    """What faults of workers do to the loss."""
+    """Effect of workers' faults on the loss."""
     undisturbed, with_faults = trained(folder, disturbed=False), trained(folder, disturbed=True)
     rows = [
         [f"{WORKERS} workers", f"{undisturbed[0]:.4f}", "1", f"{undisturbed[1]:.0f}"],

@@ -4,8 +4,8 @@
 
 The first part times `step()` with given gradients and after each backward pass: torch's own optimizers
 (foreach and fused) and fastps on a local store. The second times whole steps of a ResNet-20 on random images:
-the plain script, and the same with parameters on a server. For groups of workers see `together.py`, which
-reads MNIST from FASTPS_DATA_DIR.
+the plain script, and the same script with parameters on a server. For groups of workers see `together.py`,
+which reads MNIST from FASTPS_DATA_DIR.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def mlp() -> nn.Module:
 
 
 def with_gradients(model: nn.Module) -> nn.Module:
-    """Every parameter has one."""
+    """Gives every parameter a gradient."""
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
     return model
@@ -91,7 +91,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def after_backward(model: nn.Module, optimizer: Any, shape: tuple[int, ...]) -> Runner:
-    """`step()` where it stands in a training script."""
+    """`step()` at its place in a training script."""
     x, y = torch.randn(shape), torch.randint(0, 10, shape[:1])
 
     def run(repetitions: int) -> list[int]:

@@ -43,7 +43,7 @@ class Rows(nn.Module):
 
 
 class Head(nn.Module):
-    """What some rows contribute to the logits."""
+    """Contribution of some rows to the logits."""
 
     def __init__(self, features):
         super().__init__()

@@ -5,9 +5,9 @@ Needs the extras torch and demo.
     python examples/synthetic_gradients.py [--how backprop|dni|cdni|frozen] [--layers 5] [--parts 3]
     python examples/synthetic_gradients.py --all [--slow PART MS] [--output FILE]
 
-With backprop, every part waits for the gradient from the part above. With dni it goes on with a gradient
+With backprop, every part waits for the gradient from the part above. With dni it continues with a gradient
 that a small predictor gives, with cdni the predictor also knows the labels. With frozen, the lower parts keep
-their initial values. --slow lets a part sleep in each step. --all runs the four ways one after the other and
+their initial values. --slow lets a part sleep in each step. --all runs the four ways in turn and
 draws loss and test error against steps and time, and how good the predictors are.
 
 The images are the four original MNIST .gz files in mnist/ of --dataset-dir, or else the small digits that
@@ -78,7 +78,7 @@ def build(inputs, arguments, how):
 
 
 def run_part(rank, address, folder, arguments, how):
-    """What each process does; the last part writes losses and errors, the others what predictors learn."""
+    """Body of each process; the last part writes losses and errors, the others the quality of predictors."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{how}", rank=rank, world_size=arguments.parts

@@ -149,7 +149,7 @@ class Ca:
 
     @property
     def trust(self) -> dict[str, str]:
-        """What a client needs."""
+        """Options of a client."""
         return {"tls_ca": self.file}
 
     @property
@@ -159,7 +159,7 @@ class Ca:
 
     @property
     def client(self) -> dict[str, str]:
-        """What a client needs where clients are asked for certificates."""
+        """Options of a client where clients are asked for certificates."""
         return self.trust | self.issue("client", "worker")
 
 

@@ -1,4 +1,4 @@
-"""An interpreter that has imported torch and runs each script in a fork of itself.
+"""An interpreter that has imported torch and runs each script in its own fork.
 
 A script starts, runs and ends as under ``python script.py``, without the seconds of CPU time that it takes to
 import torch.

@@ -29,7 +29,7 @@ class Model:
         self.base = [(0, 0)] * workers  # version and own pushes that these contain
         self.waiting, self.clock, self.round = [], [0] * workers, []
         self.sum = [np.zeros_like(w) for _ in self.workers]
-        self.first = list(self.base)  # the same of the first gradient in a sum
+        self.first = list(self.base)  # the base of the first gradient in a sum
         self.coming = [[] for _ in self.workers]  # fetched values that are not installed yet, with their step
         self.kind = type(mode).__name__
         self.alone = mode.steps if self.kind == "WarmStart" else 0

@@ -255,7 +255,7 @@ class Adam(Reference):
         self.betas = betas
         self.eps = eps
         self.amsgrad = amsgrad
-        #: beta1 of the next steps, lowered by momentum matching; None: `betas[0]`. torch has none of this.
+        #: beta1 of the next steps, lowered by momentum matching; None: `betas[0]`. torch lacks this.
         self.matched: float | None = None
         self.names = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if amsgrad else ())
 

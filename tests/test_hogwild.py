@@ -508,7 +508,7 @@ def test_a9a_as_accurate_as_scikit_learn():
     (X, y), test = parts
     for average, n_jobs in ((True, 1), (True, 2), (False, 1), (False, 2)):
         settings = {"loss": "log_loss", "max_iter": 10, "tol": None, "average": average}
-        # One fit with two threads may lie .015 below the others, so more of them are averaged.
+        # One fit with two threads may score .015 below the others, so more of them are averaged.
         seeds = {"theirs": (0, 1), "ours": (0, 1) if n_jobs == 1 else range(8)}
         scores: dict[str, list[float]] = {"theirs": [], "ours": []}
         for seed in seeds["theirs"]:
@@ -524,7 +524,7 @@ def test_a9a_as_accurate_as_scikit_learn():
 
 @pytest.fixture(params=["shared", "address", "server"])
 def store(request):
-    """Where coefficients may be kept, and a look at them from outside."""
+    """A place for coefficients, and a view of them from outside."""
     if request.param == "server":
         with (
             fastps.serve() as server,
@@ -553,7 +553,7 @@ def test_coefficients_in_a_store_are_seen_and_trained_on(store):
     assert np.array_equal(other.pull("coef_"), model.coef_)
     assert np.array_equal(other.pull("intercept_"), model.intercept_.astype(np.float32))
 
-    # What others do is where the next epoch begins: with nothing to learn, that is where it ends.
+    # The next epoch begins where others left off: with nothing to learn, it ends there, too.
     other.push("coef_", -np.ones((1, X.shape[1]), np.float32), lr=1.0)
     expected = other.pull("coef_")
     still = HogwildClassifier(
@@ -569,7 +569,7 @@ def test_coefficients_in_a_store_are_seen_and_trained_on(store):
 
 @pytest.mark.parametrize("pulled", [False, True])
 def test_ctrl_c_pushes_nothing_twice(store, pulled, monkeypatch):
-    """It comes when an epoch was pushed: before what is there now was pulled, or just after."""
+    """It comes when an epoch was pushed: before the present values were pulled, or just after."""
     place, other = store
     X, y = problem()
     pull, others = Kept.pull, np.ones((1, X.shape[1]), np.float32)

@@ -179,7 +179,7 @@ ALL = [
 @pytest.mark.parametrize("mode", ALL, ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_nobody_waits_for_ever(mode, seed):
-    """Whatever happens to the workers, the run goes on while one lives."""
+    """Whatever happens to the workers, the run continues while one lives."""
     rng = np.random.default_rng(seed)
     events = []
     for worker in range(10):

@@ -1,7 +1,7 @@
 """Workers that push to and pull from the shards of one server process, by TCP and by the default transport.
 
 Each worker is a process. The shards are threads of one server process, as `fastps serve --shards 4` starts
-them. All workers push to one large tensor, which has slices on every shard; each has a small one of its own.
+them. All workers push to one large tensor, which has slices on every shard; each has its own small one.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def idle_cpu(quick: bool) -> list[str]:
             address = start(f"server, {transport}", Child(serve, {}))
             start(f"client, {transport}", Child(_rest, address, transport))
         start("server, no client", Child(serve, {}))
-        # What they do just after their last step is no rest.
+        # Their work just after the last step does not count as rest.
         time.sleep(1)
         before = {name: child.cpu() for name, child in processes.items()}
         time.sleep(seconds)

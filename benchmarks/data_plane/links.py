@@ -39,7 +39,7 @@ def _run(*command: str, inside: int | None = None) -> None:
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """Another network namespace, joined to this one; a process in it."""
+    """Makes another network namespace, joined to this one; yields a process in it."""
     with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as holder:
         try:
             own = os.readlink("/proc/self/ns/net")
@@ -58,7 +58,7 @@ def _namespace() -> Iterator[int]:
 
 @contextmanager
 def _server(inside: int) -> Iterator[str]:
-    """A server there; its address."""
+    """Starts a server there; yields its address."""
     command = ["nsenter", "-t", str(inside), "-n", sys.executable, "-m", "fastps", "serve", "--insecure"]
     command += ["--listen", f"{THERE}:0"]
     env = {**os.environ, "FASTPS_LOG": "error"}
@@ -71,21 +71,21 @@ def _server(inside: int) -> Iterator[str]:
 
 
 def _limit(inside: int, megabits: int) -> None:
-    """Lets so much through in each direction, in bursts of 2 ms."""
+    """Limits the bandwidth of each direction, in bursts of 2 ms."""
     for card, where in zip(CARDS, (None, inside), strict=True):
         queue = ["tbf", "rate", f"{megabits}mbit", "burst", f"{max(32, megabits // 4)}kb", "latency", "50ms"]
         _run("tc", "qdisc", "replace", "dev", card, "root", *queue, inside=where)
 
 
 def _card_bytes() -> tuple[int, int]:
-    """Sent and received by the card here."""
+    """Bytes sent and received by the card here."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     counters = next(line for line in lines if line.strip().startswith(f"{CARDS[0]}:")).split()[1:]
     return int(counters[8]), int(counters[0])
 
 
 def _timed(step: Step, seconds: float) -> float:
-    """Median nanoseconds of so many steps as fit, at least two."""
+    """Median nanoseconds of a step, over as many as fit, at least two."""
     times: list[int] = []
     until = time.monotonic() + seconds
     while len(times) < 2 or time.monotonic() < until:
@@ -96,7 +96,7 @@ def _timed(step: Step, seconds: float) -> float:
 
 
 def _measure(quick: bool) -> dict[str, dict[str, float]]:
-    """Within a namespace of its own: nanoseconds and shares by rate."""
+    """Runs in a separate namespace; returns nanoseconds and shares by rate."""
     parameters = PARAMETERS // (16 if quick else 1)
     gradient = np.random.default_rng(1).normal(scale=1e-3, size=parameters).astype(np.float32)
     grads, out = {"w": gradient}, {"w": np.zeros_like(gradient)}

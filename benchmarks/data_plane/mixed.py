@@ -30,7 +30,7 @@ def _stream(pipe: Connection, address: str, transport: str) -> None:
 
 
 class Pair:
-    """What makes small steps, and what makes large ones at the same time."""
+    """A source of small steps, and one of large steps at the same time."""
 
     def __init__(self, small: Runner, large: Callable[[int], list[int]]) -> None:
         self._run, self._large = small, large
@@ -45,7 +45,7 @@ class Pair:
         thread = threading.Thread(target=lambda: took.extend(self._large(steps)))
         thread.start()
         while thread.is_alive():
-            # Those that began before the large ones have ended.
+            # Small steps that began before the large ones ended.
             self.small += self._run(1)
         thread.join()
         self.large += took

@@ -134,7 +134,7 @@ def _torch_peer(stack: ExitStack, work: Callable[..., None]) -> Peer:
 
 
 def _echo(pipe: Connection, answers: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
-    """A grpcio server with streams of messages, each answered by what `answers` makes of it."""
+    """A grpcio server with streams of messages; `answers` makes the answers."""
     import grpc
 
     def exchange(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
@@ -156,7 +156,7 @@ def _itself(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _grpcio(stack: ExitStack) -> Peer:
-    """Streams that give back each message; one message a step."""
+    """Streams that return each message; one message a step."""
     import queue
 
     import grpc

@@ -39,7 +39,7 @@ Samples = dict[str, list[int]]
 
 
 class Effort(NamedTuple):
-    """How much is measured."""
+    """Extent of the measurements."""
 
     rounds: int
     seconds_per_size: float
@@ -76,12 +76,12 @@ def variants(
     tls: fastps.ParameterServer,
     size: int,
 ) -> dict[str, Step]:
-    """One step of each kind, on a tensor of its own with `size` bytes."""
+    """One step of each kind, on a separate tensor of `size` bytes."""
     n = size // 4
     gradient = np.random.default_rng(size).normal(scale=1e-3, size=n).astype(np.float32)
 
     def tensor(variant: str, ps: fastps.ParameterServer = unchecked) -> tuple[Arrays, Arrays]:
-        """A gradient, and the memory that values are brought to."""
+        """A gradient, and the memory that values are pulled into."""
         name = f"{variant} {size}"
         ps.register(name, np.zeros(n, np.float32), optimizer=fastps.SGD(lr=LR))
         return {name: gradient}, {name: np.zeros(n, np.float32)}
@@ -192,7 +192,7 @@ def encrypted(results: dict[int, Samples], rate: float) -> list[str]:
 
 
 def steps(quick: bool) -> list[str]:
-    """The table, and what it says."""
+    """The table, and its summary in words."""
     effort = QUICK if quick else FULL
     results: dict[int, Samples] = {}
     with ExitStack() as stack:

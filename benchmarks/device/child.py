@@ -15,7 +15,7 @@ from device.row import Setting, Skipped
 
 
 def measured(name: str, setting: Setting) -> dict[str, Any]:
-    """The outcome of one row."""
+    """Outcome of one row."""
     from device.rows import ROWS
 
     row = ROWS[name]

@@ -47,7 +47,7 @@ def load(path: Path, small: bool) -> dict[str, torch.Tensor]:
 
 
 def trains(pipe: Connection, job: Job) -> None:
-    """Trains its share of the updates when it is asked to, and answers with the test accuracy."""
+    """Trains its share of the updates on request, and answers with the test accuracy."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     device = torch.device("cpu" if job.small else "cuda")
@@ -60,7 +60,7 @@ def trains(pipe: Connection, job: Job) -> None:
             optimizer: Any = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
         else:
             ps = stack.enter_context(fastps.connect(job.address, timeout=60.0))
-            # Asynchrony brings momentum of its own, so several workers get none (Mitliagkas et al. 2016).
+            # Asynchrony adds momentum, so several workers get none (Mitliagkas et al. 2016).
             rule = fastps.SGD(lr=LR, momentum=MOMENTUM if job.workers == 1 else 0.0)
             named = net.named_parameters()
             made = fastps.torch.ParameterServerOptimizer(named, ps, rule, model=net, rank=job.rank)
@@ -101,7 +101,7 @@ def network(small: bool) -> nn.Module:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, data: dict[str, torch.Tensor]) -> float:
-    """On the test images."""
+    """Accuracy on the test images."""
     net.eval()
     right = sum(
         int((net(x).argmax(1) == y).sum())
@@ -149,7 +149,7 @@ WAYS = {
 
 
 def measure(setting: Setting) -> Figures:
-    """Each way after the other."""
+    """Measures the ways in turn."""
     if setting.images is None:
         raise Skipped("no images were given (--images)")
     return {name: trained(setting.images, *way, setting.small) for name, way in WAYS.items()}

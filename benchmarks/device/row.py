@@ -1,4 +1,4 @@
-"""A row of the GPU check: a measurement that runs in a process of its own, and its table."""
+"""A row of the GPU check: a measurement that runs in its own process, and its table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Figures = dict[str, Any]
 
 
 class Setting(NamedTuple):
-    """What a row may use."""
+    """Sizes and data for a row."""
 
     #: Sizes of the rehearsal, which takes a second or two for each row, on two cores.
     small: bool
@@ -22,8 +22,8 @@ class Setting(NamedTuple):
 class Row(NamedTuple):
     """A measurement.
 
-    `measure` raises `Skipped` if the machine lacks what it needs; any other exception is a failure of this
-    row alone.
+    `measure` raises `Skipped` if the machine lacks what it needs; any other exception fails only this
+    row.
     """
 
     name: str

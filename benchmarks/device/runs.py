@@ -1,4 +1,4 @@
-"""Runs checks and measured rows in processes of their own, so that one that fails ends no other.
+"""Runs checks and measured rows in separate processes, so that one that fails ends no other.
 
 Nothing here imports torch or fastps: the process that runs the rows survives whatever they do.
 """

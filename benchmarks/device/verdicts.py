@@ -23,7 +23,7 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what an earlier session has begun."""
+    """Leaves out tests that an earlier session has begun."""
     done = read(Path(os.environ[FILE]))
     items[:] = [item for item in items if short(item.nodeid) not in done]
 

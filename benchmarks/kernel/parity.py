@@ -53,7 +53,7 @@ def values_and_state(store: fastps.Store) -> Iterator[Floats]:
 
 
 def check_codec(c: Reference, name: str, codec: fastps.Codec) -> None:
-    """Bodies, decoded values and residuals; zeros and values too small to be said among them."""
+    """Bodies, decoded values and residuals; zeros and values too small to encode among them."""
     n = 64 * 1024
     values = normal(n, 3) * np.repeat(np.float32(2.0) ** np.arange(-120, 8, dtype=np.float32), n // 128)
     values[5000:9000] = 0.0

@@ -84,7 +84,7 @@ class Reference:
         read: list[Floats],
         scalars: tuple[float, ...],
     ) -> Runner:
-        """One pass over small tensors, one after the other: of each, the arrays that are written and read."""
+        """One pass over small tensors in turn, with the arrays of each that are written and read."""
         count, n = len(read), read[0].size
         column = ctypes.c_void_p * count
         columns = [column(*(address(arrays[k]) for arrays in written)) for k in range(len(written[0]))]

@@ -4,7 +4,7 @@
 
 It needs `pip install "gymnasium[box2d]"`. Eight workers take turns on one store, so a trial repeats. The
 model plays 20 episodes every 20,000 frames, and 100 more if their mean is 200; a trial ends when that of the
-100 is. Finished trials stand in --state and are not repeated.
+100 is. Finished trials are stored in --state and are not repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastps.rl import A3C
 
 SOLVED, JUDGED = 200.0, 100
 EVERY, WORKERS = 20_000, 8
-#: Settings: factor of rewards in training, and what differs from the defaults of `A3C`. The first are the
+#: Settings: factor of rewards in training, and differences from the defaults of `A3C`. The first are the
 #: command's; the last are those of A2C in RL Baselines3 Zoo.
 GRID: list[tuple[float, dict[str, Any]]] = [
     (1.0, {"steps": 20}),
@@ -47,7 +47,7 @@ def lander(scale: float = 1.0) -> gymnasium.Env:
 
 
 def row(one: dict[str, Any]) -> list[str]:
-    """Of the table."""
+    """Row of the table."""
     best = max(mean for _, mean in one["curve"])
     reached = "not" if one["reached"] is None else f"{one['reached']:,}"
     last = f"{statistics.mean(one['returns']):.0f} ± {standard_error(one['returns']):.0f}"

@@ -4,7 +4,7 @@
 
 It needs `pip install minatar` (Young and Tian, arXiv:1903.03176): ten by ten pixels in four channels. The
 last model is judged by 200 greedy episodes, beside 1,000 of random actions. It is better if the means
-differ by three standard errors. Finished trials stand in --state and are not repeated.
+differ by three standard errors. Finished trials are stored in --state and are not repeated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Small(nn.Module):
         return self.layers(observations.permute(0, 3, 1, 2))
 
 
-#: Algorithms with what differs from their defaults, frames, and whether they train the small network.
+#: Algorithms with their differences from the defaults, frames, and whether they train the small network.
 ALGORITHMS: dict[str, tuple[Algorithm, int, bool]] = {
     "naive": (Naive(steps=80, lr=1e-3), 60_000, False),
     "a3c": (A3C(steps=20, lr=1e-3, entropy=0.01), 150_000, False),
@@ -80,7 +80,7 @@ def at_random(name: str, seed: int = 0) -> list[float]:
 
 
 def trial(name: str, env: str, seed: int) -> dict[str, Any]:
-    """One algorithm's."""
+    """Trial of one algorithm."""
     algorithm, frames, is_small = ALGORITHMS[name]
     make_env = functools.partial(game, env)
     model = None
@@ -92,7 +92,7 @@ def trial(name: str, env: str, seed: int) -> dict[str, Any]:
 
 
 def rows(found: list[dict[str, Any]]) -> list[list[str]]:
-    """Of the table: each algorithm beside random actions."""
+    """Rows of the table: each algorithm beside random actions."""
     chance = next(one["returns"] for one in found if one["name"] == "random")
     lines = [["random actions", "", shown(chance), "", ""]]
     for one in found:

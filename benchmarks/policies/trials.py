@@ -1,4 +1,4 @@
-"""Trains policies, plays them, and keeps what was found, one JSON object a line.
+"""Trains policies, plays them, and keeps the results, one JSON object a line.
 
 A trial that is in the file is not repeated: scripts that use this may be stopped and started again.
 """
@@ -29,10 +29,10 @@ ON_THE_WAY = 20
 
 
 class Trials:
-    """What was found so far, in a file.
+    """Trials found so far, in a file.
 
     Args:
-        path: One JSON object a line; made if it is not there.
+        path: One JSON object a line; created if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class Trials:
         self.found: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
     def have(self, key: dict[str, Any]) -> bool:
-        """Returns whether a trial of these settings is there."""
+        """Returns whether the file has a trial of these settings."""
         return any(key.items() <= one.items() for one in self.found)
 
     def add(self, one: dict[str, Any]) -> None:
@@ -115,5 +115,5 @@ def train(
 
 
 def standard_error(returns: list[float]) -> float:
-    """That of the mean."""
+    """Standard error of the mean."""
     return statistics.stdev(returns) / math.sqrt(len(returns))

@@ -3,7 +3,7 @@
     python benchmarks/workers/cifar10.py --dataset-dir DIR [--full]
 
 A server, and a process for each worker that trains through `fastps.torch.ParameterServerOptimizer`; all ways
-see as many images. Finished runs stand in `--state` and are not repeated. `--full`: all images, and 3 seeds.
+see as many images. Finished runs are stored in `--state` and not repeated. `--full`: all images, and 3 seeds.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def accuracy(address: str, folder: Path) -> float:
 
 
 def main() -> None:
-    """Runs what is missing, and prints a table."""
+    """Runs the missing trials, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset-dir", type=Path, help="folder with cifar10/")
     parser.add_argument(

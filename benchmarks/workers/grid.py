@@ -2,7 +2,7 @@
 
     python benchmarks/workers/grid.py --dataset-dir DIR [--output docs/results/workers.md]
 
-A run that is finished stands in `--state`, one JSON object a line, and is not repeated: stop and start the
+A finished run is stored in `--state`, one JSON object a line, and is not repeated: stop and start the
 script as you like. Without `--dataset-dir` it runs the digits only.
 """
 
@@ -183,7 +183,7 @@ def measure(runs: Runs, task: str, optimizer: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Runs what is missing, and writes the page."""
+    """Does the missing runs, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset-dir", type=Path, help="folder with mnist/")
     parser.add_argument("--state", type=Path, default=Path("target/workers.jsonl"), help="finished runs")

@@ -1,4 +1,4 @@
-"""The tables of `grid.py`: what n workers lose against one, in points of accuracy."""
+"""The tables of `grid.py`: the loss of n workers against one, in points of accuracy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def page(found: Mapping[tuple[str, str], list[Row]], epochs: Mapping[str, tuple[
 
 
 def summary(found: Mapping[tuple[str, str], list[Row]], epochs: Mapping[str, tuple[int, ...]]) -> str:
-    """Points that n workers lose after 5 epochs, and the length from which on they are level."""
+    """Points that n workers lose after 5 epochs, and the length from which they are level."""
     head = [
         f"| data, optimizer | one worker | n | {' | '.join(SUMMARY)} |",
         "|---|---|---|" + "---|" * len(SUMMARY),
@@ -88,7 +88,7 @@ def section(task: str, optimizer: str, rows: list[Row], lengths: tuple[int, ...]
 
 
 def level_from(lost: list[float], lengths: tuple[int, ...]) -> str:
-    """The first length from which on no more than `LEVEL` points are lost."""
+    """The first length from which no more than `LEVEL` points are lost."""
     first = None
     for length, points in zip(lengths, lost, strict=True):
         first = (first or length) if points <= LEVEL else None

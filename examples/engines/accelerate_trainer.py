@@ -4,7 +4,7 @@ Needs the extras torch and engines.
 
     fastps run -n 2 examples/engines/accelerate_trainer.py
 
-Without WORLD_SIZE, which fastps run does not set, each worker is an Accelerator of its own process.
+Without WORLD_SIZE, which fastps run does not set, each worker's Accelerator has only its own process.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def test_gradients_of_another_length_are_refused(store):
                 worker.step(grads)
             assert caught.value.tensor == name
         assert all(store.versions(name)[name] == 1 for name in store.names())
-        # Keys may be left out, and None stands for no gradient.
+        # Keys may be left out, and None means no gradient.
         worker.step({"layers": [{}, {"w": None}, (one, None)], "out": None})
         worker.step({"out": Layer(one, None)})
         worker.step(params)

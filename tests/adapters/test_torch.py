@@ -696,7 +696,7 @@ def test_a_run_resumes_bit_for_bit_with_its_server(tmp_path, codec):
 
 
 class Elsewhere(torch.Tensor):
-    """Stands for a tensor in a GPU's memory where there is none."""
+    """Represents a tensor in a GPU's memory where there is none."""
 
     def numpy(self):
         raise TypeError("can't convert a tensor elsewhere to numpy")
@@ -974,7 +974,7 @@ def test_models_on_a_gpu(ps, gpu, monkeypatch, dtype, push_in_backward, overlap)
         for n, p in model.named_parameters():
             master[n].add_(p.grad.float().cpu(), alpha=-0.5)
         ours.step()
-        if overlap:  # what this step gave is there after the next
+        if overlap:  # this step's result arrives after the next
             ours.flush()
     for n, p in model.named_parameters():
         assert torch.equal(torch.from_numpy(ps.pull(n)), master[n])

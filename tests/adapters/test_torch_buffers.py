@@ -177,7 +177,7 @@ def test_tied_and_half_precision_parameters_are_loaded(store):
 
 
 def test_a_server_that_restarts_costs_no_training(tmp_path, caplog):
-    """What its crash lost of the buffers is logged."""
+    """The buffers that its crash lost are logged."""
     caplog.set_level(logging.WARNING, "fastps")
     model = build()
     with fastps.serve() as server, fastps.connect(server.addresses, timeout=1.0) as ps:

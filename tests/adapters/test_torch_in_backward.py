@@ -16,7 +16,7 @@ from fastps.torch.step import ahead
 
 
 class Failing(torch.autograd.Function):
-    """Passes values on; its backward raises as often as it is told to."""
+    """Passes values on; its backward raises `times` times."""
 
     times = 0
 

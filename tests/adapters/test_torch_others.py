@@ -25,7 +25,7 @@ def optimizer_of(store: fastps.Store, mode: fastps.modes.Mode) -> fastps.torch.P
 
 
 def lines_of(mode: fastps.modes.Mode, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What two workers log that take turns, after one has trained alone."""
+    """Log lines of two workers that take turns, after steps of only one."""
     caplog.clear()
     with fastps.Store() as store:
         first = optimizer_of(store, mode)

@@ -1,4 +1,4 @@
-"""What a file of a run says before there is an optimizer, and which worker writes it."""
+"""Content of a run's file, read before there is an optimizer, and which worker writes it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_data_of_another_memory_is_noticed_on_narrow_types(ps, dtype):
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_the_same_values_in_another_memory_are_no_write(store, dtype):
-    """What RNN.flatten_parameters does."""
+    """As RNN.flatten_parameters does."""
     model = build(dtype)
     optimizer = wrap(model, store)
     for param in model.parameters():
@@ -129,7 +129,7 @@ def test_the_same_values_in_another_memory_are_no_write(store, dtype):
 def test_memory_that_was_freed_and_used_again_is_noticed(store):
     model = nn.Linear(64, 64).to(torch.bfloat16)
     optimizer = wrap(model, store)
-    for _ in range(4):  # the allocator likes to give back what was just freed
+    for _ in range(4):  # the allocator tends to reuse memory that was just freed
         model.weight.data = model.weight.data * 2
     model.weight.grad = torch.zeros_like(model.weight)
     with pytest.raises(fastps.ForeignWriteError, match='"weight"'):

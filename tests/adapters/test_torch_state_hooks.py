@@ -1,4 +1,4 @@
-"""What reads an optimizer's state reads the servers', and steps nothing: torch's state dicts and hooks."""
+"""Reading an optimizer's state reads the servers', and steps nothing: torch's state dicts and hooks."""
 
 from __future__ import annotations
 

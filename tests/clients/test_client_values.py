@@ -106,7 +106,7 @@ def test_push_pull_rows_and_settings_are_those_of_the_native_client(
         assert driver.pull("go").tobytes() == ps.pull("py").tobytes()
         some = driver.do("pull_rows", tensors=["go"], rows=rows.tolist())
         assert unpacked(some["values"]["go"]).tobytes() == ps.pull("py")[rows].tobytes()
-        # What others have pushed since the base is staleness.
+        # Pushes of others since the base are staleness.
         ps.push("go", dense)
         based = driver.do("push", gradients=[{"tensor": "go", "values": packed(dense)}], based_on="v")
         assert based["receipts"]["go"]["Staleness"] == 1

@@ -20,7 +20,7 @@ Go = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def go_environment() -> dict[str, str]:
-    """Variables of the go command: its caches lie in the target folder, unless they are set."""
+    """Variables of the go command: its caches are in the target folder, unless they are set."""
     folders = {"GOMODCACHE": GO_FOLDER / "mod", "GOCACHE": GO_FOLDER / "cache"}
     settings = {name: os.environ.get(name, str(path)) for name, path in folders.items()}
     return os.environ | settings | {"GOFLAGS": "-modcacherw", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}

@@ -140,7 +140,7 @@ def test_an_export_opens_with_the_safetensors_package(data_dir: Path, tmp_path: 
     assert set(loaded) == {"w", "bias"}
     for name, values in loaded.items():
         np.testing.assert_array_equal(values, held[name], strict=True)
-    assert main(["checkpoint", "export", str(data_dir), str(file)]) == 1  # it is there already
+    assert main(["checkpoint", "export", str(data_dir), str(file)]) == 1  # it exists already
     file.unlink()
     assert main(["checkpoint", "export", str(data_dir), str(file), "--state"]) == 0
     loaded = safetensors.numpy.load_file(file)

@@ -34,7 +34,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def bash(tmp_path: Path):
-    """What bash offers for the last of these words; what is not offered may be a file."""
+    """Bash's completions of the last of these words; a word that is not offered may be a file."""
     script("bash", tmp_path)
 
     def offered(*words: str) -> set[str]:

@@ -156,7 +156,7 @@ def test_nothing_stays_behind_when_it_is_stopped(
     with subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
-        # From when the folder is there, signals are the demo's; before, Python's.
+        # Once the folder exists, the demo handles signals; before, Python does.
         end = time.monotonic() + 60
         while not (tmp_path / "fastps-demo").is_dir():
             assert process.poll() is None

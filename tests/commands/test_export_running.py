@@ -1,4 +1,4 @@
-"""`fastps checkpoint export --servers`: one moment of a cluster that goes on training."""
+"""`fastps checkpoint export --servers`: one moment of a cluster that keeps training."""
 
 from __future__ import annotations
 

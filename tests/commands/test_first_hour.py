@@ -19,7 +19,7 @@ import psutil
 FASTPS = [sys.executable, "-m", "fastps"]
 LIMIT = 180.0
 
-#: Trains until the file "enough" is there, so that the test decides what dies meanwhile.
+#: Trains until the file "enough" exists, so that the test decides what dies meanwhile.
 TRAIN = """
 import itertools, os
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_the_first_hour(tmp_path: Path) -> None:
         wait_for(lambda: all(steps(rank) for rank in range(3)), log)
         addresses = ",".join(seen("server_start", shard=shard)[0]["address"] for shard in range(2))
 
-        # Kill any worker and any server: the others go on, and each starts again.
+        # Kill any worker and any server: the others continue, and each starts again.
         for rank in range(3):
             os.kill(seen("start", rank=rank)[-1]["pid"], signal.SIGKILL)
             wait_for(lambda rank=rank: seen("start", rank=rank, restart=1), log)
@@ -130,7 +130,7 @@ def test_the_first_hour(tmp_path: Path) -> None:
         judged = subprocess.check_output(evaluate, cwd=folder, env=environment, text=True, timeout=LIMIT)
         assert float(judged.split()[0]) < 2.0
 
-        # Stop: every worker ends by itself, then the servers.
+        # Stop: every worker ends on its own, then the servers.
         (folder / "enough").touch()
         assert run.wait(LIMIT) == 0, log.read_text()
     finally:

@@ -25,7 +25,7 @@ import kill_table
 RUN = [sys.executable, "-m", "fastps", "run"]
 LIMIT = 100.0
 
-#: Ignores what asks it to end, and has started a process of its own that does so, too.
+#: Ignores the signals that ask it to end, and has started a child process that does so, too.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 for number in (signal.SIGINT, signal.SIGTERM):

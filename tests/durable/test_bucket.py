@@ -65,7 +65,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(*options: str, port: int, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """Two shards in a process of their own, which is killed at the end."""
+    """Two shards in a separate process, which is killed at the end."""
     command = [sys.executable, "-m", "fastps", "serve", "--shards", "2", "--listen", f"127.0.0.1:{port}"]
     end = time.monotonic() + 60
     while True:
@@ -216,7 +216,7 @@ def test_a_cut_is_copied_although_newer_snapshots_follow(url: str, tmp_path: Pat
         copied(ps, 3)
     stored = json.loads(checkpoint("list", url, "--json"))["snapshots"]
     assert {one["number"]: one["cut"] for one in stored}[2] == "default"
-    # A server that is started again does not try what lies behind.
+    # A restarted server does not try the earlier snapshots.
     with fastps.serve(**options) as server, fastps.connect(server.addresses) as ps:
         copied(ps, 4)
         checkpoint("save", server.addresses)
@@ -249,7 +249,7 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path, monkeypatch) -> None:
 
 
 def until_one_failed(ps: fastps.ParameterServer) -> None:
-    """`fastps status` would tell."""
+    """`fastps status` would say so."""
     end = time.monotonic() + 60
     while not any(shard["counters"]["copies_failed"] for shard in ps.stats()["shards"]):
         assert time.monotonic() < end

@@ -114,7 +114,7 @@ def test_damaged_metadata_changes_nothing(tmp_path, about):
 
 @pytest.mark.parametrize("present", [False, True])
 def test_training_continues_bit_for_bit(ps, rng, tmp_path, present):
-    """On other servers or none, whether the tensors are there already or not."""
+    """On other servers or none, whether the tensors exist already or not."""
     path = tmp_path / "model.safetensors"
     fill(ps, rng)
     first, second = pushes(rng, 3), pushes(rng, 3)

@@ -171,7 +171,7 @@ def until_it_is_found(ps: fastps.ParameterServer) -> None:
 
 
 def lost_pushes(call: Callable[[], object]) -> int:
-    """How many own pushes a call says are lost."""
+    """Number of own pushes that a call reports as lost."""
     with pytest.raises(fastps.VersionsLost, match="without 2 pushes of this client") as raised:
         call()
     return sum(lost.own or 0 for lost in raised.value.lost)

@@ -69,7 +69,7 @@ def message(call: Callable[[], object]) -> str:
 
 
 def refusal(cluster: Cluster) -> str:
-    """What the cluster says: at its start, or to its clients."""
+    """The cluster's error message, at its start or to its clients."""
     if cluster.together:
         return message(cluster.start)
     cluster.start()

@@ -1,4 +1,4 @@
-"""Runs servers with the arguments of pods, in namespaces of their own, and trains on them.
+"""Runs servers with the arguments of pods, in their own namespaces, and trains on them.
 
 It is a program: `run_pods` starts it. All pods share one network, where each has its own loopback address, so
 their ports may be fixed; their names are in `/etc/hosts`.
@@ -41,7 +41,7 @@ def run_pods(folder: Path, pods: list[dict[str, Any]], addresses: str, **client:
 
 
 def start(folder: Path, shard: int, args: list[str]) -> subprocess.Popen[bytes]:
-    """A server at an address of its own, with a data folder of its own."""
+    """A server with its own address and data folder."""
     own = {
         "--listen=0.0.0.0:7070": f"--listen=127.0.0.{shard + 2}:7070",
         "--data-dir=/data": f"--data-dir={folder}",

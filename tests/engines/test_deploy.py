@@ -31,7 +31,7 @@ def serve(root: Path) -> tuple[subprocess.Popen[str], str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
 def test_the_image_s_root_has_all_that_a_server_needs(tmp_path: Path) -> None:
-    """It serves as a user without rights, keeps its state in /data alone, and ends with SIGTERM."""
+    """It serves as a user without rights, keeps its state only in /data, and ends with SIGTERM."""
     root = tmp_path / "image"
     fill(root)
     files = [path for path in root.rglob("*") if path.is_file()]

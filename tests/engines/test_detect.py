@@ -54,7 +54,7 @@ HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "worker-2"}
 JOB = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-2-x7z42", "JOB_COMPLETION_INDEX": "2"}
 
-#: What each says: engine, rank, world size, local rank, node, nodes, and the variable of the rank.
+#: Values of each one: engine, rank, world size, local rank, node, nodes, and the variable of the rank.
 RECORDED = [
     ({}, ("none", 0, 1, 0, 0, 1, None)),
     (RUN, ("fastps run", 1, 3, None, None, None, "FASTPS_RANK")),

@@ -128,7 +128,7 @@ def test_mpirun_ends_all_if_rank_0_is_killed(server, tmp_path):
 
 
 def test_the_example_runs():
-    """In a process of its own, which MPI's library does not share with others."""
+    """In a separate process, which MPI's library does not share with others."""
     code = (
         "import doctest, numpy, fastps, fastps.mpi; names = {'fastps': fastps, 'np': numpy}; "
         "print(doctest.testmod(fastps.mpi, extraglobs=names))"

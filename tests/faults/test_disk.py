@@ -122,7 +122,7 @@ def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path,
                 applied.push("w", -ONES)
             # The log is full, and no snapshot fits that would make up for it.
             until(lambda: re.search(r"ERROR.*no snapshot.*No space left", log_file.read_text()) is not None)
-            # What a write that failed had taken may be free again: then a new segment waits for its snapshot.
+            # Space that a failed write took may be free again: then a new segment waits for its snapshot.
             why = r"log cannot be written.*(No space left|has a gap)"
             with pytest.raises(fastps.UnavailableError, match=why):
                 logged.push("w", -ONES)

@@ -119,7 +119,7 @@ def test_a_killed_shard_leaves_receipts_and_says_what_is_in_doubt(shards: Shards
             fates = author.enter(partial)
             assert len(fates) == len(partial.in_doubt)
             assert set(fates.values()) <= {"unknown", "fenced"}, "the shard forgot everything"
-            # What it took with it is gone for good; all else is what was acknowledged.
+            # The killed shard's data is lost; all else is what was acknowledged.
         spared = list(whole(partials))
         assert len(spared) > 50
         end = time.monotonic() + PATIENT

@@ -35,7 +35,7 @@ LONG = bool(os.environ.get("FASTPS_SECOND_ORDER"))
 
 
 class Logistic:
-    """A logistic regression whose parameters are four tensors, which lie on all shards."""
+    """A logistic regression whose parameters are four tensors, spread over all shards."""
 
     names = tuple(f"w{k}" for k in range(4))
 

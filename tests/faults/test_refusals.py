@@ -1,4 +1,4 @@
-"""What first users do wrong: every refusal names the place, what was expected, what came, and a way out.
+"""Mistakes of first-time users: every refusal names the place, what was expected, what came, and a way out.
 
 The table has the texts in full. Each case provokes its error, with real servers where there are any.
 """
@@ -29,7 +29,7 @@ NAME = "layer.weight"
 
 @dataclass
 class World:
-    """What the cases use; `texts` has what differs between two runs."""
+    """Objects that the cases use; `texts` holds what differs between two runs."""
 
     store: fastps.Store
     server: fastps.Server

@@ -24,7 +24,7 @@ from faults.shards import Shards
 
 LATE = 60.0
 LEASE = 4.0
-#: Takes a step for each line that it reads; says what became of it.
+#: Takes a step for each line that it reads, and prints the outcome.
 WORKER = """
 import json, sys, numpy as np, fastps
 address, kind, settings, rank = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
@@ -167,7 +167,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(
         versions = ps.versions(["w", "v"])
         for name in ("w", "v"):
             if isinstance(mode, fastps.Sync):
-                # Each slice for itself: a server may have ended the victim's lease a step before the other.
+                # Each slice separately: a server may have ended the victim's lease a step before the other.
                 assert ps.pull(name)[0] == versions[name] - 1 >= 16
             else:
                 # Every push that was acknowledged counts, once.

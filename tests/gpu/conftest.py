@@ -1,6 +1,6 @@
 """Checks that need a CUDA GPU: run by `benchmarks/gpu.py` on one, and in its rehearsal on a pretended one.
 
-They need torch, NumPy and pytest (one file needs JAX), and none of the packages of the other tests.
+They need torch, NumPy and pytest (one file needs JAX), but no package of the other tests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def gpu() -> Iterator[PretendedGpu | None]:
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where models are trained: in a rehearsal the memory of the pretended GPU."""
+    """Device on which models are trained; in a rehearsal, the memory of the pretended GPU."""
     return torch.device("cpu" if REHEARSAL else "cuda")
 
 
@@ -59,7 +59,7 @@ def server() -> Iterator[fastps.Server]:
 
 @pytest.fixture(params=["store", "tcp", "shm"])
 def ps(request: pytest.FixtureRequest) -> Iterator[fastps.ParameterServer]:
-    """A store in this process, and servers over each kind of connection; each test has names of its own."""
+    """A store in this process, and servers over each kind of connection; each test has its own names."""
     if request.param == "store":
         with fastps.Store() as store:
             yield store

@@ -37,7 +37,7 @@ class Child:
         return value
 
     def failure(self, timeout: float) -> str:
-        """Its traceback, when it has ended by itself."""
+        """Its traceback, when it has ended on its own."""
         succeeded, text = self._answer(timeout)
         assert not succeeded, f"the process has returned {text!r}"
         self._process.join(timeout)

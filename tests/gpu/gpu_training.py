@@ -68,7 +68,7 @@ def assert_same(found, expected):
 
 
 def assert_close(found, expected):
-    """Equal but for the rounding of sums in another order."""
+    """Equal except for the rounding of sums in another order."""
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -47,7 +47,7 @@ def test_sparse_embeddings(ps, device, rule):
 
 
 def test_sparse_embeddings_that_travel_whole(ps, device):
-    """With `Local` they are made dense on the GPU; each copy has memory of its own until it has ended."""
+    """With `Local` they are made dense on the GPU; each copy has its own memory until it has ended."""
     torch.manual_seed(0)
     tables = nn.ModuleList(nn.Embedding(5000, 16, sparse=True) for _ in range(4))
     reference, moved = copy.deepcopy(tables), copy.deepcopy(tables).to(device)

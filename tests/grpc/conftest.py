@@ -22,7 +22,7 @@ PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
 @pytest.fixture(scope="session")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> Stubs:
-    """What grpcio-tools makes of `protos/`."""
+    """Stubs that grpcio-tools generates from `protos/`."""
     return generate(PROTOS, tmp_path_factory.mktemp("stubs"))
 
 

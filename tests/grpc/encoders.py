@@ -51,7 +51,7 @@ def encode(
 
 
 def decode(codec: int, body: bytes, n: int) -> Float32:
-    """The `n` values that a body stands for."""
+    """The `n` values that a body encodes."""
     if len(body) != body_len(codec, n):
         raise ValueError(f"{len(body)} bytes, expected {body_len(codec, n)}")
     if codec == FLOAT32:

@@ -71,7 +71,7 @@ def trailing_refusal(stubs: Stubs, error: grpc.RpcError) -> Message:
 
 
 def proof(secret: bytes | None, token: str | None = None) -> list[tuple[str, bytes | str]]:
-    """What shows that a call or stream is the client's, and who calls."""
+    """Metadata that proves that a call or stream is the client's, and who calls."""
     shown: list[tuple[str, bytes | str]] = [] if secret is None else [("fastps-secret-bin", secret)]
     return shown if token is None else [*shown, ("authorization", f"Bearer {token}")]
 
@@ -105,7 +105,7 @@ class Stream:
         return next(self.call)
 
     def exchange(self, frames: Iterable[Message]) -> list[Message]:
-        """Sends frames, gives back their answers in the same order."""
+        """Sends frames, and returns their answers in the same order."""
         tags = []
         for frame in frames:
             tags.append(frame.header.tag)
@@ -348,7 +348,7 @@ class ForeignClient:
         return values.reshape(tuple(entry.spec.shape)), versions
 
     def pull_state(self, name: str) -> list[tuple[int, Any]]:
-        """Step count and state of each slice, all slots one after the other."""
+        """Step count and state of each slice, all slots concatenated."""
         entry = self.entry(name)
         indices = range(len(entry.placement.slices))
         answers = self.exchange(name, [self.frame(self.pb.KIND_PULL_STATE, entry, k) for k in indices])

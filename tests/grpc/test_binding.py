@@ -86,7 +86,7 @@ def test_a_client_without_a_place_is_not_bound(server: fastps.Server, foreign: F
 
 
 def test_a_warm_start_is_no_way_around(server: fastps.Server, foreign: ForeignClient) -> None:
-    """A place in the warm start binds nobody, so it does not spare the questions of `Sync`."""
+    """A place in the warm start binds no client, so it does not spare the questions of `Sync`."""
     mode = foreign.pb.Mode(kind=foreign.pb.MODE_WARM_START, steps=1)
     group = foreign.entry("w").placement.group
     request = foreign.pb.JoinRequest(client=foreign.client, group=group, mode=mode)

@@ -1,4 +1,4 @@
-"""What clients make a server keep is charged to its memory limit, also while it starts again: a flood is
+"""Data that clients make a server keep is charged to its memory limit, also while it starts again: a flood is
 refused with what uses the memory, and neither it nor the restart takes a multiple of the limit."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENT = 120.0
 LIMIT = 24 << 20
 #: Text of which JSON writes each byte with six characters.
 STATE = b"\x01" * (1 << 16)
-#: What a server without data may take beside the limit: allocator, threads, buffers of the log.
+#: Bytes that a server without data may take besides the limit: allocator, threads, buffers of the log.
 BESIDE = 40 << 20
 
 

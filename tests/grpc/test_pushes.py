@@ -61,7 +61,7 @@ def test_foreign_bytes_native_push_and_store_agree(
 
 
 def decoded_by_slice(codec: int, gradient: Float32, **where: Any) -> Float32:
-    """What a server makes of the bodies of a gradient."""
+    """The values that a server decodes from the bodies of a gradient."""
     flat = gradient.reshape(-1)
     starts = range(0, max(flat.size, 1), encoders.SLICE_LEN)
     parts = [flat[start : start + encoders.SLICE_LEN] for start in starts]

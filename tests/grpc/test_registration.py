@@ -176,7 +176,7 @@ def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs) -> None:
         assert refusal.retry_after_ms > 0
         assert "bytes" in refusal.expected
         assert "bytes" in refusal.got
-        # What could not be held by empty shards is refused before anything is reserved.
+        # A tensor that empty shards could not hold is refused before anything is reserved.
         absurd = client.pb.RegisterRequest(spec=client.spec("absurd", (1 << 40,)), client=client.client)
         with pytest.raises(Refused) as never:
             client.call(0, "Register", absurd)

@@ -51,7 +51,7 @@ def stranger_to(victim: ForeignClient, addresses: list[str], secret: bytes | int
 
 
 def calls_in_its_name(client: ForeignClient) -> list[tuple[str, Message]]:
-    """Every unary call that names a client, but for Hello."""
+    """Every unary call that names a client, except Hello."""
     pb, me, entry = client.pb, client.client, client.entry("w")
     group, mode = entry.placement.group, client.pb.Mode(kind=client.pb.MODE_FREE)
     return [

@@ -148,7 +148,7 @@ def test_other_shards_open_only_what_shard_0_lists(
         assert kind_of(lambda request=request: stranger.call(1, "OpenSpace", request)) == kind
     for name in names:
         native.push(name, np.ones(SMALL, np.float32))
-    # Nor are vectors taken away on one shard alone.
+    # Nor are vectors removed on only one shard.
     close = pb.CloseSpaceRequest(client=stranger.client, space=space.space)
     assert kind_of(lambda: stranger.call(1, "CloseSpace", close)) == "precondition"
     space.run(space.op("ZERO", 1))

@@ -1,4 +1,4 @@
-"""What a factorization takes for a rating: numbers with gaps, pairs rated twice, the range of the ratings."""
+"""How a factorization reads ratings: numbers with gaps, pairs rated twice, the range of the ratings."""
 
 # ruff: noqa: E402 -- scikit-learn may be missing
 
@@ -85,7 +85,7 @@ def test_what_nobody_rated_is_never_recommended():
     np.testing.assert_allclose(
         predictions, [model.mean_ + model.user_biases_[user], model.mean_, model.mean_]
     )
-    # A new item is one from its first rating on, and nobody else's factors change by being moved.
+    # A new item counts from its first rating on, and moving the other items' factors does not change them.
     factors = dict(zip(model.item_ids_, model.item_factors_, strict=True))
     model.set_params(learning_rate=1e-30).partial_fit(np.array([[4, 7]]), np.array([5.0]))
     assert set(model.recommend(4, 1000)[0]) == {*range(0, 60, 2), 7}

@@ -1,4 +1,4 @@
-"""Where the estimators begin: at coefficients that somebody assigned, at targets far from zero."""
+"""Starting points of the estimators: assigned coefficients, targets far from zero."""
 
 # ruff: noqa: E402 -- scikit-learn may be missing
 

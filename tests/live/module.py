@@ -63,7 +63,7 @@ class Module:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What `describe` tells."""
+        """The output of `describe`."""
         self.describe()
         return json.loads(self.text())
 

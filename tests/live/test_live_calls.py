@@ -1,4 +1,4 @@
-"""What the calls of the module do besides running: going back, other settings, bad numbers."""
+"""Calls of the module besides running: going back, other settings, bad numbers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bytes_count_for_the_codec_that_sent_them(module):
     assert sent(module, run) == [[30, 30 * 8], [20, 20 * 4], [0, 0], [0, 0], [0, 0]]
     head, workers = module.state(run)
     assert head[7] == 30 * 8 + 20 * 4
-    # They have begun again, and each is there since then.
+    # The workers have restarted, and each has been present since.
     assert workers[:, 8].sum() == 20
     assert 0 < workers[0, 12] < head[0]
     assert workers[:, 13].tolist() == [INFINITY] * 4

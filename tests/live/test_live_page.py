@@ -15,7 +15,7 @@ from fastps.commands.live.export import one_file, page_files
 from live.visits import Served, frame_with, until
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Where pictures lie that people look at.
+#: Folder of the pictures that people look at.
 PICTURES = ROOT / "target/live"
 #: Milliseconds; of the numbers of lessons, which take a core for some seconds.
 LATE, LONG = 60_000, 110_000

@@ -120,7 +120,7 @@ def test_a_killed_worker_and_a_killed_server(served: Served) -> None:
         back = frame_with(frame, lambda f: all(s["up"] and s["starts"] == 2 for s in f["servers"]))
         assert {s["pid"] for s in before} & {s["pid"] for s in back["servers"]} == set()
         later = frame_with(frame, lambda f: f["state"]["updates"] > back["state"]["updates"] + 20)
-        # Every acknowledged push is there but those that are counted as lost, and some in flight.
+        # Every acknowledged push is applied, except those counted as lost and some in flight.
         counts = later["state"]
         assert counts["pushes"] - counts["lost"] <= counts["updates"] + len(later["workers"])
 
@@ -153,13 +153,13 @@ def test_a_paused_worker_is_left_alone_until_it_continues(served: Served) -> Non
         assert served.call("POST", "/act", {"what": "pause", "number": 0})[0] == 204
         assert served.call("POST", "/act", {"what": "pause", "number": 2})[0] == 204
         paused = frame_with(frame, lambda f: f["workers"][2]["state"] == "paused")
-        # One that has to go ends at once, and not when its pause would.
+        # A removed worker ends immediately, and not when its pause would.
         began = time.monotonic()
         fewer = {**first["settings"], **path, "codec": "onebit", "workers": 2, "momentum": 0.3}
         assert served.call("POST", "/set", fewer)[0] == 204
         until(lambda: not Path(f"/proc/{running['workers'][2]['pid']}").exists(), late=4.0)
         assert time.monotonic() < began + 4.0
-        # The other one gets the settings when it goes on: it takes steps of the course that has begun.
+        # The other one gets the settings when it continues: it takes steps of the course that has begun.
         later = frame_with(frame, lambda f: any(row[1] == 0 for row in f["rows"]))
         assert later["course"] == paused["course"] + 1
         fit = frame_with(frame, lambda f: f["state"]["fit"] is not None and f["state"]["residual"] > 0)
@@ -243,7 +243,7 @@ def test_the_momentum_is_fitted_to_versions_in_any_order(rng: Any) -> None:
 
 
 def report(updates: int, to: tuple[float, float], **more: Any) -> dict[str, Any]:
-    """What a worker says of a step."""
+    """A worker's report of a step."""
     times = [0.0, 0.1, 0.2, 0.3, 0.4]
     plain = {
         "step": updates,

@@ -37,7 +37,7 @@ class Served:
     """A ``fastps live`` without a browser.
 
     Attributes:
-        link: What it has printed.
+        link: The link that it has printed.
         tab: The number of the page in whose name it makes wishes.
     """
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODECS = ("float32", "bfloat16", "int8", "onebit")
 MISMATCH = 3
 RACE = ("--codec", "float32", "--push-every", "5", "--pull-every", "5", "--seconds", "20")
-"""How both sides of the race train."""
+"""Options with which both sides of the race train."""
 
 
 def demo(

@@ -86,7 +86,7 @@ def best_greedily(
     make_env: Callable[[], gymnasium.Env] = cart_pole,
     every: int = 2500,
 ) -> tuple[int | None, float]:
-    """Trains until the mean of 30 greedy episodes, judged every so many frames, reaches a goal.
+    """Trains until the mean of 30 greedy episodes, judged every `every` frames, reaches a goal.
 
     Returns:
         The frames of all workers then, None if it never did; and the best mean of 30 (or of 10 that were too

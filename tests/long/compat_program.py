@@ -47,7 +47,7 @@ def normal(shape: tuple[int, ...], seed: int) -> Any:
 
 
 def digest(value: Any) -> Any:
-    """Arrays by their bytes; the rest as it is."""
+    """Arrays by their bytes; the rest unchanged."""
     if isinstance(value, dict):
         return {str(key): digest(part) for key, part in sorted(value.items())}
     array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""What the examples of `examples/engines` survive on Ray, Dask and trainers: `make test-engines`.
+"""Faults that the examples of `examples/engines` survive on Ray, Dask and trainers: `make test-engines`.
 
 `slurm.py` beside it has Slurm.
 """
@@ -33,7 +33,7 @@ MPIRUN = ["mpirun", "--oversubscribe", *ROOT, "-n", "2", sys.executable]
 
 @pytest.fixture
 def ray_environment() -> Iterator[dict[str, str]]:
-    """Environment of a program that uses Ray; afterwards none of its processes is left."""
+    """Environment of a program that uses Ray; afterwards, all its processes have ended."""
     pytest.importorskip("ray")
     with tempfile.TemporaryDirectory(prefix="fastps-ray-") as folder:
         path = f"{EXAMPLES}:{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
@@ -65,7 +65,7 @@ def test_ray_after_kills(ray_environment: dict[str, str]) -> None:
     steps = 400
     program = Path(__file__).parent / "ray_kills.py"
     output = run_with_ray(ray_environment, str(program), str(steps))
-    # Ray writes lines of its own, also after the program's.
+    # Ray writes its own lines, also after the program's.
     saw = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     kill_table.check("Ray", "servers", "the actor starts again at another address", saw["moved"])
     kill_table.check("Ray", "servers", "its tasks continue", saw["error"] < 1e-3)

@@ -24,7 +24,7 @@ GRID = list(itertools.product((5e-4, 1e-3, 2e-3), (128, 512), (2, 4)))
 
 
 def key(setting: tuple[float, int, int], seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """What distinguishes a run from others."""
+    """Key that distinguishes a run from others."""
     lr, refresh, steps = setting
     where = {"seed": seed, "bundles": args.bundles, "frames": args.frames}
     return {"lr": lr, "refresh": refresh, "steps": steps, **where}

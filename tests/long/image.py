@@ -1,6 +1,6 @@
 """The image of `deploy/Containerfile` in Docker: `make test-engines`.
 
-Needs the Debian package docker.io, and root. The daemon is one of its own, with its files in a temporary
+Needs the Debian package docker.io, and root. The daemon is a separate one, with its files in a temporary
 folder. There is no registry, so the image's last stage is built of a server that is built here.
 """
 

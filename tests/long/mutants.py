@@ -107,7 +107,7 @@ def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) ->
 
 
 def pytest_failure(mutant: str, seconds: float) -> str | None:
-    """The same for the Python tests."""
+    """Runs the Python tests; says which one failed first, or None if all pass."""
     env = {**os.environ, "FASTPS_MUTANT": mutant}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "."]
     try:

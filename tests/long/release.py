@@ -78,7 +78,7 @@ def check_sums(folder: Path) -> None:
 
 
 def check_program(program: bytes, name: str) -> None:
-    """A release names no folder of its builder, and has none of the failpoints that builds for tests have."""
+    """A release names no folder of its builder, and lacks the failpoints that builds for tests have."""
     check(b"FASTPS_FAILPOINT" not in program, f"{name} has no failpoints")
     for place in (ROOT, Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))):
         check(f"{place}/".encode() not in program, f"{name} does not name {place}")
@@ -105,7 +105,7 @@ def architecture(path: Path) -> str:
 
 
 class Foreign:
-    """What runs programs of another architecture: qemu, and a folder with a Python for it."""
+    """Tools that run programs of another architecture: qemu, and a folder with a Python for it."""
 
     def __init__(self, arch: str) -> None:
         self.root = Path(run(ROOT / ".ci/foreign", arch).strip())
@@ -114,7 +114,7 @@ class Foreign:
 
 
 class Server:
-    """The static fastps-server alone in an empty root."""
+    """The static fastps-server in an otherwise empty root."""
 
     def __init__(self, archive: Path, folder: Path, foreign: Foreign | None) -> None:
         root = folder / "root"

@@ -175,7 +175,7 @@ def _load(wanted: bool) -> Iterator[None]:
 
 
 def _threads(pid: int) -> Iterator[str]:
-    """What the system says of a process's threads: name, state, where it waits, user and system time."""
+    """The system's report of a process's threads: name, state, where it waits, user and system time."""
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         with contextlib.suppress(OSError):
             fields = (task / "stat").read_text().rpartition(")")[2].split()

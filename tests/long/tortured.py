@@ -92,7 +92,7 @@ def violations(folder: Path, mutant: str, profile: str, ack: str, seed: int) -> 
 
 
 def survivor(folder: Path, mutant: str) -> str | None:
-    """What is wrong with how the checker sees a fault; None if it is found."""
+    """Error in how the checker sees a fault; None if it is found."""
     profile, ack, first = TORTURED[mutant]
     try:
         found = violations(folder, mutant, profile, ack, seed_of(profile, first))

@@ -134,7 +134,7 @@ def evaluate(address: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """Outcome of a run."""
 
     #: Steps of all workers together that a run takes.
     length: int
@@ -229,7 +229,7 @@ def _wait_for(ps: fastps.ParameterServer, steps: int, tensor: str = "3.bias") ->
 
 
 def _end(child: Child) -> dict[str, float]:
-    """What a process says last."""
+    """The last message of a process."""
     code = child.process.wait(LONGEST)
     child._reader.join(10)
     lines = list(child.read_lines())
@@ -239,7 +239,7 @@ def _end(child: Child) -> dict[str, float]:
 
 
 def _ended(outcome: Outcome) -> bool:
-    """Whether the cosine of every worker came to its end."""
+    """Returns whether the cosine of every worker reached its end."""
     return max(worker["rate"] for worker in outcome.workers) < 0.01 * LR
 
 

@@ -24,7 +24,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def pushes(ps: fastps.ParameterServer) -> int:
-    """How often the tensors have changed since they were registered; of these the largest number."""
+    """The largest number of changes of a tensor since it was registered."""
     names = ps.names()
     versions = ps.versions(names) if names else {}
     return max((versions[name] - 1 for name in names), default=0)

@@ -19,7 +19,7 @@ from reference_optim import OPTIMIZERS, Array
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "matched_beta1.json"
 MATCHING = fastps.Async(delay_adaptive=False, momentum_matching=True)
-#: Which worker takes each step: one alone, then two, then three, then one more often than the others.
+#: The worker that takes each step: only one, then two, then three, then one more often than the others.
 ORDER = (0, 0, 1, 0, 1, 2, 1, 0, 2, 0, 0, 1, 2, 2, 1)
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("Adam", {"lr": 0.05}),

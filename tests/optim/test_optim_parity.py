@@ -278,9 +278,9 @@ def rounded_twice(a: reference.Operand, b: reference.Operand, c: reference.Opera
 
 
 def by_torch_that_fuses(s: Start) -> dict[str, Array]:
-    """What torch gives where it rounds a product and a sum once.
+    """torch's results where it rounds a product and a sum once.
 
-    Elsewhere the reference stands for it, which
+    Elsewhere the reference replaces it, which
     `test_the_reference_with_torchs_square_root_and_rounding_is_torch` compares with torch everywhere.
     """
     pytest.importorskip("torch")
@@ -294,7 +294,7 @@ def by_torch_that_fuses(s: Start) -> dict[str, Array]:
 
 
 def sizes(s: Start, expected: dict[str, Array]) -> dict[str, NDArray[np.float64]]:
-    """What a result is a sum of, in absolute values: for parameters max(|parameter|, |step|), the step
+    """Magnitude of the terms of each result: for parameters max(|parameter|, |step|), the step
     without what cancels inside it (weight decay of AdamW, the old velocity of RMSprop)."""
     old = {name: x.astype(np.float64) for name, x in {"parameters": s.p, **s.state}.items()}
     size = {name: np.maximum(np.abs(old[name]), np.abs(expected[name] - old[name])) for name in old}

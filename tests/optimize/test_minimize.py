@@ -65,7 +65,7 @@ class Uphill(Logistic):
 
 
 def run(objective, **options):
-    """The result and the point of a run on a store of its own."""
+    """The result and the point of a run on its own store."""
     with fastps.Store() as store:
         objective.register(store)
         result = minimize(store, objective.names, objective, **OPTIONS | options)
@@ -73,7 +73,7 @@ def run(objective, **options):
 
 
 def same(a, b):
-    """Whether two results have the same bits."""
+    """Returns whether two results have the same bits."""
     return a.history == b.history and (a.fun, a.nfev, a.nit) == (b.fun, b.nfev, b.nit)
 
 
@@ -338,7 +338,7 @@ def test_a_former_coordinator_is_fenced():
         objective.register(store)
 
         def taken_over(result):
-            """Another coordinator goes on after two iterations."""
+            """Another coordinator takes over after two iterations."""
             if result.nit == 2:
                 spaces = fastps._fastps.VectorSpaces(first._native)
                 [(_, space, *_)] = spaces.list(None)
@@ -829,7 +829,7 @@ def test_no_replica_within_the_timeout_says_how_to_start_one():
 
 
 def test_a_coordinator_warns_when_all_replicas_have_left_and_continues_with_another(monkeypatch):
-    """Without a timeout it waits; a replica that raises is named by its own error only."""
+    """Without a timeout it waits; a replica that raises is named only by its own error."""
     warned, seen, texts, errors = threading.Event(), threading.Event(), [], []
     batch = Vectors.batch
 
@@ -958,7 +958,7 @@ def test_a_replica_follows_a_coordinator_that_cuts_the_samples_otherwise():
 
 
 def test_the_batches_of_two_runs_have_different_numbers(monkeypatch):
-    """What a replica kept of a batch of the first run, or reports late, is of no batch of the second."""
+    """Results that a replica kept from the first run, or reports late, belong to no batch of the second."""
     seen, plain = [], Vectors.batch
     monkeypatch.setattr(
         Vectors, "batch", lambda v, batch, *a, **o: seen.append(batch) or plain(v, batch, *a, **o)

@@ -31,7 +31,7 @@ OPTIONS = {
 
 
 class Logistic:
-    """A logistic regression whose parameters are eight tensors, which lie on all shards."""
+    """A logistic regression whose parameters are eight tensors, spread over all shards."""
 
     names = tuple(f"w{k}" for k in range(8))
 
@@ -69,7 +69,7 @@ def alone():
 
 @contextlib.contextmanager
 def replicas(addresses, count):
-    """Replicas on threads, each a client of its own."""
+    """Replicas on threads, each with its own client."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(fastps.connect(addresses)) for _ in range(count)]
         made = [Replica(ps, Logistic(), name=f"r{k}") for k, ps in enumerate(clients)]
@@ -135,7 +135,7 @@ def test_status_lists_spaces_and_a_space_outlives_its_coordinator_for_a_while(ca
         assert (space["name"], space["vectors"]) == ("short", ["g", "p"])
         assert space["tensors"] == list(Logistic.names)
         assert "process" in space["coordinator"]
-        time.sleep(3.5)  # its coordinator is there
+        time.sleep(3.5)  # its coordinator is present
         assert v.run(v.dot("g", "w")) == (0.0,)
         v._ps.close()
         assert main(["status", server.addresses, "--all"]) == 0

@@ -14,7 +14,7 @@ SLICES = 24
 
 
 def test_a_push_waits_for_one_slice_of_a_program_and_not_for_all() -> None:
-    """While one program runs on all slices, another client's pushes are answered one after the other."""
+    """While one program runs on all slices, another client's pushes are answered one by one."""
     names = [f"v{k}" for k in range(16)]
     with (
         fastps.serve(shards=1) as server,

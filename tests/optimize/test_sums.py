@@ -27,7 +27,7 @@ def mean(params, indices):
 
 
 def means_of_batches(params, indices, size=8):
-    """Sums the means of batches of its own."""
+    """Splits the samples into its own batches, and sums their means."""
     found = [mean(params, batch) for batch in np.split(indices, range(size, len(indices), size))]
     return sum(loss for loss, _ in found), {"w": sum(gradients["w"] for _, gradients in found)}
 

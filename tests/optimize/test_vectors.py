@@ -82,7 +82,7 @@ def test_operations_are_those_of_numpy(store, v, portions, dtype, random_arrays)
     w = store.pull(list(SHAPES))
     portions.put("g", g)
     portions.put("p", p)
-    # What a sum rounds to its grid is exact in float32, and nearly so in float64.
+    # Rounding to a sum's grid is exact in float32, and nearly so in float64.
     given, g, p = g, v.pull("g"), v.pull("p")
     for n in SHAPES:
         np.testing.assert_allclose(g[n], given[n], rtol=0, atol=0 if dtype == np.float32 else 2.0**-57)

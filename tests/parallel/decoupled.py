@@ -124,7 +124,7 @@ def trained(pipe, address, how, layers, parts, steps, options):
 
 
 class Asks(nn.Module):
-    """Says that it is in one of some steps, and waits there until it hears that it may go on."""
+    """Reports each of `steps` when it is in it, and waits there until it may continue."""
 
     def __init__(self, pipe, steps):
         super().__init__()
@@ -206,7 +206,7 @@ class Spoiled(SyntheticGradient):
 
 
 def spoiled(pipe, address, steps):
-    """Three parts; the predictor of the middle one gives NaN once. Says where an error came, and goes on."""
+    """Three parts; the predictor of the middle one gives NaN once. Says where an error came; continues."""
     graph, texts = parallel.Graph(), {}
     value, label = graph.input("image"), graph.input("label")
     for part, module in enumerate(stacks(3, 3)):

@@ -84,7 +84,7 @@ def chain(model, cuts, dropout=0.0):
 
 
 def all_settings(pipe, model, parts, dropout, addresses):
-    """Trains with each setting on servers of its own."""
+    """Trains with each setting on separate servers."""
     for (micro_batches, rule), address in addresses.items():
         graph = chain(model, CUTS[model, parts], dropout)
         with fastps.connect(address) as ps, parallel.Replica(graph, timeout=30) as replica:
@@ -144,7 +144,7 @@ def troubled(pipe, kind, part, address, timeout, steps=6, step=3):
 
 
 def survives_not_finite(pipe, address):
-    """A step with a gradient that is not finite is left out, and training goes on."""
+    """A step with a gradient that is not finite is left out, and training continues."""
     graph = chain("mlp", [3])
     with fastps.connect(address) as ps, parallel.Replica(graph, timeout=30) as replica:
         optimizer, texts = replica.optimizer(ps, fastps.SGD(lr=0.01)), []
@@ -207,7 +207,7 @@ def failing_factory(pipe):
 
 
 def two_replicas_at_once(pipe):
-    """Two in one group, then in groups of their own, then one after the other."""
+    """Two in one group, then in separate groups, then in sequence."""
     graph = chain("mlp", [3])
     with parallel.Replica(graph, timeout=20) as first:
         try:

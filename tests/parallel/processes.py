@@ -94,7 +94,7 @@ class Parts:
         self._pipes[part].send(value)
 
     def result(self, part: int, timeout: float = LATE) -> Any:
-        """What a part returned; `Failed` if it raised."""
+        """The return value of a part; raises `Failed` if the part raised."""
         while True:
             kind, value = self._next(part, timeout)
             if kind == "said":
@@ -108,7 +108,7 @@ class Parts:
         return [self.result(part, timeout) for part in range(len(self._pipes))]
 
     def errors(self, *parts: int, timeout: float = LATE) -> list[Failed]:
-        """What some parts raised."""
+        """The errors that some parts raised."""
         found = []
         for part in parts:
             try:

@@ -1,4 +1,4 @@
-"""A replica fails as a whole, soon, and says where; other replicas go on."""
+"""A replica fails as a whole, soon, and says where; other replicas continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastps.torch.parallel import Replica
 
 pytestmark = pytest.mark.timeout(300)
 #: Seconds in which the other parts hear of a failure, and processes end, on a busy machine, too. Where they
-#: have a timeout of their own, it is 60 s.
+#: have their own timeout, it is 60 s.
 SOON = 25.0
 #: A step of all parts takes less.
 TIMEOUT = 6.0
@@ -197,7 +197,7 @@ def test_two_replicas_a_kill_a_stop_and_a_restart(mode, tmp_path):
             lives.append(answer_of(parts, 0))
             parts.__exit__()  # as an engine does before it starts a replica again
             lives.append(answer_of(parts, 1))
-            if mode == "Sync":  # the steady replica alone would be done before the next life begins
+            if mode == "Sync":  # the steady replica would otherwise be done before the next life begins
                 hold.touch()
                 members_are(1)
         others = [answer_of(steady, 0), answer_of(steady, 1)]
@@ -211,7 +211,7 @@ def test_two_replicas_a_kill_a_stop_and_a_restart(mode, tmp_path):
             versions = {number for _, seen in (*lives, *others) for key, number in seen if key == name}
             if mode == "Async":
                 assert version == 1 + pushes, name
-            else:  # each version is of one gradient of each replica that is there
+            else:  # each version is of one gradient of each present replica
                 assert versions == set(range(2, version + 1)), name
                 assert steps <= version - 1 <= pushes
         assert accuracy(state) > 0.85

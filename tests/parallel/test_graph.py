@@ -560,7 +560,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("how", ["same", "inside", "copy", "made"])
 def test_a_module_that_two_nodes_share(how, part, threads):
-    """A second part has a copy, as in a process of its own."""
+    """A second part has a copy, as in a separate process."""
     x, module = torch.randn(5, 3), Tied()
     expected = copy.deepcopy(module)
     (expected(x).square().mean() + expected(x * 2).square().mean()).backward()

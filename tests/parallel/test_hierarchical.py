@@ -135,7 +135,7 @@ def refusals(ps: fastps.ParameterServer, node: Any) -> list[str]:
         assert ps.versions("bad/first.weight")["bad/first.weight"] == before
         for param in own.parameters():
             param.grad = torch.zeros_like(param)
-        optimizer.step()  # the node goes on
+        optimizer.step()  # the node continues
     alone = [dist.new_group([k]) for k in range(4)][dist.get_rank()]
     try:
         fastps.torch.Hierarchical(own, ps, RULE, node=alone, prefix="bad/", group="bad")

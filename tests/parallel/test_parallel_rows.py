@@ -45,7 +45,7 @@ class Images(nn.Module):
 
 
 class Local(nn.Module):
-    """A locally connected layer: each position has weights of its own for its 3 x 3 neighbourhood."""
+    """A locally connected layer: each position has its own weights for its 3 x 3 neighbourhood."""
 
     def __init__(self, weight, top, bottom):
         super().__init__()

@@ -113,7 +113,7 @@ def test_threads_have_the_bits_of_targets_that_come_a_step_late():
 
 
 def test_micro_batches_make_one_step_of_the_mean_over_all_rows():
-    """Without BatchNorm, which sees each micro-batch for itself, they change the rounding only."""
+    """Without BatchNorm, which sees each micro-batch separately, they change the rounding only."""
     found = []
     for micro_batches in (1, 4):
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_micro_batches_make_one_step_of_the_mean_over_all_rows():
 
 
 def test_pieces_several_consumers_and_uses_on_the_same_part():
-    """The target is the sum of what all consumers give back, each at its place."""
+    """The target is the sum of the gradients that all consumers return, each at its place."""
     torch.manual_seed(0)
     below, left, right = nn.Linear(4, 6), nn.Linear(6, 1), nn.Linear(2, 1)
     graph = Graph()

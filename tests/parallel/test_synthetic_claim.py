@@ -1,4 +1,4 @@
-"""What synthetic gradients learn: the thresholds of the claim, on the digits."""
+"""Learning with synthetic gradients: the thresholds of the claim, on the digits."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CORE = ROOT / "rust/core/src"
 CLIENT = ROOT / "rust/client/src"
 SERVER = ROOT / "rust/server/src"
 
-# What each folder of the core (and `shard.rs` at its root) may import of the others.
+# Folders that each folder of the core (and `shard.rs` at its root) may import.
 CORE_FOLDERS: dict[str, set[str]] = {
     "base": set(),
     "memory": {"base"},
@@ -35,7 +35,7 @@ CORE_FOLDERS: dict[str, set[str]] = {
 }
 # Files of one folder that import each other.
 CORE_FILE_CIRCLES = {
-    # Racing memory lies in regions, which are made of its lines.
+    # Racing memory is part of regions, which are made of its lines.
     "memory": {("cell", "shared")},
     # A slice owns its memory, whose changes need the slice; a policy releases pushes to the slice.
     "slice": {
@@ -44,7 +44,7 @@ CORE_FILE_CIRCLES = {
     },
 }
 
-# What each crate of the workspace may depend on, among the workspace's own crates.
+# Crates of the workspace that each of its crates may depend on.
 CRATES = {
     "fastps-core": set(),
     "fastps-durable": {"fastps-core"},
@@ -56,7 +56,7 @@ CRATES = {
     "fastps-live": {"fastps-core"},
     "fastps-python": {"fastps-core", "fastps-client", "fastps-server", "fastps-cli"},
 }
-# What the core must do without: network, async, clocks, logging, Python.
+# Packages that the core must not use: network, async, clocks, logging, Python.
 NOT_IN_CORE = {"tokio", "tonic", "prost", "h2", "hyper", "pyo3", "tracing", "log", "bytes", "futures-util"}
 
 UNSAFE_FILES = {
@@ -104,7 +104,7 @@ def without_circle(imports: dict[str, set[str]]) -> None:
 
 
 def core_folder(path: Path) -> str:
-    """The folder of the core that a file lies in, or its own name."""
+    """The folder of the core that contains a file, or the file's own name."""
     return path.relative_to(CORE).parts[0].removesuffix(".rs")
 
 
@@ -123,7 +123,7 @@ def core_imports(path: Path) -> set[str]:
 
 
 def file_imports(folder: Path) -> dict[str, set[str]]:
-    """What each file of a folder imports of the others, by their names or through the folder's `mod.rs`.
+    """Imports of each file of a folder from the others, by their names or through the folder's `mod.rs`.
 
     A file and the folder of its submodules count as one.
     """
@@ -342,7 +342,7 @@ COMMANDS = ROOT / "python/fastps/commands"
 
 
 def test_commands_import_the_library_and_never_the_reverse() -> None:
-    """A module of the library names the module that it needs, so that `fastps` itself stands above all."""
+    """A module of the library names the module that it needs, so that `fastps` itself is above all."""
     for path in python_files():
         if COMMANDS in path.parents or path.name == "__main__.py":
             continue
@@ -362,7 +362,7 @@ def test_the_extension_module_is_private() -> None:
 
 @pytest.mark.parametrize("crate", ["durable", "transport", "client", "server"])
 def test_folders_of_a_crate_form_no_circle(crate: str) -> None:
-    """Files beside the folders count as folders of their own."""
+    """Files beside the folders count as separate folders."""
     root = ROOT / "rust" / crate / "src"
     names = {path.stem if path.is_file() else path.name for path in root.iterdir()} - {"lib"}
     imports: dict[str, set[str]] = {name: set() for name in names}
@@ -384,7 +384,7 @@ LARGER_FOLDERS: dict[str, int] = {}
 
 
 def source_files_by_folder() -> dict[str, int]:
-    """Folders of source code, and how many source files lie directly in each."""
+    """Folders of source code, and the number of source files directly in each."""
     python = (ROOT / "python/fastps").rglob("*.py")
     rust = (path for src in ROOT.glob("rust/*/src") for path in rust_files(src))
     return collections.Counter(str(path.parent.relative_to(ROOT)) for path in (*python, *rust))
@@ -480,7 +480,7 @@ def features(*packages: str) -> dict[str, set[str]]:
     listed = subprocess.run([*command, *packages], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert listed.returncode == 0, listed.stderr
     found: dict[str, set[str]] = collections.defaultdict(set)
-    for line in filter(None, listed.stdout.splitlines()):  # an empty one stands between two packages
+    for line in filter(None, listed.stdout.splitlines()):  # an empty one separates two packages
         package, names = line.removesuffix(" (*)").split("|")
         found[package].add(names)
     return found

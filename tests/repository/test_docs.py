@@ -44,7 +44,7 @@ SET_UP = {"make demo", "make test"}
 """The two set-up commands of the README: without them nothing here can run."""
 
 TWO_MACHINES = "fastps cluster new cluster --servers host-a,host-b"
-"""Start of the block that tests/server/test_tls_cluster.py runs. Here, servers without TLS stand in."""
+"""Start of the block that tests/server/test_tls_cluster.py runs. Here, servers without TLS replace it."""
 
 STAND_IN = """
 fastps serve --listen host-a:7070 --cluster host-a:7070,host-b:7070 &
@@ -86,7 +86,7 @@ def on_this_machine(commands: str) -> str:
 
 
 def run(command: list[str], cwd: Path, seconds: float = 120, code: int = 0) -> str:
-    """What a command prints."""
+    """Output of a command."""
     printed = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, **printed, text=True, timeout=seconds)
     assert done.returncode == code, done.stdout
@@ -334,7 +334,7 @@ def test_links_and_paths_exist(page: Path) -> None:
 
 
 def test_the_recipes_name_what_exists() -> None:
-    """In CONTRIBUTING, a step names its files first, then functions, macros and types that stand in them."""
+    """In CONTRIBUTING, a step names its files first, then functions, macros and types that are in them."""
     sections = (ROOT / "CONTRIBUTING.md").read_text().split("\n## ")
     recipes = [section for section in sections if section.startswith("Add ")]
     steps = [

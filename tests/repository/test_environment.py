@@ -21,7 +21,7 @@ TEXTS = {"", ".py", ".rs", ".toml", ".md", ".yml"}
 
 
 def sources() -> list[Path]:
-    """Where a variable may be read or named, except for the table, its page, and wrong names in tests."""
+    """Files that may read or name a variable, except the table, its page, and wrong names in tests."""
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
     beside = [*ROOT.glob("*.md"), ROOT / "Makefile"]
     apart = {TABLE, PAGE, Path(__file__).resolve()}

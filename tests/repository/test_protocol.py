@@ -24,7 +24,7 @@ def proto(tmp_path_factory: pytest.TempPathFactory) -> descriptor_pb2.FileDescri
 
 
 def declared(file: descriptor_pb2.FileDescriptorProto) -> dict[str, tuple[object, ...]]:
-    """What peers rely on: of each field, value and call its number and types."""
+    """The declarations that peers rely on: of each field, value and call its number and types."""
     found: dict[str, tuple[object, ...]] = {}
     for message in file.message_type:
         found[message.name] = ()

@@ -115,7 +115,7 @@ def test_a_vector_environment_is_refused(store: fastps.Store) -> None:
 
 
 class Odd(gymnasium.Env):
-    """Step 2 of each episode, or its reset, answers as it is told."""
+    """Step 2 of each episode, or its reset, returns a given answer."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = spaces.Discrete(2)

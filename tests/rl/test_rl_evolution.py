@@ -154,7 +154,7 @@ def test_half_a_step_of_a_tensor_of_several_slices_is_finished(applied: int) -> 
 
 @pytest.mark.filterwarnings("ignore:shard 0 was restarted", "ignore:the server was restarted")
 def test_versions_that_a_restarted_server_lost_are_made_again(tmp_path: Path) -> None:
-    """It starts from a copy of its folder. Worker and evaluator go on, and the bits are the same."""
+    """It starts from a copy of its folder. Worker and evaluator continue, and the bits are the same."""
     with fastps.Store() as undisturbed:
         expected = after(undisturbed, 6, 1)
     server = fastps.serve(data_dir=tmp_path / "now")

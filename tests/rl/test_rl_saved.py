@@ -232,7 +232,7 @@ def test_a_resumed_run_has_all_that_the_first_one_had(ps, algorithm, tmp_path: P
 
 
 class Interrupted(Exception):
-    """Stands for whatever ends a process."""
+    """Represents whatever ends a process."""
 
 
 @pytest.mark.timeout(240)

@@ -62,7 +62,7 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost(tmp_path: Path) ->
         assert run.messages == ["worker 0 was killed by signal 9; it was started again"]
         assert 4000 <= run.frames <= 4100
         assert run.stats["frames_per_second"] > 0
-        # What the workers know to be applied was; the killed one had at most some more than it reported.
+        # Pushes known to the workers as applied were; the killed one had at most some more than it reported.
         for name in LINES:
             acknowledged = sum(worker["acknowledged"][name] for worker in run.stats["workers"])
             assert acknowledged <= ps.versions(name)[name] - 1 <= acknowledged + 200

@@ -309,7 +309,7 @@ def test_three_failing_episodes_in_a_row_end_the_worker(store: fastps.Store) -> 
     with pytest.raises(EpisodeError, match=r"the joint is broken .*worker bob.*step 3.*3 episodes") as raised:
         run_worker(store, A3C(), lambda: Faulty(range(2, 9)), seed=0, frames=100, name="bob")
     assert isinstance(raised.value.__cause__, OSError)
-    # Its updates before that stand, and the others may go on.
+    # Its updates before that remain, and the others may continue.
     assert store.pull(FRAMES)[0] > 0
 
 

@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> Stubs:
-    """What grpcio-tools makes of `protos/`."""
+    """Stubs that grpcio-tools generates from `protos/`."""
     return generate(TESTS.parent / "protos", tmp_path_factory.mktemp("stubs"))
 
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, which takes signals."""
+"""A server in a separate process, which takes signals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Served:
-    """A server that listens. What it prints goes to the file `log`."""
+    """A server that listens. Its output goes to the file `log`."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log

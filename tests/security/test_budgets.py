@@ -1,4 +1,4 @@
-"""Budgets of principals: whoever exceeds one waits and is then refused; the others notice nothing."""
+"""Budgets: a principal that exceeds its budget waits and is then refused; the others notice nothing."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_flood_of_calls_keeps_to_the_rate_of_its_principal(tokens: Tokens, stu
 
 
 def is_serving(channel: grpc.Channel) -> bool:
-    """Whether the health service says so; its answer is field 1 with value 1."""
+    """Returns whether the health service says so; its answer is field 1 with value 1."""
     check = channel.unary_unary("/grpc.health.v1.Health/Check")
     return check(b"", timeout=30) == b"\x08\x01"
 

@@ -29,7 +29,7 @@ def end_of_stream(client: ForeignClient) -> grpc.StatusCode:
 
 
 def push_until_refused(ps: fastps.ParameterServer) -> None:
-    """Pushes until the server no longer accepts the certificate. What is in doubt is pushed again."""
+    """Pushes until the server no longer accepts the certificate. Repeats pushes in doubt."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         with suppress(fastps.PartialPush):

@@ -43,7 +43,7 @@ def process(*options: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[subpro
 
 
 def in_the_name_of(victim: ForeignClient, thief: ForeignClient) -> dict[str, str]:
-    """What a thief gets from every call and frame that names a client, where it names the victim."""
+    """Outcome of every call and frame that names a client, where a thief names the victim."""
     found, pb = {}, victim.pb
     for method in calls(pb):
         target = Target(victim, True, method)
@@ -59,7 +59,7 @@ def in_the_name_of(victim: ForeignClient, thief: ForeignClient) -> dict[str, str
 
 @pytest.mark.timeout(300)
 def test_nobody_acts_as_another_before_and_after_a_kill(stubs: Stubs, tokens: Tokens, tmp_path: Path) -> None:
-    """Not with the other's secret and a token of one's own, and not with the other's token without it."""
+    """Not with the victim's secret and the thief's token, and not with only the victim's token."""
     for name in ("alice", "bob"):
         tokens.add(name, "worker")
     options = ("--tokens", str(tokens.file), "--data-dir", str(tmp_path / "data"))

@@ -1,6 +1,6 @@
 """Every call and every kind of frame by every role and scope, as `roles.json` beside this file has it.
 
-The calls and kinds come from the descriptor: a new one that nobody lists fails the test.
+The calls and kinds come from the descriptor: a new one that is not listed fails the test.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def outcome(call: Callable[[], str]) -> str:
 
 
 def of_call(client: ForeignClient, method: str, request: Any, target: Target) -> str:
-    """Whether the answer has what the caller asked for."""
+    """Outcome of a call: whether the answer has what the caller asked for."""
     answer = client.call(0, method, request)
     name = answer.DESCRIPTOR.name
     listed = {
@@ -200,11 +200,11 @@ def of_frame(client: ForeignClient, frame: Any) -> str:
 
 
 def outcomes(client: ForeignClient, new: Callable[[str], Target]) -> dict[str, str]:
-    """What a caller gets from every call and kind of frame, each about a target of its own."""
+    """Outcome of every call and kind of frame, each with its own target."""
     pb, found = client.pb, {}
     for method in calls(pb):
         target = new(method)
-        # Each is a session of its own, so that no call depends on another.
+        # Each has its own session, so that no call depends on another.
         fresh = client.pb.HelloRequest(
             client=secrets.randbits(64) | 1, secret=client.secret, protocol_minor=1
         )
@@ -218,7 +218,7 @@ def outcomes(client: ForeignClient, new: Callable[[str], Target]) -> dict[str, s
 
 
 def of_stranger(client: ForeignClient, target: Target) -> set[str]:
-    """What a caller gets that the server does not know."""
+    """Outcomes for a caller that the server does not know."""
     asked = requests(client.pb, 1, b"x" * 16, target)
     found = {outcome(partial(client.call, 0, method, request)) for method, request in asked.items()}
     with pytest.raises(grpc.RpcError) as raised:
@@ -227,7 +227,7 @@ def of_stranger(client: ForeignClient, target: Target) -> set[str]:
 
 
 def of_outcast(client: ForeignClient, target: Target) -> dict[str, str]:
-    """What a caller gets to whom the server speaks no more, from every call and kind of frame."""
+    """Outcome of every call and kind of frame for a caller that the server no longer answers."""
     found, (control,) = {}, client.controls
     for method, request in requests(client.pb, client.client, client.secret or b"", target).items():
         call = getattr(control, method).future(request, timeout=60)
@@ -293,7 +293,7 @@ def test_every_call_by_every_caller(
             for call, text in found.items():
                 table.setdefault(call, {})[caller] = text
             if scope not in ("*", "a"):
-                # What is forbidden is answered as what does not exist.
+                # A forbidden target is answered like one that does not exist.
                 unknown = outcomes(by_token, lambda of: Target(owner, False, of))
                 assert unknown == found, caller
         end = time.monotonic() + 60

@@ -16,7 +16,7 @@ from token_files import Tokens
 
 import fastps
 
-#: What every HTTP/2 client sends first, with empty SETTINGS.
+#: Bytes that every HTTP/2 client sends first, with empty SETTINGS.
 OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 IDLE = 1100
 ONES = np.ones(8, np.float32)

@@ -1,4 +1,4 @@
-"""Tokens of our own client: who may, who may not, and that nobody sees the token."""
+"""Tokens of our own client: who may, who may not, and that the token is never visible."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_revoked_token_ends_its_streams_and_a_new_one_continues(tokens: Tokens
                 pushes += 1
                 assert time.monotonic() - begin < 60
 
-        # The client's file first, then the server's: pushes go on, and none is lost or applied twice.
+        # The client's file first, then the server's: pushes continue, and none is lost or applied twice.
         for reloads in (1, 2):
             tokens.add("alice", "worker")
             server.reload()
@@ -400,7 +400,7 @@ def test_one_principal_does_not_act_as_another(tokens: Tokens, stubs: Stubs, tmp
         again.hello(0, renew=True)
         again.sequence = victim.sequence
         attack(again)
-        # Each attack was followed by a push of the victim, and the pushes of its own are all that there is.
+        # Each attack was followed by a push of the victim, and only the victim's pushes are applied.
         assert again.pull("w")[1] == [3]
     victim.close()
 
@@ -451,7 +451,7 @@ def test_health_is_for_everybody_and_reflection_for_readers(tokens: Tokens, stub
 
 
 def test_a_reload_changes_roles_and_expiry(tokens: Tokens, tmp_path: Path) -> None:
-    """A stream of a principal whose line has changed ends, and its client goes on with the new role."""
+    """A stream of a principal whose line has changed ends, and its client continues with the new role."""
     file = tokens.add("alice", "worker")
     with (
         served(tokens.file, tmp_path / "log") as server,

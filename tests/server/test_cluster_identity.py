@@ -1,5 +1,5 @@
-"""The identity of a cluster: a client whose tensors are gone learns it from every call, and leaves alone what
-has taken the place of its server.
+"""The identity of a cluster: a client whose tensors are gone learns it from every call, and does not touch
+the server that has replaced its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALLS: dict[str, Callable[[fastps.ParameterServer], object]] = {
 
 
 def refused(call: Callable[[], object]) -> fastps.FastpsError:
-    """What a call raises, unless the answer that it waited for was lost with the server."""
+    """The error of a call, unless the answer that it waited for was lost with the server."""
     with pytest.raises(fastps.FastpsError) as raised:
         call()
     error: Any = raised.value
@@ -57,7 +57,7 @@ def fenced(call: Callable[[], object]) -> str:
     return str(error)
 
 
-# What a client knows of a tensor is no question to a server.
+# A client asks no server for what it knows of a tensor.
 @pytest.mark.parametrize("first", [name for name in CALLS if name != "spec"])
 def test_another_server_on_the_port_is_left_alone(first: str) -> None:
     """Whatever the first call after the change is."""

@@ -72,7 +72,7 @@ def test_the_environment_says_where_servers_are(monkeypatch: pytest.MonkeyPatch)
 def test_the_default_address_is_that_of_fastps_serve(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
-    """In a network of its own, nothing else has this port; elsewhere the test is skipped if something has."""
+    """In a separate network, nothing else has this port; elsewhere the test is skipped if something has."""
     monkeypatch.delenv("FASTPS_ADDRESSES", raising=False)
     if value is not None:
         monkeypatch.setenv("FASTPS_ADDRESSES", value)

@@ -28,7 +28,7 @@ with fastps.connect(sys.argv[1], transport=sys.argv[2], spin_us=int(sys.argv[3])
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have run."""
+    """CPU seconds of all threads of a process."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100

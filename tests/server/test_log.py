@@ -59,7 +59,7 @@ os._exit(0)
 
 @contextmanager
 def logging_server(log: Path, *options: str, **variables: str) -> Iterator[str]:
-    """A server in a process of its own; its address."""
+    """A server in a separate process; yields its address."""
     command = [
         sys.executable,
         "-m",

@@ -31,7 +31,7 @@ KNOWN: dict[str, list[str]] = {}
 
 
 class Moving:
-    """Servers of one cluster in processes of their own, which start again at other addresses."""
+    """Servers of one cluster in separate processes, which start again at other addresses."""
 
     def __init__(self, folder: Path, count: int = 1, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable

@@ -92,7 +92,7 @@ def test_shards_that_cannot_be_reached_at_their_own_addresses_are_refused() -> N
         text = str(raised.value)
         assert address in text, text
         assert server.address_list[0] in text, text
-        # Who names every shard may use other addresses, such as tunnels.
+        # A client that names every shard may use other addresses, such as tunnels.
         with fastps.connect(listen, timeout=30) as ps:
             ps.register("w", np.zeros(N, np.float32), optimizer=SGD)
             assert ps.push("w", np.ones(N, np.float32)).version == 2

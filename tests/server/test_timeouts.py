@@ -144,7 +144,7 @@ def slow(server: fastps.Server, delay: float) -> Iterator[tuple[str, threading.E
             one.close()
 
 
-#: Calls that ask two questions one after the other.
+#: Calls that ask two questions in sequence.
 TWICE: dict[str, Call] = {
     "versions": lambda ps: ps.versions(timeout=1.5),
     "drop": lambda ps: fastps.optimize.drop(ps, "s", timeout=1.5),
@@ -174,7 +174,7 @@ def varint(number: int) -> bytes:
 
 
 def listing(shards: int) -> bytes:
-    """A HelloResponse of a cluster of so many shards."""
+    """A HelloResponse of a cluster of `shards` shards."""
     addresses = (f"127.0.0.1:{k % 65535 + 1}".encode() for k in range(shards))
     return b"".join(b"\x2a" + varint(len(address)) + address for address in addresses)
 

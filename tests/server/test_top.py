@@ -79,7 +79,7 @@ class Terminal:
             self.process.send_signal(signal.SIGWINCH)
 
     def read(self, timeout: float) -> None:
-        """Reads what is there, or waits for it."""
+        """Reads the available output, or waits for some."""
         if select.select([self._master], [], [], timeout)[0]:
             read = os.read(self._master, 1 << 16)
             self.written += read

@@ -20,7 +20,7 @@ import fastps
 LARGE = 600_001
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory without a file is Linux's")
 KILLS = int(os.environ.get("FASTPS_KILLS", "6"))
-"""How often either side is killed; FASTPS_KILLS sets it."""
+"""Number of kills of either side; FASTPS_KILLS sets it."""
 
 
 def sockets(pid: int | str = "self") -> set[str]:
@@ -40,7 +40,7 @@ def all_sockets() -> set[tuple[str, str]]:
 
 
 def memory() -> int:
-    """How many pieces of memory this process shares with clients or servers."""
+    """Number of pieces of memory that this process shares with clients or servers."""
     return sum("memfd:fastps" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
@@ -212,7 +212,7 @@ def test_a_step_whose_wait_a_stopped_server_did_not_answer_counts():
             fastps.Worker(ps, start, mode=mode, name="the slow one") as slow,
         ):
             os.kill(pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, pid, os.WSTOPPED)  # until all its threads stand still
+            os.waitid(os.P_PID, pid, os.WSTOPPED)  # until all its threads have stopped
             with pytest.raises(fastps.DeadlineError):
                 fast._native.advance("default", False, 1, 0.5)
             os.kill(pid, signal.SIGCONT)

@@ -19,7 +19,7 @@ from fastps.commands.cli import main
 
 SLICES = 600_001
 NOWHERE = "nowhere.invalid"
-"""Where servers say that they are, so that no client finds them but by their paths."""
+"""Host that servers advertise, so that clients find them only by their paths."""
 OTHER_USER = """
 import os, sys, fastps
 os.setgid(65534)

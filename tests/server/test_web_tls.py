@@ -44,7 +44,7 @@ def own(authorities: Authorities) -> dict[str, Path]:
 
 
 def trust(authorities: Authorities, client: dict[str, Path] | None = None) -> ssl.SSLContext:
-    """A client that trusts the CAs, perhaps with a certificate of its own."""
+    """A client that trusts the CAs, perhaps with its own certificate."""
     context = ssl.create_default_context(cafile=str(authorities.ca))
     if client:
         context.load_cert_chain(client["tls_cert"], client["tls_key"])

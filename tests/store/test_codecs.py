@@ -57,7 +57,7 @@ def made(name, case):
 
 
 def golden_bodies():
-    """What `VECTORS` has under "golden", "bodies", as this build makes it."""
+    """The content of `VECTORS` under "golden", "bodies", as this build makes it."""
     x = golden_input()
     bodies = {}
     for name, case in VECTORS["golden"]["bodies"].items():
@@ -69,7 +69,7 @@ def golden_bodies():
 
 
 def vectors():
-    """What `VECTORS` has under "cases", as this build makes it."""
+    """The content of `VECTORS` under "cases", as this build makes it."""
     cases = []
     for case in VECTORS["cases"]:
         codec, where = made(case["codec"], case)

@@ -202,7 +202,7 @@ def test_servers_that_go_away(leaving):
         with pytest.raises(fastps.ConnectionLostError) as caught:
             call()
         leaving.check(caught.value)
-    # What was never sent is in the residual, whole.
+    # A gradient that was never sent is in the residual, whole.
     for name, rest in onebit.feedback.state_dict().items():
         np.testing.assert_array_equal(rest, grads[name], name)
 

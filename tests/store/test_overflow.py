@@ -45,13 +45,13 @@ def test_a_step_that_overflows_changes_nothing(ps, rule, value):
     assert refused.value.tensor == "w"
     assert snapshot(ps) == before
     assert ps.versions() == versions
-    ps.push("w", ones(100, 1e-3), lr=0.01)  # and training goes on
+    ps.push("w", ones(100, 1e-3), lr=0.01)  # and training continues
     assert np.isfinite(ps.pull("w")).all()
 
 
 @pytest.mark.parametrize("codec", [fastps.BFloat16(), fastps.Int8(), fastps.OneBit()], ids=repr)
 def test_every_codec_s_values_are_judged(ps, codec):
-    """What was refused is in no residual, either."""
+    """A refused gradient is in no residual, either."""
     ps.register("w", ones(3000), fastps.SGD(lr=1.0))
     with fastps.Worker(ps, {"w": ones(3000)}, fastps.Async(), codec=codec) as worker:
         with pytest.raises(fastps.NonFiniteError, match="overflows at element"):

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: name, addresses, tensors, steps; no server is asked."""
+"""Text that a notebook shows for an object: name, addresses, tensors, steps; no server is asked."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a notebook draws of an object: a small table, escaped; no server is asked."""
+"""HTML that a notebook shows for an object: a small table, escaped; no server is asked."""
 
 import html
 import re

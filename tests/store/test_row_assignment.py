@@ -80,7 +80,7 @@ BAD = [
     (fastps.Sparse([1], np.ones((1, 2))), fastps.DTypeError, "float64"),
     (fastps.Sparse([0.5], np.ones((1, 2), np.float32)), fastps.DTypeError, "float64"),
     (fastps.Sparse([1], np.array([[0, np.nan]], np.float32)), fastps.NonFiniteError, "index 1"),
-    # Also a value that a later one replaces is refused, as it is in a push.
+    # A value that a later one replaces is refused, too, as in a push.
     (fastps.Sparse([1, 1], np.array([[np.inf, 0], [0, 0]], np.float32)), fastps.NonFiniteError, "index 0"),
 ]
 

@@ -47,7 +47,7 @@ print(store.versions()["w"], store.names(), store.address != sys.argv[1])
     process = run(program, store.address)
     assert process.communicate(timeout=DEADLINE)[0].strip() == "2 ['b', 'w'] True"
     np.testing.assert_array_equal(view, -np.arange(5))
-    # What the other registered is found when it is asked for, and its state goes on from where it was.
+    # The other's tensor is found when it is asked for, and its state continues from where it was.
     np.testing.assert_allclose(store.pull("b"), 6.5, rtol=1e-6)
     assert store.state("b")["step"] == [1]
     assert store.push("b", np.ones(2, np.float32)).version == 3
@@ -63,7 +63,7 @@ def push_many(store, name, pushes):
 def test_processes_by_multiprocessing(store, method):
     store.register("w", np.zeros(3, np.float32), SGD, apply="hogwild")
     context = multiprocessing.get_context(method)
-    for _ in range(2):  # one after the other, so that nothing is overwritten
+    for _ in range(2):  # in sequence, so that nothing is overwritten
         process = context.Process(target=push_many, args=(store, "w", 50))
         process.start()
         process.join(DEADLINE)

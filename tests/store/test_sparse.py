@@ -50,7 +50,7 @@ class SparseAdam(Reference):
         return p + F32(-size) * (mean / (np.sqrt(square) + F32(self.eps)))
 
 
-# What is registered, and the rule of one step.
+# The registered optimizer, and the rule of one step.
 RULES: list[tuple[fastps.Optimizer, Callable[[], Reference]]] = [
     (fastps.SGD(lr=0.3), lambda: SparseSGD(0.3, 0, False)),
     (fastps.SGD(lr=0.1, maximize=True), lambda: SparseSGD(0.1, 0, True)),

@@ -191,7 +191,7 @@ def test_a_consistent_evaluation_is_of_one_moment(server):
         finally:
             stop.set()
             worker.join()
-        # A push of two tensors is atomic per slice, so a moment may lie between its parts, and no further.
+        # A push of two tensors is atomic per slice, so a moment may fall between its parts, and no further.
         assert max(one.metrics["apart"] for one in found) <= 1
         assert all(one.metrics["most"] == one.version - 1 for one in found)
 

@@ -52,7 +52,7 @@ def interrupted(call, count):
 
 
 def times(ps, name):
-    """How often each step's gradient counted."""
+    """The number of times that each step's gradient counted."""
     values = np.unique(-ps.pull(name))
     assert len(values) == 1, values
     total = int(values[0])

@@ -566,7 +566,7 @@ def test_a_refusal_of_the_push_before_refuses_nothing_of_a_step(server, overlap)
 
 @pytest.mark.parametrize("broken", ["overflow", "nan"])
 def test_a_refused_second_push_of_a_step_does_not_block_the_worker(broken):
-    """Of two pushes with rates of their own the first was applied; the gradient of the second is dropped."""
+    """Of two pushes with separate rates the first was applied; the gradient of the second is dropped."""
     with fastps.Store(check_finite=False) as store:
         for name in ("a", "b"):
             store.register(name, np.zeros(3, np.float32), fastps.SGD(lr=1.0))
@@ -606,7 +606,7 @@ def test_a_refused_step_reads_nothing_afterwards_and_may_be_repeated(server, rat
 
 
 def test_parts_of_a_sum_return_whole(store):
-    """They lie in the very array that the next sum may begin with."""
+    """They are in the very array that the next sum may begin with."""
     register(store, fastps.SGD(lr=1.0))
     refused = [("b", range(k, k + 1), fastps.UnavailableError("later")) for k in (0, 1, 3)]
     partial = fastps.PartialPush(refused=refused, in_doubt=[Unsure("b", range(2, 3), "fenced")])

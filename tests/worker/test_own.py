@@ -30,7 +30,7 @@ def ps(request):
 
 
 def cell(ps, mode):
-    """What a notebook's cell does."""
+    """Does what a notebook's cell does."""
     ps.register("w", ZEROS, fastps.SGD(lr=1.0))
     worker = fastps.Worker(ps, {"w": ZEROS}, mode)
     worker.step({"w": ONES})

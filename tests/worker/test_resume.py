@@ -1,4 +1,4 @@
-"""A resumed run goes on as if it had never stopped, or is refused with the way on, in any order."""
+"""A resumed run continues as if it had never stopped, or is refused with a remedy, in any order."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_workers_that_resume_at_once_put_the_checkpoint_once(runs, server, tmp_p
 
 @pytest.mark.parametrize("saver", [None, 1])
 def test_one_worker_gets_the_residuals(ps, tmp_path, monkeypatch, saver):
-    """What the saver's codec had dropped goes to the model once: by its rank, or by the first worker."""
+    """The residuals of the saver's codec go to the model once: by its rank, or by the first worker."""
     monkeypatch.delenv("RANK", raising=False)
 
     def residuals(optimizer):

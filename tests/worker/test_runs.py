@@ -1,4 +1,4 @@
-"""Several runs on one server: names of their own, listed and freed; a worker that continues one says so."""
+"""Several runs on one server: separate names, listed and freed; a worker that continues one says so."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_skipped_steps_assignments_and_loaded_states(store):
 
 
 def test_what_another_process_assigned_is_no_step_after_a_pull(server):
-    """A client of its own stands for the other process."""
+    """A separate client represents the other process."""
     with fastps.connect(server.addresses) as ps, fastps.connect(server.addresses) as other:
         ps.register("w", np.zeros(2, np.float32), fastps.SGD(lr=1.0))
         with fastps.Worker(ps, {"w": np.zeros(2)}, fastps.Async()) as worker:
@@ -333,7 +333,7 @@ def test_a_cycle_ends_with_its_smallest_rate(store, length):
 def test_a_run_of_three_uneven_workers_ends_its_cosine(server):
     """Under `Portions`: each worker would otherwise end a cosine of the run's length before its end.
 
-    A worker that gets far ahead of the others, as their threads may stand still, lets them catch up.
+    A worker that gets far ahead of the others, as their threads may stall, lets them catch up.
     """
     lengths, rates, failed, taken = 300, {}, [], [0, 0, 0]
 

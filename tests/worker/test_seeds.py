@@ -64,7 +64,7 @@ def test_two_workers(server, how):
 
 @pytest.mark.parametrize("how", ["equal", "ranks", "portions", "seed", "own"])
 def test_two_workers_with_numpy(server, how):
-    """A generator of its own is not warned of, though the global ones are equal."""
+    """A worker's own generator causes no warning, though the global ones are equal."""
     two(server, ARRAYS, how, "fastps.worker_seed(base, ps)")
 
 

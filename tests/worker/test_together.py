@@ -39,7 +39,7 @@ def random(seed):
 
 
 def together(count, work):
-    """Runs `work(k)` in threads of their own; gives what they return."""
+    """Runs `work(k)` in separate threads; returns their results."""
     with ThreadPoolExecutor(count) as pool:
         return [future.result(LATE) for future in [pool.submit(work, k) for k in range(count)]]
 
@@ -183,7 +183,7 @@ def test_sync_without_enough_workers_says_who_is_there(server):
         with fastps.Worker(ps, zeros(), mode=mode) as other:
             other.step(ones(-3.0))
             assert all((p == 2).all() for p in other.params.values())
-            # What it brings next was computed at values of before.
+            # Its next gradient was computed at earlier values.
             worker.step(ones(-50.0))
             assert worker.stats()["rejected"] == 1
             together(2, lambda k: [worker, other][k].step(ones(-1.0)))
@@ -444,7 +444,7 @@ def test_parameters_that_a_worker_does_not_get_leave_it_as_it_was(groups):
             with pytest.raises(error):
                 worker.add_params(wrong)
             worker.step(step_of("x"))
-        # Its place in the group of y was given back.
+        # Its place in the group of y was released.
         with fastps.Worker(groups, {"y": np.zeros(3)}, mode=fastps.Sync(workers=1)) as other:
             other.step(step_of("y"))
     assert workers_of(groups) == 0
@@ -648,7 +648,7 @@ def test_accumulated_gradients_are_one_push_of_their_mean(ps, rng):
 
 @pytest.mark.parametrize("mode", [fastps.Async(), fastps.Sync(workers=1), fastps.Bounded(0)], ids=str)
 def test_what_begins_early_is_accumulated_as_well(ps, mode):
-    """Adagrad tells one push of the mean from several of its parts."""
+    """Adagrad distinguishes one push of the mean from several of its parts."""
     ps.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=1.0))
     with fastps.Worker(ps, {"w": np.zeros(2)}, mode, accumulate=2) as worker:
         for k in range(1, 5):

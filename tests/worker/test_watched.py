@@ -1,4 +1,4 @@
-"""Writes to a watched model by other code raise an error, and none of them is lost."""
+"""Writes to a watched model by other code raise an error, and no write is lost."""
 
 from __future__ import annotations
 

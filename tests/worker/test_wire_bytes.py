@@ -1,4 +1,4 @@
-"""What each codec puts on the wire for a number of the gradient."""
+"""Bytes that each codec puts on the wire for a number of the gradient."""
 
 from __future__ import annotations
 

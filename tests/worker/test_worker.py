@@ -65,7 +65,7 @@ def test_serial_sgd_matches_numpy(ps, rng):
 @pytest.mark.parametrize("pull_every", [1, 2, 3, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_schedule_step_by_step(store, push_every, pull_every, overlap):
-    """One tensor, gradient 1, local rate 1, server rate 1/64: every push and fetch can be told apart."""
+    """One tensor, gradient 1, local rate 1, server rate 1/64: every push and fetch can be distinguished."""
     store.register("w", np.zeros(1, np.float32), optimizer=fastps.SGD(lr=1 / 64))
     mode = fastps.Local(push_every=push_every, pull_every=pull_every, lr=1.0, overlap=overlap)
     server, summed, pushes, local = 0.0, 0.0, 0, 0.0
