@@ -67,15 +67,16 @@ def test_an_account_has_bounds() -> None:
     assert account.bounds == (1.0, 2.0)
 
 
-def assignment(n: int, value: float, lost: list | None = None) -> list:
-    """An assignment of client 0, and how it ended."""
+def assignment(n: int, value: float, lost: list | None = None, *, in_doubt: bool = False) -> list:
+    """An assignment of client 0, and its outcome; one that is in doubt has its call's number."""
     part = ["assign/0", 0]
     ask = {"ev": "ask", "life": 0, "n": n, "verb": "assign", "parts": [[*part, value]], "limit": 2.0}
     done = {
         "ev": "done", "life": 0, "n": n, "verb": "assign", "took": 0.0, "limit": 2.0, "lag": 0.0,
-        "doubts": [],
-        "error": "VersionsLost" if lost else None, "text": "VersionsLost: " if lost else "",
-        "applied": [] if lost else [part], "refused": [part] if lost else [], "lost": lost or [],
+        "doubts": [[n, *part]] if in_doubt else [],
+        "error": "VersionsLost" if lost else "PartialPush" if in_doubt else None,
+        "text": "VersionsLost: " if lost else "DeadlineError: " if in_doubt else "",
+        "applied": [] if lost or in_doubt else [part], "refused": [part] if lost else [], "lost": lost or [],
     }  # fmt: skip
     return [ask, done]
 
@@ -98,6 +99,30 @@ def test_an_assigned_value_may_be_lost_in_a_crash_if_the_next_call_tells_it(
     old = {"ev": "assigned", "life": 0, "tensor": "assign/0", "value": 1.0}
     after = assignment(3, 3.0, [["assign/0", 0, 1, 3, 2]] if reported else None)
     events = [begin, life, *assignment(1, 1.0), *assignment(2, 2.0), *crashed, old, *after]
+    assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
+
+
+@pytest.mark.parametrize(
+    ("fate", "crash", "violated"),
+    [
+        (None, True, set()),
+        ("applied", True, set()),
+        ("unknown", True, set()),
+        ("fenced", True, {"ledger"}),
+        (None, False, {"ledger"}),
+    ],
+)
+def test_a_crash_may_bring_back_a_value_in_doubt_that_was_overwritten(
+    fate: str | None, crash: bool, violated: set
+) -> None:
+    begin = {"ev": "begin", "ack": "applied", "limit": 2**28, "lease": 10.0}
+    life = {"ev": "life", "life": 0, "slot": 0}
+    crashed = [{"ev": "server", "shard": 0, "what": "killed", "pid": 1}] if crash else []
+    answer = {"ev": "fate", "life": 0, "doubt": 2, "tensor": "assign/0", "slice": 0, "fate": fate}
+    old = {"ev": "assigned", "life": 0, "tensor": "assign/0", "value": 2.0}
+    made = [*assignment(1, 1.0), *assignment(2, 2.0, in_doubt=True), *assignment(3, 3.0)]
+    after = assignment(4, 4.0, [["assign/0", 0, 1, 4, 3]]) if crash else []
+    events = [begin, life, *made, *([answer] if fate else []), *crashed, old, *after, old]
     assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
 
 

@@ -77,19 +77,28 @@ class Account:
 
 @dataclass
 class Register:
-    """A tensor that only one client assigns: it holds the last value, or a later one that is in doubt."""
+    """A tensor that only one client assigns: it holds the last value, or a later one that is in doubt.
+
+    Attributes:
+        applied: Acknowledged values, in order.
+        open: Values in doubt or under way, later than the last acknowledged one.
+        overwritten: Values in doubt that an acknowledged one overwrote; its loss brings them back.
+    """
 
     applied: list[float] = field(default_factory=lambda: [0.0])
     open: list[float] = field(default_factory=list)
+    overwritten: list[float] = field(default_factory=list)
 
     def settle(self, value: float) -> None:
-        """Enters an acknowledged assignment; earlier ones are overwritten."""
+        """Enters an acknowledged assignment, which overwrites earlier ones."""
         self.applied.append(value)
+        self.overwritten += [earlier for earlier in self.open if earlier < value]
         self.open = [later for later in self.open if later > value]
 
     def refuse(self, value: float) -> None:
         """Enters an assignment that was not applied."""
         self.open = [other for other in self.open if other != value]
+        self.overwritten = [other for other in self.overwritten if other != value]
 
     def lose(self, count: int) -> None:
         """Enters the loss of the last assignments."""
@@ -97,11 +106,18 @@ class Register:
         # One that is in doubt may be among them.
         self.open += self.applied[len(self.applied) - count :]
         self.applied = self.applied[: len(self.applied) - count]
+        self.open += [value for value in self.overwritten if value > self.applied[-1]]
+        self.overwritten = [value for value in self.overwritten if value < self.applied[-1]]
 
     @property
     def allowed(self) -> set[float]:
         """Values that a pull may find."""
         return {self.applied[-1], *self.open}
+
+    @property
+    def former(self) -> set[float]:
+        """Values that a pull may also find after a crash whose loss is not reported yet."""
+        return {*self.applied, *self.overwritten}
 
 
 @dataclass

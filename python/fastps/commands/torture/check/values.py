@@ -88,8 +88,8 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
             register = books.registers[event["tensor"]]
             allowed = register.allowed
             # With "applied" a crash loses the last values; `reported` checks that a call reports it.
-            older = register.applied if crashed and not logged else []
-            if event["value"] not in allowed and event["value"] not in older:
+            former = register.former if crashed and not logged else set()
+            if event["value"] not in allowed | former:
                 evidence = f"{event['tensor']!r} has {event['value']:g}, not one of {sorted(allowed)}"
                 yield Violation("ledger", step, evidence)
 
