@@ -234,3 +234,23 @@ async fn rest_when_quiet(budget: Weak<MemoryBudget>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_is_charged_for_the_bytes_that_arrive_up_to_its_window() {
+        const WINDOW: u64 = 1 << 20;
+        let meter = Meter::new(1 << 30);
+        let budget = MemoryBudget::take(&meter, 100, WINDOW).unwrap();
+        let charged = || meter.used_for(Purpose::Connections);
+        assert_eq!(charged(), 100);
+        budget.passed(READ_AT_REST_BYTES);
+        for (arriving, traffic) in [(0, 1000), (5000, 5000), (2 * WINDOW, WINDOW)] {
+            budget.arrives(arriving);
+            assert_eq!(budget.admit(1000).unwrap(), 1000);
+            assert_eq!(charged(), 100 + WORK_BYTES + traffic);
+        }
+    }
+}

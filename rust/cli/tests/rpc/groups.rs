@@ -1,13 +1,15 @@
 //! Groups of workers over connections that break: every step counts once, even if its answer was lost.
 
 use crate::cluster::Cluster;
+use crate::ledger::gradient;
 use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions};
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
-use fastps_core::mode::{MembershipRequest, Mode};
+use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::verbs::PushOptions;
 use fastps_core::verbs::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +26,49 @@ fn worker(addresses: &[String], name: &str) -> Arc<Client> {
     client
 }
 
+/// A tensor of four elements in [`GROUP`].
+fn register(client: &Client) {
+    let (name, shape, group) = ("w".into(), vec![4], GROUP.into());
+    let (dtype, apply, optimizer) = (DType::Float32, Apply::Exact, Optimizer::Sgd(Sgd::default()));
+    let spec = TensorSpec { name, shape, dtype, apply, group, optimizer };
+    client.register(spec, View::Float32(&[0.0; 4]), PATIENT).unwrap();
+}
+
+#[test]
+fn a_client_that_pushes_without_a_place_is_not_bound_by_sync() {
+    let cluster = Cluster::of(1, |_| ());
+    let [free, other] = [(); 2].map(|()| {
+        Client::connect(
+            &cluster.addresses(),
+            ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() },
+        )
+        .unwrap()
+    });
+    register(&free);
+    let gradient = gradient("w", vec![-1.0; 4]);
+    let push = || {
+        let options = PushOptions { timeout: PATIENT, ..PushOptions::default() };
+        free.push(std::slice::from_ref(&gradient), &options).unwrap()
+    };
+    push();
+    let mode = Mode::Sync(Quorum { workers: 1, backup: 0, deterministic: false, sum: false });
+    let seat = MembershipRequest { mode, rank: None, name: "other".to_owned() };
+    let refused = other.join(GROUP, &seat, BRIEF).unwrap_err();
+    assert!(
+        refused.kind == Kind::Unavailable && refused.to_string().contains("without a place"),
+        "{refused}"
+    );
+    push();
+    free.close(PATIENT);
+    other.join(GROUP, &seat, PATIENT).unwrap();
+}
+
 #[test]
 fn a_step_counts_once_whether_its_answer_arrived_or_was_lost() {
     let cluster = Cluster::of(2, |config| config.lease = Duration::from_mins(10));
     let proxies = Proxies::start(&cluster.addresses(), 33);
     let truth = Client::connect(&cluster.addresses(), ConnectOptions::default()).unwrap();
-    let (name, shape, group) = ("w".into(), vec![4], GROUP.into());
-    let (dtype, apply, optimizer) = (DType::Float32, Apply::Exact, Optimizer::Sgd(Sgd::default()));
-    let spec = TensorSpec { name, shape, dtype, apply, group, optimizer };
-    truth.register(spec, View::Float32(&[0.0; 4]), PATIENT).unwrap();
+    register(&truth);
     let broken = worker(&proxies.addresses(), "over connections that break");
     let other = worker(&cluster.addresses(), "the other");
     // The other worker's clock is ahead, so this one is the slowest.

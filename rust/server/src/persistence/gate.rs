@@ -163,7 +163,7 @@ mod tests {
         let gate = Arc::new(Gate::default());
         let begin = Instant::now();
         gate.close(1, Duration::from_hours(1)).unwrap();
-        gate.pass().await;
+        tokio::time::timeout(Duration::from_mins(1), gate.pass()).await.unwrap();
         assert!(begin.elapsed() >= MAX_HOLD);
         assert!(gate.close(2, MAX_HOLD).unwrap_err().retry_after_ms > Some(1000));
     }
