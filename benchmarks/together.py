@@ -67,7 +67,7 @@ def train(pipe: Connection, address: str, folder: str, index: int) -> None:
     mnist = fastps.data.mnist(folder)
     x, y = mnist.share(index % WORKERS, WORKERS, 0)
     rng = np.random.default_rng(index)
-    with fastps.connect(address, timeout=60.0) as ps:
+    with fastps.connect(address, timeout=2 * PAUSE) as ps:
         like = {name: np.empty(ps.spec(name).shape, np.float32) for name in net.NAMES}
         with fastps.Worker(ps, like, mode=fastps.Async()) as worker:
             pipe.send("ready")
