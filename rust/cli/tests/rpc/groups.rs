@@ -1,14 +1,12 @@
 //! Groups of workers over connections that break: every step counts once, even if its answer was lost.
 
 use crate::cluster::Cluster;
-use crate::ledger::gradient;
+use crate::ledger::{gradient, register};
 use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions};
-use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
 use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::PushOptions;
 use fastps_core::verbs::prelude::*;
 use std::sync::Arc;
@@ -26,14 +24,6 @@ fn worker(addresses: &[String], name: &str) -> Arc<Client> {
     client
 }
 
-/// A tensor of four elements in [`GROUP`].
-fn register(client: &Client) {
-    let (name, shape, group) = ("w".into(), vec![4], GROUP.into());
-    let (dtype, apply, optimizer) = (DType::Float32, Apply::Exact, Optimizer::Sgd(Sgd::default()));
-    let spec = TensorSpec { name, shape, dtype, apply, group, optimizer };
-    client.register(spec, View::Float32(&[0.0; 4]), PATIENT).unwrap();
-}
-
 #[test]
 fn a_client_that_pushes_without_a_place_is_not_bound_by_sync() {
     let cluster = Cluster::of(1, |_| ());
@@ -44,7 +34,7 @@ fn a_client_that_pushes_without_a_place_is_not_bound_by_sync() {
         )
         .unwrap()
     });
-    register(&free);
+    register(&*free, "w", 4, Optimizer::Sgd(Sgd::default()));
     let gradient = gradient("w", vec![-1.0; 4]);
     let push = || {
         let options = PushOptions { timeout: PATIENT, ..PushOptions::default() };
@@ -68,7 +58,7 @@ fn a_step_counts_once_whether_its_answer_arrived_or_was_lost() {
     let cluster = Cluster::of(2, |config| config.lease = Duration::from_mins(10));
     let proxies = Proxies::start(&cluster.addresses(), 33);
     let truth = Client::connect(&cluster.addresses(), ConnectOptions::default()).unwrap();
-    register(&truth);
+    register(&*truth, "w", 4, Optimizer::Sgd(Sgd::default()));
     let broken = worker(&proxies.addresses(), "over connections that break");
     let other = worker(&cluster.addresses(), "the other");
     // The other worker's clock is ahead, so this one is the slowest.
