@@ -207,7 +207,7 @@ def _forward(source: socket.socket, to: socket.socket, record: bytearray | None)
 
 
 def _replay(addresses: Addresses, args: Args) -> dict[str, Any]:
-    """Repeats the bytes of a client after its session has ended, perhaps to a restarted server."""
+    """Repeats the bytes of a client after its lease, perhaps to a server that has restarted meanwhile."""
     name, ones = f"replay/{args['seed']}", np.full(10, -1.0, np.float32)
     with _clients(addresses, 1) as (own,), _tensor(own, name, 10):
         before = _recorded(addresses, name, ones)
@@ -216,7 +216,7 @@ def _replay(addresses: Addresses, args: Args) -> dict[str, Any]:
         for address, connections in before:
             for sent in connections:
                 _send(address, sent)
-        return {"before": value, "after": _value(own, name)}
+        return {"pushes": PUSHES, "before": value, "after": _value(own, name)}
 
 
 def _recorded(addresses: Addresses, name: str, grad: Any) -> list[tuple[str, list[bytes]]]:
