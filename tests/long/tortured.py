@@ -40,7 +40,7 @@ whose first action meets the fault, or a seed."""
 
 EXPECTED = {
     "identity_off": {"ledger"},
-    "fsync_skipped": {"ledger"},
+    "fsync_skipped": {"ledger", "no internal"},
     "lock_not_retaken": {"one owner"},
     "loss_swallowed": {"reported"},
     "entry_not_charged": {"budget"},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastps.commands.torture.check import INVARIANTS, check
+from fastps.commands.torture.check import INVARIANTS, certain, check
 from fastps.commands.torture.check.ledger import Account
 from fastps.commands.torture.client.calls import Call
 from fastps.commands.torture.history import History, read
@@ -39,6 +39,13 @@ def test_a_bad_history_violates_its_invariant_and_no_other(name: str) -> None:
     found = check(history(name))
     assert {violation.invariant for violation in found} == {invariant(name)}
     assert all(violation.evidence for violation in found)
+
+
+def test_a_run_ends_early_for_an_act_that_is_wrong_by_itself() -> None:
+    """Values are judged at the end, when everything is settled."""
+    early = {"strangers", "liveness", "one owner", "no internal"}
+    assert {name for name in BAD if certain(history(name))} == {n for n in BAD if invariant(n) in early}
+    assert not certain(history("good"))
 
 
 def test_every_invariant_has_a_bad_history() -> None:

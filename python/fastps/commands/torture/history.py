@@ -33,8 +33,9 @@ belongs to; None for the run's own). Kinds:
 - ``catalogue``: ``listed``, ``failed`` ({name: error})
 - ``attack``: ``kind``, ``sent``, ``cut``; ``charged``: ``least``, ``grown``: bytes of names, and bytes
   counted for them
-- ``stranger``: ``kind``, and either ``refused``, ``held`` (seconds), ``each`` (bytes), ``before`` and
-  ``after`` (values), ``least`` and ``grown`` (bytes), or ``failed``: no result, a server was away
+- ``stranger``: ``kind``, and either ``refused``, ``held`` (seconds), ``each`` (bytes), ``pushes``,
+  ``before`` and ``after`` (values), ``least`` and ``grown`` (bytes), or ``failed``: no result, a server was
+  away
 - ``hung``: ``lane``, ``text``: something did not end
 - ``internal``: ``text``, a line of a server's log that reports a bug; ``end``
 """
@@ -61,6 +62,7 @@ class History:
         self.began = time.monotonic() if began is None else began
         self._events: list[Event] = []
         self._tally: Counter[str] = Counter()
+        self._frozen = False
         self._lock = threading.Lock()
 
     def now(self) -> float:
@@ -74,8 +76,14 @@ class History:
     def take(self, event: Event) -> None:
         """Records an event of another process."""
         with self._lock:
-            self._events.append(event)
-            self._tally[event["ev"]] += 1
+            if not self._frozen:
+                self._events.append(event)
+                self._tally[event["ev"]] += 1
+
+    def freeze(self) -> None:
+        """Drops all later events."""
+        with self._lock:
+            self._frozen = True
 
     def tally(self) -> Counter[str]:
         """Number of events of each kind so far."""
@@ -86,6 +94,11 @@ class History:
         """All events so far, by time."""
         with self._lock:
             return sorted(self._events, key=lambda event: float(event["t"]))
+
+    def since(self, count: int) -> list[Event]:
+        """The events after the first `count` recorded ones, in the order of recording."""
+        with self._lock:
+            return self._events[count:]
 
     def write(self, path: Path) -> None:
         """Writes them to a file, one JSON object a line."""

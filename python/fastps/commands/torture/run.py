@@ -15,7 +15,7 @@ from typing import Any
 import fastps
 from fastps.commands.kit.servers import free_ports
 from fastps.commands.torture.auditor import Auditor
-from fastps.commands.torture.check import kept, starts
+from fastps.commands.torture.check import certain, kept, starts
 from fastps.commands.torture.client_lane import ClientLane
 from fastps.commands.torture.cuts import Cuts
 from fastps.commands.torture.faults import hostile, shards, strangers
@@ -36,7 +36,10 @@ BACK = 30.0
 #: Transports of the clients; the first two reach the servers through the proxies.
 TRANSPORTS = ("tcp", "tcp", "shm", "unix")
 
-BUG = re.compile(r"panicked|internal error|\binternal:|assertion .* failed|a bug in fastps", re.IGNORECASE)
+BUG = re.compile(
+    r"panicked|internal error|\binternal:|assertion .* failed|a bug in fastps|the shard does not serve",
+    re.IGNORECASE,
+)
 
 
 class Run:
@@ -72,6 +75,7 @@ class Run:
         self._witnesses: list[Witness] = []
         self._failures: list[BaseException] = []
         self._over = threading.Event()
+        self._violated = threading.Event()
         self._at_rest = threading.Semaphore(0)
 
     def execute(self) -> list[Event]:
@@ -98,10 +102,14 @@ class Run:
                 lane = f"client {slot}"
                 self._clients[lane] = ClientLane(slot, self._orders(slot), self.history, self.folder)
                 stack.callback(self._clients[lane].close)
+            threading.Thread(target=self._watch, name="fastps-watch", daemon=True).start()
             self._run_lanes(auditor)
-            if self._failures:
-                raise self._failures[0]
-            self._finish(auditor)
+            if not self._violated.is_set():
+                if self._failures:
+                    raise self._failures[0]
+                self._finish(auditor)
+            if self._violated.is_set():
+                self.history.freeze()
         self._read_logs()
         self.history.add("end")
         return self.history.events()
@@ -125,11 +133,25 @@ class Run:
         for thread in threads:
             thread.start()
         for _ in threads:
-            self._at_rest.acquire()
+            while not self._at_rest.acquire(timeout=0.5):
+                if self._violated.is_set():
+                    return
+
+    def _watch(self) -> None:
+        """Ends the run once a violation is certain: faulty servers may keep calls waiting for minutes."""
+        seen = 0
+        while not self._over.wait(1.0):
+            for shard in self.shards:
+                self._read_log(shard.child.log)
+            events = self.history.since(seen)
+            seen += len(events)
+            if certain(events):
+                self._violated.set()
+                return
 
     def _run_lane(self, lane: str, auditor: Auditor) -> None:
         try:
-            while lane in self.source.lanes and not self._failures:
+            while lane in self.source.lanes and not self._failures and not self._violated.is_set():
                 found = self.source.next(lane, self.history.now())
                 if found is None:
                     break
@@ -190,11 +212,14 @@ class Run:
             if shard.died():
                 shard.revive(None)
         everyone: list[ClientLane | Witness] = [*self._clients.values(), *self._witnesses]
-        settling = [threading.Thread(target=client.settle) for client in everyone]
+        settling = [threading.Thread(target=client.settle, daemon=True) for client in everyone]
         for thread in settling:
             thread.start()
         for thread in settling:
-            thread.join()
+            while thread.is_alive():
+                thread.join(0.5)
+                if self._violated.is_set():
+                    return
         for _ in range(5):
             if auditor.look(None, {"catalogue": True}, final=True):
                 break
@@ -217,6 +242,11 @@ class Run:
 
     def _read_logs(self) -> None:
         for path in sorted(self.folder.glob("*.log")):
+            self._read_log(path)
+
+    def _read_log(self, path: Path) -> None:
+        """Records the first line that reports a bug."""
+        with contextlib.suppress(FileNotFoundError):  # an empty log was deleted
             for line in path.read_text(errors="replace").splitlines():
                 if BUG.search(line):
                     self.history.add("internal", None, text=f"{path.name}: {line[:300]}")

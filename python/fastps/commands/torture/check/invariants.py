@@ -10,7 +10,7 @@ from fastps.commands.torture.check.values import doubt, ledger, monotone, report
 from fastps.commands.torture.check.violation import Violation
 from fastps.commands.torture.history import Event
 
-__all__ = ["GRACE", "INVARIANTS", "SLACK", "SPARE", "Violation", "check", "kept", "starts"]
+__all__ = ["GRACE", "INVARIANTS", "SLACK", "SPARE", "Violation", "certain", "check", "kept", "starts"]
 
 #: Seconds by which a call may be late.
 GRACE = 0.25
@@ -200,3 +200,8 @@ INVARIANTS: dict[str, Callable[[Sequence[Event]], Iterator[Violation]]] = {
 def check(events: Sequence[Event]) -> list[Violation]:
     """All violations, invariant by invariant."""
     return [violation for invariant in INVARIANTS.values() for violation in invariant(events)]
+
+
+def certain(events: Sequence[Event]) -> bool:
+    """Returns whether some events of a run, without those before and after them, violate an invariant."""
+    return any(next(invariant(events), None) for invariant in (strangers, liveness, one_owner, no_internal))
