@@ -44,8 +44,17 @@ def test_a_bad_history_violates_its_invariant_and_no_other(name: str) -> None:
 def test_a_run_ends_early_for_an_act_that_is_wrong_by_itself() -> None:
     """Values are judged at the end, when everything is settled."""
     early = {"strangers", "liveness", "one owner", "no internal"}
-    assert {name for name in BAD if certain(history(name))} == {n for n in BAD if invariant(n) in early}
-    assert not certain(history("good"))
+    for name in BAD:
+        assert certain(history(name), "applied") == (invariant(name) in early)
+    assert not certain(history("good"), "applied")
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_a_run_ends_early_for_a_lost_push_that_was_logged(own: int) -> None:
+    call: dict = {"verb": "push", "life": 0, "step": 1, "took": 0.1, "limit": None, "error": None, "text": ""}
+    call.update(ev="done", lost=[["small0", 0, own, 7, 5]])
+    assert certain([call], "logged") == (own > 0)
+    assert not certain([call], "applied")
 
 
 def test_every_invariant_has_a_bad_history() -> None:

@@ -145,7 +145,7 @@ class Run:
                 self._read_log(shard.child.log)
             events = self.history.since(seen)
             seen += len(events)
-            if certain(events):
+            if certain(events, self.ack):
                 self._violated.set()
                 return
 

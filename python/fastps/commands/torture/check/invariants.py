@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastps.commands.torture.check.computed import computed
-from fastps.commands.torture.check.values import doubt, ledger, monotone, reported
+from fastps.commands.torture.check.values import doubt, ledger, lost_logged, monotone, reported
 from fastps.commands.torture.check.violation import Violation
 from fastps.commands.torture.history import Event
 
@@ -202,6 +202,8 @@ def check(events: Sequence[Event]) -> list[Violation]:
     return [violation for invariant in INVARIANTS.values() for violation in invariant(events)]
 
 
-def certain(events: Sequence[Event]) -> bool:
+def certain(events: Sequence[Event], ack: str) -> bool:
     """Returns whether some events of a run, without those before and after them, violate an invariant."""
-    return any(next(invariant(events), None) for invariant in (strangers, liveness, one_owner, no_internal))
+    if ack == "logged" and any(any(lost_logged(event)) for event in events):
+        return True
+    return any(any(invariant(events)) for invariant in (strangers, liveness, one_owner, no_internal))

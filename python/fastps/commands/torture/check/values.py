@@ -55,6 +55,13 @@ def _what(key: Key) -> str:
     return f"slice {k} of {tensor!r}, client {life}"
 
 
+def lost_logged(event: Event) -> Iterator[Violation]:
+    """No push is lost whose receipt says that it is logged."""
+    if event["ev"] == "done" and any(lost[2] for lost in event["lost"]):
+        evidence = f"client {event['life']} lost logged pushes: {event['lost']}"
+        yield Violation("ledger", event.get("step"), evidence)
+
+
 def ledger(events: Sequence[Event]) -> Iterator[Violation]:
     """A value is the sum of acknowledged pushes less reported losses; pushes in doubt may count or not."""
     logged = _ack(events) == "logged"
@@ -66,8 +73,8 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
         while books.unreported:
             life, n, parts = books.unreported.pop()
             yield Violation("ledger", step, f"call {n} of client {life} says nothing of {parts}")
-        if event["ev"] == "done" and logged and any(lost[2] for lost in event["lost"]):
-            yield Violation("ledger", step, f"client {event['life']} lost logged pushes: {event['lost']}")
+        if logged:
+            yield from lost_logged(event)
         if event["ev"] == "ask" and event["life"] is None:
             least = {key: account.bounds_without_fates[0] for key, account in books.accounts.items()}
         for key, value in _own(event):
