@@ -6,7 +6,9 @@ trace function raises in their place, before each instruction of the package in 
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,10 @@ class Interrupted(BaseException):
 
 
 def interrupted(call, count):
-    """Runs `call`, and raises before the instruction of this number; whether there was such a one."""
+    """Runs `call`, and raises before the instruction of this number; returns whether there was one.
+
+    The exception that arrives may be another one, raised while the package handled this one.
+    """
     left = count
 
     def trace(frame, event, _):
@@ -43,12 +48,11 @@ def interrupted(call, count):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        call()
-    except Interrupted:
-        return True
+        with contextlib.suppress(Interrupted):
+            call()
     finally:
         sys.settrace(before)
-    return False
+    return left <= 0
 
 
 def times(ps, name):
@@ -140,3 +144,52 @@ def test_no_gradient_counts_twice(place, kind):
             break
         count, interruptions = count + stride, interruptions + 1
     assert interruptions > 10
+
+
+def run_refused(ps, kind, number, count):
+    """Trains with the second step refused, since a tensor is gone, and the third one interrupted meanwhile.
+
+    Returns whether it was interrupted, and how often each step counted in the tensor that is there again.
+    """
+    names = {"a": f"a{number}", "b": f"b{number}"}
+    arrays = {names["a"]: np.zeros(70, np.float32), names["b"]: np.zeros(3, np.float32)}
+    rate = fastps.SGD(lr=float(WAYS[kind].get("accumulate", 1)))
+    for name, values in arrays.items():
+        ps.register(name, values, rate)
+    with fastps.Worker(ps, {name: values.copy() for name, values in arrays.items()}, **WAYS[kind]) as worker:
+
+        def step(k):
+            with warnings.catch_warnings(), contextlib.suppress(fastps.FastpsError):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                worker.step({names[name]: gradient for name, gradient in gradients(kind, k).items()})
+
+        was = False
+        for k in range(STEPS):
+            if k == 1:
+                ps.unregister(names["b"])
+            if k == BEFORE:
+                was = interrupted(lambda k=k: step(k), count)
+                ps.register(names["b"], arrays[names["b"]], rate)
+            else:
+                step(k)
+        worker.flush()
+        found = [times(ps, name) for name in names.values()]
+    for name in names.values():
+        ps.unregister(name)
+    return was, found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["whole", "overlap", "local"])
+def test_what_waits_for_the_next_push_is_not_lost(place, kind):
+    stride = 1 if isinstance(place, fastps.Store) else 23
+    count = 1
+    while True:
+        was, (a, b) = run_refused(place, kind, count, count)
+        assert all(n == 1 or (n == 0 and k == BEFORE) for k, n in enumerate(a)), (count, a)
+        # The first step went to the tensor that was there before.
+        assert all(n == 1 or (n == 0 and k == BEFORE) for k, n in enumerate(b) if k > 0), (count, b)
+        if not was:
+            break
+        count += stride
+    assert count > 10 * stride

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastps._fastps import InDoubt
 from fastps.errors import FastpsError, UnknownOutcomeError
 from fastps.worker.gradients import Gradient, Gradients
@@ -23,9 +25,10 @@ class Doubts:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def add(self, doubt: InDoubt, gradient: Gradient | None) -> None:
-        """Adds a part, and the gradient that goes with the next push if the part is fenced."""
-        self._parts.append((doubt, gradient))
+    def add(self, parts: Sequence[tuple[InDoubt, Gradient | None]]) -> None:
+        """Adds parts, each with the gradient that joins the next push if the part is fenced; once only."""
+        if parts and not any(known is parts[0] for known in self._parts):
+            self._parts += parts
 
     def settle(self, waiting: Gradients, wait: bool) -> None:
         """Asks for the outcome of all parts; without `wait`, stops at the first that is not known yet.
@@ -38,7 +41,7 @@ class Doubts:
         """
         unknown = None
         while self._parts:
-            doubt, gradient = self._parts[0]
+            doubt = self._parts[0][0]
             try:
                 fate = doubt.result(self._timeout if wait else 0.0)
             except FastpsError as error:
@@ -47,11 +50,11 @@ class Doubts:
                 if not isinstance(error, UnknownOutcomeError):
                     return
                 fate = "unknown"
-            self._parts.pop(0)
-            if fate == "fenced" and gradient is not None:
-                waiting.take_back(doubt.tensor, gradient)
-            elif fate == "unknown":
-                unknown = doubt
+            if fate == "fenced":
+                waiting.take_first(self._parts, doubt.tensor)
+            else:
+                self._parts.pop(0)
+                unknown = doubt if fate == "unknown" else unknown
         if unknown is not None:
             raise UnknownOutcomeError(
                 "the outcome of a push is unknown",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,7 @@ class Gradients:
         waiting: Names to the sums that the next push takes, whole or sparse.
         base: Versions that the oldest gradient was computed at; None if they are unknown.
         local_steps: Local steps whose gradients are in the sums.
+        moving: The gradient that joins the sums now, or did when an exception interrupted that.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -40,6 +41,7 @@ class Gradients:
         self.waiting: dict[str, Gradient] = {}
         self.base: Versions | None = None
         self.local_steps = 0
+        self.moving: _Move | None = None
 
     def array(self, name: str) -> Array:
         """The memory for a tensor's sum."""
@@ -121,9 +123,27 @@ class Gradients:
     def take_over(self, rest: Gradients) -> None:
         """Adds what another sum holds, and empties that one."""
         for name in tuple(rest.waiting):
-            self.add(name, rest.waiting.pop(name), rest.base)
-        self.local_steps += rest.local_steps
-        rest.local_steps = 0
+            self.moving = _Move(name, self.kept(name), rest.waiting)
+            self.add(name, rest.waiting[name], rest.base)
+            del rest.waiting[name]
+        self.moving = None
+        self.local_steps, rest.local_steps = self.local_steps + rest.local_steps, 0
+
+    def take_first(self, parts: list[tuple[Any, Gradient | None]], name: str) -> None:
+        """Moves the first of some gradients that a server has not applied, of this tensor, to the sum."""
+        gradient = parts[0][1]
+        if gradient is not None:
+            self.moving = _Move(name, self.kept(name), parts)
+            self.take_back(name, gradient)
+        del parts[0]
+        self.moving = None
+
+    def repair(self) -> None:
+        """Undoes a move that an exception has interrupted, unless the gradient has left its former place."""
+        if (move := self.moving) is not None:
+            if len(move.source) == move.size:
+                self.undo({move.name: move.before})
+            self.moving = None
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the sums, for `Worker.state_dict`."""
@@ -153,6 +173,17 @@ class Gradients:
             np.add.at(array, waits.indices, waits.values)
         self.waiting[name] = array
         return array
+
+
+class _Move:
+    """The way of a gradient from its source to a sum, which ends when it leaves the source.
+
+    An exception may arrive between any two instructions, and then the gradient must count neither twice nor
+    not at all.
+    """
+
+    def __init__(self, name: str, before: Gradient | None, source: Sized) -> None:
+        self.name, self.before, self.source, self.size = name, before, source, len(source)
 
 
 def part(gradient: Any, elements: range, like: Array) -> Gradient:

@@ -26,7 +26,7 @@ from fastps.errors import (
 from fastps.modes import Mode
 from fastps.worker.gradients import Gradient, Gradients, check, finite
 from fastps.worker.tally import Tally
-from fastps.worker.unapplied import Unapplied, overflowed
+from fastps.worker.unapplied import Returned, Unapplied, overflowed
 
 __all__ = ["LISTS", "Pushes", "Refused"]
 
@@ -158,6 +158,8 @@ class Pushes:
         self._pushed: int | None = None  # which sum pushes were last taken from
         self._begun: set[str] = set()
         self._under_way: list[_Push] = []
+        #: The push that failed last and its unapplied gradients, until the sum has them.
+        self._returned: tuple[_Push | None, Returned] | None = None
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
         self.refused = False
@@ -182,8 +184,10 @@ class Pushes:
 
     @property
     def idle(self) -> bool:
-        """True if nothing waits, is in progress or in doubt."""
-        return not (self._under_way or self.has_begun or self._doubts or self.sum.waiting)
+        """True if nothing waits, is in progress, interrupted or in doubt."""
+        one, other = self._sums
+        busy = self._under_way or self._returned or self._doubts or self.has_begun
+        return not (busy or one.waiting or other.waiting or one.moving or other.moving)
 
     @property
     def has_begun(self) -> bool:
@@ -267,6 +271,7 @@ class Pushes:
             for push in pushes:
                 self._send(push, batch)
         except BaseException as error:
+            self._repair()
             begun = batch.commit_begun()
             self._leave_the_sum()
             self.refused = own and not begun and isinstance(error, Refused)
@@ -388,22 +393,23 @@ class Pushes:
 
     def resume(self) -> None:
         """Ends a step that an exception has left before it turned, before gradients of the next one come."""
-        if self.has_begun and not self._begun:
+        if not self._begun:
             self.turn()
 
     def turn(self) -> None:
-        """Switches to the other sum while this one is being pushed."""
+        """Switches to the other sum while this one is being pushed, and completes what was interrupted."""
+        self._repair()
         self._begun.clear()
-        if not self.has_begun:
-            return
-        self._leave_the_sum()
-        rest, self._filling = self.sum, 1 - self._filling
-        self.sum.take_over(rest)
+        if self.has_begun:
+            self._leave_the_sum()
+            self._filling = 1 - self._filling
+        self.sum.take_over(self._sums[1 - self._filling])
 
     # -- outcomes --------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Waits for the pushes in progress."""
+        self._repair()
         self._leave_the_sum()
         failed: FastpsError | None = None
         while self._under_way:
@@ -417,8 +423,7 @@ class Pushes:
         try:
             native = push.flight.wait(None)
         except FastpsError as error:
-            self._under_way.remove(push)
-            return self.not_applied(push.gradients, error)
+            return self._take_back(push, self._unapplied.of(push.gradients, error))
         assert native is not None
         self._under_way.remove(push)
         receipts = Receipts(native)
@@ -446,7 +451,25 @@ class Pushes:
 
     def not_applied(self, gradients: dict[str, Any], error: FastpsError) -> FastpsError | None:
         """Keeps what a failed push has not applied; None if slices were too stale and nothing else failed."""
-        return self._unapplied.take_back(self.sum, gradients, error)
+        return self._take_back(None, self._unapplied.of(gradients, error))
+
+    def _take_back(self, push: _Push | None, returned: Returned) -> FastpsError | None:
+        """Adds to the sum what a push has not applied, however often an exception interrupts that."""
+        self._returned = push, returned
+        if push in self._under_way:
+            self._under_way.remove(push)
+        while returned.refused:
+            self.sum.take_first(returned.refused, returned.refused[0][0])
+        self._doubts.add(returned.in_doubt)
+        self._returned = None
+        return returned.error
+
+    def _repair(self) -> None:
+        """Completes what an exception has interrupted, so that each gradient is in one place."""
+        for one in self._sums:
+            one.repair()
+        if self._returned is not None:
+            self._take_back(*self._returned)
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
         """Returns whether a server has dropped this worker."""

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastps._fastps import Sparse
+from fastps._fastps import InDoubt, Sparse
 from fastps._shared.types import Array
 from fastps.errors import FastpsError, LeaseError, NonFiniteError, PartialPush, StalePush
 from fastps.modes import Mode
 from fastps.worker.doubts import Doubts
-from fastps.worker.gradients import Gradient, Gradients, finite, part
+from fastps.worker.gradients import Gradient, finite, part
 from fastps.worker.tally import Tally
 
-__all__ = ["Unapplied", "overflowed"]
+__all__ = ["Returned", "Unapplied", "overflowed"]
 
 #: A slice refused for one of these reasons would be refused again, or be even staler by then.
 _HOPELESS = (StalePush, LeaseError, NonFiniteError)
 
 
+class Returned(NamedTuple):
+    """The unapplied gradients of a failed push.
+
+    Attributes:
+        refused: Names and gradients that join the next push; None where residuals keep them.
+        in_doubt: Parts that may be applied, and the gradients that join the next push if they are not.
+        error: The error; None if slices were too stale and nothing else went wrong.
+    """
+
+    refused: list[tuple[str, Gradient | None]]
+    in_doubt: list[tuple[InDoubt, Gradient | None]]
+    error: FastpsError | None
+
+
 class Unapplied:
-    """Returns unapplied gradients to a sum, and keeps those in doubt.
+    """Finds the unapplied parts of failed pushes, and keeps those in doubt.
 
     Args:
         params: Names to the worker's arrays.
@@ -43,52 +57,42 @@ class Unapplied:
         """Continues with a mode."""
         self._shares_versions = mode.shares_versions
 
-    def take_back(
-        self, waiting: Gradients, gradients: dict[str, Any], error: FastpsError
-    ) -> FastpsError | None:
-        """Adds to `waiting` what a failed push has not applied.
-
-        Returns:
-            The error; None if slices were too stale and nothing else went wrong.
-        """
-        if isinstance(error, (PartialPush, StalePush)):
-            return None if self.take_back_slices(waiting, gradients, error) else error
+    def of(self, gradients: Mapping[str, Any], error: FastpsError) -> Returned:
+        """The parts of a failed push that are not applied, or may not be; changes neither sum nor doubts."""
+        if isinstance(error, PartialPush):
+            return self._slices(gradients, error)
+        if isinstance(error, StalePush):
+            self._tally.rejected += 1
+            return Returned([], [], None)
         if isinstance(error, LeaseError):
             self._tally.rejected += 1
-            return error
+            return Returned([], [], error)
         # Nothing was changed anywhere.
         broken = isinstance(error, NonFiniteError)
         self._tally.rejected += broken
         overflowing = overflowed(error)
-        for name, gradient in gradients.items():
-            if self._keeps(gradient) and not (broken and (name in overflowing or not finite(gradient))):
-                waiting.take_back(name, gradient)
-        return error
+        kept: list[tuple[str, Gradient | None]] = [
+            (name, gradient)
+            for name, gradient in gradients.items()
+            if self._keeps(gradient) and not (broken and (name in overflowing or not finite(gradient)))
+        ]
+        return Returned(kept, [], error)
 
-    def take_back_slices(
-        self, waiting: Gradients, gradients: dict[str, Any], error: PartialPush | StalePush
-    ) -> bool:
-        """Adds to `waiting` the slices that were refused; True if all of them were merely too stale."""
-        if isinstance(error, StalePush):
-            self._tally.rejected += 1
-            return True
+    def _slices(self, gradients: Mapping[str, Any], error: PartialPush) -> Returned:
+        """The slices that were refused, and those in doubt; no error if all of them were merely too stale."""
         self._tally.acknowledge_some(error.receipts)
         dropped = [isinstance(why, _HOPELESS) for _, _, why in error.refused]
         self._tally.rejected += any(dropped)
+        # The gradients may be arrays of the sum, so all parts are copied before it changes.
         refused = [
             (name, self._part(gradients, name, elements))
             for (name, elements, _), gone in zip(error.refused, dropped, strict=True)
             if not gone
         ]
         doubts = [(doubt, self._part(gradients, doubt.tensor, doubt.elements)) for doubt in error.in_doubt]
-        # The gradients may be arrays of the sum, so it changes only after all parts were copied.
-        for name, gradient in refused:
-            if gradient is not None:
-                waiting.take_back(name, gradient)
-        for doubt, gradient in doubts:
-            self.doubts.add(doubt, gradient)
         stale = all(isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused)
-        return stale and not _lease_ran_out(error) and not error.in_doubt
+        merely = stale and not _lease_ran_out(error) and not error.in_doubt
+        return Returned(refused, doubts, None if merely else error)
 
     def _part(self, gradients: Mapping[str, Any], name: str, elements: range) -> Gradient | None:
         """The elements of a gradient that go with the next push, as a copy; None: residuals keep them."""
