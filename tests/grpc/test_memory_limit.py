@@ -75,6 +75,7 @@ def store_states(stubs: Stubs, address: str) -> Refused:
     raise AssertionError("everything was stored")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_states_of_coordinators_stay_within_the_limit_also_after_a_restart(
     stubs: Stubs, tmp_path: Path

@@ -103,7 +103,7 @@ def test_each_event_is_a_line(tokens: Tokens, tmp_path: Path, capfd: pytest.Capt
         capfd.readouterr()
         assert main([*save, ops, "--timeout", "2"]) == 1
         assert "the audit cannot be written" in capfd.readouterr().err
-        assert "the audit cannot be written" in (tmp_path / "log").read_text()
+        wait_for(lambda: "the audit cannot be written" in (tmp_path / "log").read_text())
         with fastps.connect(address, transport="tcp", token_file=alice) as ps:
             ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
         folder.mkdir()
