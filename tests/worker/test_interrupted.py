@@ -97,14 +97,21 @@ def place(request):
         yield ps
 
 
-def run(ps, kind, number, count):
-    """Trains with the third step interrupted; returns whether it was, and how often each step counted."""
+def run(ps, kind, number, count, refused=False):
+    """Trains with the third step interrupted; returns whether it was, and how often each step counted.
+
+    With `refused`, tensor b is unregistered during the second and the third step.
+    """
     names = {"a": f"a{number}", "b": f"b{number}"}
     shapes = {"a": (10, 7) if kind == "rows" else (70,), "b": (3,)}
-    for name, shape in shapes.items():
-        # A push is the mean of the gradients of its steps.
-        rate = float(WAYS[kind].get("accumulate", 1))
-        ps.register(names[name], np.zeros(shape, np.float32), fastps.SGD(lr=rate))
+    # A push is the mean of the gradients of its steps.
+    rate = float(WAYS[kind].get("accumulate", 1))
+
+    def register(name):
+        ps.register(names[name], np.zeros(shapes[name], np.float32), fastps.SGD(lr=rate))
+
+    for name in names:
+        register(name)
     own = {names[name]: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     with fastps.Worker(ps, own, **WAYS[kind]) as worker:
 
@@ -112,14 +119,20 @@ def run(ps, kind, number, count):
             grads = {names[name]: gradient for name, gradient in gradients(kind, k).items()}
             if kind == "begin":
                 worker.begin({names["b"]: grads.pop(names["b"])})
-            worker.step(grads, lr={names["a"]: 1.0} if kind == "rates" else None)
+            with warnings.catch_warnings(), contextlib.suppress(fastps.FastpsError if refused else ()):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                worker.step(grads, lr={names["a"]: 1.0} if kind == "rates" else None)
 
         was = False
         for k in range(STEPS):
+            if refused and k == 1:
+                ps.unregister(names["b"])
             if k == BEFORE:
                 was = interrupted(lambda k=k: step(k), count)
                 if was and kind == "begin":
                     worker.step({})  # ends what has begun
+                if refused:
+                    register("b")
             else:
                 step(k)
         worker.flush()
@@ -146,46 +159,13 @@ def test_no_gradient_counts_twice(place, kind):
     assert interruptions > 10
 
 
-def run_refused(ps, kind, number, count):
-    """Trains with the second step refused, since a tensor is gone, and the third one interrupted meanwhile.
-
-    Returns whether it was interrupted, and how often each step counted in the tensor that is there again.
-    """
-    names = {"a": f"a{number}", "b": f"b{number}"}
-    arrays = {names["a"]: np.zeros(70, np.float32), names["b"]: np.zeros(3, np.float32)}
-    rate = fastps.SGD(lr=float(WAYS[kind].get("accumulate", 1)))
-    for name, values in arrays.items():
-        ps.register(name, values, rate)
-    with fastps.Worker(ps, {name: values.copy() for name, values in arrays.items()}, **WAYS[kind]) as worker:
-
-        def step(k):
-            with warnings.catch_warnings(), contextlib.suppress(fastps.FastpsError):
-                warnings.simplefilter("ignore", RuntimeWarning)
-                worker.step({names[name]: gradient for name, gradient in gradients(kind, k).items()})
-
-        was = False
-        for k in range(STEPS):
-            if k == 1:
-                ps.unregister(names["b"])
-            if k == BEFORE:
-                was = interrupted(lambda k=k: step(k), count)
-                ps.register(names["b"], arrays[names["b"]], rate)
-            else:
-                step(k)
-        worker.flush()
-        found = [times(ps, name) for name in names.values()]
-    for name in names.values():
-        ps.unregister(name)
-    return was, found
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["whole", "overlap", "local"])
 def test_what_waits_for_the_next_push_is_not_lost(place, kind):
     stride = 1 if isinstance(place, fastps.Store) else 23
     count = 1
     while True:
-        was, (a, b) = run_refused(place, kind, count, count)
+        was, (a, b) = run(place, kind, count, count, refused=True)
         assert all(n == 1 or (n == 0 and k == BEFORE) for k, n in enumerate(a)), (count, a)
         # The first step went to the tensor that was there before.
         assert all(n == 1 or (n == 0 and k == BEFORE) for k, n in enumerate(b) if k > 0), (count, b)

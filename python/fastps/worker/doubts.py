@@ -26,7 +26,7 @@ class Doubts:
         return bool(self._parts)
 
     def add(self, parts: Sequence[tuple[InDoubt, Gradient | None]]) -> None:
-        """Adds parts, each with the gradient that joins the next push if the part is fenced; once only."""
+        """Adds parts, each with the gradient to push next if the part is fenced; adds each list once."""
         if parts and not any(known is parts[0] for known in self._parts):
             self._parts += parts
 

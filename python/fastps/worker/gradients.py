@@ -32,7 +32,7 @@ class Gradients:
         waiting: Names to the sums that the next push takes, whole or sparse.
         base: Versions that the oldest gradient was computed at; None if they are unknown.
         local_steps: Local steps whose gradients are in the sums.
-        moving: The gradient that joins the sums now, or did when an exception interrupted that.
+        moving: The move in progress, or the one that an exception has interrupted.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -130,7 +130,7 @@ class Gradients:
         self.local_steps, rest.local_steps = self.local_steps + rest.local_steps, 0
 
     def take_first(self, parts: list[tuple[Any, Gradient | None]], name: str) -> None:
-        """Moves the first of some gradients that a server has not applied, of this tensor, to the sum."""
+        """Moves the first of some unapplied gradients, which is of this tensor, to the sum."""
         gradient = parts[0][1]
         if gradient is not None:
             self.moving = _Move(name, self.kept(name), parts)
@@ -139,7 +139,7 @@ class Gradients:
         self.moving = None
 
     def repair(self) -> None:
-        """Undoes a move that an exception has interrupted, unless the gradient has left its former place."""
+        """Undoes a move that an exception has interrupted, unless the gradient has left its source."""
         if (move := self.moving) is not None:
             if len(move.source) == move.size:
                 self.undo({move.name: move.before})
@@ -176,10 +176,9 @@ class Gradients:
 
 
 class _Move:
-    """The way of a gradient from its source to a sum, which ends when it leaves the source.
+    """The move of a gradient from its source to a sum; it is complete once the gradient has left the source.
 
-    An exception may arrive between any two instructions, and then the gradient must count neither twice nor
-    not at all.
+    An exception may arrive between any two instructions, and the gradient must still count exactly once.
     """
 
     def __init__(self, name: str, before: Gradient | None, source: Sized) -> None:

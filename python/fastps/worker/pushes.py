@@ -362,9 +362,8 @@ class Pushes:
     def let_go(self) -> None:
         """After a refused step: stops reading the caller's arrays that `begin` was given."""
         if self.has_begun:
-            with contextlib.suppress(
-                FastpsError
-            ):  # the refusal is raised, and what failed returns to the sum
+            # The refusal is raised, and what failed returns to the sum.
+            with contextlib.suppress(FastpsError):
                 self.finish()
             self._pushed = self._filling if self._begun else None
 
@@ -454,10 +453,9 @@ class Pushes:
         return self._take_back(None, self._unapplied.of(gradients, error))
 
     def _take_back(self, push: _Push | None, returned: Returned) -> FastpsError | None:
-        """Adds to the sum what a push has not applied, however often an exception interrupts that."""
+        """Adds unapplied gradients to the sum; `_repair` completes it after an interruption."""
         self._returned = push, returned
-        if push in self._under_way:
-            self._under_way.remove(push)
+        self._under_way = [other for other in self._under_way if other is not push]
         while returned.refused:
             self.sum.take_first(returned.refused, returned.refused[0][0])
         self._doubts.add(returned.in_doubt)
@@ -465,7 +463,7 @@ class Pushes:
         return returned.error
 
     def _repair(self) -> None:
-        """Completes what an exception has interrupted, so that each gradient is in one place."""
+        """Completes moves that an exception has interrupted, so that each gradient is in one place."""
         for one in self._sums:
             one.repair()
         if self._returned is not None:

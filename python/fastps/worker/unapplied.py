@@ -58,7 +58,7 @@ class Unapplied:
         self._shares_versions = mode.shares_versions
 
     def of(self, gradients: Mapping[str, Any], error: FastpsError) -> Returned:
-        """The parts of a failed push that are not applied, or may not be; changes neither sum nor doubts."""
+        """Finds the parts of a failed push that are not applied or in doubt; the sum stays as it is."""
         if isinstance(error, PartialPush):
             return self._slices(gradients, error)
         if isinstance(error, StalePush):
@@ -79,7 +79,7 @@ class Unapplied:
         return Returned(kept, [], error)
 
     def _slices(self, gradients: Mapping[str, Any], error: PartialPush) -> Returned:
-        """The slices that were refused, and those in doubt; no error if all of them were merely too stale."""
+        """Finds the refused slices and those in doubt; no error if all of them were merely too stale."""
         self._tally.acknowledge_some(error.receipts)
         dropped = [isinstance(why, _HOPELESS) for _, _, why in error.refused]
         self._tally.rejected += any(dropped)

@@ -191,7 +191,7 @@ async fn a_group_without_tensors_is_not_joined() {
 async fn a_connection_begins_few_sessions() {
     let (server, mut shard, _) = start_with(&config()).await;
     let hello = |client| timed(crate::stubs::hello(client));
-    // All at once: one after the other, a busy machine makes them no faster than the rate that is allowed.
+    // Concurrently, since sequential calls stay below the allowed rate on a busy machine.
     let hellos = (1..=1000).map(|client| {
         let mut control = shard.control.clone();
         async move { control.hello(hello(client)).await }

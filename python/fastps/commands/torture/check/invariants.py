@@ -111,7 +111,7 @@ _ACTS = {
 
 def strangers(events: Sequence[Event]) -> Iterator[Violation]:
     """No client acts for another or takes resources that others need."""
-    undisturbed: set[int] = set()  # Acts since which no server was killed or stopped.
+    undisturbed: set[int] = set()  # Steps of acts since whose start no server was killed or stopped.
     for event in events:
         if event["ev"] == "action" and event["lane"] == "stranger":
             undisturbed.add(event["step"])
@@ -203,7 +203,7 @@ def check(events: Sequence[Event]) -> list[Violation]:
 
 
 def certain(events: Sequence[Event], ack: str) -> bool:
-    """Returns whether some events of a run, without those before and after them, violate an invariant."""
+    """Returns whether these events alone, some of a run, prove that an invariant is violated."""
     if ack == "logged" and any(any(lost_logged(event)) for event in events):
         return True
     return any(any(invariant(events)) for invariant in (strangers, liveness, one_owner, no_internal))

@@ -56,7 +56,7 @@ def _what(key: Key) -> str:
 
 
 def lost_logged(event: Event) -> Iterator[Violation]:
-    """No push is lost whose receipt says that it is logged."""
+    """No push that was acknowledged as logged is lost."""
     if event["ev"] == "done" and any(lost[2] for lost in event["lost"]):
         evidence = f"client {event['life']} lost logged pushes: {event['lost']}"
         yield Violation("ledger", event.get("step"), evidence)
