@@ -119,6 +119,29 @@ def test_an_assigned_value_may_be_lost_in_a_crash_if_the_next_call_tells_it(
 
 
 @pytest.mark.parametrize(
+    ("verb", "error", "reported", "violated"),
+    [
+        ("pull", None, True, {"reported"}),  # the next call has succeeded without the report
+        ("portions", None, True, set()),
+        ("close_space", None, True, set()),
+        ("pull", "PartialPush", True, set()),  # of an earlier push
+        ("pull", "PartialPush", False, {"reported"}),
+    ],
+)
+def test_a_call_that_cannot_report_a_loss_may_come_before_its_report(
+    verb: str, error: str | None, reported: bool, violated: set
+) -> None:
+    begin = {"ev": "begin", "ack": "applied", "limit": 2**28, "lease": 10.0}
+    life = {"ev": "life", "life": 0, "slot": 0}
+    crashed = {"ev": "server", "shard": 0, "what": "killed", "pid": 1}
+    old = {"ev": "assigned", "life": 0, "tensor": "assign/0", "value": 1.0}
+    between = assignment(3, 3.0)[1] | {"verb": verb, "error": error, "text": error or "", "applied": []}
+    after = assignment(4, 4.0, [["assign/0", 0, 1, 3, 2]] if reported else None)
+    events = [begin, life, *assignment(1, 1.0), *assignment(2, 2.0), crashed, old, between, *after]
+    assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
+
+
+@pytest.mark.parametrize(
     ("fate", "crash", "violated"),
     [
         (None, True, set()),

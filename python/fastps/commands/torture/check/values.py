@@ -14,8 +14,8 @@ __all__ = ["doubt", "ledger", "monotone", "reported"]
 #: Ends of a server that may lose pushes.
 _ENDS = ("killed", "died")
 
-#: Calls that raise no loss, or are another client's.
-_SILENT = ("stats", "worker", "step", "flush", "close_worker", "close")
+#: Calls that name no tensor and so report no loss, or are another client's.
+_SILENT = ("stats", "portions", "close_space", "worker", "step", "flush", "close_worker", "close")
 
 
 def _books(events: Sequence[Event]) -> Iterator[tuple[Event, Books]]:
@@ -145,7 +145,7 @@ def _own_tensor(event: Event, books: Books, exact: bool) -> Iterator[Violation]:
 
 
 class _Unreported:
-    """Losses seen by a call during a restart; the next call of the same client must report them."""
+    """Losses seen by a call during a restart; the client's next call must report them before it succeeds."""
 
     def __init__(self) -> None:
         self._waiting: dict[int | None, list[tuple[str, Violation]]] = {}
@@ -156,7 +156,8 @@ class _Unreported:
     def take(self, event: Event) -> Iterator[Violation]:
         if event["ev"] == "life":
             self._waiting.pop(event["life"], None)
-        if event["ev"] == "done" and event["verb"] not in _SILENT:
+        # A call that names no tensor reports no loss, nor does one that fails with an earlier push's error.
+        if event["ev"] == "done" and event["verb"] not in _SILENT and (event["lost"] or not event["error"]):
             lost = {loss[0] for loss in event["lost"]}
             yield from (v for tensor, v in self._waiting.pop(event["life"], []) if tensor not in lost)
 
