@@ -156,7 +156,7 @@ class _Unreported:
     def take(self, event: Event) -> Iterator[Violation]:
         if event["ev"] == "life":
             self._waiting.pop(event["life"], None)
-        # A call that names no tensor reports no loss, nor does one that fails with an earlier push's error.
+        # A call that fails otherwise, as with an earlier push's error, leaves the report to the next one.
         if event["ev"] == "done" and event["verb"] not in _SILENT and (event["lost"] or not event["error"]):
             lost = {loss[0] for loss in event["lost"]}
             yield from (v for tensor, v in self._waiting.pop(event["life"], []) if tensor not in lost)
