@@ -1,10 +1,10 @@
-//! Failpoints: named places where a test kills the process or makes a system call fail. They are compiled in
-//! only with the cargo feature `failpoints`. The tests of fastps-cli and the wheel under test enable it; no
-//! release does.
+//! Failpoints: named places where a test kills the process, or makes a system call fail or take longer. They
+//! are compiled in only with the cargo feature `failpoints`. The tests of fastps-cli and the wheel under test
+//! enable it; no release does.
 //!
 //! `FASTPS_FAILPOINT` selects them: `log_written:3` kills the process (SIGKILL) when it reaches `log_written`
-//! for the third time, and `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC).
-//! Commas separate several failpoints.
+//! for the third time, `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC), and
+//! `snapshot_rename:1:500ms` delays that rename and all later ones. Commas separate several failpoints.
 
 #[cfg(feature = "failpoints")]
 pub use chosen::{cut, fail, reach};
@@ -17,7 +17,7 @@ pub const ARE_COMPILED: bool = cfg!(feature = "failpoints");
 #[inline(always)]
 pub const fn reach(_name: &str) {}
 
-/// Precedes a system call: kills the process, or fails as the call might.
+/// Precedes a system call: kills the process, or fails or waits as the call might.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub const fn fail(_name: &str) -> std::io::Result<()> {
@@ -35,11 +35,13 @@ mod chosen {
     use std::fs::File;
     use std::io;
     use std::sync::OnceLock;
+    use std::time::Duration;
 
     /// What happens at a failpoint.
     enum Event {
         Kill,
         Error(i32),
+        Delay(Duration),
     }
 
     struct Point {
@@ -47,6 +49,17 @@ mod chosen {
         /// How often the failpoint must still be reached before the event.
         left: AtomicU64,
         event: Event,
+    }
+
+    impl Point {
+        /// Counts this visit, and returns whether the event is due now. A delay is due from its visit on.
+        fn is_due(&self) -> bool {
+            let less = |left: u64| left.checked_sub(1);
+            match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+                Ok(left) => left == 1,
+                Err(_) => matches!(self.event, Event::Delay(_)),
+            }
+        }
     }
 
     /// Parses one entry of the variable; `None` if it is malformed.
@@ -58,7 +71,7 @@ mod chosen {
             None => Event::Kill,
             Some("EIO") => Event::Error(5),
             Some("ENOSPC") => Event::Error(28),
-            Some(_) => return None,
+            Some(delay) => Event::Delay(Duration::from_millis(delay.strip_suffix("ms")?.parse().ok()?)),
         };
         Some(Point { name, left: AtomicU64::new(count), event })
     }
@@ -70,8 +83,11 @@ mod chosen {
             let chosen = std::env::var("FASTPS_FAILPOINT").unwrap_or_default();
             chosen.split(',').filter_map(parse).collect()
         });
-        let due = |point: &&Point| point.name == name && point.left.fetch_sub(1, Ordering::Relaxed) == 1;
-        points.iter().find(due).map(|point| &point.event)
+        points
+            .iter()
+            .filter(|point| point.name == name)
+            .find(|point| point.is_due())
+            .map(|point| &point.event)
     }
 
     fn end() -> ! {
@@ -82,16 +98,22 @@ mod chosen {
 
     /// Kills the process here if this failpoint is due.
     pub fn reach(name: &str) {
-        if due(name).is_some() {
-            end();
+        match due(name) {
+            None => {}
+            Some(Event::Delay(delay)) => std::thread::sleep(*delay),
+            Some(Event::Kill | Event::Error(_)) => end(),
         }
     }
 
-    /// Precedes a system call: kills the process, or fails as the call might.
+    /// Precedes a system call: kills the process, or fails or waits as the call might.
     pub fn fail(name: &str) -> io::Result<()> {
         match due(name) {
             None => Ok(()),
             Some(Event::Error(number)) => Err(io::Error::from_raw_os_error(*number)),
+            Some(Event::Delay(delay)) => {
+                std::thread::sleep(*delay);
+                Ok(())
+            }
             Some(Event::Kill) => end(),
         }
     }
