@@ -232,3 +232,31 @@ fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
     let client = served.connect(Ack::Applied);
     assert!(pull(&client, "a") == before && pull(&client, "b") == values);
 }
+
+#[test]
+fn a_cut_gets_its_turn_though_snapshots_follow_each_other() {
+    let mut served = Served::new(2);
+    // The log is too long again before a snapshot is complete, as on a disk that is slower than the pushes.
+    served.start_after("export FASTPS_FAILPOINT=snapshot_rename:1:1500ms;", &["--snapshot-after", "1"]);
+    let client = served.connect(Ack::Applied);
+    register(&client, "a", 3 * SLICE, Apply::Exact, sgd(), 0.0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let end = AtTheEnd(&stop);
+        let (pusher, stop) = (served.connect(Ack::Applied), &stop);
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                pusher.push(&[gradient("a", vec![-1.0; 3 * SLICE])], &options(PATIENT)).unwrap();
+            }
+        });
+        until("each shard has shortened its log", || {
+            let is_written = |(name, count): &(String, u64)| name == "snapshot" && *count > 0;
+            let shards = client.stats(PATIENT).unwrap().shards;
+            shards.iter().all(|(_, counters)| counters.iter().any(is_written))
+        });
+        for _ in 0..2 {
+            client.checkpoint_of_cut("default", PATIENT).unwrap();
+        }
+        drop(end);
+    });
+}

@@ -1,14 +1,16 @@
 //! State that a shard keeps on disk (`fastps_durable`): records changes, and delays answers until the changes
 //! that they report are durable. `snapshots` and `checkpoint` write the shard's state without being asked and
-//! on request; `gate` holds writes while a cut begins.
+//! on request; `gate` holds writes while a cut begins, and `deferral` makes automatic snapshots wait for it.
 
 pub(crate) mod checkpoint;
+mod deferral;
 pub(crate) mod gate;
 pub(crate) mod snapshots;
 mod trouble;
 
 use crate::config::ServerConfig;
 use crate::human::{now, size};
+use crate::persistence::deferral::Deferral;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
@@ -21,8 +23,9 @@ use tokio::sync::oneshot;
 const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 /// Retry delay of a writer that waits for a shorter log.
 const LOG_RETRY_MS: u64 = 100;
-/// Retry delay of a cut that waits for a snapshot.
-const CUT_RETRY_MS: u64 = 200;
+/// Retry delay of a cut that waits for a snapshot. It is as long as a client asks for one hold, so that the
+/// client releases the writes of other shards instead of asking this one again.
+const CUT_RETRY_MS: u64 = 1000;
 /// Interval at which a wait for the log checks whether the log is broken.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -43,6 +46,7 @@ struct Kept {
     copies: Option<Made>,
     /// Number of snapshots being written or waiting for another one.
     writing: AtomicU64,
+    deferral: Deferral,
 }
 
 /// Counts of snapshots, or of copies, for the statistics.
@@ -105,7 +109,8 @@ impl Files {
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
         let copies = config.copy_to.is_some().then(Made::none);
         let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
-        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies, writing }))))
+        let deferral = Deferral::none();
+        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies, writing, deferral }))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
@@ -167,7 +172,8 @@ impl Files {
 
     /// Writes a snapshot now; given a cut, calls its function when the snapshot has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
-        self.write(shard, |journal| match cut {
+        let of_cut = cut.is_some();
+        self.write(shard, of_cut, |journal| match cut {
             None => journal.snapshot(shard),
             Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
         })
@@ -175,17 +181,25 @@ impl Files {
 
     /// Writes a snapshot to replace a long log.
     pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
-        self.write(shard, |journal| journal.shorten(shard))
+        self.write(shard, false, |journal| journal.shorten(shard))
     }
 
-    fn write(&self, shard: &Shard, write: impl FnOnce(&Journal) -> Result<Summary>) -> Result<Summary> {
-        let Some(Kept { journal, snapshots, writing, .. }) = self.0.as_deref() else {
+    fn write(
+        &self,
+        shard: &Shard,
+        of_cut: bool,
+        write: impl FnOnce(&Journal) -> Result<Summary>,
+    ) -> Result<Summary> {
+        let Some(Kept { journal, snapshots, writing, deferral, .. }) = self.0.as_deref() else {
             return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
         let begin = Instant::now();
         writing.fetch_add(1, Ordering::AcqRel);
         let made = write(journal);
+        if made.is_ok() {
+            deferral.note_snapshot(Instant::now(), of_cut);
+        }
         writing.fetch_sub(1, Ordering::AcqRel);
         snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
         let summary = made?;
@@ -200,12 +214,20 @@ impl Files {
     }
 
     /// Fails while a snapshot is being written: a cut would wait for it, longer than writes may be held.
+    /// Automatic snapshots wait for the cut now, or for its next attempt.
     pub(crate) fn check_can_cut(&self) -> Result<()> {
-        if self.0.as_ref().is_none_or(|kept| kept.writing.load(Ordering::Acquire) == 0) {
+        let Some(Kept { writing, deferral, .. }) = self.0.as_deref() else { return Ok(()) };
+        deferral.note_attempt(Instant::now());
+        if writing.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let why = "a snapshot is being written, and a cut would wait for it";
         Err(Error::new(Kind::Unavailable, why).retry_after_ms(CUT_RETRY_MS))
+    }
+
+    /// Time for which automatic snapshots should still wait for a cut, if any.
+    pub(crate) fn deferral(&self, now: Instant) -> Option<Duration> {
+        self.0.as_ref()?.deferral.left(now)
     }
 
     /// Records a change.
@@ -271,11 +293,14 @@ impl Files {
     }
 
     /// Fails if writers should wait because the log is too long and a snapshot that will shorten it is being
-    /// written. A failing snapshot does not stop writers.
+    /// written, or waits for a cut. A failing snapshot does not stop writers.
     pub(crate) fn check_room(&self) -> Result<()> {
-        let Some(Kept { journal, writing, .. }) = self.0.as_deref() else { return Ok(()) };
-        let waits = journal.is_at_limit() && writing.load(Ordering::Acquire) > 0 && journal.check().is_ok();
-        if !waits {
+        let Some(Kept { journal, writing, deferral, .. }) = self.0.as_deref() else { return Ok(()) };
+        if !journal.is_at_limit() {
+            return Ok(());
+        }
+        let comes = writing.load(Ordering::Acquire) > 0 || deferral.left(Instant::now()).is_some();
+        if !comes || journal.check().is_err() {
             return Ok(());
         }
         let why = "the log is much longer than --snapshot-after allows, until a snapshot is complete";

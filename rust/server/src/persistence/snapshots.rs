@@ -105,6 +105,12 @@ impl Turn {
         if now < self.retry {
             return CHECK_INTERVAL;
         }
+        // A broken log needs its snapshot now: nothing is durable without it.
+        if broken.is_ok()
+            && let Some(left) = self.files.deferral(now)
+        {
+            return left;
+        }
         if broken.is_err() || now >= self.due {
             if self.take(|files, shard| files.snapshot(shard, None)) {
                 self.due = Instant::now() + self.every;
