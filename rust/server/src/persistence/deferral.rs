@@ -36,14 +36,14 @@ impl Deferral {
         });
     }
 
-    /// Notes the end of a snapshot; `of_cut` ends the deferral.
-    pub(super) fn note_snapshot(&self, now: Instant, of_cut: bool) {
-        self.change(|span| {
-            span.since = now;
-            if of_cut {
-                span.until = now;
-            }
-        });
+    /// Notes that a snapshot is complete.
+    pub(super) fn note_snapshot(&self, now: Instant) {
+        self.change(|span| span.since = now);
+    }
+
+    /// Ends the deferral: the cut is complete.
+    pub(super) fn end(&self) {
+        self.change(|span| span.until = span.since);
     }
 
     /// Time for which automatic snapshots should still wait, if any.
@@ -71,8 +71,8 @@ mod tests {
         assert_eq!(deferral.left(now + SECOND), Some(2 * SECOND));
         assert_eq!(deferral.left(now + AFTER_ATTEMPT), None);
         deferral.note_attempt(now + AFTER_ATTEMPT);
-        deferral.note_snapshot(now + AFTER_ATTEMPT, true);
-        assert_eq!(deferral.left(now + AFTER_ATTEMPT), None, "the cut is written");
+        deferral.end();
+        assert_eq!(deferral.left(now + AFTER_ATTEMPT), None);
     }
 
     #[test]
@@ -85,8 +85,8 @@ mod tests {
             })
         };
         assert_eq!(attempts(0, 60), Some(10));
-        // The snapshot that was being written meanwhile has ended: another may wait as long.
-        deferral.note_snapshot(begin + 60 * SECOND, false);
+        // The snapshot that was begun meanwhile is complete: the next one waits as long.
+        deferral.note_snapshot(begin + 60 * SECOND);
         assert_eq!(attempts(60, 120), Some(70));
     }
 }

@@ -172,33 +172,28 @@ impl Files {
 
     /// Writes a snapshot now; given a cut, calls its function when the snapshot has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
-        let of_cut = cut.is_some();
-        self.write(shard, of_cut, |journal| match cut {
+        self.write(shard, |Kept { journal, deferral, .. }| match cut {
             None => journal.snapshot(shard),
-            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
+            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun).inspect(|_| deferral.end()),
         })
     }
 
     /// Writes a snapshot to replace a long log.
     pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
-        self.write(shard, false, |journal| journal.shorten(shard))
+        self.write(shard, |kept| kept.journal.shorten(shard))
     }
 
-    fn write(
-        &self,
-        shard: &Shard,
-        of_cut: bool,
-        write: impl FnOnce(&Journal) -> Result<Summary>,
-    ) -> Result<Summary> {
-        let Some(Kept { journal, snapshots, writing, deferral, .. }) = self.0.as_deref() else {
+    fn write(&self, shard: &Shard, write: impl FnOnce(&Kept) -> Result<Summary>) -> Result<Summary> {
+        let Some(kept) = self.0.as_deref() else {
             return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
+        let Kept { snapshots, writing, deferral, .. } = kept;
         let begin = Instant::now();
         writing.fetch_add(1, Ordering::AcqRel);
-        let made = write(journal);
+        let made = write(kept);
         if made.is_ok() {
-            deferral.note_snapshot(Instant::now(), of_cut);
+            deferral.note_snapshot(Instant::now());
         }
         writing.fetch_sub(1, Ordering::AcqRel);
         snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
