@@ -12,6 +12,7 @@ use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{EPOCH, Node};
 use crate::persistence::checkpoint::Checkpoints;
+use crate::persistence::gate::check_number;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
 use fastps_core::tensor::MAX_NAME;
@@ -426,6 +427,7 @@ impl Control for ControlService {
             if hold_ms == 0 {
                 node.gate.open(cut);
             } else {
+                check_number(cut)?;
                 node.files.check_can_cut()?;
                 node.gate.close(cut, Duration::from_millis(u64::from(hold_ms)))?;
             }

@@ -37,12 +37,18 @@ struct Times {
     rest: Option<Instant>,
 }
 
+/// Fails if this cannot be the number of a cut.
+pub(crate) fn check_number(cut: u64) -> Result<()> {
+    if cut != OPEN {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Config, "invalid cut").expected("any number but 0", cut))
+}
+
 impl Gate {
     /// Holds writes until [`Gate::open`], or until the time is over.
     pub(crate) fn close(self: &Arc<Self>, cut: u64, hold: Duration) -> Result<()> {
-        if cut == OPEN {
-            return Err(Error::new(Kind::Config, "invalid cut").expected("any number but 0", cut));
-        }
+        check_number(cut)?;
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, present) = (Instant::now(), self.cut.load(Ordering::Acquire));
         if let Some(left) = times.rest.and_then(|rest| rest.checked_duration_since(now))
