@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import fastps
+from fastps.commands.torture.auditor import Auditor
 from fastps.commands.torture.check import INVARIANTS, certain, check
 from fastps.commands.torture.check.ledger import Account
 from fastps.commands.torture.client.calls import Call
 from fastps.commands.torture.history import History, read
+from fastps.commands.torture.lag import Lag
 from fastps.commands.torture.plan import PROFILES, Plan
 from fastps.commands.torture.source import Planned, Recorded
 
@@ -163,6 +166,33 @@ def test_a_crash_may_bring_back_a_value_in_doubt_that_was_overwritten(
     after = assignment(4, 4.0, [["assign/0", 0, 1, 4, 3]]) if crash else []
     events = [begin, life, *made, *([answer] if fate else []), *crashed, old, *after, old]
     assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
+
+
+def test_a_loss_that_a_look_at_the_catalogue_meets_is_in_the_history() -> None:
+    class Restarted:
+        """A client of a server that restarts between two pulls."""
+
+        def __init__(self) -> None:
+            self.pulled: list[str] = []
+
+        def names(self, timeout: float) -> list[str]:
+            return ["a", "b", "c"]
+
+        def pull(self, name: str, timeout: float) -> None:
+            self.pulled.append(name)
+            if name == "a":
+                raise fastps.UnknownTensorError("it was removed", tensor=name)
+            if name == "b":
+                raise fastps.VersionsLost(lost=[("big", 0, None, 402, 401)])
+
+    record = History()
+    auditor = Auditor([], record, Lag())
+    auditor._ps = ps = Restarted()  # type: ignore[assignment]
+    assert not auditor._look_at_the_catalogue(7)
+    assert ps.pulled == ["a", "b"]
+    done = [event for event in record.events() if event["ev"] == "done"]
+    assert [event["error"] for event in done] == [None, None, "VersionsLost"]
+    assert done[-1]["lost"] == [["big", 0, None, 402, 401]]
 
 
 def test_a_call_is_not_charged_for_what_its_caller_does_after_the_deadline() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import fastps
@@ -17,6 +18,15 @@ from fastps.commands.torture.servers import Shard
 __all__ = ["Auditor"]
 
 TIMEOUT = 10.0
+
+
+def _refusal(name: str, ps: fastps.ParameterServer) -> str:
+    """Pulls a tensor; returns the error of an unknown one, and an empty string otherwise."""
+    try:
+        ps.pull(name, timeout=TIMEOUT)
+    except fastps.UnknownTensorError as error:
+        return str(error)
+    return ""
 
 
 class Auditor:
@@ -82,13 +92,11 @@ class Auditor:
             return False
         failed: dict[str, str] = {}
         for name in listed:
-            try:
-                assert self._ps is not None
-                self._ps.pull(name, timeout=TIMEOUT)
-            except fastps.UnknownTensorError as error:
-                failed[name] = str(error)
-            except fastps.FastpsError:
+            refusal = self._try(step, "pull", partial(_refusal, name))
+            if refusal is None:
                 return False  # the servers are away: no result
+            if refusal:
+                failed[name] = refusal
         # A tensor removed meanwhile is no longer listed.
         still = self._try(step, "names", lambda ps: ps.names(timeout=TIMEOUT)) if failed else listed
         if still is None:
