@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -240,12 +241,16 @@ def test_a_recorded_history_is_the_source_of_the_same_actions() -> None:
     assert all(recorded.next(lane, 1e9) is None for lane in recorded.lanes)
 
 
-def torture(*arguments: str, code: int = 0) -> dict:
+def run_torture(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     # As under nohup: its servers must end at SIGHUP all the same.
     command = ["nohup", sys.executable, "-m", "fastps", "torture", "--json", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110.0)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110.0, env=os.environ | variables)
     assert run.returncode == code, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    return run
+
+
+def torture(*arguments: str, code: int = 0) -> dict:
+    return json.loads(run_torture(*arguments, code=code).stdout.splitlines()[-1])
 
 
 def test_a_replay_does_what_was_recorded_and_no_more() -> None:
@@ -263,6 +268,16 @@ def test_a_short_run_of_everything_is_clean() -> None:
     assert report["pushes"] > 0
     assert report["checks"] > 0
     assert report["faults"]
+
+
+def test_without_safetensors_a_run_says_so_and_blames_no_server(tmp_path: Path) -> None:
+    """The base wheel does without it. A client of this seed saves a file within seconds."""
+    absent = "raise ModuleNotFoundError(\"No module named 'safetensors'\", name='safetensors')\n"
+    (tmp_path / "safetensors.py").write_text(absent)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = run_torture("--seconds", "8", "--seed", "12", PYTHONPATH=path)
+    assert json.loads(run.stdout.splitlines()[-1])["violations"] == {}
+    assert "pip install safetensors" in run.stderr
 
 
 def test_a_run_has_a_column_for_each_client() -> None:

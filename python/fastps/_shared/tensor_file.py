@@ -16,7 +16,7 @@ from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array, File
 from fastps.errors import DamagedFileError, DTypeError
 
-__all__ = ["NOT_VERIFIED", "compare", "damaged", "digest", "library", "read", "write"]
+__all__ = ["NOT_VERIFIED", "compare", "damaged", "digest", "is_available", "library", "read", "write"]
 
 _COPY = "restore the file from a copy, or save it once more"
 #: What to do about a file that could be read but is not what was written.
@@ -35,6 +35,15 @@ def library() -> Any:
     except ImportError as error:
         raise missing("a safetensors file", error, "checkpoint", "safetensors") from error
     return safetensors
+
+
+def is_available() -> bool:
+    """Returns whether the package ``safetensors`` is installed."""
+    try:
+        library()
+    except ImportError:
+        return False
+    return True
 
 
 def write(path: File, arrays: Mapping[str, Any], about: Mapping[str, str]) -> None:

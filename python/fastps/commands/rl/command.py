@@ -84,9 +84,7 @@ def _execute(algorithm: Algorithm, args: argparse.Namespace) -> int:
 
 def _can_save(stream: TextIO) -> bool:
     """Returns whether the package for models in files is installed."""
-    try:
-        tensor_file.library()
-    except ImportError:
+    if not tensor_file.is_available():
         print("for the model as a file: pip install safetensors", file=stream)
         return False
     return True

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fastps._shared import tensor_file
 from fastps._shared.process import EXIT_OK, CommandError, Interrupted
 from fastps.commands.torture.history import Event, read
 from fastps.commands.torture.plan import PROFILES, Action, Plan
@@ -100,6 +101,8 @@ def _execute(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="fastps-torture-"))
     begin = {"seed": seed, "profile": profile, "seconds": args.seconds}
     print(f"seed {seed}, profile {profile}, ack {ack}; files in {folder}", file=stream, flush=True)
+    if not tensor_file.is_available():
+        print("to check saved files and consistent snapshots, too: pip install safetensors", file=stream)
     show = _shows(stream)
     run = Run(source, ack, begin, folder, show)
     with _live_line(run, stream):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from pathlib import Path
 
 import numpy as np
 
+from fastps._shared import tensor_file
 from fastps.checkpoint import arrays
 from fastps.commands.kit.children import python_module
 from fastps.commands.torture.history import History
@@ -36,9 +36,9 @@ class Cuts:
         """Makes a cut and exports it; records nothing if a server was away."""
         if self._checkpoint("save", "--consistent", "--", self._addresses):
             self._file.unlink(missing_ok=True)
-            if self._checkpoint("export", "--consistent", str(self._data), str(self._file)):
-                with contextlib.suppress(ImportError):
-                    self._read(step)
+            exported = self._checkpoint("export", "--consistent", str(self._data), str(self._file))
+            if exported and tensor_file.is_available():
+                self._read(step)
 
     def _checkpoint(self, *arguments: str) -> bool:
         command = [*python_module("fastps"), "checkpoint", *arguments]

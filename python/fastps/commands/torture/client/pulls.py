@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 import fastps
+from fastps import checkpoint
+from fastps._shared import tensor_file
 from fastps.commands.torture import tensors
 from fastps.commands.torture.client.calls import Calls
 
@@ -68,15 +70,12 @@ class Pulls(Calls):
         self._try("state", {}, limit, lambda: self.ps.state(name, timeout=limit))
 
     def save(self, order: Mapping[str, Any]) -> None:
-        try:
-            from fastps import checkpoint
-
-            path = self._folder / f"life-{self.number}.safetensors"
-            names = [tensors.DENSE[order["place"]]]
-            # It makes several calls, each with the connection's timeout.
-            self._try("save", {}, 60.0, lambda: checkpoint.save(self.ps, path, names), counts=False)
-        except ImportError:
+        if not tensor_file.is_available():
             return
+        path = self._folder / f"life-{self.number}.safetensors"
+        names = [tensors.DENSE[order["place"]]]
+        # It makes several calls, each with the connection's timeout.
+        self._try("save", {}, 60.0, lambda: checkpoint.save(self.ps, path, names), counts=False)
 
     def register(self, order: Mapping[str, Any]) -> None:
         """Makes a tensor, reads it, and removes every second one."""
