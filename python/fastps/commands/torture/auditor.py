@@ -21,7 +21,7 @@ TIMEOUT = 10.0
 
 
 def _refusal(name: str, ps: fastps.ParameterServer) -> str:
-    """Pulls a tensor; returns the error of an unknown one, and an empty string otherwise."""
+    """Pulls a tensor; returns the error if there is none of this name, and an empty string otherwise."""
     try:
         ps.pull(name, timeout=TIMEOUT)
     except fastps.UnknownTensorError as error:
@@ -94,7 +94,7 @@ class Auditor:
         for name in listed:
             refusal = self._try(step, "pull", partial(_refusal, name))
             if refusal is None:
-                return False  # the servers are away: no result
+                return False  # no result: a server is away, or a loss was reported
             if refusal:
                 failed[name] = refusal
         # A tensor removed meanwhile is no longer listed.

@@ -102,7 +102,7 @@ def _execute(args: argparse.Namespace) -> int:
     begin = {"seed": seed, "profile": profile, "seconds": args.seconds}
     print(f"seed {seed}, profile {profile}, ack {ack}; files in {folder}", file=stream, flush=True)
     if not tensor_file.is_available():
-        print("to check saved files and consistent snapshots, too: pip install safetensors", file=stream)
+        print("not checked: saved files, consistent snapshots (pip install safetensors)", file=stream)
     show = _shows(stream)
     run = Run(source, ack, begin, folder, show)
     with _live_line(run, stream):

@@ -32,10 +32,10 @@ def _draw(run: Run, drawn: Any) -> None:
     _learning(learning, run)
     panels.strips(workers, run)
     panels.legend_of_strips(workers, "exchanging")
-    panels.caption(workers, "Workers", _about_workers(run), 92, "wall time (s)")
+    panels.caption(workers, "Workers", _about_workers(run), 84, "wall time (s)")
     _histogram(staleness, run)
     panels.bars(bytes_, bytes_per_push(run), config.codec)
-    panels.caption(bytes_, "Bytes by codec", _about_bytes(run), 92, "kB per push")
+    panels.caption(bytes_, "Bytes by codec", _about_bytes(run), 84, "kB per push")
 
 
 def _learning(axes: Any, run: Run) -> None:
@@ -58,7 +58,7 @@ def _learning(axes: Any, run: Run) -> None:
         f"{run.updates:,} updates in {run.seconds:.1f} s{killed}: accuracy {100 * last.accuracy:.1f} %, "
         f"{100 * run.serial_accuracy:.1f} % in a serial run of as many updates."
     )
-    panels.caption(axes, "Learning", sentence, 92, "wall time (s)")
+    panels.caption(axes, "Learning", sentence, 84, "wall time (s)")
 
 
 def _about_workers(run: Run) -> str:
@@ -92,4 +92,4 @@ def _histogram(axes: Any, run: Run) -> None:
         f"Half of the gradients are at most {percentile(stale, 0.5)} pushes of others late, "
         f"99 % at most {percentile(stale, 0.99)}: the price of never waiting."
     )
-    panels.caption(axes, "Staleness", sentence, 92, "pushes by others in between")
+    panels.caption(axes, "Staleness", sentence, 84, "pushes by others in between")
