@@ -108,3 +108,10 @@ def test_a_missing_package_names_its_extra(module, absent, text, how):
         f"try:\n  {how.format(module)}\nexcept ImportError as error: print(error)"
     )
     assert run(code) == text
+
+
+def test_import_of_the_torch_adapter_brings_no_checkpoints_of_torch():
+    """They take more than a second."""
+    pytest.importorskip("torch")
+    code = "import sys, fastps.torch; print('torch.distributed.checkpoint' in sys.modules)"
+    assert run(code) == "False"
