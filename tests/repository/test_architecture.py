@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import graphlib
 import re
 import shutil
@@ -82,6 +83,11 @@ def without_comments_and_strings(source: str) -> str:
     return token.sub(lambda m: " " if m[0].startswith("/") else '""', source)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def rust_files(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.rglob("*.rs")) if "generated" not in p.parts]
 
@@ -96,11 +102,11 @@ def dependencies(manifest: dict, kinds: tuple[str, ...] = ("dependencies", "buil
     return {name for table in tables for kind in kinds for name in table.get(kind, {})}
 
 
-def without_circle(imports: dict[str, set[str]]) -> None:
+def without_circle(place: object, imports: dict[str, set[str]]) -> None:
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
-        pytest.fail(f"these import each other: {error.args[1]}")
+        pytest.fail(f"{place}: these import each other: {error.args[1]}")
 
 
 def core_folder(path: Path) -> str:
@@ -179,7 +185,7 @@ def test_pyo3_is_in_the_python_crate_alone() -> None:
 
 
 def test_folders_of_the_core_import_lower_folders_only() -> None:
-    without_circle(CORE_FOLDERS)
+    without_circle("the core", CORE_FOLDERS)
     files = [path for path in rust_files(CORE) if path.name != "lib.rs"]
     assert {core_folder(path) for path in files} == set(CORE_FOLDERS)
     for path in files:
@@ -191,20 +197,19 @@ def folders_of(src: Path) -> list[Path]:
     return sorted({path.parent for path in rust_files(src)} - {src})
 
 
-@pytest.mark.parametrize("folder", folders_of(CORE), ids=lambda p: str(p.relative_to(CORE)))
-def test_files_of_a_folder_of_the_core_form_no_circle(folder: Path) -> None:
-    allowed = CORE_FILE_CIRCLES.get(str(folder.relative_to(CORE)), set())
-    imports = file_imports(folder)
-    without_circle({file: {f for f in found if (file, f) not in allowed} for file, found in imports.items()})
-    unused = {(file, other) for file, other in allowed if other not in imports[file]}
-    assert not unused, f"no longer needed: {sorted(unused)}"
+def test_files_of_a_folder_of_the_core_form_no_circle() -> None:
+    for folder in folders_of(CORE):
+        allowed = CORE_FILE_CIRCLES.get(str(folder.relative_to(CORE)), set())
+        imports = file_imports(folder)
+        others = {file: {f for f in found if (file, f) not in allowed} for file, found in imports.items()}
+        without_circle(folder, others)
+        unused = {(file, other) for file, other in allowed if other not in imports[file]}
+        assert not unused, f"no longer needed: {sorted(unused)}"
 
 
-@pytest.mark.parametrize(
-    "folder", [*folders_of(CLIENT), *folders_of(SERVER)], ids=lambda p: str(p.relative_to(ROOT / "rust"))
-)
-def test_files_of_a_folder_of_client_and_server_form_no_circle(folder: Path) -> None:
-    without_circle(file_imports(folder))
+def test_files_of_a_folder_of_client_and_server_form_no_circle() -> None:
+    for folder in (*folders_of(CLIENT), *folders_of(SERVER)):
+        without_circle(folder, file_imports(folder))
 
 
 def test_atomics_and_locks_come_through_sync() -> None:
@@ -239,7 +244,7 @@ def test_generated_types_stay_in_the_crates_that_speak_the_protocol() -> None:
 
 def python_imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Absolute modules that a file imports, and whether at its top level (which an import of it executes)."""
-    tree = ast.parse(path.read_text(), str(path))
+    tree = parsed(path)
     top = set(map(id, tree.body))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -303,7 +308,7 @@ def test_a_mode_is_read_by_its_properties_and_not_by_its_type() -> None:
     for path in python_files():
         if path.parent == MODES or path == ROOT / "python/fastps/worker/arguments.py":
             continue
-        for call in ast.walk(ast.parse(path.read_text(), str(path))):
+        for call in ast.walk(parsed(path)):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("isinstance", "issubclass"):
                 names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(call.args[1])}
                 assert not names & kinds, f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"
@@ -326,7 +331,7 @@ FOREIGN_PRIVATE_NAMES = 14
 def test_private_names_are_used_by_their_owners() -> None:
     found: list[str] = []
     for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr):
                 continue
             owner = node.value
@@ -348,7 +353,7 @@ def test_commands_import_the_library_and_never_the_reverse() -> None:
             continue
         found = {module for module, _ in python_imports(path) if module.startswith("fastps.commands")}
         assert not found, f"{path.relative_to(ROOT)} imports {sorted(found)}"
-        tree = ast.parse(path.read_text(), str(path))
+        tree = parsed(path)
         names = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
         assert "fastps" not in names, f"{path.relative_to(ROOT)} imports the package itself"
 
@@ -371,44 +376,22 @@ def test_folders_of_a_crate_form_no_circle(crate: str) -> None:
         if name != "lib":
             source = without_comments_and_strings(path.read_text())
             imports[name] |= set(re.findall(r"\bcrate::(\w+)", source)) & names - {name}
-    try:
-        graphlib.TopologicalSorter(imports).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(f"folders import each other: {error.args[1]}")
+    without_circle(root, imports)
 
 
-MOST_FILES = 15
-# Folders above the limit and how many source files they hold: a number may only fall, and a folder within the
-# limit leaves the list.
-LARGER_FOLDERS: dict[str, int] = {}
-
-
-def source_files_by_folder() -> dict[str, int]:
-    """Folders of source code, and the number of source files directly in each."""
-    python = (ROOT / "python/fastps").rglob("*.py")
-    rust = (path for src in ROOT.glob("rust/*/src") for path in rust_files(src))
-    return collections.Counter(str(path.parent.relative_to(ROOT)) for path in (*python, *rust))
-
-
-def test_a_folder_holds_few_files() -> None:
-    found = {folder: count for folder, count in source_files_by_folder().items() if count > MOST_FILES}
-    assert found.keys() <= LARGER_FOLDERS.keys(), f"more than {MOST_FILES} source files in one folder"
-    for folder, recorded in LARGER_FOLDERS.items():
-        count = found.get(folder, 0)
-        assert count, f"{folder} is within the limit: remove it from LARGER_FOLDERS"
-        assert count <= recorded, f"{folder} has grown to {count} source files"
-
-
-def imported_paths(path: Path) -> Iterator[Path]:
+@functools.cache
+def imported_paths(path: Path) -> list[Path]:
     """Files of the package that a file imports, anywhere in it; the compiled module has none."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    found: list[Path] = []
+    for node in ast.walk(parsed(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            yield from found_module(name)
+            found += found_module(name)
+    return found
 
 
 def found_module(name: str) -> Iterator[Path]:
@@ -429,49 +412,17 @@ def packages() -> list[Path]:
     return sorted(path.parent for path in (ROOT / "python/fastps").rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("package", packages(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_packages_have_no_circles(package: Path) -> None:
+def test_python_packages_have_no_circles() -> None:
     """Among the files and folders of a package, imports lead in one direction."""
-
-    def child(path: Path) -> str:
-        return path.relative_to(package).parts[0]
-
-    graph: dict[str, set[str]] = collections.defaultdict(set)
-    for path in package.rglob("*.py"):
-        inside = (other for other in imported_paths(path) if package in other.parents)
-        graph[child(path)] |= {child(other) for other in inside} - {child(path)}
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(f"{package.relative_to(ROOT)}: {' <- '.join(error.args[1])}")
-
-
-# Files that define the same types for different builds; a build has one of them.
-ALTERNATIVES = ({"memory/shared.rs", "memory/not_shared.rs", "memory/shared_model.rs"},)
-
-
-def type_definitions(source: str) -> list[str]:
-    """The types that a Rust file defines at its top level, outside tests; associated types do not count."""
-    production = without_comments_and_strings(source).split("#[cfg(test)]")[0]
-    return re.findall(
-        r"^(?:pub(?:\([^)]*\))? )?(?:unsafe )?(?:struct|enum|union|trait|type) (\w+)",
-        production,
-        re.MULTILINE,
-    )
-
-
-@pytest.mark.parametrize("crate", sorted(path.parent.name for path in ROOT.glob("rust/*/Cargo.toml")))
-def test_type_names_are_unique_within_a_crate(crate: str) -> None:
-    src = ROOT / "rust" / crate / "src"
-    files: dict[str, list[str]] = collections.defaultdict(list)
-    for path in rust_files(src):
-        for name in type_definitions(path.read_text()):
-            files[name].append(str(path.relative_to(src)))
-    several = {name: found for name, found in files.items() if len(found) > 1}
-    repeated = {
-        name: found for name, found in several.items() if not any(set(found) <= a for a in ALTERNATIVES)
-    }
-    assert not repeated, "give each type a name of its own"
+    for package in packages():
+        graph: dict[str, set[str]] = collections.defaultdict(set)
+        for path in package.rglob("*.py"):
+            inside = (
+                other.relative_to(package) for other in imported_paths(path) if package in other.parents
+            )
+            child = path.relative_to(package).parts[0]
+            graph[child] |= {other.parts[0] for other in inside} - {child}
+        without_circle(package, graph)
 
 
 def features(*packages: str) -> dict[str, set[str]]:
