@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import encoders
 import numpy as np
 import pytest
-from foreign_client import ForeignClient, Refused, Stubs
+from foreign_client import TIMEOUT, ForeignClient, Message, Refused, Stubs, trailing_refusal
 from samples import BIG, SHAPES, SMALL, STATUS, FreshName, normal
 
 import fastps
@@ -122,8 +123,7 @@ def test_unregister(foreign: ForeignClient, native: fastps.ParameterServer, fres
     entry = foreign.entry(name)
     gone = foreign.call(0, "Unregister", foreign.pb.UnregisterRequest(name=name)).placement
     assert gone == entry.placement
-    for shard in set(gone.shards):
-        slices = [s for s, at in zip(gone.slices, gone.shards, strict=True) if at == shard]
+    for shard, slices in enumerate(shares(gone)):
         foreign.call(shard, "Drop", foreign.pb.DropRequest(slices=slices))
     assert name not in foreign.names()
     assert name not in native.names()
@@ -136,21 +136,171 @@ def test_unregister(foreign: ForeignClient, native: fastps.ParameterServer, fres
     )
 
 
+def shares(placement: Message) -> list[list[int]]:
+    """The slices of a tensor on each of the two shards."""
+    places = list(zip(placement.slices, placement.shards, strict=True))
+    return [[s for s, at in places if at == shard] for shard in (0, 1)]
+
+
 def test_nobody_frees_slices_of_a_registered_tensor(
-    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
+    foreign: ForeignClient,
+    native: fastps.ParameterServer,
+    stubs: Stubs,
+    server: fastps.Server,
+    fresh_name: FreshName,
 ) -> None:
-    name, values = fresh_name("kept"), normal((BIG,), 4)
+    name, values, pb = fresh_name("kept"), normal((BIG,), 4), foreign.pb
     native.register(name, values, optimizer=fastps.SGD(lr=0.1))
-    placement = foreign.entry(name).placement
+    slices = shares(foreign.entry(name).placement)
+    pending = foreign.spec(fresh_name("pending"), (1,))
+    register = pb.RegisterRequest(spec=pending, client=foreign.client)
+    other = foreign.call(0, "Register", register)
+    with ForeignClient(stubs, server.address_list) as stranger:
+        for shard in (0, 1):
+            # Neither all its slices, nor one of them among others that could be freed.
+            for asked in (slices[shard], [slices[shard][0], *other.placement.slices]):
+                with pytest.raises(Refused) as refused:
+                    stranger.call(shard, "Drop", pb.DropRequest(slices=asked))
+                refusal = refused.value.refusal
+                assert (refusal.kind, refusal.tensor, refusal.shard) == ("precondition", name, shard)
+        assert native.pull(name).tobytes() == values.tobytes()
+        assert foreign.call(0, "Register", register).reservation == other.reservation
+        # Once the tensor is unregistered, any client may free its slices.
+        native.unregister(name)
+        assert name not in foreign.names()
+        for shard in (0, 1):
+            stranger.call(shard, "Drop", pb.DropRequest(slices=slices[shard]))
+
+
+def test_a_reservation_needs_its_registration(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    name, two = fresh_name("big"), (2 * encoders.SLICE_LEN,)
+    spec, large = foreign.spec(name, two), foreign.spec(name, (4 * encoders.SLICE_LEN,))
+    pb = foreign.pb
+    first = foreign.call(0, "Register", pb.RegisterRequest(spec=spec, client=foreign.client))
     for shard in (0, 1):
-        slices = [s for s, at in zip(placement.slices, placement.shards, strict=True) if at == shard]
-        with pytest.raises(Refused) as refused:
-            foreign.call(shard, "Drop", foreign.pb.DropRequest(slices=slices))
-        refusal = refused.value.refusal
-        assert (refusal.kind, refusal.tensor, refusal.shard) == ("precondition", name, shard)
-    assert native.pull(name).tobytes() == values.tobytes()
-    native.unregister(name)
-    assert name not in foreign.names()
+        (index,) = [k for k, at in enumerate(first.placement.shards) if at == shard]
+
+        def good(index: int = index) -> Message:
+            return foreign.reserve_request(spec, first, [index])
+
+        def changed(change: Callable[[Message], None]) -> Message:
+            request = good()
+            change(request)
+            return request
+
+        def enlarged(request: Message) -> None:
+            request.spec.CopyFrom(large)
+
+        def with_a_slice_more(request: Message) -> None:
+            enlarged(request)
+            request.slices.append(7)
+            request.indices.append(3)
+
+        bad = [
+            (changed(lambda r: setattr(r, "reservation", r.reservation ^ 1)), "lease", "reservation"),
+            (changed(lambda r: r.slices.__setitem__(0, r.slices[0] ^ 1)), "precondition", "slices"),
+            (changed(lambda r: r.indices.__setitem__(0, r.indices[0] ^ 1)), "precondition", "slices"),
+            (good(1 - index), "precondition", "slices"),
+            (changed(lambda r: setattr(r, "group", r.group + 1)), "precondition", "group"),
+            (changed(enlarged), "precondition", "shape"),
+            (changed(with_a_slice_more), "precondition", "shape"),
+        ]
+        used = counters(foreign, "memory_slices")
+        for request, kind, word in bad:
+            with pytest.raises(Refused, match=word) as refused:
+                foreign.call(shard, "Reserve", request)
+            assert refused.value.refusal.kind == kind, request
+        assert counters(foreign, "memory_slices") == used
+    assert foreign.register(spec, normal(two, 5))
+
+
+def test_a_group_without_tensors_is_not_joined(
+    foreign: ForeignClient, stubs: Stubs, server: fastps.Server, fresh_name: FreshName
+) -> None:
+    pb, name = foreign.pb, fresh_name("late")
+    spec = foreign.spec(name, (1,), group=fresh_name("group"))
+    pending = foreign.call(0, "Register", pb.RegisterRequest(spec=spec, client=foreign.client))
+    group = pending.placement.group
+
+    def join(client: ForeignClient, shard: int, group: int) -> None:
+        mode = pb.Mode(kind=pb.MODE_SYNC, workers=2)
+        client.call(shard, "Join", pb.JoinRequest(client=client.client, group=group, mode=mode))
+
+    with ForeignClient(stubs, server.address_list) as stranger:
+        for shard in (0, 1):
+            workers = counters(foreign, "workers")
+            for number in (group, 4711):
+                with pytest.raises(Refused) as refused:
+                    join(stranger, shard, number)
+                assert refused.value.refusal.kind == "unknown_tensor"
+            assert counters(foreign, "workers") == workers
+        # The client's own registration is taken over by the whole protocol.
+        assert foreign.register(spec, np.zeros(1, np.float32))
+        # The other shard has no slices of the group, and may get some.
+        for shard in (0, 1):
+            join(stranger, shard, group)
+        # A place is kept, and can be taken again, after the last tensor is gone.
+        foreign.call(0, "Unregister", pb.UnregisterRequest(name=name))
+        join(stranger, 0, group)
+        with pytest.raises(Refused):
+            join(foreign, 0, group)
+
+
+def test_a_connection_begins_few_sessions(stubs: Stubs) -> None:
+    with fastps.serve() as server, ForeignClient(stubs, server.address_list) as client:
+        pb, hello = client.pb, client.controls[0].Hello
+        ours = pb.HelloRequest(client=client.client, renew=True, secret=client.secret)
+        # All at once: calls one after the other stay below the allowed rate on a busy machine.
+        calls = [
+            hello.future(pb.HelloRequest(client=k, secret=client.secret), timeout=TIMEOUT)
+            for k in range(1, 1001)
+        ]
+        errors = [error for call in calls if (error := call.exception()) is not None]
+        assert errors
+        for error in errors:
+            refusal = trailing_refusal(stubs, error)
+            assert (refusal.kind, refusal.HasField("retry_after_ms")) == ("capacity", True)
+        # A session that exists is renewed whatever else the connection asks for.
+        for _ in range(500):
+            client.call(0, "Hello", ours)
+        with ForeignClient(stubs, server.address_list) as other:
+            sessions = other.call(0, "Stats", pb.StatsRequest()).counters["sessions"]
+        assert sessions == 2 + 1000 - len(errors)
+
+
+def test_registrations_take_memory_that_is_counted(stubs: Stubs) -> None:
+    with (
+        fastps.serve(memory_limit=256 << 20) as server,
+        ForeignClient(stubs, server.address_list) as client,
+        ForeignClient(stubs, server.address_list) as other,
+    ):
+        pb = client.pb
+
+        def counter(name: str) -> int:
+            return int(client.call(0, "Stats", pb.StatsRequest()).counters[name])
+
+        def register(name: str, slices: int) -> None:
+            spec = client.spec(name, (slices * encoders.SLICE_LEN,))
+            client.call(0, "Register", pb.RegisterRequest(spec=spec, client=client.client))
+
+        # As many slices as a tensor may have; the shard could not hold one tensor of them.
+        for k in range(600):
+            with pytest.raises(Refused) as refused:
+                register(f"huge {k}", 1 << 18)
+            assert refused.value.refusal.kind == "capacity"
+        assert counter("memory_map") == 0
+        for k in range(64):
+            register(f"fits {k}", 64)
+        for k in range(6):
+            with pytest.raises(Refused) as refused:
+                register(f"does not fit {k}", 64)
+            refusal = refused.value.refusal
+            assert (refusal.kind, refusal.HasField("retry_after_ms")) == ("capacity", True)
+        assert counter("memory_map") > 64 * 1024
+        other.register(other.spec("theirs", (1,)), np.zeros(1, np.float32))
+        touched = counter("tensors_touched")
+        client.call(0, "Drop", pb.DropRequest(slices=[1]))
+        assert counter("tensors_touched") == touched + 1
 
 
 def counters(client: ForeignClient, name: str) -> list[int]:
@@ -198,6 +348,7 @@ def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs) -> None:
         gradient = np.full(SMALL, -1, np.float32)
         sleeper.push("leased", gradient)
         asked = sleeper.frame(sleeper.pb.KIND_RESOLVE, sleeper.entry("leased"), 0, sequence=sleeper.sequence)
+        assert sum(counters(other, "identity_entries")) == 1
         late = time.monotonic() + 60
         while counters(other, "sessions_expired") != [1, 1]:
             assert time.monotonic() < late
@@ -209,7 +360,8 @@ def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs) -> None:
         for late in (frame, asked):
             (answer,) = sleeper.exchange("leased", [late])
             assert answer.header.refusal.kind == "lease"
-        # The slices may have forgotten its pushes, so it never returns under this number.
+        assert counters(other, "identity_entries") == [0, 0]
+        # The slices have forgotten its pushes, so it never returns under this number.
         for renew in (True, False):
             with pytest.raises(Refused) as refused:
                 sleeper.hello(0, renew=renew)

@@ -354,10 +354,6 @@ impl Peer {
         error
     }
 
-    pub(crate) fn resolve(&self, piece: Piece, sequence: u64) -> pb::Frame {
-        convert::resolve_frame(9, self.route(piece), SliceId(piece.slice), sequence + 1)
-    }
-
     pub(crate) async fn pull(&mut self, piece: Piece) -> (u64, Bytes) {
         let route = self.route(piece);
         self.streams[piece.shard].pull(route, piece.slice).await

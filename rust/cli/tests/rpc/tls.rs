@@ -58,15 +58,6 @@ fn check(client: &Client, name: &str) {
     assert!(got.iter().enumerate().all(|(k, value)| *value == k as f32));
 }
 
-/// Waits for a condition that must come true.
-fn until(come: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !come() {
-        assert!(begin.elapsed() < PATIENT, "it does not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The client's error, which must come soon, and contain the address and these words.
 fn refusal(address: &str, options: ConnectOptions, kind: Kind, says: &str) -> Error {
     let begin = Instant::now();
@@ -123,59 +114,6 @@ fn tap(server: String) -> (String, Arc<std::sync::Mutex<Vec<u8>>>) {
         }
     });
     (address, seen)
-}
-
-#[test]
-fn servers_that_are_not_trusted_are_refused() {
-    let (ca, other) = (Ca::new(), Ca::new());
-    let start = |tls| Cluster::of(1, |config| config.tls = tls);
-    let servers = [
-        (start(other.server()), "was not signed by a CA of tls_ca"),
-        (start(ca.issue("elsewhere", &["host-a"], |_| ())), "is for host-a, not for 127.0.0.1"),
-    ];
-    for (server, says) in &servers {
-        refusal(&server.addresses()[0], options(ca.trust()), Kind::Denied, says);
-        until(|| server.counter(0, "handshakes_failed") > 0);
-    }
-    // The client may specify the name.
-    let named = |name: &str| ConnectOptions { tls_server_name: Some(name.into()), ..options(ca.trust()) };
-    check(&connect(&servers[1].0, named("host-a")), "w");
-    refusal(&servers[1].0.addresses()[0], named("host-b"), Kind::Denied, "is for");
-    let error = Client::connect(&servers[1].0.addresses(), named("two words")).unwrap_err();
-    assert_eq!(error.kind, Kind::Config);
-}
-
-#[test]
-fn clients_that_are_not_trusted_are_refused() {
-    let (ca, other) = (Ca::new(), Ca::new());
-    let cluster = cluster(ca.mutual());
-    let address = &cluster.addresses()[0];
-    refusal(address, options(ca.trust()), Kind::Denied, "tls_cert and tls_key");
-    for identity in [other.client(), ca.expired()] {
-        let tls = TlsFiles { ca: ca.trust().ca, ..identity };
-        refusal(address, options(tls), Kind::Denied, "does not accept the client's certificate");
-    }
-    let client = connect(&cluster, ConnectOptions { transport: Transport::Tcp, ..options(ca.client()) });
-    check(&client, "w");
-    // Each attempt failed once on the server and left nothing behind.
-    until(|| cluster.counter(0, "handshakes_failed") >= 3 && cluster.counter(0, "connections") == 2);
-}
-
-#[test]
-fn no_one_gets_in_without_a_certificate_by_a_unix_socket() {
-    let ca = Ca::new();
-    let of = |cluster: &Cluster, transport| {
-        Client::connect(&cluster.addresses(), ConnectOptions { transport, ..options(ca.client()) })
-    };
-    let closed = cluster(ca.mutual());
-    let client = of(&closed, Transport::Auto).unwrap();
-    check(&client, "w");
-    let ways = client.transport();
-    assert!(ways.iter().all(|(_, way)| way.starts_with("tcp with TLS: no Unix socket")), "{ways:?}");
-    let open = Cluster::of(1, |config| (config.tls, config.local) = (ca.mutual(), true));
-    let client = of(&open, Transport::Auto).unwrap();
-    check(&client, "w");
-    assert!(client.transport()[0].1.starts_with("shm: "), "{:?}", client.transport());
 }
 
 /// The output of a server that starts with a key file of this mode.
