@@ -1,9 +1,8 @@
 """Enables one seeded fault after the other and expects the test suite to fail (`make mutants`).
 
 The cargo feature `mutants` compiles the faults in (rust/core/src/base/fault.rs); FASTPS_MUTANT selects one.
-The Rust tests run first. A fault that they miss must be found by pytest, which runs against an installed
-package built with the same feature (`--pytest`). The exit code is 1 if a fault survives, or if the suite
-fails without one.
+The test that is known to find a fault runs first. If it passes, all the others run until one fails. The exit
+code is 1 if a fault survives, or if one of the known tests fails without a fault.
 """
 
 from __future__ import annotations
@@ -16,42 +15,133 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import tortured
 
 ROOT = Path(__file__).resolve().parents[2]
 
+
+class Mutant(NamedTuple):
+    """A seeded fault."""
+
+    what: str
+    test: str
+    """The test that finds it: program and name of a Rust test, or file and name of a Python test."""
+
+
 MUTANTS = {
-    "unfused_multiply_add": "SGD multiplies and adds with two roundings",
-    "identity_off": "a repeated push is applied again",
-    "residual_lost": "the content of a refused push does not return to the residual",
-    "version_not_bumped": "an applied push leaves the version as it was",
-    "slice_border": "slices are cut one block early",
-    "codec_tail": "the last, incomplete byte of a 1-bit body is not decoded",
-    "placement_ignored": "the client sends every slice to shard 0",
-    "check_after_apply": "a bad frame is refused after it was applied",
-    "epoch_accepted": "a frame for another epoch is accepted",
-    "secret_ignored": "who names a client's session need not show its secret",
-    "entry_not_charged": "a tensor in the cluster map takes no memory that is counted",
-    "lease_never_expires": "a silent client keeps its session for ever",
-    "copy_on_write_skipped": "a pull copies instead of pinning, and the push never notices",
-    "frame_length_trusted": "the length of a body is not checked",
-    "fence_forgotten": "a push that was answered with 'fenced' is applied when it arrives late",
-    "spare_not_filled": "the copy of copy-on-write keeps what was in the spare buffer",
-    "torn_lane": "a hogwild store writes each lane in two halves",
-    "drop_half": "every second push is acknowledged but not applied",
-    "cut_unseen": "a cut has each slice as it is when it is written",
-    "fsync_skipped": "a change is said to be durable before it is synced, or even written",
-    "lock_not_retaken": "a server whose folder is made again goes on there without a lock",
-    "resend_as_new": "a frame is sent again under a new identity",
-    "loss_swallowed": "what a restart lost is counted, and no call tells it",
-    "seat_for_all": "whoever knows the number of a space may command it",
-    "work_unbounded": "a program may be any work",
-    "free_pusher_bound": "a client that pushes without a place is bound by a synchronous worker",
-    "hold_unbounded": "writes are held for as long as a call asks for",
-    "window_charged": "a connection is charged all that its peer might send",
-    "state_not_charged": "the stored state of a space takes no memory that is counted",
-    "ended_forgotten": "a session that has ended may begin again",
+    "unfused_multiply_add": Mutant(
+        "SGD multiplies and adds with two roundings",
+        "fastps_core kernel::optim::sgd::tests::multiplication_and_addition_round_once",
+    ),
+    "identity_off": Mutant(
+        "a repeated push is applied again", "api store::a_repeat_is_answered_and_not_applied"
+    ),
+    "residual_lost": Mutant(
+        "the content of a refused push does not return to the residual",
+        "api codec::what_was_refused_comes_back",
+    ),
+    "version_not_bumped": Mutant(
+        "an applied push leaves the version as it was", "api store::a_repeat_is_answered_and_not_applied"
+    ),
+    "slice_border": Mutant(
+        "slices are cut one block early", "api codec::a_tensor_in_slices_has_the_bytes_of_the_whole"
+    ),
+    "codec_tail": Mutant(
+        "the last, incomplete byte of a 1-bit body is not decoded", "api codec::cases_of_the_vectors"
+    ),
+    "placement_ignored": Mutant(
+        "the client sends every slice to shard 0", "rpc client::slices_are_spread_over_the_shards_by_load"
+    ),
+    "check_after_apply": Mutant(
+        "a bad frame is refused after it was applied", "api store::a_bad_push_changes_nothing"
+    ),
+    "epoch_accepted": Mutant(
+        "a frame for another epoch is accepted", "grpc/test_bad_frames.py::test_a_bad_frame_is_refused"
+    ),
+    "secret_ignored": Mutant(
+        "who names a client's session need not show its secret",
+        "fastps_server cluster::session::tests::bad_hellos_are_refused",
+    ),
+    "entry_not_charged": Mutant(
+        "a tensor in the cluster map takes no memory that is counted",
+        "fastps_server cluster::map::tests::what_the_map_has_is_charged",
+    ),
+    "lease_never_expires": Mutant(
+        "a silent client keeps its session for ever",
+        "fastps_server cluster::session::tests::a_session_lives_as_long_as_signs_of_life_come",
+    ),
+    "copy_on_write_skipped": Mutant(
+        "a pull copies instead of pinning, and the push never notices",
+        "api store::a_pinned_version_stays_whole_while_pushes_go_on",
+    ),
+    "frame_length_trusted": Mutant(
+        "the length of a body is not checked", "api store::a_bad_push_changes_nothing"
+    ),
+    "fence_forgotten": Mutant(
+        "a push that was answered with 'fenced' is applied when it arrives late",
+        "api store::a_held_push_completes_later_or_is_fenced",
+    ),
+    "spare_not_filled": Mutant(
+        "the copy of copy-on-write keeps what was in the spare buffer",
+        "api store::a_pinned_version_stays_whole_while_pushes_go_on",
+    ),
+    "torn_lane": Mutant(
+        "a hogwild store writes each lane in two halves",
+        "fastps_core kernel::litmus::tests::no_lane_tears_on_this_cpu",
+    ),
+    "drop_half": Mutant(
+        "every second push is acknowledged but not applied",
+        "api store::pushes_from_many_threads_lose_nothing",
+    ),
+    "cut_unseen": Mutant(
+        "a cut has each slice as it is when it is written",
+        "api cut::pushes_behind_the_moment_are_in_no_slice_of_it",
+    ),
+    "fsync_skipped": Mutant(
+        "a change is said to be durable before it is synced, or even written",
+        "files log::a_snapshot_records_how_much_of_the_log_was_durable",
+    ),
+    "lock_not_retaken": Mutant(
+        "a server whose folder is made again goes on there without a lock",
+        "history a_server_that_lost_its_lock_leaves_the_log_to_the_new_owner",
+    ),
+    "resend_as_new": Mutant(
+        "a frame is sent again under a new identity",
+        "rpc exactly_once::patient_pushes_are_applied_once_whatever_breaks",
+    ),
+    "loss_swallowed": Mutant(
+        "what a restart lost is counted, and no call tells it",
+        "rpc durable::each_client_learns_once_which_of_its_pushes_are_gone",
+    ),
+    "seat_for_all": Mutant(
+        "whoever knows the number of a space may command it",
+        "fastps_core coordination::spaces::tests::a_seat_belongs_to_the_key_that_has_taken_it",
+    ),
+    "work_unbounded": Mutant(
+        "a program may be any work", "fastps_core tensor::program::tests::the_work_of_a_program_is_bounded"
+    ),
+    "free_pusher_bound": Mutant(
+        "a client that pushes without a place is bound by a synchronous worker",
+        "rpc groups::a_client_that_pushes_without_a_place_is_not_bound_by_sync",
+    ),
+    "hold_unbounded": Mutant(
+        "writes are held for as long as a call asks for",
+        "fastps_server persistence::gate::tests::a_hold_ends_by_itself",
+    ),
+    "window_charged": Mutant(
+        "a connection is charged all that its peer might send",
+        "rpc working::many_clients_work_in_little_memory",
+    ),
+    "state_not_charged": Mutant(
+        "the stored state of a space takes no memory that is counted",
+        "fastps_core coordination::spaces::tests::memory_is_given_back_and_what_does_not_fit_is_refused",
+    ),
+    "ended_forgotten": Mutant(
+        "a session that has ended may begin again",
+        "fastps_server cluster::session::tests::an_ended_incarnation_never_comes_back",
+    ),
 }
 
 
@@ -89,35 +179,67 @@ def build() -> list[tuple[str, Path]]:
     return sorted(tests, key=order)
 
 
-def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) -> str | None:
-    """Runs the executables until one fails; says which, or None if all pass."""
+def run(command: list[str | Path], directory: str | Path, mutant: str, seconds: float) -> str | None:
+    """Runs tests with a fault; the names of the first that fail, or None if all pass."""
     env = {**os.environ, "FASTPS_MUTANT": mutant, "RUST_BACKTRACE": "0", "RUST_TEST_THREADS": "8"}
-    for directory, executable in tests:
-        name = executable.name.rsplit("-", 1)[0]
-        try:
-            run = subprocess.run(
-                [executable, "-q"], cwd=directory, env=env, capture_output=True, text=True, timeout=seconds
-            )
-        except subprocess.TimeoutExpired:
-            return f"{name} (no end within {seconds:.0f} s)"
-        if run.returncode != 0:
-            failed = re.findall(r"^    ([\w:]+)$", run.stdout, re.MULTILINE)
-            return f"{name}: {', '.join(sorted(set(failed))[:3]) or f'exit code {run.returncode}'}"
-    return None
-
-
-def pytest_failure(mutant: str, seconds: float) -> str | None:
-    """Runs the Python tests; says which one failed first, or None if all pass."""
-    env = {**os.environ, "FASTPS_MUTANT": mutant}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "."]
     try:
-        run = subprocess.run(
-            command, cwd=ROOT / "tests", env=env, capture_output=True, text=True, timeout=seconds
+        done = subprocess.run(
+            command, cwd=directory, env=env, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return f"pytest (no end within {seconds:.0f} s)"
-    failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return f"pytest: {failed[0] if failed else run.returncode}" if run.returncode != 0 else None
+        return f"no end within {seconds:.0f} s"
+    if done.returncode == 0:
+        return None
+    failed = re.findall(r"^    ([\w:]+)$|^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return (
+        ", ".join(sorted({rust or python for rust, python in failed})[:3]) or f"exit code {done.returncode}"
+    )
+
+
+class Suite:
+    """The Rust tests and a Python package, both with the faults in."""
+
+    def __init__(self, seconds: float) -> None:
+        self.tests, self.package, self.seconds = build(), tortured.build(), seconds
+
+    def first_failure(self, test: str, mutant: str) -> str | None:
+        """Runs one test: the file and name of a Python test, or the program and name of a Rust test."""
+        if "::" in test and test.partition("::")[0].endswith(".py"):
+            return self.pytest_failure(mutant, test)
+        program, _, name = test.partition(" ")
+        directory, executable = next(found for found in self.tests if name_of(found[1]) == program)
+        return run([executable, name, "--exact", "-q"], directory, mutant, self.seconds)
+
+    def pytest_failure(self, mutant: str, *tests: str) -> str | None:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
+        environment = {"PYTHONPATH": str(self.package)}
+        return run(
+            ["env", *(f"{k}={v}" for k, v in environment.items()), *command],
+            ROOT / "tests",
+            mutant,
+            10 * self.seconds,
+        )
+
+    def search(self, mutant: str) -> str | None:
+        """Runs the programs one after the other, and then all of pytest, until one fails."""
+        for directory, executable in self.tests:
+            if failed := run([executable, "-q"], directory, mutant, self.seconds):
+                return f"{name_of(executable)}: {failed}"
+        return self.pytest_failure(mutant)
+
+
+def name_of(executable: Path) -> str:
+    return executable.name.rsplit("-", 1)[0]
 
 
 def main() -> int:
@@ -125,31 +247,27 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("mutants", nargs="*", default=list(MUTANTS), help="which (default: all)")
-    parser.add_argument(
-        "--pytest", action="store_true", help="ask pytest about what the Rust tests do not see"
-    )
     parser.add_argument("--seconds", type=float, default=300.0, help="longest run of one test program")
     parser.add_argument(
         "--torture", action="store_true", help="only ask `fastps torture` about the faults that it must find"
     )
-    parser.add_argument(
-        "--known-green", action="store_true", help="do not run the suite without a fault first"
-    )
     options = parser.parse_args()
     if options.torture:
         return tortured.main()
-    tests = build()
-    if not options.known_green and (healthy := first_failure(tests, "", options.seconds)):
-        print(f"the suite is red without a fault: {healthy}")
-        return 1
+    suite = Suite(options.seconds)
+    for test in sorted({MUTANTS[mutant].test for mutant in options.mutants}):
+        if failed := suite.first_failure(test, ""):
+            print(f"{test} is red without a fault: {failed}")
+            return 1
     survivors = []
     for mutant in options.mutants:
         start = time.monotonic()
-        seen = first_failure(tests, mutant, options.seconds)
-        if seen is None and options.pytest:
-            seen = pytest_failure(mutant, 10 * options.seconds)
-        print(f"{mutant:24} {seen or 'SURVIVED'} ({time.monotonic() - start:.0f} s)", flush=True)
-        if seen is None:
+        test = MUTANTS[mutant].test
+        caught = test if suite.first_failure(test, mutant) else None
+        if caught is None and (caught := suite.search(mutant)):
+            caught += f", but not by {test}"
+        print(f"{mutant:24} {caught or 'SURVIVED'} ({time.monotonic() - start:.0f} s)", flush=True)
+        if caught is None:
             survivors.append(mutant)
     print(f"{len(options.mutants) - len(survivors)} caught, {len(survivors)} survived")
     if set(options.mutants) == set(MUTANTS) and tortured.main():

@@ -59,7 +59,7 @@ EXPECTED = {
 
 def build() -> Path:
     """Builds the extension module with the faults in; the folder to import fastps from."""
-    command = ["cargo", "build", "--locked", "-p", "fastps-python", "--features", "mutants"]
+    command = ["cargo", "build", "--locked", "-p", "fastps-python", "--features", "mutants,failpoints"]
     subprocess.run(command, cwd=ROOT, check=True)
     folder = TARGET / "mutants"
     shutil.rmtree(folder, ignore_errors=True)
