@@ -22,15 +22,19 @@ MPIRUN = ["mpirun", "--oversubscribe", *ROOT, "-n", "3", sys.executable]
 
 #: Rank 0 is killed after 20 steps of its first life, before rank 1 has ended.
 KILLED = f"""
-import os, signal, sys
+import os, signal, sys, time
 sys.path.insert(0, {str(EXAMPLES)!r})
 import fastps, train
 os.write(1, f"pid {{os.getpid()}}\\n".encode())  # in one piece, beside the other rank's
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 with fastps.connect() as ps:
     os.write(1, f"life {{first}} begins with {{ps.names()}}\\n".encode())
+begun = os.path.join(os.path.dirname(os.path.abspath(__file__)), "begun-")
+open(begun + os.environ["RANK"], "w").close()
 train.main(20)
 if first:
+    while not os.path.exists(begun + "1"):  # a kill ends both, wherever they are
+        time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL) if os.environ["RANK"] == "0" else signal.pause()
 """
 

@@ -127,12 +127,14 @@ def refusals(ps: fastps.ParameterServer, node: Any) -> list[str]:
             param.grad = torch.zeros_like(param)
         if rank == 1:
             own.second.bias.grad = torch.full((3,), float("nan"))
+        dist.barrier()  # the other machine has registered the model, and goes on no sooner than this one
         before = ps.versions("bad/first.weight")["bad/first.weight"]
         try:
             optimizer.step()
         except fastps.NonFiniteError as error:
             texts.append(str(error))
         assert ps.versions("bad/first.weight")["bad/first.weight"] == before
+        dist.barrier()
         for param in own.parameters():
             param.grad = torch.zeros_like(param)
         optimizer.step()  # the node continues

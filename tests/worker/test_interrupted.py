@@ -17,6 +17,8 @@ import pytest
 import fastps
 
 PACKAGE = str(Path(fastps.__file__).parent)
+#: Every instruction, or one of three, which most statements have.
+EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.nightly)])
 #: Steps before the one that is interrupted, and all.
 BEFORE, STEPS = 2, 5
 #: The gradient of step k is BASE**k in each element, so the digits of the sum say how often each counted.
@@ -84,16 +86,15 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=["store", "tcp", "unix", "shm"])
-def place(request):
+@pytest.fixture(params=["store", "server"])
+def place(request, kind):
+    """A store, or a server. Transports differ below Python's instructions, so each kind takes one of them."""
     if request.param == "store":
         with fastps.Store() as store:
             yield store
         return
-    with (
-        fastps.serve() as server,
-        fastps.connect(server.addresses, timeout=20.0, transport=request.param) as ps,
-    ):
+    transport = ("tcp", "unix", "shm")[list(WAYS).index(kind) % 3]
+    with fastps.serve() as server, fastps.connect(server.addresses, timeout=20.0, transport=transport) as ps:
         yield ps
 
 
@@ -143,9 +144,10 @@ def run(ps, kind, number, count, refused=False):
 
 
 @pytest.mark.timeout(600)
+@EVERY
 @pytest.mark.parametrize("kind", WAYS)
-def test_no_gradient_counts_twice(place, kind):
-    stride = 1 if isinstance(place, fastps.Store) else 7
+def test_no_gradient_counts_twice(place, kind, every):
+    stride = every if isinstance(place, fastps.Store) else 7 * every
     count, interruptions = 1, 0
     while True:
         was, found = run(place, kind, count, count)
@@ -160,9 +162,10 @@ def test_no_gradient_counts_twice(place, kind):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["whole", "overlap", "local"])
-def test_what_waits_for_the_next_push_is_not_lost(place, kind):
-    stride = 1 if isinstance(place, fastps.Store) else 23
+@EVERY
+@pytest.mark.parametrize("kind", ["whole", "overlap", "local"])  # one of each transport
+def test_what_waits_for_the_next_push_is_not_lost(place, kind, every):
+    stride = every if isinstance(place, fastps.Store) else 23 * every
     count = 1
     while True:
         was, (a, b) = run(place, kind, count, count, refused=True)
