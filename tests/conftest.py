@@ -34,6 +34,13 @@ os.environ["FASTPS_WEB"] = "off"
 DEBUG = re.compile(r"""\b(?:Some|Ok|Err)\(|\w \{ \w+: |(?<!\w)\[(?:\d*(?:, \d+)*\]|["'])""")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get("FASTPS_NIGHTLY"):
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="it runs long: make nightly"))
+
+
 @pytest.fixture(autouse=True)
 def messages_are_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No error of a test carries the debug form of a value."""

@@ -66,7 +66,13 @@ def wait_until_gone(folder: Path, seconds: float = 20.0) -> list[int]:
     return left
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        codec if codec in ("float32", "onebit") else pytest.param(codec, marks=pytest.mark.nightly)
+        for codec in CODECS
+    ],
+)
 def test_demo_learns_survives_a_kill_and_reconciles(codec: str, tmp_path: Path) -> None:
     env = {"DEMO_TEST_MARK": str(tmp_path)}
     # A number of updates, so that accuracy does not depend on the machine's speed.
@@ -318,6 +324,7 @@ def test_the_ledger_is_seen_by_other_readers(tmp_path: Path) -> None:
 MNIST = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere")) / "mnist"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not MNIST.is_dir(), reason="FASTPS_DATA_DIR names no folder with mnist/")
 def test_mnist_from_its_original_files(tmp_path: Path) -> None:

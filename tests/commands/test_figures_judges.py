@@ -80,6 +80,7 @@ def one_worker_at_a_time(real, *arguments, **more):
     return real(*arguments, **{**more, "workers": 1, "events": []})
 
 
+@pytest.mark.nightly
 def test_the_accuracy_of_a_perturbed_product_is_refused(monkeypatch):
     few(monkeypatch)
     good = accuracy.accuracy("mnist", quick())

@@ -38,6 +38,7 @@ def run(*arguments, cwd, script=SCRIPT):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=2400)
 
 
+@pytest.mark.nightly
 @needs_a_wheel
 @pytest.mark.timeout(2400)
 def test_the_rehearsal_passes_in_every_row(tmp_path):

@@ -23,6 +23,7 @@ def example():
     return module
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_killed_stopped_and_resumed_model_learns_and_is_served(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--quick", "--output", str(tmp_path / "lm")]

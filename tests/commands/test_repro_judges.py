@@ -190,10 +190,13 @@ def test_every_quick_claim_is_perturbed():
     assert list(PERTURBED) == [claim.name for claim in find(["all"], quick=True)]
 
 
+SLOW = ("backup-workers", "every-way", "n-push", "onebit", "toy-problems")
+
+
 @pytest.mark.parametrize(
     ("name", "perturb"),
     [
-        pytest.param(name, perturb, id=f"{name}-{k}")
+        pytest.param(name, perturb, id=f"{name}-{k}", marks=[pytest.mark.nightly] * (name in SLOW))
         for name, perturbations in PERTURBED.items()
         for k, perturb in enumerate(perturbations)
     ],

@@ -18,6 +18,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_run_with_kills_is_right_from_start_to_end(tmp_path):
     outcome = run("digits", EPOCHS, tmp_path)

@@ -10,6 +10,7 @@ from foreign_client import TIMEOUT, ForeignClient, Message, Refused, trailing_re
 from samples import SMALL, STATUS, unharmed
 
 import grpc
+from cases import case
 
 Control = Callable[[ForeignClient], tuple[str, Message]]
 
@@ -97,18 +98,18 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_a_bad_call_is_refused(target: ForeignClient, case: str) -> None:
-    build, kind, tensor, expected, got = BAD_CALLS[case]
-    method, request = build(target)
-    with unharmed(target), pytest.raises(Refused) as refused:
-        target.call(0, method, request)
-    refusal = refused.value.refusal
-    assert (refusal.kind, refused.value.code) == (kind, STATUS[kind]), refusal
-    assert refusal.message, refusal
-    assert (refusal.HasField("shard"), refusal.shard, refusal.tensor) == (True, 0, tensor), refusal
-    assert expected in refusal.expected, refusal
-    assert got in refusal.got, refusal
+def test_a_bad_call_is_refused(target: ForeignClient) -> None:
+    for what, (build, kind, tensor, expected, got) in BAD_CALLS.items():
+        with case(what):
+            method, request = build(target)
+            with unharmed(target), pytest.raises(Refused) as refused:
+                target.call(0, method, request)
+            refusal = refused.value.refusal
+            assert (refusal.kind, refused.value.code) == (kind, STATUS[kind]), refusal
+            assert refusal.message, refusal
+            assert (refusal.HasField("shard"), refusal.shard, refusal.tensor) == (True, 0, tensor), refusal
+            assert expected in refusal.expected, refusal
+            assert got in refusal.got, refusal
 
 
 UNREADABLE = {
@@ -117,9 +118,9 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("case", UNREADABLE)
-def test_bytes_that_nobody_can_read_are_refused(target: ForeignClient, case: str) -> None:
-    request, expected, got = UNREADABLE[case]
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_bytes_that_nobody_can_read_are_refused(target: ForeignClient, what: str) -> None:
+    request, expected, got = UNREADABLE[what]
     with unharmed(target):
         for shard, channel in enumerate(target.channels):
             with pytest.raises(grpc.RpcError) as ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import encoders
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from encoders import FLOAT32, INT8, ONEBIT
 from foreign_client import ForeignClient, Refused, slice_of
-from samples import BIG, PLAIN, SHAPES, SMALL, Float32, FreshName, NativeCodec, normal
+from samples import BIG, PLAIN, SHAPES, SMALL, Float32, FreshName, normal
 
 import fastps
+from cases import case
 
 OPTIMIZERS: list[tuple[str, dict[str, float], Any]] = [
     ("sgd", {"lr": 0.5}, fastps.SGD(lr=0.5)),
@@ -19,45 +21,36 @@ OPTIMIZERS: list[tuple[str, dict[str, float], Any]] = [
     ("adagrad", {"lr": 0.1}, fastps.Adagrad(lr=0.1)),
     ("adam", {"lr": 1e-3, "beta1": 0.8, "beta2": 0.99}, fastps.Adam(lr=1e-3, betas=(0.8, 0.99))),
 ]
-OPTIMIZER_IDS = ["sgd", "nesterov", "adagrad", "adam"]
 
 
-@pytest.mark.parametrize(("rule", "settings", "optimizer"), OPTIMIZERS, ids=OPTIMIZER_IDS)
-@pytest.mark.parametrize(("codec", "native_codec"), PLAIN, ids=["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_foreign_bytes_native_push_and_store_agree(
-    foreign: ForeignClient,
-    native: fastps.ParameterServer,
-    fresh_name: FreshName,
-    rule: str,
-    settings: dict[str, float],
-    optimizer: Any,
-    codec: int,
-    native_codec: NativeCodec,
-    shape: tuple[int, ...],
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
 ) -> None:
-    theirs, ours = fresh_name("theirs"), fresh_name("ours")
-    initial = normal(shape, 4)
-    foreign.register(foreign.spec(theirs, shape, rule, settings), initial)
-    native.register(ours, initial, optimizer=optimizer)
-    expected = initial.copy()
-    with fastps.Store() as store:
-        store.register("w", initial, optimizer=optimizer)
-        for step in range(3):
-            gradient = normal(shape, 10 + step, scale=10.0 ** (step - 1))
-            foreign.push(theirs, gradient, codec)
-            native.push(ours, gradient, codec=native_codec)
-            store.push("w", gradient, codec=native_codec)
-            expected -= np.float32(0.5) * decoded_by_slice(codec, gradient)
-        values, versions = foreign.pull(theirs)
-        pulled = [native.pull(theirs), native.pull(ours), foreign.pull(ours)[0], store.pull("w")]
-        assert [p.tobytes() for p in pulled] == [values.tobytes()] * 4
-        assert versions == foreign.pull(ours)[1]
-        # lr = 0.5 makes the product exact: plain NumPy says the same.
-        assert settings != {"lr": 0.5} or values.tobytes() == expected.tobytes()
-        assert all(step == 3 for step, _ in foreign.pull_state(theirs))
-        states = [np.concatenate([s for _, s in foreign.pull_state(name)]) for name in (theirs, ours)]
-        assert states[0].tobytes() == states[1].tobytes()
+    for rule_of, codecs, shape in itertools.product(OPTIMIZERS, PLAIN, SHAPES):
+        (rule, settings, optimizer), (codec, native_codec) = rule_of, codecs
+        with case(optimizer, native_codec, shape):
+            theirs, ours = fresh_name("theirs"), fresh_name("ours")
+            initial = normal(shape, 4)
+            foreign.register(foreign.spec(theirs, shape, rule, settings), initial)
+            native.register(ours, initial, optimizer=optimizer)
+            expected = initial.copy()
+            with fastps.Store() as store:
+                store.register("w", initial, optimizer=optimizer)
+                for step in range(3):
+                    gradient = normal(shape, 10 + step, scale=10.0 ** (step - 1))
+                    foreign.push(theirs, gradient, codec)
+                    native.push(ours, gradient, codec=native_codec)
+                    store.push("w", gradient, codec=native_codec)
+                    expected -= np.float32(0.5) * decoded_by_slice(codec, gradient)
+                values, versions = foreign.pull(theirs)
+                pulled = [native.pull(theirs), native.pull(ours), foreign.pull(ours)[0], store.pull("w")]
+                assert [p.tobytes() for p in pulled] == [values.tobytes()] * 4
+                assert versions == foreign.pull(ours)[1]
+                # lr = 0.5 makes the product exact: plain NumPy says the same.
+                assert settings != {"lr": 0.5} or values.tobytes() == expected.tobytes()
+                assert all(step == 3 for step, _ in foreign.pull_state(theirs))
+                states = [np.concatenate([s for _, s in foreign.pull_state(name)]) for name in (theirs, ours)]
+                assert states[0].tobytes() == states[1].tobytes()
 
 
 def decoded_by_slice(codec: int, gradient: Float32, **where: Any) -> Float32:

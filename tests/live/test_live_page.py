@@ -446,7 +446,10 @@ def test_a_wrong_token_is_said(live: Page) -> None:
     live.errors.clear()  # the browser notes the refusal
 
 
-@pytest.mark.parametrize("lesson", LESSONS)
+@pytest.mark.parametrize(
+    "lesson",
+    [lesson if lesson == "backup" else pytest.param(lesson, marks=pytest.mark.nightly) for lesson in LESSONS],
+)
 def test_each_lesson_on_the_served_page(browser: Any, served: Served, lesson: str) -> None:
     context = browser.new_context(reduced_motion="reduce")  # only the numbers are computed
     page = Page(context, served.link.partition("#")[0])

@@ -147,10 +147,10 @@ def heard(parts, part):
 @pytest.mark.parametrize(
     ("kind", "part", "error"),
     [
-        ("kill", 0, "ConnectionLostError"),
+        pytest.param("kill", 0, "ConnectionLostError", marks=pytest.mark.nightly),
         ("kill", 1, "ConnectionLostError"),
-        ("kill", 2, "ConnectionLostError"),
-        ("stop", 0, "DeadlineError"),
+        pytest.param("kill", 2, "ConnectionLostError", marks=pytest.mark.nightly),
+        pytest.param("stop", 0, "DeadlineError", marks=pytest.mark.nightly),
         ("stop", 2, "DeadlineError"),
         ("exception", 1, "NodeError"),
     ],

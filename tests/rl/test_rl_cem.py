@@ -158,6 +158,7 @@ def test_it_finds_the_best_action() -> None:
         assert np.mean(evaluate(store, algorithm, Slope, 20, Line())) > -0.001
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_it_learns_cart_pole() -> None:
     """The best of three seeds, playing greedily."""

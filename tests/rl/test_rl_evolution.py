@@ -180,6 +180,7 @@ def test_versions_that_a_restarted_server_lost_are_made_again(tmp_path: Path) ->
     server.stop()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_it_learns() -> None:
     """The best of three seeds, playing greedily."""

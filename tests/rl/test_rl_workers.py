@@ -64,7 +64,13 @@ def frames_to(goal: float, algorithm, workers: int, seed: int, limit: int) -> in
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("algorithm", [A3C(steps=20), Naive(steps=80)], ids=["a3c", "naive"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(A3C(steps=20), id="a3c", marks=pytest.mark.nightly),
+        pytest.param(Naive(steps=80), id="naive"),
+    ],
+)
 def test_it_learns(algorithm) -> None:
     """The best of three seeds; `make acceptance` asks for more, on all seeds."""
     assert any(frames_to(195.0, algorithm, 2, seed, 80_000) for seed in range(3))

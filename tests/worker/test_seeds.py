@@ -54,7 +54,7 @@ with fastps.connect(sys.argv[1]) as ps:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", ["equal", "portions", "seed"])
+@pytest.mark.parametrize("how", [pytest.param("equal", marks=pytest.mark.nightly), "seed"])
 def test_two_workers(server, how):
     """The second one is warned, once, and the warning names both."""
     said = two(server, WORKER, how, "fastps.torch.seed(base, ps)")

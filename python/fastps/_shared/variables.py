@@ -98,6 +98,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("SEED", "seed of the moments of the kills"),
         Variable("SOAK", "number of steps through connections that stutter"),
         Variable("KILLED_CLIENT", "what a client that will be killed does; set by its test"),
+        Variable("NIGHTLY", "`1`: tests that run long, too; `make nightly` sets it"),
         Variable("SECOND_ORDER", "`1`: all sizes and kills of batch optimizers"),
         Variable("GRPCURL", "`1`: builds `grpcurl` and reads refusals with it"),
         Variable("REQUIRE_ISA", "instruction sets whose absence fails tests instead of skipping them"),
