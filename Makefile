@@ -12,9 +12,11 @@ PROFILE ?= dev
 BIN := $(CURDIR)/.venv/bin
 CARGO := env -u MAKEFLAGS cargo
 PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
+# uv, where it is found, installs from its cache in seconds.
+INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(PIP) install)
 # The architectures of a release.
 ARCHITECTURES ?= x86_64 aarch64
-TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+TARGET := $(CURDIR)/target
 # The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
            $(shell find rust python protos examples -type f -not -path '*/__pycache__/*' -not -name '*.so')
@@ -22,7 +24,11 @@ SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
 # and are built once. loom would change their features (see rust/transport/loom/Cargo.toml).
 RUST_TESTED := --workspace --exclude fastps-transport-loom
 export PYO3_PYTHON := $(BIN)/python
-export CARGO_TARGET_DIR := $(TARGET)
+# Only what cargo builds goes elsewhere if CARGO_TARGET_DIR says so, as in .ci/run.
+export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+# cargo nextest runs the tests of all programs side by side, cargo test one program after the other.
+RUST_TESTS := $(if $(shell command -v cargo-nextest),nextest run --cargo-quiet --test-threads=8,test)
+TIMED := .ci/timed
 # Packages are installed uncompiled and compiled on first import: tests import only a small part of torch and JAX.
 unexport PYTHONDONTWRITEBYTECODE
 ifdef CI
@@ -32,9 +38,9 @@ endif
 
 # The tests of `make check` start no other process and import neither torch nor a browser. Those of `make test` cover
 # what holds the weights; `make test-all` adds every other file.
-CHECKED := optim store test_simulate.py repository/test_architecture.py repository/test_words.py
+CHECKED := optim store test_simulate.py repository/test_architecture.py
 WITH_PROCESSES := store/test_fork.py store/test_shared_store.py store/test_handles.py
-TESTED := adapters durable faults grpc optim security server store worker repository/test_architecture.py repository/test_words.py
+TESTED := adapters durable faults grpc optim security server store worker repository/test_architecture.py
 FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
 REST := $(filter-out $(TESTED) repository,$(FOLDERS) $(patsubst tests/%,%,$(wildcard tests/test_*.py tests/repository/test_*.py)))
 
@@ -44,9 +50,9 @@ help: ## List the targets; the first ones are enough for most changes
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 dev: .venv/.made | tools ## Build and install in place (editable), with everything that tests need
-	$(BIN)/python .ci/requirements.py test demo > .venv/test.txt
-	$(PIP) install --requirement .venv/test.txt --editable .
-	@rm -f .venv/.demo .venv/.test-*
+	$(BIN)/python .ci/requirements.py test test-rest demo > .venv/test.txt
+	$(INSTALL) --requirement .venv/test.txt --editable .
+	@rm -f .venv/.demo .venv/.test-* .venv/.rest-*
 
 check: .venv/.test-$(PROFILE) ## Formatting, lints and the tests without processes: some minutes, for each commit
 	@$(MAKE) --no-print-directory lint-rust lint-python
@@ -64,13 +70,13 @@ demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; opt
 	@$(BIN)/fastps demo $(ARGS)
 
 docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(TARGET)/site
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
 
 demo-parallel: .venv/.test-release ## Train 2 replicas of a model in 2 parts, one of them killed half-way; options: make demo-parallel ARGS="--partition rows"
 	@$(BIN)/python examples/model_parallel_demo.py $(ARGS)
 
-rest: .venv/.test-$(PROFILE) # the other half of test-all
+rest: .venv/.rest-$(PROFILE) # the other half of test-all
 	@$(MAKE) --no-print-directory pytest REPORT=rest FILES="$(REST)"
 	@$(BIN)/python .ci/skipped.py "make checkers" $(TARGET)/rust-tests.txt $(TARGET)/pytest-test.xml $(TARGET)/pytest-rest.xml
 
@@ -90,73 +96,78 @@ lint: .venv/.test-$(PROFILE) ## Check formatting, lints, types and the stub
 
 lint-rust: .venv/.made
 	cargo fmt --all --check -- --files-with-diff
-	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
+	@$(TIMED) "clippy" $(CARGO) clippy --locked --workspace --all-targets --all-features --quiet -- -D warnings
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "cargo-deny is not installed: licences and sources of dependencies are not checked"; fi
-
-lint-features: .venv/.made
-	$(CARGO) clippy --locked --workspace --all-targets --all-features --quiet -- -D warnings
 
 lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(TIMED) "mypy" $(BIN)/mypy
 
-lint-ci: $(TARGET)/go/bin/actionlint ## Check the workflows of .github; needs go
+lint-ci: $(CARGO_TARGET_DIR)/go/bin/actionlint ## Check the workflows of .github; needs go
 	$< -color
 
-$(TARGET)/go/bin/actionlint:
+$(CARGO_TARGET_DIR)/go/bin/actionlint:
 	@command -v go >/dev/null || { echo "fastps: actionlint needs go, which was not found" >&2; exit 1; }
-	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	GOBIN=$(@D) GOMODCACHE=$(CARGO_TARGET_DIR)/go/mod GOCACHE=$(CARGO_TARGET_DIR)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-protos-image: $(TARGET)/go/bin/buf ## Renew protos/image.binpb, which the proto must not break, and print what changed; needs go
+protos-image: $(CARGO_TARGET_DIR)/go/bin/buf ## Renew protos/image.binpb, which the proto must not break, and print what changed; needs go
 	cd protos && $< lint && { $< breaking --against image.binpb || [ -n "$(BREAK)" ]; }
 	cd protos && diff -u <($< build image.binpb -o -\#format=txtpb) <($< build --exclude-source-info -o -\#format=txtpb) || true
 	cd protos && $< build --exclude-source-info -o image.binpb
 
-$(TARGET)/go/bin/buf:
+$(CARGO_TARGET_DIR)/go/bin/buf:
 	@command -v go >/dev/null || { echo "fastps: buf needs go, which was not found" >&2; exit 1; }
-	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	GOBIN=$(@D) GOMODCACHE=$(CARGO_TARGET_DIR)/go/mod GOCACHE=$(CARGO_TARGET_DIR)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install github.com/bufbuild/buf/cmd/buf@v1.75.0
+
+nightly: .venv/.rest-$(PROFILE) ## The tests that test-all leaves out because they run long
+	@FASTPS_NIGHTLY=1 $(MAKE) --no-print-directory pytest REPORT=nightly FILES="-m nightly ."
 
 test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
-	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
+	@$(TIMED) "build of the Rust tests" $(CARGO) test --locked --quiet $(RUST_TESTED) --no-run
+	@RUST_TEST_THREADS=8 $(TIMED) "Rust tests" $(CARGO) $(RUST_TESTS) --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
-test-python: .venv/.test-$(PROFILE)
+test-python: .venv/.rest-$(PROFILE)
 	@$(MAKE) --no-print-directory pytest REPORT=python FILES="$(TESTED) $(REST)"
 
 # In tests/, so that the installed package is tested; more processes than cores, because many tests wait.
 pytest:
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
-	  $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal --junitxml=$(TARGET)/pytest-$(REPORT).xml $(FILES) $(ARGS)
+	  ../$(TIMED) "Python tests of make $(REPORT)" \
+	  $(BIN)/python -m pytest --numprocesses=4 --dist=worksteal --junitxml=$(TARGET)/pytest-$(REPORT).xml $(FILES) $(ARGS)
 
 test-clients: .venv/.test-$(PROFILE) ## Run the clients of clients/ against real servers; needs go
 	@$(MAKE) --no-print-directory pytest REPORT=clients FILES=clients
 
-checkers: .venv/.made ## loom, ThreadSanitizer, Miri, NEON, and clippy of all features
-	@for checker in loom tsan miri neon lint-features; do $(MAKE) --no-print-directory $$checker; done
+checkers: .venv/.made ## loom, ThreadSanitizer, Miri and NEON
+	@for checker in loom tsan miri neon; do $(TIMED) $$checker $(MAKE) --no-print-directory $$checker; done
+
+times: .venv/.made ## Print how long each stage of the last run took, each program and folder of tests, and the slowest tests
+	@$(BIN)/python .ci/times.py
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
-	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom \
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom \
 	  --config profile.dev.package.fastps-core.opt-level=1 # most of the time is spent in loom, not in the core
-	CARGO_TARGET_DIR=$(TARGET)/loom cargo test --locked --quiet -p fastps-transport-loom
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom cargo test --locked --quiet -p fastps-transport-loom
 
 tsan: ## Check the core's threads for data races with ThreadSanitizer
-	CARGO_TARGET_DIR=$(TARGET)/tsan .ci/tsan
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/tsan .ci/tsan
 
 miri: ## Check the core for undefined behaviour with Miri, if it is installed
-	CARGO_TARGET_DIR=$(TARGET)/miri .ci/miri
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri .ci/miri
 
 neon: ## Compile the vector load and store for AArch64
-	CARGO_TARGET_DIR=$(TARGET)/neon $(PYTHON) .ci/neon.py
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/neon $(PYTHON) .ci/neon.py
 
 live: ## Build the WebAssembly of the live page with Debian's compiler, put it into the package, and write its vectors
 	FASTPS_WRITE_VECTORS=1 $(CARGO) test --locked --quiet -p fastps-live vectors
 	.ci/live python/fastps/commands/live/page/fastps.wasm
 
-live-check: .venv/.test-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare runs of it with the vectors
+live-check: .venv/.rest-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare runs of it with the vectors
 	.ci/live $(TARGET)/fastps.wasm
 	$(CARGO) test --locked --quiet -p fastps-live vectors
 	FASTPS_LIVE_MODULE=$$(ls $(TARGET)/fastps.wasm 2>/dev/null) $(BIN)/pytest -n0 tests/live/test_live_vectors.py
@@ -167,7 +178,7 @@ bench: .venv/.test-release ## Measure push + pull against raw sockets and write 
 bench-kernels: .venv/.test-release ## Measure optimizers, codecs and slices against plain C and torch and write benchmarks/README.md
 	$(BIN)/python benchmarks/kernels.py --output benchmarks/README.md $(ARGS)
 
-bench-hogwild: .venv/.test-release ## Measure the estimators against scikit-learn and plain C and write benchmarks/README.md
+bench-hogwild: .venv/.rest-release ## Measure the estimators against scikit-learn and plain C and write benchmarks/README.md
 	$(BIN)/python benchmarks/hogwild.py --output benchmarks/README.md $(ARGS)
 
 bench-embedding: .venv/.test-release ## Measure sparse pushes and pulls of a large table against sockets and NumPy and write benchmarks/README.md
@@ -219,28 +230,28 @@ gpu-check: .venv/.test-release ## Build the wheel for benchmarks/gpu.py, collect
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/long/acceptance.py $(ARGS)
 
-repro: .venv/.test-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
+repro: .venv/.rest-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
 	$(BIN)/fastps repro all --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synthetic gradients learn, with data from FASTPS_DATA_DIR, into target/repro
 	$(BIN)/fastps repro synthetic-gradients --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
-acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
+acceptance-rl: .venv/.rest-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)
 
 gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundles; options: make gorila-grid ARGS="--frames 50000"
 	$(BIN)/python tests/long/gorila_grid.py $(ARGS)
 
 test-engines: .venv/.test-$(PROFILE) ## Run examples/engines on Ray, Dask, Lightning, Accelerate, and Slurm; the image in Docker; charts against their schemas
-	$(BIN)/python .ci/requirements.py test-engines > .venv/engines.txt && $(PIP) install --requirement .venv/engines.txt
-	@command -v helm >/dev/null || $(MAKE) --no-print-directory $(TARGET)/go/bin/helm || true
+	$(BIN)/python .ci/requirements.py test-engines > .venv/engines.txt && $(INSTALL) --requirement .venv/engines.txt
+	@command -v helm >/dev/null || $(MAKE) --no-print-directory $(CARGO_TARGET_DIR)/go/bin/helm || true
 	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
 	  $(BIN)/python -m pytest long/engines.py long/slurm.py long/image.py engines/test_charts.py engines/test_kubeflow.py $(ARGS)
 
 # Without optimizations and debug information it is built with less work.
-$(TARGET)/go/bin/helm:
+$(CARGO_TARGET_DIR)/go/bin/helm:
 	@command -v go >/dev/null || { echo "fastps: helm needs go, which was not found" >&2; exit 1; }
-	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	GOBIN=$(@D) GOMODCACHE=$(CARGO_TARGET_DIR)/go/mod GOCACHE=$(CARGO_TARGET_DIR)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install -gcflags='all=-N -l -dwarf=false' -ldflags='-s -w' helm.sh/helm/v3/cmd/helm@v3.22.0
 
 release: | tools ## Build wheels and static servers for x86-64 and AArch64 into target/dist, and try them; options: make release ARCHITECTURES=x86_64
@@ -253,17 +264,17 @@ neon-run: ## Run the core's tests for AArch64 under qemu
 release-twice: release ## Build them again in another folder, and compare every byte
 	.ci/release-twice $(TARGET)/dist $(ARCHITECTURES)
 
-compat: .venv/.test-$(PROFILE) ## Run the last release and this version with each other: verbs, conformance suite, data directories, checkpoints, worker files
+compat: .venv/.rest-$(PROFILE) ## Run the last release and this version with each other: verbs, conformance suite, data directories, checkpoints, worker files
 	last=$$(PYTHON=$(BIN)/python .ci/last-release) && cd tests && \
 	  FASTPS_LAST="$$last" $(BIN)/python -m pytest long/compat.py $(ARGS)
 
-sklearn-tests: .venv/.test-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
+sklearn-tests: .venv/.rest-$(PROFILE) ## Run scikit-learn's tests of its SGD estimators with ours; options: make sklearn-tests ARGS="-k average"
 	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
 
 training: .venv/.test-release ## Train MNIST with three uneven workers, kills and restarts, beside 5 plain seeds; options: make training ARGS="--data digits"
 	$(BIN)/python tests/long/training.py $(ARGS)
 
-mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests fail
+mutants: .venv/.rest-$(PROFILE) ## Seed one fault at a time and check that the tests fail
 	$(BIN)/python tests/long/mutants.py $(ARGS)
 
 torture: .venv/.test-release ## Run servers and clients under faults, 10 seeds of 5 minutes, and write docs/internals/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
@@ -276,10 +287,10 @@ kills: ## Kill a server and its clients 200 times; options: make kills KILLS=100
 	FASTPS_KILLS=$(or $(KILLS),200) $(CARGO) test --locked -p fastps-cli --test rpc everything_is_killed -- --nocapture
 
 fuzz: ## Feed random bytes to each reader of files; options: make fuzz SECONDS=60
-	CARGO_TARGET_DIR=$(TARGET)/fuzz .ci/fuzz $(or $(SECONDS),600)
+	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/fuzz .ci/fuzz $(or $(SECONDS),600)
 
 clean: ## Remove everything built or installed here
-	rm -rf .venv $(TARGET) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv $(TARGET) $(CARGO_TARGET_DIR) dist build .pytest_cache .mypy_cache .ruff_cache
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 tools:
@@ -292,15 +303,16 @@ tools:
 $(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	@echo "Building the wheel: some minutes the first time."
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@MATURIN_PEP517_ARGS="--profile $* $(if $(filter dev,$*),--features failpoints) --compression-level 9" $(PIP) wheel --no-deps --wheel-dir $(@D) .
+	@MATURIN_PEP517_ARGS="--profile $* $(if $(filter dev,$*),--features failpoints) --compression-level 9" \
+	  $(TIMED) "wheel" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
 # Installs the wheel of profile $(2), even over the same version, and the packages of the extras and groups $(1).
 define install-wheel
-	@rm -f .venv/.demo .venv/.test-*
+	@rm -f .venv/.demo .venv/.test-* .venv/.rest-*
 	@$(BIN)/python .ci/requirements.py $(1) > .venv/packages.txt
-	@$(PIP) install --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)"
-	@$(PIP) install --requirement .venv/packages.txt
+	@$(INSTALL) --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)"
+	@$(INSTALL) --requirement .venv/packages.txt
 	@touch $@
 endef
 
@@ -312,11 +324,16 @@ endef
 	@echo "Fetching the packages of the tests (torch is large) while the wheel is built."
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	$(BIN)/python .ci/requirements.py test demo > .venv/test.txt; \
-	$(PIP) install --no-compile --requirement .venv/test.txt & packages=$$!; \
+	$(TIMED) "Python packages" $(INSTALL) --no-compile --requirement .venv/test.txt & packages=$$!; \
 	$(MAKE) --no-print-directory $(TARGET)/wheel/$*/.built; wait $$packages
 	$(call install-wheel,test demo,$*)
 
+.venv/.rest-%: .venv/.test-%
+	@$(BIN)/python .ci/requirements.py test-rest > .venv/rest.txt
+	@$(TIMED) "Python packages of make rest" $(INSTALL) --no-compile --requirement .venv/rest.txt
+	@touch $@
+
 .venv/.docs: pyproject.toml .venv/.made
 	$(BIN)/python .ci/requirements.py docs > .venv/docs.txt
-	$(PIP) install --requirement .venv/docs.txt
+	$(INSTALL) --requirement .venv/docs.txt
 	@touch $@

@@ -1,6 +1,6 @@
 """Prints how many tests passed and what a run left out, and why.
 
-Arguments: what runs the rest, the output of cargo test, and pytest's JUnit files.
+Arguments: what runs the rest, the output of the Rust tests, and pytest's JUnit files.
 """
 
 import platform
@@ -22,13 +22,10 @@ def python_skips(report: Path) -> list[str]:
 
 def passed(reports: list[Path], output: Path) -> int:
     python = [case for report in reports for case in ET.parse(report).getroot().iter("testcase")]
-    rust = re.findall(r"^test result: ok\. (\d+) passed", output.read_text(), re.MULTILINE)
-    return sum(not len(case) or case.find("properties") is not None for case in python) + sum(map(int, rust))
-
-
-def rust_skips(output: Path) -> list[str]:
-    found = re.findall(r"^test (\S+).* \.\.\. ignored(?:, (.*))?$", output.read_text(), re.MULTILINE)
-    return [f"{name}: {reason or 'marked as ignored'}" for name, reason in found]
+    # The lines of `cargo test`, and that of `cargo nextest`.
+    rust = re.findall(r"^(?:test result: ok\.| +Summary .*:) (\d+) passed", output.read_text(), re.MULTILINE)
+    passed = sum(not len(case) or case.find("properties") is not None for case in python)
+    return passed + sum(map(int, rust))
 
 
 def absent_instruction_sets() -> list[str]:
@@ -46,7 +43,7 @@ def absent_instruction_sets() -> list[str]:
 
 elsewhere, output, *reports = sys.argv[1], *map(Path, sys.argv[2:])
 lines = [line for report in reports for line in python_skips(report)]
-lines += rust_skips(output) + absent_instruction_sets()
+lines += absent_instruction_sets()
 lines.append("Rust unit tests of fastps-python: only Python can link an extension module; tests/ covers it")
 lines.append("make acceptance, make mutants, make bench: they take longer and are run by hand")
 print("\nNot run, and why:")
