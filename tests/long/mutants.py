@@ -46,7 +46,7 @@ MUTANTS = {
         "an applied push leaves the version as it was", "api store::a_repeat_is_answered_and_not_applied"
     ),
     "slice_border": Mutant(
-        "slices are cut one block early", "api codec::a_tensor_in_slices_has_the_bytes_of_the_whole"
+        "slices are cut one block early", "fastps_core tensor::spec::tests::slices_cover_the_tensor_once"
     ),
     "codec_tail": Mutant(
         "the last, incomplete byte of a 1-bit body is not decoded", "api codec::cases_of_the_vectors"
@@ -55,14 +55,14 @@ MUTANTS = {
         "the client sends every slice to shard 0", "rpc client::slices_are_spread_over_the_shards_by_load"
     ),
     "check_after_apply": Mutant(
-        "a bad frame is refused after it was applied", "api store::a_bad_push_changes_nothing"
+        "a bad frame is refused after it was applied", "api correction::to_refuse_without_a_limit_is_refused"
     ),
     "epoch_accepted": Mutant(
         "a frame for another epoch is accepted", "grpc/test_bad_frames.py::test_a_bad_frame_is_refused"
     ),
     "secret_ignored": Mutant(
         "who names a client's session need not show its secret",
-        "fastps_server cluster::session::tests::bad_hellos_are_refused",
+        "fastps_server cluster::session::tests::who_has_no_secret_renews_and_learns_nothing",
     ),
     "entry_not_charged": Mutant(
         "a tensor in the cluster map takes no memory that is counted",
@@ -77,7 +77,7 @@ MUTANTS = {
         "api store::a_pinned_version_stays_whole_while_pushes_go_on",
     ),
     "frame_length_trusted": Mutant(
-        "the length of a body is not checked", "api store::a_bad_push_changes_nothing"
+        "the length of a body is not checked", "api image::what_does_not_fit_is_refused"
     ),
     "fence_forgotten": Mutant(
         "a push that was answered with 'fenced' is applied when it arrives late",
