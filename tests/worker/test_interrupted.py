@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ class Interrupted(BaseException):
 def interrupted(call, count):
     """Runs `call`, and raises before the instruction of this number; returns whether there was one.
 
-    The exception that arrives may be another one, raised while the package handled this one.
+    The exception that arrives may be another one, raised while the package handled this one. The call has
+    its own thread: an exception before the instruction that ends a handler stays its thread's current one.
     """
     left = count
 
@@ -47,13 +49,15 @@ def interrupted(call, count):
                 raise Interrupted
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(Interrupted):
+    def traced():
+        sys.settrace(trace)
+        try:
             call()
-    finally:
-        sys.settrace(before)
+        finally:
+            sys.settrace(None)
+
+    with ThreadPoolExecutor(1) as thread, contextlib.suppress(Interrupted):
+        thread.submit(traced).result()
     return left <= 0
 
 
