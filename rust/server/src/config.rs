@@ -65,8 +65,8 @@ pub struct ServerConfig {
     pub audit: Option<PathBuf>,
     /// The certificates of clients that are revoked (CRLs, PEM), where the CAs of `tls` ask for them.
     pub tls_crl: Option<PathBuf>,
-    /// With `tls.ca`: still offer clients on this machine the abstract Unix socket and shared memory, without
-    /// a certificate. Without `tls.ca` they are always offered.
+    /// With `tls.ca` or `tokens`: still offer clients on this machine the abstract Unix socket, without a
+    /// certificate; without `tokens`, shared memory too. A server with neither always offers both.
     pub local: bool,
     /// The file of tokens: callers must show one, or a certificate with a role. `None`: who reaches the
     /// server may do everything, unless its certificate names a role.
@@ -300,10 +300,11 @@ impl ServerConfig {
     }
 
     /// Start of the name of each shard's abstract Unix socket; `None` if there is none. Any process of this
-    /// user in the same network namespace can connect to it, so a server that requires certificates must
-    /// enable it explicitly.
+    /// user in the same network namespace can connect to it, so a server that asks who calls must enable it
+    /// explicitly.
     pub(crate) fn local_socket(&self) -> Option<&'static str> {
-        (self.local || self.tls.ca.is_none()).then_some(self.socket)
+        let asks = self.tls.ca.is_some() || self.tokens.is_some();
+        (self.local || !asks).then_some(self.socket)
     }
 
     /// Memory limit of this process in bytes, and its source.

@@ -84,9 +84,14 @@ impl Connection {
 
     /// Counts the connection among those whose callers are unknown, if the server asks who calls.
     pub(crate) fn ask_who_calls(&mut self) {
-        if self.node.access.asks() && self.peer.certificate.is_none() {
+        if self.is_strange() {
             self.peer.become_stranger(&self.node.strangers);
         }
+    }
+
+    /// Returns whether the server asks who calls, and only calls can tell.
+    fn is_strange(&self) -> bool {
+        self.node.access.asks() && self.peer.certificate.is_none()
     }
 
     /// Lends values to the client, if it can map their memory.
@@ -199,8 +204,13 @@ impl Connection {
         }
     }
 
-    /// Gives a client on this machine shared memory, if there is room for it beside other clients.
+    /// Gives a client on this machine shared memory, if there is room for it beside other clients. A stranger
+    /// gets none: the descriptor of the values, once passed, reads all of them and cannot be taken back.
     async fn share(&mut self) -> io::Result<()> {
+        if self.is_strange() {
+            let refused = Err("the server asks for tokens, so it shares no memory".to_owned());
+            return self.io.get_mut().share(refused, self.node.spin, None).await;
+        }
         let meter = self.node.shard.meter();
         let free = meter.take(Purpose::Connections, FREE_BESIDE_SHARED_BYTES);
         // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then
