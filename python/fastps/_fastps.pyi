@@ -245,6 +245,7 @@ class Client:
         mode: Mode,
         rank: int | None,
         name: str,
+        presence: tuple[bool, int, int] | None,
         timeout: float | None,
     ) -> tuple[int, list[str]]: ...
     def leave(self, group: str, warm: bool, timeout: float | None) -> None: ...

@@ -144,6 +144,14 @@ class Worker:
         flat = flatten(params, prefix)
         self._worker = _Worker(ps, flat, mode, codec, on_step=on_step, accumulate=accumulate, rank=rank)
         self.params = _unflatten(self._worker.params, params)
+        self._worker.refresh_by(self._refresh)
+
+    def _refresh(self) -> None:
+        self._worker.refresh()
+        self._show()
+
+    def _show(self) -> None:
+        self.params = _unflatten(self._worker.params, self.params)
 
     def step(
         self, grads: Any, *, lr: float | Mapping[str, float] | None = None, loss: float | None = None
@@ -161,7 +169,7 @@ class Worker:
         try:
             self._worker.step(flatten(grads, self._prefix), lr=lr, loss=None if loss is None else float(loss))
         finally:
-            self.params = _unflatten(self._worker.params, self.params)
+            self._show()
 
     @property
     def global_step(self) -> int:
@@ -175,7 +183,7 @@ class Worker:
             FastpsError: The fetch failed.
         """
         self._worker.pull_model()
-        self.params = _unflatten(self._worker.params, self.params)
+        self._show()
 
     def flush(self) -> None:
         """As `fastps.Worker.flush`."""
@@ -188,7 +196,7 @@ class Worker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `fastps.Worker.load_state_dict`."""
         self._worker.load_state_dict(state)
-        self.params = _unflatten(self._worker.params, self.params)
+        self._show()
 
     def stats(self) -> dict[str, Any]:
         """As `fastps.Worker.stats`."""

@@ -578,6 +578,60 @@ func (ModeKind) EnumDescriptor() ([]byte, []int) {
 	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{7}
 }
 
+// Whether the other workers of a group wait for one that has a place.
+type Presence int32
+
+const (
+	// They do.
+	Presence_PRESENCE_UNSPECIFIED Presence = 0
+	// They do not, until it joins again or the next epoch begins: it waits for a portion of this one. Its place stays its
+	// own.
+	Presence_PRESENCE_IDLE Presence = 1
+	// They do, and for all that were idle in earlier epochs, too: this one has begun.
+	Presence_PRESENCE_ROUSES Presence = 2
+)
+
+// Enum value maps for Presence.
+var (
+	Presence_name = map[int32]string{
+		0: "PRESENCE_UNSPECIFIED",
+		1: "PRESENCE_IDLE",
+		2: "PRESENCE_ROUSES",
+	}
+	Presence_value = map[string]int32{
+		"PRESENCE_UNSPECIFIED": 0,
+		"PRESENCE_IDLE":        1,
+		"PRESENCE_ROUSES":      2,
+	}
+)
+
+func (x Presence) Enum() *Presence {
+	p := new(Presence)
+	*p = x
+	return p
+}
+
+func (x Presence) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Presence) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastps_v1_fastps_proto_enumTypes[8].Descriptor()
+}
+
+func (Presence) Type() protoreflect.EnumType {
+	return &file_fastps_v1_fastps_proto_enumTypes[8]
+}
+
+func (x Presence) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Presence.Descriptor instead.
+func (Presence) EnumDescriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{8}
+}
+
 // A worker's next action.
 type PortionThen int32
 
@@ -620,11 +674,11 @@ func (x PortionThen) String() string {
 }
 
 func (PortionThen) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[8].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[9].Descriptor()
 }
 
 func (PortionThen) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[8]
+	return &file_fastps_v1_fastps_proto_enumTypes[9]
 }
 
 func (x PortionThen) Number() protoreflect.EnumNumber {
@@ -633,7 +687,7 @@ func (x PortionThen) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PortionThen.Descriptor instead.
 func (PortionThen) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{8}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{9}
 }
 
 // A coordinator's request about its seat.
@@ -677,11 +731,11 @@ func (x SeatAction) String() string {
 }
 
 func (SeatAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[9].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[10].Descriptor()
 }
 
 func (SeatAction) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[9]
+	return &file_fastps_v1_fastps_proto_enumTypes[10]
 }
 
 func (x SeatAction) Number() protoreflect.EnumNumber {
@@ -690,7 +744,7 @@ func (x SeatAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SeatAction.Descriptor instead.
 func (SeatAction) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{9}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{10}
 }
 
 // Why a portion cannot be part of its sum.
@@ -734,11 +788,11 @@ func (x PortionFailureKind) String() string {
 }
 
 func (PortionFailureKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[10].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[11].Descriptor()
 }
 
 func (PortionFailureKind) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[10]
+	return &file_fastps_v1_fastps_proto_enumTypes[11]
 }
 
 func (x PortionFailureKind) Number() protoreflect.EnumNumber {
@@ -747,7 +801,7 @@ func (x PortionFailureKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PortionFailureKind.Descriptor instead.
 func (PortionFailureKind) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{10}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{11}
 }
 
 // One message of the data plane: the header, then the payload, which is last on the wire.
@@ -4290,7 +4344,7 @@ func (x *Mode) GetSteps() uint64 {
 	return 0
 }
 
-// Asks for a place.
+// Asks for a place, or says anew whether others wait for the worker.
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The client's incarnation.
@@ -4302,7 +4356,12 @@ type JoinRequest struct {
 	// The worker's position in the order of workers.
 	Rank *uint32 `protobuf:"varint,4,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
 	// For people.
-	Name          string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
+	// Whether others wait for it.
+	Presence Presence `protobuf:"varint,6,opt,name=presence,proto3,enum=fastps.v1.Presence" json:"presence,omitempty"`
+	// PRESENCE_IDLE, PRESENCE_ROUSES: `run` and `epoch` of the portions, from a PortionResponse.
+	Run           uint64 `protobuf:"fixed64,7,opt,name=run,proto3" json:"run,omitempty"`
+	Epoch         uint64 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4370,6 +4429,27 @@ func (x *JoinRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *JoinRequest) GetPresence() Presence {
+	if x != nil {
+		return x.Presence
+	}
+	return Presence_PRESENCE_UNSPECIFIED
+}
+
+func (x *JoinRequest) GetRun() uint64 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
+}
+
+func (x *JoinRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
 }
 
 // The client has the place.
@@ -6792,13 +6872,16 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06backup\x18\x04 \x01(\rR\x06backup\x12$\n" +
 	"\rdeterministic\x18\x05 \x01(\bR\rdeterministic\x12\x10\n" +
 	"\x03sum\x18\x06 \x01(\bR\x03sum\x12\x14\n" +
-	"\x05steps\x18\a \x01(\x04R\x05steps\"\x96\x01\n" +
+	"\x05steps\x18\a \x01(\x04R\x05steps\"\xef\x01\n" +
 	"\vJoinRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12#\n" +
 	"\x04mode\x18\x03 \x01(\v2\x0f.fastps.v1.ModeR\x04mode\x12\x17\n" +
 	"\x04rank\x18\x04 \x01(\rH\x00R\x04rank\x88\x01\x01\x12\x12\n" +
-	"\x04name\x18\x05 \x01(\tR\x04nameB\a\n" +
+	"\x04name\x18\x05 \x01(\tR\x04name\x12/\n" +
+	"\bpresence\x18\x06 \x01(\x0e2\x13.fastps.v1.PresenceR\bpresence\x12\x10\n" +
+	"\x03run\x18\a \x01(\x06R\x03run\x12\x14\n" +
+	"\x05epoch\x18\b \x01(\x04R\x05epochB\a\n" +
 	"\x05_rank\"X\n" +
 	"\fJoinResponse\x12\x14\n" +
 	"\x05clock\x18\x01 \x01(\x06R\x05clock\x12\x18\n" +
@@ -7028,7 +7111,11 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\tMODE_FREE\x10\x01\x12\x10\n" +
 	"\fMODE_BOUNDED\x10\x02\x12\r\n" +
 	"\tMODE_SYNC\x10\x03\x12\x13\n" +
-	"\x0fMODE_WARM_START\x10\x04*q\n" +
+	"\x0fMODE_WARM_START\x10\x04*L\n" +
+	"\bPresence\x12\x18\n" +
+	"\x14PRESENCE_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rPRESENCE_IDLE\x10\x01\x12\x13\n" +
+	"\x0fPRESENCE_ROUSES\x10\x02*q\n" +
 	"\vPortionThen\x12\x1c\n" +
 	"\x18PORTION_THEN_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11PORTION_THEN_TAKE\x10\x01\x12\x15\n" +
@@ -7094,7 +7181,7 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 	return file_fastps_v1_fastps_proto_rawDescData
 }
 
-var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
+var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
 var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Role)(0),                             // 0: fastps.v1.Role
@@ -7105,201 +7192,203 @@ var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Kind)(0),                             // 5: fastps.v1.Kind
 	(OpCode)(0),                           // 6: fastps.v1.OpCode
 	(ModeKind)(0),                         // 7: fastps.v1.ModeKind
-	(PortionThen)(0),                      // 8: fastps.v1.PortionThen
-	(SeatAction)(0),                       // 9: fastps.v1.SeatAction
-	(PortionFailureKind)(0),               // 10: fastps.v1.PortionFailureKind
-	(*Frame)(nil),                         // 11: fastps.v1.Frame
-	(*Header)(nil),                        // 12: fastps.v1.Header
-	(*VectorHead)(nil),                    // 13: fastps.v1.VectorHead
-	(*PortionHead)(nil),                   // 14: fastps.v1.PortionHead
-	(*Program)(nil),                       // 15: fastps.v1.Program
-	(*Op)(nil),                            // 16: fastps.v1.Op
-	(*Lent)(nil),                          // 17: fastps.v1.Lent
-	(*Correction)(nil),                    // 18: fastps.v1.Correction
-	(*Part)(nil),                          // 19: fastps.v1.Part
-	(*PartTable)(nil),                     // 20: fastps.v1.PartTable
-	(*PartRefusal)(nil),                   // 21: fastps.v1.PartRefusal
-	(*Refusal)(nil),                       // 22: fastps.v1.Refusal
-	(*HelloRequest)(nil),                  // 23: fastps.v1.HelloRequest
-	(*WorkerReport)(nil),                  // 24: fastps.v1.WorkerReport
-	(*HelloResponse)(nil),                 // 25: fastps.v1.HelloResponse
-	(*Optimizer)(nil),                     // 26: fastps.v1.Optimizer
-	(*TensorSpec)(nil),                    // 27: fastps.v1.TensorSpec
-	(*Placement)(nil),                     // 28: fastps.v1.Placement
-	(*MapEntry)(nil),                      // 29: fastps.v1.MapEntry
-	(*GetMapRequest)(nil),                 // 30: fastps.v1.GetMapRequest
-	(*GetMapResponse)(nil),                // 31: fastps.v1.GetMapResponse
-	(*RegisterRequest)(nil),               // 32: fastps.v1.RegisterRequest
-	(*RegisterResponse)(nil),              // 33: fastps.v1.RegisterResponse
-	(*ReserveRequest)(nil),                // 34: fastps.v1.ReserveRequest
-	(*ReserveResponse)(nil),               // 35: fastps.v1.ReserveResponse
-	(*SealRequest)(nil),                   // 36: fastps.v1.SealRequest
-	(*SealResponse)(nil),                  // 37: fastps.v1.SealResponse
-	(*CommitRequest)(nil),                 // 38: fastps.v1.CommitRequest
-	(*CommitResponse)(nil),                // 39: fastps.v1.CommitResponse
-	(*SettleRequest)(nil),                 // 40: fastps.v1.SettleRequest
-	(*SeatClaim)(nil),                     // 41: fastps.v1.SeatClaim
-	(*SeatVerdict)(nil),                   // 42: fastps.v1.SeatVerdict
-	(*SettleResponse)(nil),                // 43: fastps.v1.SettleResponse
-	(*Binding)(nil),                       // 44: fastps.v1.Binding
-	(*ListedTensor)(nil),                  // 45: fastps.v1.ListedTensor
-	(*Registration)(nil),                  // 46: fastps.v1.Registration
-	(*UnregisterRequest)(nil),             // 47: fastps.v1.UnregisterRequest
-	(*UnregisterResponse)(nil),            // 48: fastps.v1.UnregisterResponse
-	(*DropRequest)(nil),                   // 49: fastps.v1.DropRequest
-	(*DropResponse)(nil),                  // 50: fastps.v1.DropResponse
-	(*StatsRequest)(nil),                  // 51: fastps.v1.StatsRequest
-	(*StatsResponse)(nil),                 // 52: fastps.v1.StatsResponse
-	(*GroupState)(nil),                    // 53: fastps.v1.GroupState
-	(*Session)(nil),                       // 54: fastps.v1.Session
-	(*Mode)(nil),                          // 55: fastps.v1.Mode
-	(*JoinRequest)(nil),                   // 56: fastps.v1.JoinRequest
-	(*JoinResponse)(nil),                  // 57: fastps.v1.JoinResponse
-	(*LeaveRequest)(nil),                  // 58: fastps.v1.LeaveRequest
-	(*LeaveResponse)(nil),                 // 59: fastps.v1.LeaveResponse
-	(*AdvanceRequest)(nil),                // 60: fastps.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),               // 61: fastps.v1.AdvanceResponse
-	(*PortionRequest)(nil),                // 62: fastps.v1.PortionRequest
-	(*PortionResponse)(nil),               // 63: fastps.v1.PortionResponse
-	(*OpenSpaceRequest)(nil),              // 64: fastps.v1.OpenSpaceRequest
-	(*OpenSpaceResponse)(nil),             // 65: fastps.v1.OpenSpaceResponse
-	(*CloseSpaceRequest)(nil),             // 66: fastps.v1.CloseSpaceRequest
-	(*CloseSpaceResponse)(nil),            // 67: fastps.v1.CloseSpaceResponse
-	(*ListSpacesRequest)(nil),             // 68: fastps.v1.ListSpacesRequest
-	(*ListSpacesResponse)(nil),            // 69: fastps.v1.ListSpacesResponse
-	(*SpaceEntry)(nil),                    // 70: fastps.v1.SpaceEntry
-	(*CoordinateRequest)(nil),             // 71: fastps.v1.CoordinateRequest
-	(*CoordinateResponse)(nil),            // 72: fastps.v1.CoordinateResponse
-	(*BatchTask)(nil),                     // 73: fastps.v1.BatchTask
-	(*BatchRequest)(nil),                  // 74: fastps.v1.BatchRequest
-	(*BatchResponse)(nil),                 // 75: fastps.v1.BatchResponse
-	(*PortionFailure)(nil),                // 76: fastps.v1.PortionFailure
-	(*PortionReport)(nil),                 // 77: fastps.v1.PortionReport
-	(*BatchPortionRequest)(nil),           // 78: fastps.v1.BatchPortionRequest
-	(*BatchPortionResponse)(nil),          // 79: fastps.v1.BatchPortionResponse
-	(*GivenPortion)(nil),                  // 80: fastps.v1.GivenPortion
-	(*CheckpointRequest)(nil),             // 81: fastps.v1.CheckpointRequest
-	(*HoldRequest)(nil),                   // 82: fastps.v1.HoldRequest
-	(*HoldResponse)(nil),                  // 83: fastps.v1.HoldResponse
-	(*CheckpointResponse)(nil),            // 84: fastps.v1.CheckpointResponse
-	nil,                                   // 85: fastps.v1.Optimizer.SettingsEntry
-	nil,                                   // 86: fastps.v1.StatsResponse.CountersEntry
-	nil,                                   // 87: fastps.v1.StatsResponse.ChangedMsAgoEntry
-	(*descriptorpb.MethodOptions)(nil),    // 88: google.protobuf.MethodOptions
-	(*descriptorpb.EnumValueOptions)(nil), // 89: google.protobuf.EnumValueOptions
+	(Presence)(0),                         // 8: fastps.v1.Presence
+	(PortionThen)(0),                      // 9: fastps.v1.PortionThen
+	(SeatAction)(0),                       // 10: fastps.v1.SeatAction
+	(PortionFailureKind)(0),               // 11: fastps.v1.PortionFailureKind
+	(*Frame)(nil),                         // 12: fastps.v1.Frame
+	(*Header)(nil),                        // 13: fastps.v1.Header
+	(*VectorHead)(nil),                    // 14: fastps.v1.VectorHead
+	(*PortionHead)(nil),                   // 15: fastps.v1.PortionHead
+	(*Program)(nil),                       // 16: fastps.v1.Program
+	(*Op)(nil),                            // 17: fastps.v1.Op
+	(*Lent)(nil),                          // 18: fastps.v1.Lent
+	(*Correction)(nil),                    // 19: fastps.v1.Correction
+	(*Part)(nil),                          // 20: fastps.v1.Part
+	(*PartTable)(nil),                     // 21: fastps.v1.PartTable
+	(*PartRefusal)(nil),                   // 22: fastps.v1.PartRefusal
+	(*Refusal)(nil),                       // 23: fastps.v1.Refusal
+	(*HelloRequest)(nil),                  // 24: fastps.v1.HelloRequest
+	(*WorkerReport)(nil),                  // 25: fastps.v1.WorkerReport
+	(*HelloResponse)(nil),                 // 26: fastps.v1.HelloResponse
+	(*Optimizer)(nil),                     // 27: fastps.v1.Optimizer
+	(*TensorSpec)(nil),                    // 28: fastps.v1.TensorSpec
+	(*Placement)(nil),                     // 29: fastps.v1.Placement
+	(*MapEntry)(nil),                      // 30: fastps.v1.MapEntry
+	(*GetMapRequest)(nil),                 // 31: fastps.v1.GetMapRequest
+	(*GetMapResponse)(nil),                // 32: fastps.v1.GetMapResponse
+	(*RegisterRequest)(nil),               // 33: fastps.v1.RegisterRequest
+	(*RegisterResponse)(nil),              // 34: fastps.v1.RegisterResponse
+	(*ReserveRequest)(nil),                // 35: fastps.v1.ReserveRequest
+	(*ReserveResponse)(nil),               // 36: fastps.v1.ReserveResponse
+	(*SealRequest)(nil),                   // 37: fastps.v1.SealRequest
+	(*SealResponse)(nil),                  // 38: fastps.v1.SealResponse
+	(*CommitRequest)(nil),                 // 39: fastps.v1.CommitRequest
+	(*CommitResponse)(nil),                // 40: fastps.v1.CommitResponse
+	(*SettleRequest)(nil),                 // 41: fastps.v1.SettleRequest
+	(*SeatClaim)(nil),                     // 42: fastps.v1.SeatClaim
+	(*SeatVerdict)(nil),                   // 43: fastps.v1.SeatVerdict
+	(*SettleResponse)(nil),                // 44: fastps.v1.SettleResponse
+	(*Binding)(nil),                       // 45: fastps.v1.Binding
+	(*ListedTensor)(nil),                  // 46: fastps.v1.ListedTensor
+	(*Registration)(nil),                  // 47: fastps.v1.Registration
+	(*UnregisterRequest)(nil),             // 48: fastps.v1.UnregisterRequest
+	(*UnregisterResponse)(nil),            // 49: fastps.v1.UnregisterResponse
+	(*DropRequest)(nil),                   // 50: fastps.v1.DropRequest
+	(*DropResponse)(nil),                  // 51: fastps.v1.DropResponse
+	(*StatsRequest)(nil),                  // 52: fastps.v1.StatsRequest
+	(*StatsResponse)(nil),                 // 53: fastps.v1.StatsResponse
+	(*GroupState)(nil),                    // 54: fastps.v1.GroupState
+	(*Session)(nil),                       // 55: fastps.v1.Session
+	(*Mode)(nil),                          // 56: fastps.v1.Mode
+	(*JoinRequest)(nil),                   // 57: fastps.v1.JoinRequest
+	(*JoinResponse)(nil),                  // 58: fastps.v1.JoinResponse
+	(*LeaveRequest)(nil),                  // 59: fastps.v1.LeaveRequest
+	(*LeaveResponse)(nil),                 // 60: fastps.v1.LeaveResponse
+	(*AdvanceRequest)(nil),                // 61: fastps.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),               // 62: fastps.v1.AdvanceResponse
+	(*PortionRequest)(nil),                // 63: fastps.v1.PortionRequest
+	(*PortionResponse)(nil),               // 64: fastps.v1.PortionResponse
+	(*OpenSpaceRequest)(nil),              // 65: fastps.v1.OpenSpaceRequest
+	(*OpenSpaceResponse)(nil),             // 66: fastps.v1.OpenSpaceResponse
+	(*CloseSpaceRequest)(nil),             // 67: fastps.v1.CloseSpaceRequest
+	(*CloseSpaceResponse)(nil),            // 68: fastps.v1.CloseSpaceResponse
+	(*ListSpacesRequest)(nil),             // 69: fastps.v1.ListSpacesRequest
+	(*ListSpacesResponse)(nil),            // 70: fastps.v1.ListSpacesResponse
+	(*SpaceEntry)(nil),                    // 71: fastps.v1.SpaceEntry
+	(*CoordinateRequest)(nil),             // 72: fastps.v1.CoordinateRequest
+	(*CoordinateResponse)(nil),            // 73: fastps.v1.CoordinateResponse
+	(*BatchTask)(nil),                     // 74: fastps.v1.BatchTask
+	(*BatchRequest)(nil),                  // 75: fastps.v1.BatchRequest
+	(*BatchResponse)(nil),                 // 76: fastps.v1.BatchResponse
+	(*PortionFailure)(nil),                // 77: fastps.v1.PortionFailure
+	(*PortionReport)(nil),                 // 78: fastps.v1.PortionReport
+	(*BatchPortionRequest)(nil),           // 79: fastps.v1.BatchPortionRequest
+	(*BatchPortionResponse)(nil),          // 80: fastps.v1.BatchPortionResponse
+	(*GivenPortion)(nil),                  // 81: fastps.v1.GivenPortion
+	(*CheckpointRequest)(nil),             // 82: fastps.v1.CheckpointRequest
+	(*HoldRequest)(nil),                   // 83: fastps.v1.HoldRequest
+	(*HoldResponse)(nil),                  // 84: fastps.v1.HoldResponse
+	(*CheckpointResponse)(nil),            // 85: fastps.v1.CheckpointResponse
+	nil,                                   // 86: fastps.v1.Optimizer.SettingsEntry
+	nil,                                   // 87: fastps.v1.StatsResponse.CountersEntry
+	nil,                                   // 88: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	(*descriptorpb.MethodOptions)(nil),    // 89: google.protobuf.MethodOptions
+	(*descriptorpb.EnumValueOptions)(nil), // 90: google.protobuf.EnumValueOptions
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
-	12, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
+	13, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
 	5,  // 1: fastps.v1.Header.kind:type_name -> fastps.v1.Kind
 	4,  // 2: fastps.v1.Header.codec:type_name -> fastps.v1.PayloadCodec
 	2,  // 3: fastps.v1.Header.dtype:type_name -> fastps.v1.DType
-	22, // 4: fastps.v1.Header.refusal:type_name -> fastps.v1.Refusal
-	19, // 5: fastps.v1.Header.parts:type_name -> fastps.v1.Part
-	20, // 6: fastps.v1.Header.table:type_name -> fastps.v1.PartTable
-	18, // 7: fastps.v1.Header.correction:type_name -> fastps.v1.Correction
-	17, // 8: fastps.v1.Header.lent:type_name -> fastps.v1.Lent
-	13, // 9: fastps.v1.Header.vector:type_name -> fastps.v1.VectorHead
-	14, // 10: fastps.v1.Header.portion:type_name -> fastps.v1.PortionHead
-	16, // 11: fastps.v1.Program.ops:type_name -> fastps.v1.Op
+	23, // 4: fastps.v1.Header.refusal:type_name -> fastps.v1.Refusal
+	20, // 5: fastps.v1.Header.parts:type_name -> fastps.v1.Part
+	21, // 6: fastps.v1.Header.table:type_name -> fastps.v1.PartTable
+	19, // 7: fastps.v1.Header.correction:type_name -> fastps.v1.Correction
+	18, // 8: fastps.v1.Header.lent:type_name -> fastps.v1.Lent
+	14, // 9: fastps.v1.Header.vector:type_name -> fastps.v1.VectorHead
+	15, // 10: fastps.v1.Header.portion:type_name -> fastps.v1.PortionHead
+	17, // 11: fastps.v1.Program.ops:type_name -> fastps.v1.Op
 	6,  // 12: fastps.v1.Op.code:type_name -> fastps.v1.OpCode
-	21, // 13: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
-	22, // 14: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
+	22, // 13: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
+	23, // 14: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
 	1,  // 15: fastps.v1.HelloRequest.ack:type_name -> fastps.v1.Ack
-	24, // 16: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
+	25, // 16: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
 	0,  // 17: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
-	85, // 18: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
+	86, // 18: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
 	2,  // 19: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
 	3,  // 20: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
-	26, // 21: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
-	27, // 22: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
-	28, // 23: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
-	29, // 24: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
-	27, // 25: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
-	28, // 26: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
-	27, // 27: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
-	41, // 28: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
-	22, // 29: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
-	46, // 30: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
-	44, // 31: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
-	70, // 32: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
-	42, // 33: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
-	45, // 34: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
-	55, // 35: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
-	29, // 36: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
-	28, // 37: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
-	86, // 38: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
-	54, // 39: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
-	87, // 40: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
-	53, // 41: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
-	24, // 42: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	27, // 21: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
+	28, // 22: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
+	29, // 23: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
+	30, // 24: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
+	28, // 25: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
+	29, // 26: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
+	28, // 27: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
+	42, // 28: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
+	23, // 29: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
+	47, // 30: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
+	45, // 31: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
+	71, // 32: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
+	43, // 33: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
+	46, // 34: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
+	56, // 35: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
+	30, // 36: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
+	29, // 37: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
+	87, // 38: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
+	55, // 39: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
+	88, // 40: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
+	54, // 41: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
+	25, // 42: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
 	7,  // 43: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	55, // 44: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	8,  // 45: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	70, // 46: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	9,  // 47: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	73, // 48: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	76, // 49: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	10, // 50: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	10, // 51: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	77, // 52: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	8,  // 53: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	80, // 54: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	73, // 55: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	88, // 56: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
-	89, // 57: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
-	0,  // 58: fastps.v1.least_role:type_name -> fastps.v1.Role
-	0,  // 59: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
-	23, // 60: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	30, // 61: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	32, // 62: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	34, // 63: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	36, // 64: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	38, // 65: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	40, // 66: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	47, // 67: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	49, // 68: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	51, // 69: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	56, // 70: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	58, // 71: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	60, // 72: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	62, // 73: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	64, // 74: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	66, // 75: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	68, // 76: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	71, // 77: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	74, // 78: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	78, // 79: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	81, // 80: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	82, // 81: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	11, // 82: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	25, // 83: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	31, // 84: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	33, // 85: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	35, // 86: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	37, // 87: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	39, // 88: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	43, // 89: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	48, // 90: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	50, // 91: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	52, // 92: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	57, // 93: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	59, // 94: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	61, // 95: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	63, // 96: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	65, // 97: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	67, // 98: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	69, // 99: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	72, // 100: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	75, // 101: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	79, // 102: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	84, // 103: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	83, // 104: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	11, // 105: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	83, // [83:106] is the sub-list for method output_type
-	60, // [60:83] is the sub-list for method input_type
-	58, // [58:60] is the sub-list for extension type_name
-	56, // [56:58] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	56, // 44: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	8,  // 45: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
+	9,  // 46: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	71, // 47: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	10, // 48: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	74, // 49: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	77, // 50: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	11, // 51: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	11, // 52: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	78, // 53: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	9,  // 54: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	81, // 55: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	74, // 56: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	89, // 57: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	90, // 58: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 59: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 60: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	24, // 61: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	31, // 62: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	33, // 63: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	35, // 64: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	37, // 65: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	39, // 66: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	41, // 67: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	48, // 68: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	50, // 69: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	52, // 70: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	57, // 71: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	59, // 72: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	61, // 73: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	63, // 74: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	65, // 75: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	67, // 76: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	69, // 77: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	72, // 78: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	75, // 79: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	79, // 80: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	82, // 81: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	83, // 82: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	12, // 83: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	26, // 84: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	32, // 85: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	34, // 86: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	36, // 87: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	38, // 88: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	40, // 89: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	44, // 90: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	49, // 91: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	51, // 92: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	53, // 93: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	58, // 94: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	60, // 95: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	62, // 96: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	64, // 97: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	66, // 98: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	68, // 99: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	70, // 100: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	73, // 101: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	76, // 102: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	80, // 103: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	85, // 104: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	84, // 105: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	12, // 106: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	84, // [84:107] is the sub-list for method output_type
+	61, // [61:84] is the sub-list for method input_type
+	59, // [59:61] is the sub-list for extension type_name
+	57, // [57:59] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }
@@ -7323,7 +7412,7 @@ func file_fastps_v1_fastps_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
-			NumEnums:      11,
+			NumEnums:      12,
 			NumMessages:   77,
 			NumExtensions: 2,
 			NumServices:   2,

@@ -9,6 +9,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
@@ -16,25 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastps._shared.checks import integer, invalid
-from fastps.errors import DeadlineError
+from fastps.errors import DeadlineError, FastpsError
 from fastps.parameter_server import ParameterServer, check_ps
+from fastps.worker.run.own import Own
 
 __all__ = ["Indices", "Portions", "Sampler"]
 
 #: Indices of samples, int64.
 Indices: TypeAlias = NDArray[np.int64]
 
-#: Maximum delay of a server's answer, in seconds.
-_WAIT = 5.0
+#: Maximum delay of a server's answer, in seconds; and of the one before workers are idle.
+_WAIT, _FIRST_WAIT = 5.0, 0.1
 
 
 class Portions:
     """The samples 0 to `n` - 1, distributed among all workers that use one `name`; an epoch has each once.
 
     Iterating yields one epoch's portions as arrays of indices until all workers have finished the epoch. A
-    portion is finished when the next one is requested, or by `finish`. Portions of a worker that dies,
+    portion is finished when the next one is requested, or by `finish`; the last one of the epoch also when
+    its iteration is left, as by a loop that stops after ``len(portions)``. Portions of a worker that dies,
     closes its client or misses its lease go to others; a worker that finds none free waits until one is
-    returned or the epoch is over. A worker that joins late takes part in the current epoch.
+    returned or the epoch is over. Meanwhile no other worker waits for it: `fastps.Sync` and `fastps.Bounded`
+    continue without the workers of this thread. A worker that joins late takes part in the current epoch.
 
     Each epoch has its own order, which every worker computes from `seed` and the epoch: the stable argsort
     of the first `n` words of NumPy's ``Philox(key=[seed, epoch])``. Shard 0 keeps the numbers of the portions
@@ -63,7 +67,8 @@ class Portions:
         DeadlineError, ConnectionLostError, UnavailableError: The server could not be reached; iterate again
             to continue.
 
-    Use one `Portions` per thread. An iteration that was left by ``break`` starts again with the same portion.
+    Use one `Portions` per thread, in the thread that takes the worker's steps. An iteration that was left
+    before the last portion starts again with the same one.
 
     >>> store = fastps.Store()
     >>> portions = fastps.data.Portions(store, n=5, size=2, name="train")
@@ -105,6 +110,9 @@ class Portions:
         self._begun = False  # has taken portions of this epoch
         self._held: int | None = None
         self._finished: int | None = None  # not reported to the server yet
+        self._last = False  # what it holds is all that is left of the epoch
+        self._leaving = False  # the last portion is to be finished
+        self._iteration: object = None  # the latest one
         self._order: tuple[int, Indices] | None = None
 
     @property
@@ -117,9 +125,18 @@ class Portions:
 
     def __iter__(self) -> Iterator[Indices]:
         """One epoch, or what is left of it."""
-        while (portion := self._take()) is not None:
-            yield self._indices(portion)
-            self._finished = self._held
+        iteration = self._iteration = object()
+        if self._leaving:
+            self._leave()
+        try:
+            while (portion := self._take()) is not None:
+                yield self._indices(portion)
+                self._finished = self._held
+        except GeneratorExit:
+            if iteration is self._iteration and self._last and not self._ps.closed:
+                with suppress(FastpsError):  # the next iteration tries again
+                    self._leave()
+            raise
 
     def sampler(self) -> Sampler:
         """The samples one by one, for ``DataLoader(dataset, batch_size=.., sampler=portions.sampler())``.
@@ -143,13 +160,13 @@ class Portions:
         self._finished = self._held
         if self._finished is not None:
             self._ask("rest", 0.0)
-            self._held = None
+            self._held, self._last = None, False
 
     def close(self) -> None:
         """Returns the current portion to the server if it is not finished. Closing `ps` does the same."""
         if self._run != 0 and not self._ps.closed:
             self._ask("leave", 0.0)
-        self._run, self._held, self._begun = 0, None, False
+        self._run, self._held, self._begun, self._last = 0, None, False, False
 
     def __enter__(self) -> Self:
         return self
@@ -174,17 +191,39 @@ class Portions:
     def _take(self) -> int | None:
         """The next portion; None: the epoch is over."""
         end = None if self._timeout is None else time.monotonic() + self._timeout
+        wait = 0.0
         while True:
-            wait = _WAIT if end is None else min(_WAIT, max(0.0, end - time.monotonic()))
-            portion, over, unfinished = self._ask("take", wait)
+            if end is not None:
+                wait = min(wait, max(0.0, end - time.monotonic()))
+            portion, over, unfinished = self._request(wait)
             if over or portion is not None:
-                self._held, self._begun = portion, not over
                 return portion
+            # Others hold the last portions, and may wait for this thread's workers.
+            idle = [worker.idle(self._run, self._epoch) for worker in Own.of_this_thread()]
+            wait = _WAIT if all(idle) else _FIRST_WAIT
             if end is not None and time.monotonic() >= end:
                 raise DeadlineError(
                     f"timed out after {self._timeout} s: other workers hold the last {unfinished} portions "
                     f"of {self!r}"
                 )
+
+    def _request(self, wait: float) -> tuple[int | None, bool, int]:
+        """Asks once for a portion; this thread's workers continue with it, or with the next epoch."""
+        portion, over, unfinished = self._ask("take", wait)
+        if over or portion is not None:
+            self._held, self._begun, self._last = portion, not over, unfinished == 1
+            for worker in Own.of_this_thread():
+                if over:
+                    worker.turn(self._run, self._epoch)
+                else:
+                    worker.back()
+        return portion, over, unfinished
+
+    def _leave(self) -> None:
+        """Finishes the last portion, and with it the epoch."""
+        self._finished, self._leaving = self._held, True
+        self._request(0.0)
+        self._leaving = False
 
     def _ask(self, then: Literal["take", "rest", "leave"], wait: float) -> tuple[int | None, bool, int]:
         samples = (self._name, self.n, self._size, self._seed)

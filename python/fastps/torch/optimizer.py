@@ -184,6 +184,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._register(self._entries, stacklevel=4)
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
+            self._worker.refresh_by(self._refresh)
             self._filled.show()
             self.track()
             if self._buffers is not None:
@@ -480,6 +481,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._open().pull_model()
         self._filled.show()
         self.follow_schedule()
+
+    def _refresh(self) -> None:
+        """Fetches the servers' values into the model, unless something else has written to it."""
+        if not self._filled.watched.written:
+            self._filled.wait()
+            self._open().refresh()
+            self._filled.show()
+            self.follow_schedule()
 
     def flush(self) -> None:
         """Waits until all pushes are acknowledged. The parameters stay unchanged."""

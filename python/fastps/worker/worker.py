@@ -157,9 +157,10 @@ class Worker:
         self._note_lost()  # from here on losses are counted, not raised
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
-        self._own = Own(self, self._ps, self._groups, params)
-        self._warm_up = WarmUp(self._groups, mode)
         self._together = Together(self._ps, self._groups, self._pushes, self._fetches)
+        self._together.refresh_by(self.refresh)
+        self._own = Own(self, self._ps, self._groups, self._together, params)
+        self._warm_up = WarmUp(self._groups, mode)
         self._one_call = OneCall(self._native, self.params, self._pushes, self._fetches, self._tally)
         self.has_stepped = False
         self._seeds: Seeds | None = None
@@ -662,6 +663,15 @@ class Worker:
     def is_first(self) -> bool:
         """Internal: True if it joined before all present workers, or trains in a warm start."""
         return self._warm_up.alone or self._groups.is_first()
+
+    def refresh(self) -> None:
+        """Internal: fetches, unless that would undo local steps or hide writes that the next step reports."""
+        if self._local is None and not self._watched.written:
+            self._fetches.restart()
+
+    def refresh_by(self, method: Callable[[], object]) -> None:
+        """Internal: calls this method of an adapter, which calls `refresh`, instead of that."""
+        self._together.refresh_by(method)
 
     def count_steps_of(self, names: Callable[[], Iterable[str]]) -> None:
         """Internal: makes `global_step` the steps of these tensors, which may change."""

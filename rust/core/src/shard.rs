@@ -6,6 +6,7 @@ use crate::base::cut::Cuts;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
 use crate::base::isa::Isa;
+use crate::base::mode::{Joined, MembershipRequest, Presence};
 use crate::base::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
 use crate::coordination::group::Groups;
 use crate::slice::clients::Clients;
@@ -337,6 +338,16 @@ impl Shard {
     /// Returns whether the shard has a slice of this group.
     pub fn has_group(&self, group: u32) -> bool {
         read(&self.slices).groups.contains_key(&group)
+    }
+
+    /// Gives a worker a place in a group, and makes the versions that no longer wait for it: see
+    /// [`Groups::join`].
+    pub fn join(&self, group: u32, client: u64, seat: &MembershipRequest) -> Result<Joined> {
+        let joined = self.groups.join(group, client, seat.clone(), self.meter());
+        if matches!(seat.presence, Presence::Idle(_)) {
+            self.end_rounds(group);
+        }
+        joined
     }
 
     /// Removes a worker from a group or from its warm start. False: it had no place there.

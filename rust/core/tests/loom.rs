@@ -530,7 +530,7 @@ fn processes_that_register_in_a_shared_store_list_both_and_a_reader_sees_whole_e
 
 /// A worker takes its place in the group of the only slice.
 fn join(shard: &Shard, client: u64, mode: Mode) {
-    let seat = MembershipRequest { mode, rank: None, name: String::new() };
+    let seat = MembershipRequest::new(mode, None, String::new());
     shard.groups().join(0, client, seat, shard.meter()).unwrap();
 }
 

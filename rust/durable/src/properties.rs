@@ -150,7 +150,7 @@ fn member() -> impl Strategy<Value = Member> {
     let warm = any::<u64>().prop_map(|steps| Mode::WarmStart { steps });
     let mode = prop_oneof![Just(Mode::Free), quorum, bounded, warm];
     let seat = (mode, proptest::option::of(any::<u32>()), ".{0,9}")
-        .prop_map(|(mode, rank, name)| MembershipRequest { mode, rank, name });
+        .prop_map(|(mode, rank, name)| MembershipRequest::new(mode, rank, name));
     (any::<u64>(), any::<u32>(), seat).prop_map(|(client, group, seat)| Member { client, group, seat })
 }
 

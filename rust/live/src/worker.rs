@@ -89,9 +89,9 @@ impl Worker {
             Training::WarmStart(steps) => Mode::WarmStart { steps },
             other => other.group(),
         };
-        let seat = MembershipRequest { mode, rank: Some(index as u32), name: format!("worker {index}") };
+        let seat = MembershipRequest::new(mode, Some(index as u32), format!("worker {index}"));
         let shard = &server.shard;
-        let joined = shard.groups().join(GROUP, client, seat.clone(), shard.meter());
+        let joined = shard.join(GROUP, client, &seat);
         let joined = joined.inspect_err(|_| shard.forget_client(client))?;
         let mut worker = Self {
             client,
@@ -375,7 +375,7 @@ impl Worker {
 
     fn end_warm_start(&mut self, server: &Server) -> Result<()> {
         let seat = MembershipRequest { mode: Mode::Free, ..self.seat.clone() };
-        server.shard.groups().join(GROUP, self.client, seat, server.shard.meter())?;
+        server.shard.join(GROUP, self.client, &seat)?;
         server.shard.leave(GROUP, self.client, true);
         (self.warm, self.training) = (Warm::Over, Training::Async);
         Ok(())

@@ -329,7 +329,7 @@ fn restore_memberships(shard: &Shard, catalog: &Catalog) {
         if !catalog.sessions.contains(client) {
             continue;
         }
-        if let Err(error) = shard.groups().join(*group, *client, seat.clone(), shard.meter()) {
+        if let Err(error) = shard.join(*group, *client, seat) {
             tracing::warn!(shard = shard.index(), %error, "a worker's place could not be restored");
         }
     }

@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 from fastps.errors import ConfigError
 from fastps.parameter_server import ParameterServer
 from fastps.worker.run.groups import Groups
+from fastps.worker.run.together import Together
 
 __all__ = ["Own"]
 
@@ -32,15 +33,25 @@ class Own:
         worker: The worker; it is not kept alive.
         ps: Its own client.
         groups: Its groups.
+        together: Keeps it in step with others.
         names: Its tensors.
     """
 
     entries: ClassVar[weakref.WeakSet[Own]] = weakref.WeakSet()
 
-    def __init__(self, worker: object, ps: ParameterServer, groups: Groups, names: Iterable[str]) -> None:
+    def __init__(
+        self, worker: object, ps: ParameterServer, groups: Groups, together: Together, names: Iterable[str]
+    ) -> None:
         self.about = (os.getpid(), threading.get_ident(), ps.namespace, groups.name, frozenset(names))
+        self.together = together
         self._entry = weakref.finalize(worker, _leave, self, ps, groups)
         self.entries.add(self)
+
+    @classmethod
+    def of_this_thread(cls) -> list[Together]:
+        """The open workers that take no step while this thread waits."""
+        here = os.getpid(), threading.get_ident()
+        return [own.together for own in tuple(cls.entries) if (own.about[0], own.together.thread) == here]
 
     def closed(self) -> None:
         """Call it when the worker has left its groups."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Callable
+
 from fastps.errors import LeaseError, PartialPush
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer
@@ -22,16 +26,55 @@ class Together:
 
     Attributes:
         reported: True once `ready` has reported the step that has begun: it takes no further gradients.
+        thread: The thread that takes the worker's steps.
     """
 
     def __init__(self, ps: ParameterServer, groups: Groups, pushes: Pushes, fetches: Fetches) -> None:
         self._ps, self._groups, self._pushes, self._fetches = ps, groups, pushes, fetches
         self.reported = False
+        self.thread = threading.get_ident()
+        self._idle = False
+        self._refresh: weakref.WeakMethod[Callable[[], object]] | None = None
 
     def begin(self) -> None:
         """Waits until the step may begin."""
+        self.thread = threading.get_ident()
+        if self._idle:
+            self._groups.appear(None)
+            self._idle = False
         if not self.reported:
             self._groups.wait(0)
+
+    def idle(self, run: int, epoch: int) -> bool:
+        """Lets the others continue without this worker, which waits for a portion, until `back`.
+
+        Returns False while they need what it has pushed: it must ask again.
+        """
+        if not self._idle and self._pushes.under_way_done:
+            self._idle = self._groups.appear((True, run, epoch))
+            return True
+        return self._idle
+
+    def refresh_by(self, method: Callable[[], object]) -> None:
+        """Calls this method to fetch values that no step asks for, while its object exists."""
+        self._refresh = weakref.WeakMethod(method)
+
+    def back(self) -> None:
+        """Ends `idle`, at the values that the others have reached."""
+        if self._idle:
+            self._groups.appear(None)
+            self._idle = False
+            self._fetch()
+
+    def turn(self, run: int, epoch: int) -> None:
+        """Begins an epoch, with all that the former one has pushed; the idle workers of that are back."""
+        self._groups.appear(None if self._idle else (False, run, epoch))
+        self._idle = False
+        self._fetch()
+
+    def _fetch(self) -> None:
+        if self._refresh and (refresh := self._refresh()):
+            refresh()
 
     def ready(self, mode: Mode) -> bool:
         """Returns whether `end` will not wait; reports the step to the servers."""

@@ -19,7 +19,7 @@ const GROUP: &str = "default";
 fn worker(addresses: &[String], name: &str) -> Arc<Client> {
     let options = ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() };
     let client = Client::connect(addresses, options).unwrap();
-    let seat = MembershipRequest { mode: Mode::Bounded { staleness: 5 }, rank: None, name: name.to_owned() };
+    let seat = MembershipRequest::new(Mode::Bounded { staleness: 5 }, None, name.to_owned());
     client.join(GROUP, &seat, PATIENT).unwrap();
     client
 }
@@ -42,7 +42,7 @@ fn a_client_that_pushes_without_a_place_is_not_bound_by_sync() {
     };
     push();
     let mode = Mode::Sync(Quorum { workers: 1, backup: 0, deterministic: false, sum: false });
-    let seat = MembershipRequest { mode, rank: None, name: "other".to_owned() };
+    let seat = MembershipRequest::new(mode, None, "other");
     let refused = other.join(GROUP, &seat, BRIEF).unwrap_err();
     assert!(
         refused.kind == Kind::Unavailable && refused.to_string().contains("without a place"),

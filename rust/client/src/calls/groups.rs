@@ -8,7 +8,7 @@ use crate::link::unary::{Control, call, request};
 use crate::state::memberships::{Membership, is_warm};
 use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Clocks, Joined, MembershipRequest};
+use fastps_core::mode::{Clocks, Joined, MembershipRequest, Presence};
 use fastps_core::store::still_behind;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{Retry, retry};
@@ -40,8 +40,11 @@ impl Client {
             loop {
                 let incarnations = shared.incarnations.load(Ordering::Acquire);
                 let joined = join_all(&links, &membership, deadline).await?;
-                let membership =
+                let mut membership =
                     Membership { clock: joined.clock, acknowledged: joined.clock, ..membership.clone() };
+                if matches!(membership.seat.presence, Presence::Rouses(_)) {
+                    membership.seat.presence = Presence::Active;
+                }
                 // A lost lease has ended a membership that has just begun.
                 let is_lost = || shared.incarnations.load(Ordering::Acquire) != incarnations;
                 if shared.memberships.take(membership, is_lost) {

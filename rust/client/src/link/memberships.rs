@@ -7,7 +7,7 @@ use crate::state::time::after;
 use fastps_core::error::Result;
 use fastps_core::mode::{Joined, MembershipRequest};
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::mode_to_wire;
+use fastps_transport::convert::membership_to_wire;
 use std::time::{Duration, Instant};
 
 /// Limit on a request to join when a connection begins, and on leaving without one.
@@ -20,9 +20,7 @@ pub(crate) async fn ask_for(
     deadline: Instant,
 ) -> Result<Joined> {
     let ask = |mut control: Control, left| {
-        let mode = Some(mode_to_wire(seat.mode));
-        let join =
-            pb::JoinRequest { client: link.client(), group, mode, rank: seat.rank, name: seat.name.clone() };
+        let join = membership_to_wire(link.client(), group, seat);
         async move { control.join(request(join, left)).await }
     };
     let pb::JoinResponse { clock, workers, present } = call(link, deadline, ask).await?;

@@ -99,9 +99,45 @@ pub struct MembershipRequest {
     pub rank: Option<u32>,
     /// A name for messages to people about missing or slow workers.
     pub name: String,
+    /// Whether others wait for it. Not kept: a worker says so again when its server has restarted.
+    #[serde(skip)]
+    pub presence: Presence,
+}
+
+/// Whether the other workers of a group wait for one that has a place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// They do.
+    #[default]
+    Active,
+    /// They do not, until it joins again or the next epoch begins: it waits for a portion of this one.
+    Idle(Epoch),
+    /// They do, and for all that were idle in earlier epochs, too: this one has begun.
+    Rouses(Epoch),
+}
+
+/// An epoch of portions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// Identifies the table of portions.
+    pub run: u64,
+    /// Its epoch.
+    pub epoch: u64,
+}
+
+impl Epoch {
+    /// Returns whether this is an earlier epoch of the same portions.
+    pub fn is_before(self, other: Self) -> bool {
+        self.run == other.run && self.epoch < other.epoch
+    }
 }
 
 impl MembershipRequest {
+    /// A request of a worker that others wait for.
+    pub fn new(mode: Mode, rank: Option<u32>, name: impl Into<String>) -> Self {
+        Self { mode, rank, name: name.into(), presence: Presence::Active }
+    }
+
     /// Fails for a request that cannot be granted.
     pub fn check(&self) -> Result<()> {
         self.mode.check()?;

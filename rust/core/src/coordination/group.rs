@@ -6,7 +6,7 @@
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
-use crate::base::mode::{Clocks, Joined, MembershipRequest, Mode, Quorum};
+use crate::base::mode::{Clocks, Epoch, Joined, MembershipRequest, Mode, Presence, Quorum};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::memory::{Charge, Meter, Purpose};
 use crate::slice::Slice;
@@ -44,6 +44,12 @@ struct GroupMember {
     _memory: Charge,
 }
 
+impl GroupMember {
+    fn is_idle(&self) -> bool {
+        matches!(self.seat.presence, Presence::Idle(_))
+    }
+}
+
 struct Waiting {
     client: u64,
     clock: u64,
@@ -60,6 +66,8 @@ struct GroupTable {
     /// Set once as many workers as a version needs were present at one time. From then on, versions no longer
     /// wait for workers that leave.
     complete: bool,
+    /// The last epoch that has begun for all workers.
+    begun: Option<Epoch>,
 }
 
 type Tables = BTreeMap<(u32, GroupPhase), GroupTable>;
@@ -78,7 +86,8 @@ fn phase(mode: Mode) -> GroupPhase {
 
 impl GroupTable {
     fn new(mode: Mode) -> Self {
-        Self { mode, members: BTreeMap::new(), waiting: Vec::new(), alone: 0, came: 0, complete: false }
+        let (members, waiting) = (BTreeMap::new(), Vec::new());
+        Self { mode, members, waiting, alone: 0, came: 0, complete: false, begun: None }
     }
 
     /// Names of the first members, in the order they joined.
@@ -99,12 +108,42 @@ impl GroupTable {
     /// How many gradients make a version, and how they are combined; `None` unless the mode is `Sync`.
     fn needed(&self) -> Option<(Quorum, u32)> {
         let Mode::Sync(quorum) = self.mode else { return None };
-        let present = if self.complete { self.members.len() as u32 } else { quorum.workers };
-        Some((quorum, quorum.workers.min(present)))
+        let active = || self.members.values().filter(|member| !member.is_idle()).count() as u32;
+        let present = if self.complete { active() } else { quorum.workers };
+        Some((quorum, quorum.workers.min(present.max(1))))
     }
 
+    /// The clock of the slowest worker that is not idle. If all are, of the slowest of all.
     fn slowest(&self) -> u64 {
-        self.members.values().map(|member| member.clock).min().unwrap_or(0)
+        let clock = |member: &GroupMember| (member.is_idle(), member.clock);
+        self.members.values().map(clock).min().map_or(0, |(_, clock)| clock)
+    }
+
+    /// Takes a member's seat. An idle worker that others wait for again begins with the slowest one's clock.
+    fn seat(&mut self, client: u64, mut seat: MembershipRequest) {
+        let slowest = self.slowest();
+        if let Presence::Rouses(epoch) = seat.presence {
+            self.begun = Some(epoch);
+        }
+        let begun = self.begun;
+        let is_idle = |presence| match presence {
+            Presence::Idle(epoch) => !begun.is_some_and(|begun| epoch.is_before(begun)),
+            _ => false,
+        };
+        if !is_idle(seat.presence) {
+            seat.presence = Presence::Active;
+        }
+        for (other, member) in &mut self.members {
+            let was_idle = member.is_idle();
+            if *other == client {
+                member.seat = seat.clone();
+            } else if !is_idle(member.seat.presence) {
+                member.seat.presence = Presence::Active;
+            }
+            if was_idle && !member.is_idle() {
+                member.clock = member.clock.max(slowest);
+            }
+        }
     }
 
     /// The group's clocks if a worker with this clock may continue; `None` if it waits.
@@ -165,7 +204,8 @@ impl GroupTable {
 }
 
 impl Groups {
-    /// Gives a worker a place until it leaves. A worker that joins again keeps its place and clock.
+    /// Gives a worker a place until it leaves. A worker that joins again keeps its place and clock, and says
+    /// anew whether others wait for it. Versions that wait for it no longer are made by [`crate::shard::Shard::join`].
     pub fn join(
         &self,
         group: u32,
@@ -192,10 +232,7 @@ impl Groups {
         if let (Mode::WarmStart { steps }, true) = (seat.mode, main) {
             table.alone = steps;
         }
-        let clock = if let Some(member) = table.members.get_mut(&client) {
-            member.seat = seat;
-            member.clock
-        } else {
+        if !table.members.contains_key(&client) {
             let memory = match meter.take(Purpose::Identities, SEAT_BYTES) {
                 Ok(memory) => memory,
                 Err(error) => {
@@ -205,9 +242,9 @@ impl Groups {
             };
             let (clock, order) = (table.slowest(), table.came);
             table.came += 1;
-            table.members.insert(client, GroupMember { seat, clock, order, _memory: memory });
-            clock
-        };
+            table.members.insert(client, GroupMember { seat: seat.clone(), clock, order, _memory: memory });
+        }
+        table.seat(client, seat);
         // The only worker of a group may change its mode.
         if let Some(member) = table.members.get(&client)
             && member.seat.mode != table.mode
@@ -218,8 +255,12 @@ impl Groups {
         if let Mode::Sync(quorum) = table.mode {
             table.complete |= table.members.len() as u64 >= u64::from(quorum.workers);
         }
+        let clock = table.members.get(&client).map_or(0, |member| member.clock);
         let joined = Joined { clock, present: table.members.len() as u64, workers: table.names() };
+        let answers = table.ready_ones();
         self.tidy(&mut tables);
+        drop(tables);
+        tell(answers);
         Ok(joined)
     }
 
@@ -269,7 +310,8 @@ impl Groups {
         let slowest = table.slowest();
         let leader = table.leader();
         let holds = |(other, member): &(&u64, &GroupMember)| {
-            **other != client && if warm { leader == Some(**other) } else { member.clock == slowest }
+            let is_slowest = member.clock == slowest && !member.is_idle();
+            **other != client && if warm { leader == Some(**other) } else { is_slowest }
         };
         named(table.members.iter().filter(holds).map(|(_, member)| member))
     }

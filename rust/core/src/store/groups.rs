@@ -33,7 +33,7 @@ impl TrainTogether for Store {
             return Err(Error::new(Kind::Config, why).expected(Mode::Free, seat.mode));
         }
         let (group, shard) = (self.group(group), &self.shared.shard);
-        let joined = shard.groups().join(group, self.client, seat.clone(), shard.meter())?;
+        let joined = shard.join(group, self.client, seat)?;
         let key = (group, matches!(seat.mode, Mode::WarmStart { .. }));
         let mut seats = lock(&self.seats);
         seats.0.retain(|(place, _)| *place != key);

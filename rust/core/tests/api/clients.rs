@@ -75,7 +75,7 @@ fn all_changes_count_where_the_pushers_own_are_unknown() {
 fn touched(slices: u64) -> Vec<u64> {
     let shard = shard(slices);
     let workers = Quorum { workers: 2, backup: 0, deterministic: false, sum: false };
-    let seat = MembershipRequest { mode: Mode::Sync(workers), rank: None, name: "worker".to_owned() };
+    let seat = MembershipRequest::new(Mode::Sync(workers), None, "worker");
     for client in [1, 2] {
         (1..=3).for_each(|slice| push(&shard, client, slice));
         assert!(shard.remembers(client));

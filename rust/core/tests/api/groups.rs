@@ -8,7 +8,7 @@ use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::group::Groups;
 use fastps_core::identity::Completion;
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Clocks, MembershipRequest, Mode, Quorum};
+use fastps_core::mode::{Clocks, Epoch, MembershipRequest, Mode, Presence, Quorum};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::record::{Identities, Record, Sink};
@@ -84,8 +84,14 @@ impl World {
     }
 
     fn join(&self, client: u64, mode: Mode, rank: Option<u32>) -> Result<Vec<String>> {
-        let seat = MembershipRequest { mode, rank, name: format!("w{client}") };
+        let seat = MembershipRequest::new(mode, rank, format!("w{client}"));
         self.shard.groups().join(GROUP, client, seat, self.shard.meter()).map(|joined| joined.workers)
+    }
+
+    /// Joins again, with another presence; the worker's clock.
+    fn appear(&self, client: u64, mode: Mode, presence: Presence) -> u64 {
+        let seat = MembershipRequest { presence, ..MembershipRequest::new(mode, None, "w") };
+        self.shard.join(GROUP, client, &seat).unwrap().clock
     }
 
     fn send(&self, push: &Push<'_>) -> Answer {
@@ -283,7 +289,7 @@ fn of_many_workers_some_are_named() {
     for client in 1..=50 {
         world.join(client, Mode::Bounded { staleness: 1 }, None).unwrap();
     }
-    let seat = MembershipRequest { mode: Mode::Bounded { staleness: 1 }, rank: None, name: "last".into() };
+    let seat = MembershipRequest::new(Mode::Bounded { staleness: 1 }, None, "last");
     let joined = world.shard.groups().join(GROUP, 51, seat, world.shard.meter()).unwrap();
     assert_eq!((joined.present, joined.workers.len(), &*joined.workers[0]), (51, 8, "\"w1\""));
     let refused = world.join(60, Mode::Free, None).unwrap_err();
@@ -297,9 +303,7 @@ fn of_many_workers_some_are_named() {
 fn groups_with_workers_are_bounded() {
     let (groups, meter) = (Groups::default(), Meter::new(1 << 30));
     let join = |group| {
-        groups
-            .join(group, 1, MembershipRequest { mode: Mode::Free, rank: None, name: String::new() }, &meter)
-            .map(|_| ())
+        groups.join(group, 1, MembershipRequest::new(Mode::Free, None, String::new()), &meter).map(|_| ())
     };
     (0..1 << 12).for_each(|group| join(group).unwrap());
     assert_eq!(join(1 << 12).unwrap_err().kind, Kind::Capacity);
@@ -360,6 +364,61 @@ fn a_worker_that_is_gone_is_not_waited_for() {
     world.shard.leave(GROUP, 2, false);
     assert_eq!(world.version(), 3);
     assert_eq!(applied(&world.plain(1, 3, &a)).version, 4);
+}
+
+#[test]
+fn a_worker_without_a_portion_is_not_waited_for_until_the_next_epoch() {
+    let mut world = World::new();
+    let mode = Mode::Sync(quorum(3, 0));
+    let at = |epoch| Epoch { run: 7, epoch };
+    (1..=3).for_each(|client| drop(world.join(client, mode, None).unwrap()));
+    let (a, b, mut model) = (gradient(1), gradient(2), Model::new());
+    let waiting = [world.plain(1, 0, &a), world.plain(2, 0, &b)];
+    assert!(waiting.iter().all(waits));
+    world.appear(3, mode, Presence::Idle(at(0)));
+    model.step(&[&a, &b], 0.5);
+    assert!(waiting.iter().all(|answer| applied(answer).version == 1));
+    world.appear(2, mode, Presence::Idle(at(0)));
+    model.step(&[&a], 1.0);
+    assert_eq!(applied(&world.plain(1, 1, &a)).version, 2);
+    assert_eq!(world.values(), model.values);
+    // The next epoch begins for all; what comes late, of the former one, changes nothing.
+    world.appear(1, mode, Presence::Rouses(at(1)));
+    world.appear(2, mode, Presence::Idle(at(0)));
+    assert!(waits(&world.plain(1, 2, &a)) && waits(&world.plain(2, 2, &b)));
+    world.appear(3, mode, Presence::Idle(at(1)));
+    assert_eq!(world.version(), 3);
+    world.appear(2, mode, Presence::Rouses(at(1)));
+    assert!(waits(&world.plain(1, 3, &a)));
+    assert_eq!(applied(&world.plain(2, 3, &b)).version, 4);
+    // Its place stays its own, and so does the group's size.
+    assert_eq!(world.join(4, mode, None).unwrap_err().kind, Kind::Unavailable);
+    world.appear(3, mode, Presence::Active);
+    let waiting = [world.plain(1, 4, &a), world.plain(2, 4, &b)];
+    assert!(waiting.iter().all(waits));
+    assert_eq!(applied(&world.plain(3, 4, &b)).version, 5);
+    // Of other portions.
+    world.appear(3, mode, Presence::Idle(Epoch { run: 8, epoch: 0 }));
+    world.appear(1, mode, Presence::Rouses(at(2)));
+    assert!(waits(&world.plain(1, 5, &a)));
+    assert_eq!(applied(&world.plain(2, 5, &b)).version, 6);
+}
+
+#[test]
+fn clocks_go_on_without_those_that_have_no_portion() {
+    let world = World::new();
+    let mode = Mode::Bounded { staleness: 0 };
+    (1..=2).for_each(|client| drop(world.join(client, mode, None).unwrap()));
+    let ahead = advance(&world, 1, false, 1);
+    assert_eq!(clocks(&ahead), None);
+    let idle = Presence::Idle(Epoch { run: 7, epoch: 0 });
+    world.appear(2, mode, idle);
+    assert_eq!(clocks(&ahead), Some((1, false)));
+    assert_eq!(clocks(&advance(&world, 1, false, 5)), Some((5, false)));
+    assert_eq!(world.shard.groups().behind(GROUP, 1, false), Vec::<String>::new());
+    // It begins where the others are.
+    assert_eq!(world.appear(2, mode, Presence::Active), 5);
+    assert_eq!(clocks(&advance(&world, 1, false, 6)), None);
 }
 
 #[test]
@@ -610,7 +669,7 @@ impl Policy for Always {
 fn places_are_given_back_whatever_the_policy() {
     let policy = Some::<Arc<dyn Policy>>(Arc::new(Always));
     let shard = Shard::new(ShardConfig { policy, ..ShardConfig::new(0, u64::MAX, Isa::best()) });
-    let seat = MembershipRequest { mode: Mode::Bounded { staleness: 1 }, rank: None, name: String::new() };
+    let seat = MembershipRequest::new(Mode::Bounded { staleness: 1 }, None, String::new());
     shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
     shard.forget_client(1);
     assert_eq!((shard.groups().len(), shard.meter().used()), (0, 0));
@@ -639,7 +698,7 @@ fn a_group_is_bound_by_its_first_worker() {
     ] {
         assert_eq!(world.join(3, mode, rank).unwrap_err().kind, Kind::Config, "{mode}");
     }
-    let seat = MembershipRequest { mode: bounded, rank: None, name: "n".repeat(300) };
+    let seat = MembershipRequest::new(bounded, None, "n".repeat(300));
     assert_eq!(Groups::default().join(0, 1, seat, &Meter::new(1 << 20)).unwrap_err().kind, Kind::Config);
 }
 
@@ -705,7 +764,7 @@ fn clocks_go_on_without_those_who_are_gone() {
     // It gets an error when it wakes up; a worker that joins late starts at the slowest clock.
     let late = advance(&world, 3, false, 1);
     assert_eq!(late.lock().unwrap().clone().unwrap().unwrap_err().kind, Kind::Lease);
-    let seat = MembershipRequest { mode, rank: None, name: "late".to_owned() };
+    let seat = MembershipRequest::new(mode, None, "late");
     let joined = world.shard.groups().join(GROUP, 4, seat, world.shard.meter()).unwrap();
     assert_eq!(joined.clock, 1);
     let waits = advance(&world, 1, false, 3);
@@ -741,7 +800,7 @@ fn one_trains_alone_first() {
 fn hogwild_tensors_make_no_versions() {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     shard.create(&spec(Apply::Hogwild), GROUP, &[(SLICE, 0)]).unwrap();
-    let seat = MembershipRequest { mode: Mode::Sync(quorum(1, 0)), rank: None, name: String::new() };
+    let seat = MembershipRequest::new(Mode::Sync(quorum(1, 0)), None, String::new());
     shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
     let values = gradient(1);
     let answer = Answer::default();

@@ -810,7 +810,7 @@ pub struct Mode {
     #[prost(uint64, tag = "7")]
     pub steps: u64,
 }
-/// Asks for a place.
+/// Asks for a place, or says anew whether others wait for the worker.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinRequest {
     /// The client's incarnation.
@@ -828,6 +828,14 @@ pub struct JoinRequest {
     /// For people.
     #[prost(string, tag = "5")]
     pub name: ::prost::alloc::string::String,
+    /// Whether others wait for it.
+    #[prost(enumeration = "Presence", tag = "6")]
+    pub presence: i32,
+    /// PRESENCE_IDLE, PRESENCE_ROUSES: `run` and `epoch` of the portions, from a PortionResponse.
+    #[prost(fixed64, tag = "7")]
+    pub run: u64,
+    #[prost(uint64, tag = "8")]
+    pub epoch: u64,
 }
 /// The client has the place.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1676,6 +1684,40 @@ impl ModeKind {
             "MODE_BOUNDED" => Some(Self::ModeBounded),
             "MODE_SYNC" => Some(Self::ModeSync),
             "MODE_WARM_START" => Some(Self::ModeWarmStart),
+            _ => None,
+        }
+    }
+}
+/// Whether the other workers of a group wait for one that has a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Presence {
+    /// They do.
+    Unspecified = 0,
+    /// They do not, until it joins again or the next epoch begins: it waits for a portion of this one. Its place stays its
+    /// own.
+    Idle = 1,
+    /// They do, and for all that were idle in earlier epochs, too: this one has begun.
+    Rouses = 2,
+}
+impl Presence {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PRESENCE_UNSPECIFIED",
+            Self::Idle => "PRESENCE_IDLE",
+            Self::Rouses => "PRESENCE_ROUSES",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PRESENCE_UNSPECIFIED" => Some(Self::Unspecified),
+            "PRESENCE_IDLE" => Some(Self::Idle),
+            "PRESENCE_ROUSES" => Some(Self::Rouses),
             _ => None,
         }
     }

@@ -36,7 +36,7 @@ use crate::settings::tensor::{apply_name, read_apply};
 use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
-use fastps_core::mode::{MembershipRequest, Mode};
+use fastps_core::mode::{Epoch, MembershipRequest, Mode, Presence};
 use fastps_core::outgoing::{check_codec, check_shape};
 use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
@@ -573,7 +573,8 @@ impl Client {
         Ok(last.into_iter().map(|ago| ago.map(|ago| ago.as_secs_f64())).collect())
     }
 
-    /// Joins a group; returns the number of its workers and the names of some.
+    /// Joins a group; returns the number of its workers and the names of some. `presence`: whether it is idle,
+    /// or else rouses the idle ones, and run and epoch of its portions.
     fn join(
         &self,
         py: Python<'_>,
@@ -581,11 +582,17 @@ impl Client {
         mode: &Bound<'_, PyAny>,
         rank: Option<u32>,
         name: String,
+        presence: Option<(bool, u64, u64)>,
         timeout: Option<Seconds>,
     ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let mode = read_mode(mode)?;
-        let seat = MembershipRequest { mode, rank, name };
+        let presence = match presence {
+            None => Presence::Active,
+            Some((true, run, epoch)) => Presence::Idle(Epoch { run, epoch }),
+            Some((false, run, epoch)) => Presence::Rouses(Epoch { run, epoch }),
+        };
+        let seat = MembershipRequest { mode, rank, name, presence };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;
         self.waits.fetch_or(matches!(mode, Mode::Sync(_)), Ordering::Relaxed);

@@ -28,8 +28,8 @@ pub(super) fn join(
     first: Result<Option<pb::SettleResponse>>,
 ) -> Result<pb::JoinResponse> {
     let is_new = is_new(node, &m);
-    let pb::JoinRequest { client, group, mode, rank, name } = m;
-    let joined = convert::membership_from_wire(mode, rank, name.clone()).and_then(|seat| {
+    let (client, group, name) = (m.client, m.group, m.name.clone());
+    let joined = convert::membership_from_wire(m).and_then(|seat| {
         let first = if is_new { first? } else { None };
         check_scope(node, by, group, first.as_ref())?;
         take(node, (group, client), is_new, &seat, first).map(|joined| (seat, joined))
@@ -84,7 +84,7 @@ fn take(
         }
         check_free(node, (group, client), seat, now)?;
     }
-    node.shard.groups().join(group, client, seat.clone(), node.shard.meter())
+    node.shard.join(group, client, seat)
 }
 
 /// Fails unless the group has this mode at shard 0. An older shard 0 omits it. A warm start binds no client.
@@ -95,7 +95,7 @@ fn check_first(first: &pb::SettleResponse, mode: Mode) -> Result<()> {
         _ if matches!(mode, Mode::WarmStart { .. }) => Ok(()),
         Some(bound) if *bound == asked => Ok(()),
         Some(bound) => {
-            let bound = convert::membership_from_wire(Some(*bound), Some(0), String::new())?.mode;
+            let bound = convert::mode_from_wire(Some(*bound))?;
             let why = "the group's workers use another mode at shard 0, which decides";
             Err(Error::new(Kind::Precondition, why).expected(bound, mode))
         }

@@ -26,7 +26,7 @@ pub use error::{
 };
 pub use fields::Read;
 pub use kinds::{KIND_NAMES, Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
-pub use mode::{membership_from_wire, mode_to_wire};
+pub use mode::{membership_from_wire, membership_to_wire, mode_from_wire, mode_to_wire};
 pub use parts::{MAX_PARTS, Part, Parts, receipts, rows_header};
 pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
 pub use request::{

@@ -2,7 +2,7 @@
 
 use super::fields::unknown;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{MembershipRequest, Mode, Quorum};
+use fastps_core::mode::{Epoch, MembershipRequest, Mode, Presence, Quorum};
 use fastps_proto::v1 as pb;
 
 /// A mode in wire form.
@@ -20,12 +20,32 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
     }
 }
 
-/// Reads a request to join. Refuses a setting that its mode does not have.
-pub fn membership_from_wire(
-    mode: Option<pb::Mode>,
-    rank: Option<u32>,
-    name: String,
-) -> Result<MembershipRequest> {
+/// A request to join in wire form.
+pub fn membership_to_wire(client: u64, group: u32, seat: &MembershipRequest) -> pb::JoinRequest {
+    let (presence, Epoch { run, epoch }) = match seat.presence {
+        Presence::Active => (pb::Presence::Unspecified, Epoch { run: 0, epoch: 0 }),
+        Presence::Idle(epoch) => (pb::Presence::Idle, epoch),
+        Presence::Rouses(epoch) => (pb::Presence::Rouses, epoch),
+    };
+    let (mode, rank, name) = (Some(mode_to_wire(seat.mode)), seat.rank, seat.name.clone());
+    pb::JoinRequest { client, group, mode, rank, name, presence: presence.into(), run, epoch }
+}
+
+/// Reads a request to join.
+pub fn membership_from_wire(join: pb::JoinRequest) -> Result<MembershipRequest> {
+    let pb::JoinRequest { mode, rank, name, presence, run, epoch, .. } = join;
+    let epoch = Epoch { run, epoch };
+    let presence = match pb::Presence::try_from(presence) {
+        Ok(pb::Presence::Unspecified) => Presence::Active,
+        Ok(pb::Presence::Idle) => Presence::Idle(epoch),
+        Ok(pb::Presence::Rouses) => Presence::Rouses(epoch),
+        Err(_) => return Err(unknown("presence", "0, idle or rouses", presence)),
+    };
+    Ok(MembershipRequest { mode: mode_from_wire(mode)?, rank, name, presence })
+}
+
+/// Reads a mode. Refuses a setting that it does not have.
+pub fn mode_from_wire(mode: Option<pb::Mode>) -> Result<Mode> {
     let wire = mode.unwrap_or_default();
     let kind = pb::ModeKind::try_from(wire.kind)
         .map_err(|_| unknown("mode.kind", "free, bounded, sync or warm start", wire.kind))?;
@@ -48,7 +68,7 @@ pub fn membership_from_wire(
         return Err(Error::new(Kind::Config, "the mode has settings of another mode")
             .expected(mode, settings_of(&wire)));
     }
-    Ok(MembershipRequest { mode, rank, name })
+    Ok(mode)
 }
 
 /// The settings of a mode on the wire.
@@ -75,13 +95,19 @@ mod tests {
         for mode in
             [Mode::Free, Mode::Bounded { staleness: 3 }, Mode::Sync(quorum), Mode::WarmStart { steps: 7 }]
         {
-            let seat = membership_from_wire(Some(mode_to_wire(mode)), Some(2), "a".to_owned()).unwrap();
-            assert_eq!(seat, MembershipRequest { mode, rank: Some(2), name: "a".to_owned() });
+            let epoch = Epoch { run: 5, epoch: 2 };
+            for presence in [Presence::Active, Presence::Idle(epoch), Presence::Rouses(epoch)] {
+                let seat = MembershipRequest { mode, rank: Some(2), name: "a".to_owned(), presence };
+                assert_eq!(membership_from_wire(membership_to_wire(7, 3, &seat)).unwrap(), seat);
+            }
         }
+        let later =
+            pb::JoinRequest { mode: Some(mode_to_wire(Mode::Free)), presence: 3, ..Default::default() };
+        assert_eq!(membership_from_wire(later).unwrap_err().kind, Kind::Frame);
         let both = pb::Mode { workers: 2, ..mode_to_wire(Mode::Bounded { staleness: 3 }) };
         let later = pb::Mode { kind: 99, ..pb::Mode::default() };
         for (bad, why) in [(None, Kind::Config), (Some(both), Kind::Config), (Some(later), Kind::Frame)] {
-            assert_eq!(membership_from_wire(bad, None, String::new()).unwrap_err().kind, why);
+            assert_eq!(mode_from_wire(bad).unwrap_err().kind, why);
         }
     }
 }
