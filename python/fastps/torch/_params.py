@@ -34,7 +34,7 @@ class Gpu:
 
     def pinned(self, shape: torch.Size) -> torch.Tensor:
         """Allocates pinned memory, which the GPU accesses directly, for float32 values of this shape."""
-        return torch.empty(shape, dtype=torch.float32, pin_memory=True)
+        return torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=True)
 
     @contextlib.contextmanager
     def _after_what_is_queued(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ class Entry:
             return cls(name, param, own.copy_(values).numpy(), None, gpu, staged)
         if values.dtype == torch.float32 and values.is_contiguous():
             return cls(name, param, values.numpy(), values.data_ptr())
-        own = torch.empty(values.shape, dtype=torch.float32).copy_(values)
+        own = torch.empty(values.shape, dtype=torch.float32, device="cpu").copy_(values)
         return cls(name, param, own.numpy(), None)
 
     @property

@@ -339,7 +339,7 @@ def load(
                 "wrong shape of the saved values", tensor=name, expected=str(expected), got=str(got)
             )
     for name, tensor in pairs:
-        tensor.copy_(torch.as_tensor(values[name]))
+        tensor.copy_(torch.as_tensor(values[name], device="cpu"))
 
 
 def _other_prefix(name: str, there: set[str]) -> str | None:

@@ -136,7 +136,7 @@ def fetch(ps: ParameterServer, those: list[Theirs]) -> dict[str, State]:
         steps = float(state.pop("step").max(initial=0))
         if steps:
             slots = {slot: torch.from_numpy(values) for slot, values in state.items()}
-            states[one.name] = {"step": torch.tensor(steps, dtype=torch.float64), **slots}
+            states[one.name] = {"step": torch.tensor(steps, dtype=torch.float64, device="cpu"), **slots}
     return states
 
 
@@ -163,7 +163,7 @@ def as_torch(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> Sta
     steps = int(state["step"])
     own = {key: torch.from_numpy(value).to(one.param) for key, value in state.items() if key != "step"}
     sparse = type(optimizer).__name__ == "SparseAdam"
-    return {"step": steps if sparse else torch.tensor(float(steps)), **own}
+    return {"step": steps if sparse else torch.tensor(float(steps), device="cpu"), **own}
 
 
 def give(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> None:

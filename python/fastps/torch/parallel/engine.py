@@ -377,7 +377,7 @@ class Engine:
         """Sends this part's total to its group and waits for the others', so that all finish together."""
         members = [part for group in groups for part in group]
         own = {part: self._total(part) for part in self.parts}
-        values = torch.tensor(own[self.parts[0]], dtype=torch.float64)
+        values = torch.tensor(own[self.parts[0]], dtype=torch.float64, device="cpu")
         self.tell(self._message(Kind.TOTAL, self.parts[0], 0, values), members)
         for part in members:
             if part not in own:
@@ -409,7 +409,7 @@ class Engine:
         if home in totals:
             self._newest_loss = sum(loss for loss, _, _ in totals.values())
         if home in self.parts:
-            value = torch.tensor(self._newest_loss, dtype=torch.float64)
+            value = torch.tensor(self._newest_loss, dtype=torch.float64, device="cpu")
             others = set(range(self.plan.parts)) - totals.keys()
             self.tell(self._message(Kind.LOSS, 0, 0, value), others)
         elif home not in totals and self.mailbox is not None:

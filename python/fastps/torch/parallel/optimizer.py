@@ -78,7 +78,7 @@ class NoParameters(torch.optim.Optimizer):
     """
 
     def __init__(self, rule: optim.Optimizer) -> None:
-        super().__init__([torch.zeros(0)], dict(vars(rule)))
+        super().__init__([torch.zeros(0, device="cpu")], dict(vars(rule)))
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # noqa: ARG002
         """Calls the closure, if there is one."""

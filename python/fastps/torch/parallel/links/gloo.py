@@ -64,14 +64,14 @@ class Buffers:
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
         #: Reference count of a storage that is kept only here.
-        self._alone = _references(torch.empty(1))
+        self._alone = _references(torch.empty(1, device="cpu"))
 
     def take(self, size: int) -> torch.Tensor:
         """At least `size` bytes."""
         for k, kept in enumerate(self._kept):
             if size <= kept.numel() <= 2 * size and _references(kept) == self._alone:
                 return self._kept.pop(k)
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def keep(self, buffer: torch.Tensor) -> None:
         """Takes memory back, also while it is still in use; the oldest of too many is given up."""
@@ -151,7 +151,7 @@ class Gloo:
     def _release(self, part: int) -> None:
         """Ends the receive into memory that is ready and not needed any more: with one byte."""
         if self._ahead[part].size:
-            self._start(part, torch.zeros(1, dtype=torch.uint8), self._ahead[part].tag)
+            self._start(part, torch.zeros(1, dtype=torch.uint8, device="cpu"), self._ahead[part].tag)
 
     def settle(self) -> None:
         done, self._former = self._large + self._former, self._small
@@ -188,7 +188,7 @@ class Gloo:
         ready: tuple[Any, torch.Tensor] | None = None
         try:
             while True:
-                wire = torch.empty(HEADER + INLINE, dtype=torch.uint8)
+                wire = torch.empty(HEADER + INLINE, dtype=torch.uint8, device="cpu")
                 self._group.recv([wire], part, _FIRST).wait(_FOREVER)
                 message, shape, dtype, missing = unpack(wire)
                 message.source = part

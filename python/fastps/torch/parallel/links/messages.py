@@ -113,7 +113,7 @@ def pack(message: Message) -> tuple[torch.Tensor, torch.Tensor | None]:
             )
         code, flags = _DTYPES.index(tensor.dtype), flags | _HAS_TENSOR
     payload = None if tensor is None or size == 0 else as_bytes(tensor)
-    wire = torch.zeros(HEADER + (size if size <= INLINE else 0), dtype=torch.uint8)
+    wire = torch.zeros(HEADER + (size if size <= INLINE else 0), dtype=torch.uint8, device="cpu")
     fixed = (message.call, message.step, message.micro_batch, message.micro_batches, message.number)
     view = wire.numpy().data
     _FIXED.pack_into(view, 0, _MAGIC, message.kind, code, len(shape), flags, *fixed, message.rows, size)

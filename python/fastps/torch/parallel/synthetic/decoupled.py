@@ -165,7 +165,7 @@ class Decoupled:
             self.wrong = True
             return None
         rows, pieces = 0, []
-        products = torch.zeros(3, dtype=torch.float64)  # |S - g|^2, |S|^2 and |g|^2
+        products = torch.zeros(3, dtype=torch.float64, device="cpu")  # |S - g|^2, |S|^2 and |g|^2
         for micro, target in enumerate(targets):
             if target is None:
                 continue
