@@ -130,7 +130,7 @@ def test_other_models_and_other_layers_are_not_warned_of(store):
 
 @pytest.mark.parametrize(
     ("key", "nearest"),
-    [("wd", "weight_decay"), ("LR", "lr"), ("Momentum", "momentum"), ("betas", None), ("fused", None)],
+    [("wd", "weight_decay"), ("LR", "lr"), ("Momentum", "momentum"), ("betas", None), ("capturable", None)],
 )
 def test_unknown_keys_of_a_parameter_group_are_refused(store, key, nearest):
     model = nn.Linear(3, 1)

@@ -22,6 +22,11 @@ from fastps.store import Store
 from fastps.worker.arguments import check_float32
 from fastps.worker.watched import Watched
 
+#: The line that names the parameters of groups.
+_NAMED = (
+    "for groups without names (timm's): names = {p: n for n, p in model.named_parameters()}; "
+    'groups = [{**g, "params": [(names[p], p) for p in g["params"]]} for g in groups]'
+)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -272,7 +277,7 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
     for item in listed:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
             expected = "names with the parameters, as model.named_parameters() gives"
-            raise invalid("params", expected, item)
+            raise invalid("params", expected, item, _NAMED)
         name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
         if not isinstance(param, torch.Tensor):
             raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")

@@ -14,9 +14,10 @@ from fastps.torch._params import settings_of
 
 __all__ = ["check_group"]
 
-#: Keys of a parameter group that are no settings: its parameters, its name, and what schedulers keep there.
+#: Keys of a parameter group that are no settings: its parameters, its name, what schedulers keep there (and
+#: timm's factor on the rate), and how torch's optimizers compute.
 _NO_SETTINGS = {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"}
-_NO_SETTINGS |= {"base_momentum", "max_momentum"}
+_NO_SETTINGS |= {"base_momentum", "max_momentum", "lr_scale", "foreach", "fused"}
 
 
 def check_group(group: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: optim.Optimizer) -> None:
