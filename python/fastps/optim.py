@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from fastps import _fastps
-from fastps._shared.checks import choice
+from fastps._shared.checks import choice, given, plain
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Average", "Ftrl", "Lion", "Optimizer", "RMSprop"]
 
@@ -31,6 +31,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         _fastps.check_optimizer(self)
+        for name, value in vars(self).items():
+            given(self, name, plain(value))
 
     @staticmethod
     def names() -> tuple[str, ...]:

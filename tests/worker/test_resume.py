@@ -420,7 +420,7 @@ def test_a_run_continues_with_another_codec_or_mode(how, tmp_path, caplog):
 def test_a_put_that_was_never_finished_is_found(runs):
     folder, _ = runs
     with fastps.serve() as server, fastps.connect(server.addresses, timeout=1.0) as ps:
-        ps.register("fastps.run", np.zeros(9, np.float32), fastps.SGD(lr=1.0), group="fastps")
+        ps.register("0.weight.fastps.run", np.zeros(9, np.float32), fastps.SGD(lr=1.0), group="fastps")
         model, optimizer = build(ps, seed=7)
         with pytest.raises(fastps.DeadlineError, match='keep="checkpoint"'):
             fastps.torch.resume(model, optimizer, folder / "own.pt")

@@ -294,7 +294,7 @@ def test_schedules_of_other_lengths_and_kinds_are_refused(store):
     _, other = build(store)
     with pytest.raises(fastps.ConfigError, match=r"expected 40 steps.*got 50.*unregister"):
         GlobalSchedule(lr_scheduler.CosineAnnealingLR(other, T_max=50))
-    store.unregister("fastps.schedule")
+    store.unregister("0.weight.fastps.schedule")
     GlobalSchedule(lr_scheduler.CosineAnnealingLR(other, T_max=3_000_001))
     for scheduler, text in [
         (lr_scheduler.ReduceLROnPlateau(other), "ReduceLROnPlateau"),

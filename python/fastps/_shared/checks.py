@@ -24,6 +24,7 @@ __all__ = [
     "integer_or_none",
     "invalid",
     "number",
+    "plain",
 ]
 
 _T = TypeVar("_T")
@@ -78,6 +79,13 @@ def number(name: str, value: Any) -> float:
     if math.isnan(given) and not isinstance(value, (float, np.floating)):
         raise invalid(name, "a number", value)
     return given
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's numbers in place of NumPy's, also in a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([plain(item) for item in value])
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
 
 
 def flag(name: str, value: object) -> None:

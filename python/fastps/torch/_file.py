@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastps._shared.tensor_file import NOT_VERIFIED, compare, damaged, digest
@@ -20,6 +21,9 @@ from fastps.errors import ConfigError
 _ADDED, _DIGESTS = "fastps", "sha256"
 #: The parts with digests.
 _PARTS = ("model", "optimizer")
+#: What torch needs to read NumPy's numbers, such as a rate in a file of plain torch.
+_NUMBERS: list[Any] = [np.dtype, *(type(np.dtype(code)) for code in "?bhilqBHILQefd")]
+_NUMBERS.append(np.float64(0).__reduce__()[0])
 #: Reserved keys in the file of a run.
 OWN = {*_PARTS, _ADDED}
 
@@ -128,7 +132,7 @@ def read(path: File, verify: bool) -> Any:
         ConfigError: The file has other objects.
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, torch.serialization.safe_globals(_NUMBERS):
         try:
             saved = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # of any type, with any text: pickle's, zip's, torch's
@@ -154,7 +158,8 @@ def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    # The last dimension has stride 1, also without a number.
+    values = tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8)
     return digest(str(tensor.dtype), tuple(tensor.shape), values.numpy())
 
 

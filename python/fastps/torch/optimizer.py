@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -25,6 +26,7 @@ from fastps.store import Store
 from fastps.torch._arguments import checked
 from fastps.torch._averaged import warn_if_averaged
 from fastps.torch._duplicates import check_memory, warn_of_other_names
+from fastps.torch._file import steps_of
 from fastps.torch._params import (
     Entry,
     Filled,
@@ -48,6 +50,8 @@ from fastps.worker.run.others import Others
 _log = logging.getLogger("fastps")
 #: Hooks of all optimizers. If this torch keeps them elsewhere, every step takes the hooked path.
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
+#: Optimizers that may be open.
+_MADE: weakref.WeakSet[ParameterServerOptimizer] = weakref.WeakSet()
 _NO_GRADIENT = (
     "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
     "(load_state_dict(assign=True), new layers), make a new optimizer of the present ones"
@@ -189,6 +193,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self.track()
             if self._buffers is not None:
                 self._buffers.read()
+            _MADE.add(self)
         except BaseException:
             self.close()  # the model's hooks would outlive it
             raise
@@ -354,12 +359,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a state that `state_dict` returned.
 
-        The optimizer state goes to the servers if they have taken no step yet. If they have, training goes
+        The optimizer state goes to the servers if they have taken no step yet, and with it the values of a
+        model that was loaded before. If they have, training goes
         on with theirs, and a warning is logged unless they are as many as the saved ones; see
         `fastps.torch.resume`. As there, gradients in the saver's own state (not pushed yet, or dropped by its
         codec) go to the worker of its rank, or without ranks to the first worker, if the servers have taken
         no step since: several workers would push them several times. The others begin without, which is
-        logged.
+        logged. What ``torch.distributed.checkpoint.state_dict.get_state_dict`` gave is taken, too, without
+        the saver's own state. ``set_state_dict`` loads the model last: call `push_model` then on new servers,
+        and `pull_model` on those that still have the run.
 
         Raises:
             ConfigError: It is another optimizer's, or of other parameters, groups or settings (one that it
@@ -371,7 +379,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             other = before(self, state_dict)
             state_dict = state_dict if other is None else other
-        if "fastps" not in state_dict:
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        named = bool(keys) and all(isinstance(key, str) for key in keys)  # of get_state_dict
+        if "fastps" not in state_dict and not named:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
                 "wrong state",
@@ -380,22 +390,26 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 advice="fastps.torch.resume() and fastps.torch.to_store() take torch's own",
             )
         states = self.held.saved(state_dict)
-        worker, own = self._open(), {key: arrays_of(value) for key, value in state_dict["fastps"].items()}
+        worker = self._open()
+        own = {key: arrays_of(value) for key, value in state_dict.get("fastps", {}).items()}
         rank, saver = own.pop("rank", self.held.rank), own.pop("saver", None)
         values = own.pop("values", {})
-        worker.check_state(own)  # before anything changes on the servers
+        if own:
+            worker.check_state(own)  # before anything changes on the servers
         self._filled.wait()
         self._filled.check_memory()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
-        if written and not self._filled.equal(own["params"] or worker.fetched()):
+        if written and self.held.steps_taken() == 0 < steps_of(state_dict):  # new servers
+            self.push_values({})
+        elif written and not self._filled.equal(own.get("params") or worker.fetched()):
             self._filled.check()
         there = self.held.take_over(states, values)
         own_place = saver == self.held.id or self.held.takes_over_from(worker, rank)
-        if not is_of_one_worker(own) or (there and own_place):
+        if own and (not is_of_one_worker(own) or (there and own_place)):
             worker.load_state_dict(own)
         else:
-            if there:
+            if there and own:
                 _log.warning(
                     "this worker begins without the saver's residuals and unsent gradients, which go to %s",
                     "the first worker" if rank is None else f"the worker of rank {rank}",
@@ -649,6 +663,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._filled.wait()
                 self._open().begin({e.name: gradient for e, gradient in leaving}, lr=self._rates())
                 self._ahead.pushed(e for e, _ in leaving)
+
+
+def open_optimizers() -> set[ParameterServerOptimizer]:
+    """Internal: the open optimizers of this process."""
+    return {one for one in _MADE if not one.worker.closed}
 
 
 def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

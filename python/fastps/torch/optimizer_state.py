@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fastps import optim
+from fastps._shared.checks import plain
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.checkpoint import new_state
@@ -20,7 +21,7 @@ from fastps.torch._params import Entry, check_unchanged, rounds_to, settings_of
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits, lookalike
 from fastps.worker import Worker
 
-__all__ = ["OptimizerState", "arrays_of", "is_of_one_worker"]
+__all__ = ["OptimizerState", "arrays_of", "is_of_one_worker", "plain_groups"]
 
 _log = logging.getLogger("fastps")
 
@@ -62,6 +63,10 @@ class OptimizerState:
         each = zip(self._rules, self._groups, strict=True)
         return [Theirs(entry.name, entry.param, rule) for rule, group in each for entry in group]
 
+    def note_of(self, kind: str) -> str:
+        """The name of a note about these parameters: other optimizers of a model have their own."""
+        return f"{self.entries[0].name}.{kind}"
+
     # -- saving ----------------------------------------------------------------------------------------------
 
     def complete(self, state: dict[str, Any], worker: Worker) -> None:
@@ -69,6 +74,7 @@ class OptimizerState:
         own = worker.state_dict()
         states, those = fetch(self.ps, self.those()), enumerate(self.entries)
         state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
+        state["param_groups"] = plain_groups(state["param_groups"])
         own["values"] = {entry.name: entry.array.copy() for entry in self.entries if entry.is_rounded}
         saver = {"rank": self.rank, "saver": self.id}
         state["fastps"] = {**{key: _tensors(value) for key, value in own.items()}, **saver}
@@ -95,7 +101,10 @@ class OptimizerState:
         for rule, group in zip(self._rules, groups, strict=True):
             check_unchanged(rule, {**settings_of(rule), **group})
         names = [entry.name for entry in self.entries]
-        states = {names[k]: _on_cpu(state) for k, state in state_dict["state"].items()}
+        keys = [key for group in groups for key in group["params"]]  # numbers, or names of set_state_dict
+        states = {names[keys.index(key)]: _on_cpu(state) for key, state in state_dict["state"].items()}
+        if any(not state and isinstance(key, str) for key, state in state_dict["state"].items()):
+            raise _misfit("a state of flatten_optimizer_state_dict=False", "parameters without state")
         for one in self.those():
             if one.name in states and not fits(one, states[one.name]):
                 expected, got = f"state of {one.rule}", quoted(sorted(states[one.name]))
@@ -156,6 +165,11 @@ class OptimizerState:
         for one, entry in zip(self.those(), self.entries, strict=True):
             stored = as_stored(one.rule, states.get(one.name, {}))
             self.ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
+
+
+def plain_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups with Python's numbers: ``torch.load`` reads NumPy's only without ``weights_only``."""
+    return [{key: plain(value) for key, value in group.items()} for group in groups]
 
 
 def _misfit(expected: str, got: str) -> ConfigError:

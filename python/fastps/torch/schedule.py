@@ -174,7 +174,7 @@ class GlobalSchedule:
     def _agree(self, length: int) -> None:
         """Raises if another worker of this run has a schedule of another length."""
         optimizer, (high, low) = self._optimizer, divmod(length, _DIGITS)
-        tensor = optimizer.held.prefix + _NOTE
+        tensor = optimizer.held.note_of(_NOTE)
         high, low = map(int, note(optimizer.held.ps, tensor, [float(high), float(low)]))
         theirs = high * _DIGITS + low
         if theirs != length:

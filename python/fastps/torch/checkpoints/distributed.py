@@ -26,6 +26,7 @@ from fastps._shared.types import File
 from fastps.checkpoint import new_state
 from fastps.errors import ConfigError
 from fastps.parameter_server import ParameterServer, check_ps
+from fastps.torch.optimizer_state import plain_groups
 from fastps.torch.state import State, Theirs, as_stored, missing, put, take, theirs
 
 
@@ -125,7 +126,8 @@ def _named(
     """An optimizer's part of a checkpoint, with this state. torch would step an optimizer that has none."""
     other = copy.copy(optimizer)
     other.state = collections.defaultdict(dict, states)
-    return get_optimizer_state_dict(model, other)
+    state: dict[str, Any] = get_optimizer_state_dict(model, other)
+    return {**state, "param_groups": plain_groups(state["param_groups"])}
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer, those: list[Theirs]) -> list[str]:

@@ -19,18 +19,18 @@ from fastps._shared.checks import invalid
 from fastps._shared.files import replaced
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
-from fastps.errors import ConfigError, DeadlineError, ShapeError, UnknownTensorError
+from fastps.errors import ConfigError, DeadlineError, FastpsError, ShapeError, UnknownTensorError
 from fastps.parameter_server import ParameterServer
 from fastps.torch import _file
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, rounds_to
-from fastps.torch.optimizer import ParameterServerOptimizer
+from fastps.torch.optimizer import ParameterServerOptimizer, open_optimizers
 from fastps.torch.optimizer_state import OptimizerState, arrays_of
 from fastps.torch.state import State
 
 __all__ = ["resume", "save"]
 
-#: The note with the run that the servers' values belong to: whether they are complete, and its number.
+#: The note with the run that an optimizer's parameters belong to: whether they are complete, and its number.
 _NOTE = "fastps.run"
 #: Suffix of the claim, a note with the number of the worker that restores.
 _CLAIM = ".claim"
@@ -89,10 +89,11 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
         saved[_plain(key)] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
     _check_readable({key: value for key, value in saved.items() if _file.is_extra(key)})
     parts = {"model": saved, "optimizer": state}
-    run = note(held.ps, held.prefix + _NOTE, [_COMPLETE, *_number()])[1:]
+    run = note(held.ps, held.note_of(_NOTE), [_COMPLETE, *_number()])[1:]
     about = {"run": run, "rank": held.rank, "sha256": _file.digests(parts)}
     with replaced(path) as unfinished:
         torch.save({**parts, "fastps": about, **more}, unfinished)
+        _check_written(unfinished, path)
 
 
 def resume(
@@ -113,6 +114,9 @@ def resume(
     The saver's own state (its steps, and what its codec dropped) goes to the worker of its rank, or without
     ranks to the first worker of the run, if the servers have taken no step since. All others begin without,
     and so does one with another mode or codec, which is logged.
+
+    A model with several optimizers (a GAN) has a file for each, and they are resumed in any order. Parameters
+    that another one trains keep the values that it has from its servers.
 
     Args:
         model: The model; all its parameters and buffers must be in the file, in their shapes.
@@ -139,7 +143,7 @@ def resume(
         raise invalid("keep", "'checkpoint', 'servers' or None", keep)
     saved = _read(path, model, _ours(optimizer), verify)
     held = optimizer.held
-    ps, at = held.ps, held.prefix + _NOTE
+    ps, at = held.ps, held.note_of(_NOTE)
     puts = (keep or _choose(saved, held, at, path)) == "checkpoint"
     if puts and keep:
         with contextlib.suppress(UnknownTensorError):  # of a worker that has ended
@@ -147,7 +151,9 @@ def resume(
         note(ps, at, [_UNFINISHED, *saved.run])
         ps.assign(at, np.array([_UNFINISHED, *saved.run], np.float32))
     same = held.steps_taken() == saved.steps
-    model.load_state_dict(saved.model)
+    of_others = _of_others(model, optimizer, saved.model)
+    its = {key: value for key, value in saved.model.items() if key not in of_others}
+    model.load_state_dict(its, strict=not of_others)
     if puts:
         optimizer.push_values(saved.values)
         held.assign(saved.states)
@@ -201,6 +207,19 @@ def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[
     tensors = {id(one.param): one.name for one in optimizer.held.those()}
     own = model.named_parameters(remove_duplicate=False)
     return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
+
+
+def _of_others(
+    model: torch.nn.Module, optimizer: ParameterServerOptimizer, saved: Mapping[str, torch.Tensor]
+) -> set[str]:
+    """The keys of parameters that another optimizer trains, from its servers or as the file has them."""
+    found, now = set(), dict(model.named_parameters(remove_duplicate=False))
+    for other in open_optimizers() - {optimizer}:
+        trained, keys = False, _names(model, other)
+        with contextlib.suppress(FastpsError):  # of servers that have ended
+            trained = bool(keys) and other.held.steps_taken() > 0
+        found |= {key for key in keys if trained or torch.equal(now[key].detach().cpu(), saved[key])}
+    return found
 
 
 def _have(servers: ParameterServer, values: Mapping[str, Array]) -> bool:
@@ -349,6 +368,20 @@ def _check_readable(more: Mapping[str, Any]) -> None:
                 raise invalid(
                     f"value {name}", "what torch.load(weights_only=True) reads", type(value).__name__
                 ) from error
+
+
+def _check_written(unfinished: File, path: File) -> None:
+    """Raises unless `resume` can read the file that has been written."""
+    try:
+        _file.read_run(unfinished, verify=True)
+    except ConfigError as error:
+        raise type(error)(
+            f"{os.fspath(path)} is not written, because it could not be read back",
+            tensor=error.tensor,
+            expected=error.expected,
+            got=error.got,
+            advice="look for what a hook adds to a state dict, and at the disk",
+        ) from error
 
 
 def _number_of(path: File) -> list[float]:
