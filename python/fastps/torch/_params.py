@@ -172,10 +172,14 @@ class Filled:
         """True if all parameters are in CPU memory."""
         return not self._on_gpu
 
-    def check(self) -> None:
-        """Raises if something else has written to a parameter, or `check_memory` does."""
+    def check(self, more: str = "") -> None:
+        """Raises if something else has written to a parameter, or `check_memory` does.
+
+        Args:
+            more: What an error of a write also says.
+        """
         self.check_memory()
-        self.watched.check()
+        self.watched.check(more)
 
     def check_memory(self) -> None:
         """Raises if the model has another parameter in the place of one, or the memory of one was replaced.

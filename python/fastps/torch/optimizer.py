@@ -52,6 +52,11 @@ _log = logging.getLogger("fastps")
 _HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
 #: Optimizers that may be open.
 _MADE: weakref.WeakSet[ParameterServerOptimizer] = weakref.WeakSet()
+#: How to go on where a trainer loads a model and then its optimizer.
+_TRAINERS = (
+    "; where a trainer does the loading, call fastps.torch.resume() before training instead, and give its "
+    "rate finder a model with an optimizer of torch"
+)
 _NO_GRADIENT = (
     "no parameter has a gradient, so this step pushed nothing. If the model's parameters were replaced "
     "(load_state_dict(assign=True), new layers), make a new optimizer of the present ones"
@@ -403,7 +408,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if written and self.held.steps_taken() == 0 < steps_of(state_dict):  # new servers
             self.push_values({})
         elif written and not self._filled.equal(own.get("params") or worker.fetched()):
-            self._filled.check()
+            self._filled.check(_TRAINERS)
         there = self.held.take_over(states, values)
         own_place = saver == self.held.id or self.held.takes_over_from(worker, rank)
         if own and (not is_of_one_worker(own) or (there and own_place)):

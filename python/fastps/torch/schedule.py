@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+import torch
 from torch.optim import lr_scheduler
 
 from fastps._shared.checks import at_least, invalid
@@ -36,7 +37,7 @@ _ALIKE = (
 _Kind = TypeVar("_Kind")
 
 
-class GlobalSchedule:
+class GlobalSchedule(lr_scheduler.LRScheduler):
     """Makes a learning rate scheduler follow `ParameterServerOptimizer.global_step`.
 
     A scheduler counts its own worker's steps: with three workers, a cosine gets a third of the way on each.
@@ -48,6 +49,8 @@ class GlobalSchedule:
     A group that ``add_param_group`` adds gets the rates that it would have, had it been there from the first
     step. Schedulers with settings for each group (`OneCycleLR`, `CyclicLR`, several functions, those of other
     libraries) refuse it.
+
+    Trainers that expect an `LRScheduler` of torch (Lightning, accelerate, transformers) take this one.
 
     Args:
         scheduler: Of `torch.optim.lr_scheduler`, over a `ParameterServerOptimizer`; not `ReduceLROnPlateau`.
@@ -74,12 +77,14 @@ class GlobalSchedule:
     [0.0]
     """
 
+    optimizer: ParameterServerOptimizer
+
     def __init__(self, scheduler: Any, *, length: int | None = None) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         if not isinstance(optimizer, ParameterServerOptimizer):
             raise invalid("scheduler", "one over a fastps.torch.ParameterServerOptimizer", scheduler)
-        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-            raise invalid("scheduler", "one that counts steps", "ReduceLROnPlateau")
+        if isinstance(scheduler, (lr_scheduler.ReduceLROnPlateau, GlobalSchedule)):
+            raise invalid("scheduler", "one of torch that counts steps", type(scheduler).__name__)
         groups, own_groups = len(optimizer.param_groups), len(scheduler.get_last_lr())
         if own_groups != groups:
             raise ConfigError(
@@ -91,7 +96,8 @@ class GlobalSchedule:
         given = None if length is None else at_least(1, "length", length)
         own = [getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)]
         lengths = own if given is None else [given]
-        self._scheduler, self._optimizer = scheduler, optimizer
+        # Not the base's constructor, which begins another schedule.
+        self._scheduler, self.optimizer = scheduler, optimizer
         ends = [] if given is None else [given]
         if hasattr(scheduler, "total_steps"):  # its rate of the step after the last one may be negative
             ends.append(scheduler.total_steps - 1)
@@ -99,23 +105,40 @@ class GlobalSchedule:
         if lengths:
             self._agree(int(lengths[0]))
         optimizer._opt_called = True  # type: ignore[attr-defined] # torch would warn of a late worker
-        self._taken = self._first = _steps_of(scheduler)
+        self.last_epoch = self._first = _steps_of(scheduler)
         self._begin()
+        self.base_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         #: The scheduler and the groups' rates before the first step that this one takes.
         self._before = self._copied((scheduler.state_dict(), self._rates()))
         self.step()
         optimizer.schedule = self
 
-    def step(self) -> None:
-        """Takes as many steps as the servers have taken since the last call; call it after each step."""
-        target = self._optimizer.global_step
+    def step(self, epoch: int | None = None) -> None:
+        """Takes as many steps as the servers have taken since the last call; call it after each step.
+
+        Args:
+            epoch: None: the servers have the number of the step.
+        """
+        if epoch is not None:
+            raise invalid("epoch", "None, as the schedule follows the steps of the servers", epoch)
+        target = self.optimizer.global_step
         if self._end is not None:
             target = min(target, self._end)
-        if target < self._taken and self._taken > self._first:
+        if target < self.last_epoch and self.last_epoch > self._first:
             self._go_back()
-        while self._taken < target:
-            self._taken += 1
+        while self.last_epoch < target:
+            self.last_epoch += 1
             self._scheduler.step()
+        self._step_count = self.last_epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the rates, for whom a checkpoint tells them; nothing needs them."""
+        rates = self.get_last_lr()
+        return {"last_epoch": self.last_epoch, "_step_count": self._step_count, "_last_lr": rates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002 torch's argument
+        """Takes the rates of the servers' step: that of `state_dict` may be another one."""
+        self.follow()
 
     def check_addition(self) -> None:
         """Internal: raises unless a parameter group can be added."""
@@ -135,9 +158,10 @@ class GlobalSchedule:
         """Internal: gives a new parameter group the rates it would have, had it been there from the start."""
         self._go_back()
         base = group.setdefault("initial_lr", group["lr"])
-        others = self._optimizer.param_groups[:-1]
+        others = self.optimizer.param_groups[:-1]
         shares = (float(other["lr"]) / float(other["initial_lr"]) for other in others if other["initial_lr"])
         group["lr"] = base * next(shares, 1.0)
+        self.base_lrs.append(base)
         for part in _parts(self._scheduler):
             part.base_lrs.append(base)
             if hasattr(part, "lr_lambdas"):
@@ -154,26 +178,28 @@ class GlobalSchedule:
         """Undoes all steps: most schedulers continue from the groups' rates, and none goes back."""
         state, rates = self._copied(self._before)
         self._scheduler.load_state_dict(state)
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=False):
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
             group.update(rate)
-        self._taken = self._first
+        self.last_epoch = self._first
 
     def _copied(self, what: _Kind) -> _Kind:
         """A copy that shares nothing but the optimizer, which cannot be copied."""
-        return copy.deepcopy(what, {id(self._optimizer): self._optimizer})
+        return copy.deepcopy(what, {id(self.optimizer): self.optimizer})
 
     def _rates(self) -> list[dict[str, Any]]:
         """The schedulers' entries of the parameter groups."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         return [{name: group[name] for name in _RATES if name in group} for group in groups]
 
-    def get_last_lr(self) -> list[float]:
-        """The current rates, one per parameter group."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
+    def get_last_lr(self) -> list[float | torch.Tensor]:
+        """The current rates, one number per parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    get_lr = get_last_lr
 
     def _agree(self, length: int) -> None:
         """Raises if another worker of this run has a schedule of another length."""
-        optimizer, (high, low) = self._optimizer, divmod(length, _DIGITS)
+        optimizer, (high, low) = self.optimizer, divmod(length, _DIGITS)
         tensor = optimizer.held.note_of(_NOTE)
         high, low = map(int, note(optimizer.held.ps, tensor, [float(high), float(low)]))
         theirs = high * _DIGITS + low
@@ -188,10 +214,10 @@ class GlobalSchedule:
 
     def _begin(self) -> None:
         """Gives the groups the rates of the scheduler's step: most schedulers continue from those."""
-        scheduler, groups = self._scheduler, self._optimizer.param_groups
+        scheduler, groups = self._scheduler, self.optimizer.param_groups
         chained = isinstance(scheduler, lr_scheduler.ChainedScheduler)
         parts = scheduler._schedulers if chained else [scheduler]
-        new = self._taken == 0 and all(hasattr(part, "base_lrs") for part in parts)
+        new = self.last_epoch == 0 and all(hasattr(part, "base_lrs") for part in parts)
         for group, rate in zip(groups, parts[0].base_lrs if new else scheduler.get_last_lr(), strict=True):
             group["lr"] = self._copied(rate)
         for part in parts if new else ():

@@ -66,19 +66,19 @@ class Watched:
         each = zip(self._names, now, self._seen, strict=True)
         return [name for name, version, seen in each if version != seen]
 
-    def check(self) -> None:
-        """Raises if something else has written to a tensor."""
+    def check(self, more: str = "") -> None:
+        """Raises if something else has written to a tensor; the error ends with `more`."""
         if [tensor._version for tensor in self._tensors] == self._seen:
             return
         written = self.written
-        more = f", {len(written)} of them" if len(written) > 1 else ""
+        others = f", {len(written)} of them" if len(written) > 1 else ""
         raise ForeignWriteError(
-            f"something other than the {self._owner} wrote to its parameters{more}",
+            f"something other than the {self._owner} wrote to its parameters{others}",
             tensor=written[0],
             expected=f"the values that the {self._owner} left there",
             got="other values, which the next fetch would overwrite",
             advice=f"{self._owner}.push_model() sends the present values to the servers, "
-            f"{self._owner}.pull_model() fetches theirs",
+            f"{self._owner}.pull_model() fetches theirs{more}",
         )
 
 
