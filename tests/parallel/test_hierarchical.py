@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from processes import Failed, Parts
 import fastps
 import fastps.torch
 import kill_table
+from cases import case
 
 STEPS = 3
 RULE = fastps.Adam(lr=0.05)
@@ -199,6 +201,47 @@ def dies(pipe: Connection, address: str, machine: int) -> str:
             return str(optimizer.global_step)
 
 
+def skips(pipe: Connection, address: str) -> dict[str, list[float | str]]:
+    """Weights after each step of gradients 1, 10, 100 and 1000, one of which local rank 1 does not take."""
+    rank, found = dist.get_rank(), {}
+    with fastps.connect(address, timeout=120.0) as ps:
+        for way, ddp in itertools.product(
+            ("scaler", "unscale", "continue", "rate", "setting"), (False, True)
+        ):
+            own = torch.nn.Linear(4, 1, bias=False)
+            torch.nn.init.zeros_(own.weight)
+            wrapped = torch.nn.parallel.DistributedDataParallel(own) if ddp else own
+            name, seen = f"{way} {ddp}", []
+            optimizer = fastps.torch.Hierarchical(wrapped, ps, fastps.SGD(lr=1.0), prefix=name, group=name)
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=way in ("scaler", "unscale"))
+            for k in range(4):
+                fault = k == 1 and rank == 1
+                optimizer.zero_grad()
+                if way == "continue" and fault:
+                    continue
+                if way in ("rate", "setting"):
+                    optimizer.param_groups[0]["lr" if way == "rate" else "momentum"] = 0.5 * fault + (
+                        way == "rate"
+                    )
+                loss = wrapped(torch.full((1, 4), float(10**k))).sum()
+                scaler.scale(loss * float("inf") if fault and scaler.is_enabled() else loss).backward()
+                if way == "unscale":
+                    scaler.unscale_(optimizer)
+                try:
+                    scaler.step(optimizer)
+                except fastps.ConfigError as error:
+                    seen.append(str(error))
+                scaler.update()
+                seen.append(own.weight[0, 0].item())
+                if way == "continue" and k == 2 - (rank == 0):
+                    break
+            optimizer.close()
+            found[name] = seen
+        with pytest.raises(fastps.ConfigError, match=r"requires_grad_\(False\)"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    return found
+
+
 # -- tests ---------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +293,28 @@ def test_two_machines_of_two_processes_equal_one_process(server):
         assert "expected group bad/1, got group bad/0" in other
         assert "number of processes" in other
         assert "got ranks 0, 1, 2, 3" in ddp
+
+
+@pytest.mark.timeout(300)
+def test_all_local_ranks_skip_a_step_or_none(server):
+    """Of an overflow all skip the step; whatever else one does alone is an error on all, in that step."""
+    with Parts(2, skips, server.addresses) as parts:
+        for rank, found in enumerate(parts.results()):
+            for name, seen in found.items():
+                with case(rank, name):
+                    way = name.partition(" ")[0]
+                    if way in ("scaler", "unscale"):
+                        assert seen == [-1.0, -1.0, -101.0, -1101.0]
+                        continue
+                    said = [text for text in seen if isinstance(text, str)]
+                    assert len(said) == 1
+                    assert seen.index(said[0]) == 1
+                    if way == "continue":
+                        assert "1 on local rank 0, 2 on local rank 1" in said[0]
+                        assert seen[2] == -1.0
+                    else:
+                        assert ("lr" if way == "rate" else "momentum") in said[0]
+                        assert seen[2:] == [-1.0, -101.0, -1101.0]
 
 
 @pytest.mark.timeout(300)

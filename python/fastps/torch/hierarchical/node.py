@@ -154,7 +154,8 @@ class Node:
             names = " and ".join(
                 f"local rank {k} (rank {self.ranks[k]}, pid {self._processes[k].pid})" for k in ended
             )
-            what = f"{names} of this node has ended" if ended else "a process of this node does not answer"
+            silent = "a process of this node does not answer: it hangs, or takes other steps"
+            what = f"{names} of this node has ended" if ended else silent
             raise ConnectionLostError(
                 what, advice="start the processes of this node again; other nodes continue"
             ) from error

@@ -19,7 +19,7 @@ from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.torch._params import Entry, Filled, Gpus, absent, as_lr, check_unchanged, float32, settings_of
 from fastps.torch.hierarchical.node import Node
-from fastps.torch.hierarchical.parameters import Parameters, pieces
+from fastps.torch.hierarchical.parameters import Parameters, pieces, scaled
 from fastps.torch.seeds import state as random_state
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
@@ -62,7 +62,8 @@ class Hierarchical(torch.optim.Optimizer):
     gradients become dense. Buffers stay with each process.
 
     If a step fails on one local rank, it fails on all of them, and the error names that one. Other machines
-    continue, as after the loss of a worker.
+    continue, as after the loss of a worker. If a `GradScaler` finds an overflow on one local rank, all of
+    them skip the step. Otherwise all local ranks take each step, with one rate.
 
     Raises:
         ConfigError: There is no process group, the model's gradients are averaged over other ranks than the
@@ -78,6 +79,9 @@ class Hierarchical(torch.optim.Optimizer):
     'default/0'
     >>> dist.destroy_process_group()
     """
+
+    #: A `GradScaler` calls `step` for an overflow, too, with `found_inf`, and does not unscale gradients.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -109,6 +113,8 @@ class Hierarchical(torch.optim.Optimizer):
         self._filled = Filled(self._entries, None)
         self._vectors = [self._vector(process) for process in range(self._node.size)]
         self._worker: Worker | None = None
+        #: Calls of `zero_grad` since the last step: as many on each local rank.
+        self._zeroed = 0
         super().__init__([*model.parameters()], settings_of(optimizer))
         try:
             self._on_all(lambda: self._open(ps, mode, codec, group_of(group, self._node.rank), on_step, rank))
@@ -129,17 +135,24 @@ class Hierarchical(torch.optim.Optimizer):
         Raises:
             NonFiniteError: A gradient of a local rank is NaN or infinite; nothing was sent.
             ConnectionLostError: A local rank has ended; the error names it.
-            ConfigError: A setting other than ``lr`` was changed.
+            ConfigError: A setting other than ``lr`` was changed, or local ranks have different rates, or one
+                has left out a step (by its calls of `zero_grad`); this step was not taken.
             FastpsError: A push or pull of a local rank failed, as from `fastps.Worker.step`.
         """
         result = None
         if closure is not None:
             with torch.enable_grad():
                 loss = result = closure()
-        check_unchanged(self._rule, self.param_groups[0])
-        rate = as_lr(self.param_groups[0]["lr"])
+        rate, failed = 0.0, None
+        try:
+            check_unchanged(self._rule, self.param_groups[0])
+            rate = as_lr(self.param_groups[0]["lr"])
+        except ConfigError as error:
+            failed = error
         value = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        grads = self._averaged()
+        grads = self._averaged(rate, failed)
+        if grads is None:
+            return result
 
         def push() -> None:
             if (worker := self._worker) is None:
@@ -155,6 +168,23 @@ class Hierarchical(torch.optim.Optimizer):
 
         self._on_all(push)
         return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; every local rank calls it equally often before a step."""
+        self._zeroed += 1
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises: the local ranks have divided the parameters when the optimizer is made."""
+        if self.param_groups:
+            raise ConfigError(
+                "a Hierarchical takes no parameters later",
+                expected="all parameters in its model",
+                got="add_param_group()",
+                advice="make it of the whole model, and call requires_grad_(False) for those that are not "
+                "trained yet",
+            )
+        super().add_param_group(param_group)
 
     def pull_model(self) -> None:
         """Fetches the servers' values into the model now; every local rank calls it."""
@@ -259,13 +289,25 @@ class Hierarchical(torch.optim.Optimizer):
             failed = error
         self._share(failed)
 
-    def _averaged(self) -> dict[str, Array]:
-        """The mean gradients of this process's parameters, over the node."""
+    def _averaged(self, rate: float, failed: FastpsError | None) -> dict[str, Array] | None:
+        """The mean gradients of this process's parameters, over the node; None if all skip the step."""
         parameters, node = self._parameters, self._node
+        scale = getattr(self, "grad_scale", None)
+        factor = 1.0 if scale is None else 1.0 / float(scale)
+        said = [float(failed is not None), float(getattr(self, "found_inf", 0.0)), float(self._zeroed), rate]
+        self._zeroed = 0
         if parameters.averaged:
+            if not self._agree(
+                node.exchange([torch.tensor(said, dtype=torch.float32, device=node.device)] * node.size),
+                failed,
+            ):
+                return None
             each = ((one.name, one.gradient()) for one in parameters.owned)
-            return {name: float32(grad.detach()) for name, grad in each if grad is not None}
-        parts = node.exchange(parameters.gradients(node.size))
+            return {name: float32(scaled(grad.detach(), factor)) for name, grad in each if grad is not None}
+        parts = node.exchange(parameters.gradients(node.size, said, factor))
+        if not self._agree(parts[:, : len(said)], failed):
+            return None
+        parts = parts[:, len(said) :]
         for process, first in enumerate(parts[:, 0].tolist()):
             if first:
                 raise NonFiniteError(
@@ -284,6 +326,30 @@ class Hierarchical(torch.optim.Optimizer):
         owned = [one.local for one in parameters.owned]
         means = zip(parameters.owned, present, pieces(total, owned), strict=True)
         return {one.name: float32(mean) for one, has, mean in means if has}
+
+    def _agree(self, said: torch.Tensor, failed: FastpsError | None) -> bool:
+        """Returns whether the step is taken: no `GradScaler` has found an overflow.
+
+        Args:
+            said: Of each process: whether it has failed, and its overflow, calls of `zero_grad`, and rate.
+            failed: The error of this process.
+
+        Raises:
+            FastpsError: A process has failed, or they are at different steps or have different rates.
+        """
+        if said[:, 0].any():
+            self._node.raise_of(failed)
+        for column, what in ((2, "calls of zero_grad() before this step"), (3, "lr")):
+            values = said[:, column].tolist()
+            if len(set(values)) > 1:
+                each = (f"{value:g} on local rank {rank}" for rank, value in enumerate(values))
+                raise ConfigError(
+                    "the local ranks are not at the same step",
+                    expected=f"the same on each: {what}",
+                    got=", ".join(each),
+                    advice="let all local ranks take a step, or none: all-reduce the decision to skip it",
+                )
+        return not said[:, 1].any()
 
     def _vector(self, process: int) -> torch.Tensor:
         """A process's status, 1 if it has failed, and the values of its parameters."""

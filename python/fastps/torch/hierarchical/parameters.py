@@ -15,7 +15,7 @@ from fastps.torch._params import by_name
 from fastps.torch.hierarchical.node import Node
 from fastps.worker.run.parts import divide, shard_name
 
-__all__ = ["Owned", "Parameters", "pieces"]
+__all__ = ["Owned", "Parameters", "pieces", "scaled"]
 
 
 class Owned(NamedTuple):
@@ -93,22 +93,23 @@ class Parameters:
         """The parameters that a process pushes; none if they are sharded."""
         return [param for param, owner in zip(self.params, self.owners, strict=True) if owner == process]
 
-    def gradients(self, processes: int) -> list[torch.Tensor]:
-        """This process's gradients, in one vector for each process that pushes some of them.
+    def gradients(self, processes: int, said: list[float], factor: float) -> list[torch.Tensor]:
+        """This process's gradients, times `factor`, in one vector for each process that pushes some of them.
 
-        Each begins with 0, or 1 + the position of the first gradient that is not finite, and then says for
-        each parameter, by 1 or 0, whether it has a gradient. Gradients that are missing are zeros.
+        Each begins with the numbers `said`. Then comes 0, or 1 + the position of the first gradient that is
+        not finite, and for each parameter, by 1 or 0, whether it has a gradient. Gradients that are missing
+        are zeros.
         """
         grads = [param.grad for param in self.params]
         bad = next((1.0 + k for k, grad in enumerate(grads) if grad is not None and not _finite(grad)), 0.0)
-        headers: list[list[float]] = [[bad] for _ in range(processes)]
+        headers: list[list[float]] = [[*said, bad] for _ in range(processes)]
         values: list[list[torch.Tensor]] = [[] for _ in range(processes)]
         for param, grad, owner in zip(self.params, grads, self.owners, strict=True):
             headers[owner].append(float(grad is not None))
-            values[owner].append(_flat(param, grad))
+            values[owner].append(scaled(_flat(param, grad), factor))
         device = self.params[0].device
         return [
-            torch.cat([torch.tensor(header, device=device), *flat])
+            torch.cat([torch.tensor(header, dtype=torch.float32, device=device), *flat])
             for header, flat in zip(headers, values, strict=True)
         ]
 
@@ -155,6 +156,11 @@ def pieces(vector: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterator[torch
     for one in like:
         yield vector[start : start + one.numel()].reshape(one.shape)
         start += one.numel()
+
+
+def scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:
+    """A gradient times a factor, in float32 unless that is 1."""
+    return grad if factor == 1.0 else grad.to(torch.float32) * factor
 
 
 def _finite(grad: torch.Tensor) -> bool:
