@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 import fastps
+import fastps.checkpoint
 import fastps.torch
 from fastps._shared.text import ago
 from fastps.commands import cli
@@ -146,7 +147,7 @@ def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
     assert (model.weight.detach().numpy() == kept).all()
 
 
-def test_a_worker_that_continues_a_run_says_so(runs, caplog):
+def test_a_worker_that_continues_a_run_says_so(runs, caplog, tmp_path):
     a, _, none = runs
     caplog.set_level(logging.INFO, "fastps")
     for ps, what in [(a, "namespace a"), (none, "a model that was trained before")]:
@@ -164,6 +165,15 @@ def test_a_worker_that_continues_a_run_says_so(runs, caplog):
         assert record.levelname == "WARNING"
         assert re.fullmatch(rf"continuing {what}: 2 updates, last change \d+ s ago", record.getMessage())
         caplog.clear()
+    fastps.checkpoint.save(none, tmp_path / "w")
+    with fastps.Store() as store:
+        filled(store, 0)
+        store.assign("w", ONES)  # a change, but no step
+        fastps.Worker(store, {"w": ONES}, fastps.Async()).close()
+        assert not caplog.records
+        fastps.checkpoint.load(store, tmp_path / "w")
+        fastps.Worker(store, {"w": ONES}, fastps.Async()).close()
+    assert "continuing a model that was trained before: 2 updates" in caplog.text
 
 
 def test_another_model_under_the_same_names_names_the_run_and_the_ways_out(runs, server):

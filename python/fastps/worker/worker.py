@@ -177,7 +177,7 @@ class Worker:
             self._follow(self._warm_up.mode)
             self._fetches.installed = self._take_on(params, copy)
             alone = self._groups.present <= 1 or self._own.seems_to_replace()
-            note_continuation(ps, self._fetches.installed, alone)
+            note_continuation(ps, self.params, self._fetches.installed, alone)
             if not isinstance(ps, Store):  # whose workers share this process's generators
                 self._seeds = Seeds(ps, self._groups)
         except BaseException as error:

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastps._fastps import Versions
+from fastps._shared.kept import is_kept
 from fastps._shared.text import ago
+from fastps._shared.types import Array
 from fastps.parameter_server import ParameterServer
 
 __all__ = ["note_continuation"]
 
 
-def note_continuation(ps: ParameterServer, versions: Versions | None, alone: bool) -> None:
-    """Logs one line if the tensors that a worker begins with have changed since they were registered.
+def note_continuation(
+    ps: ParameterServer, params: Mapping[str, Array], versions: Versions | None, alone: bool
+) -> None:
+    """Logs one line if the tensors that a worker begins with have taken steps.
 
     Args:
         ps: The store or servers.
-        versions: Of the worker's tensors, or None.
+        params: The worker's arrays.
+        versions: Of their tensors, or None.
         alone: Log a warning: no worker of another program is present, so these may be the weights of a former
             run.
     """
-    updates = max((versions[name] for name in versions), default=1) - 1 if versions is not None else 0
-    if updates:
+    if versions is None or max((versions[name] for name in versions), default=1) == 1:
+        return
+    # Not all changes are steps, and a checkpoint's steps are no changes: the smallest tensor says how many.
+    name = min(versions, key=lambda name: params[name].size)
+    if is_kept(ps.spec(name).group):
+        return
+    no_steps = versions.slices(name)[0] - int(ps.state(name)["step"][0])
+    updates = max(max(versions.slices(name)) for name in versions) - no_steps
+    if updates > 0:
         what = "a model that was trained before" if ps.namespace is None else f"namespace {ps.namespace}"
         import logging  # here, because `import fastps` should bring little
 
-        changes = ps.native.last_changes(list(versions), None) if versions is not None else []
+        changes = ps.native.last_changes(list(versions), None)
         last = min((seconds for seconds in changes if seconds is not None), default=None)
         when = "" if last is None else f", last change {ago(last)}"
         level = logging.WARNING if alone else logging.INFO
