@@ -82,7 +82,12 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
 
 
 def load(
-    ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None, *, verify: bool = True
+    ps: ParameterServer,
+    path: File,
+    optimizer: optim.Optimizer | None = None,
+    *,
+    names: Iterable[str] | None = None,
+    verify: bool = True,
 ) -> list[str]:
     """Loads a file's tensors into a store: registers new ones and replaces the others.
 
@@ -90,10 +95,11 @@ def load(
         ps: A `fastps.Store` or the result of `fastps.connect`.
         path: A file of `save`, or any safetensors file of float32 and float64 tensors.
         optimizer: Only for a file without optimizers; all its tensors then start with new optimizer state.
+        names: Names of tensors to load, or one name; None: all.
         verify: False: load values that differ from their digests. Files of other programs have no digests.
 
     Returns:
-        The names of the file's tensors.
+        The names of the loaded tensors.
 
     Raises:
         DamagedFileError: The file is not whole, or not what was written; nothing was changed.
@@ -101,7 +107,8 @@ def load(
             changed.
         NonFiniteError: A value, not of optimizer state, is NaN or infinite; nothing was changed.
         ConfigError: The file has no optimizers and none was given, it has its own and one was given, it is of
-            a later version, or a tensor exists with another shape or optimizer. Nothing was changed.
+            a later version, it has no tensor of a name, or a tensor exists with another shape or optimizer.
+            Nothing was changed.
         OSError: The file cannot be read.
         ImportError: The package ``safetensors`` is not installed.
     """
@@ -121,6 +128,12 @@ def load(
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             got = f"{type(error).__name__} {error}"
             raise tensor_file.damaged(path, "metadata of fastps.checkpoint", got) from error
+    if names is not None:
+        chosen = [names] if isinstance(names, str) else list(names)
+        for name in set(chosen) - specs.keys():
+            expected = quoted(specs)
+            raise ConfigError(f"{os.fspath(path)} has no such tensor", expected=expected, got=f'"{name}"')
+        specs = {name: specs[name] for name in chosen}
     for name in specs:  # alone: optimizer state may be infinite
         if not np.isfinite(arrays[name]).all():
             raise NonFiniteError(

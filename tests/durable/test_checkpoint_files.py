@@ -155,6 +155,12 @@ def test_a_part_and_files_of_others(store, tmp_path):
     store.register("tensor", np.zeros(2, np.float32), optimizer=fastps.SGD())
     fastps.checkpoint.save(store, path, "tensor")
     assert list(load_file(path)) == ["tensor"]
+    fastps.checkpoint.save(store, path)
+    store.assign("y", np.ones(2, np.float32))
+    with pytest.raises(fastps.ConfigError, match='no such tensor: expected "tensor", "x", "y", got "z"'):
+        fastps.checkpoint.load(store, path, names=["y", "z"])
+    assert fastps.checkpoint.load(store, path, names="x") == ["x"]
+    assert (store.pull("y") == 1).all()
 
 
 @pytest.mark.parametrize(

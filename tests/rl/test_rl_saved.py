@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,16 +17,35 @@ from torch import nn
 
 import fastps
 from fastps._shared import tensor_file
+from fastps._shared.kept import HEADS, REPLAY
 from fastps.commands import cli
-from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, fetch, load, run_worker, train
+from fastps.rl import (
+    A3C,
+    CEM,
+    EvolutionStrategies,
+    Gorila,
+    Naive,
+    evaluate,
+    fetch,
+    load,
+    run_worker,
+    train,
+    train_round_robin,
+)
 from fastps.rl.learner import FRAMES, OBSERVATIONS, Task
 from fastps.rl.policy import read
 from fastps.rl.training import train as train_module
 from fastps.rl.training.folder import Folder
 from fastps.rl.training.train import Training
+from fastps.rl.workers import Evaluator
 from rl.environments import TERMINATED, Faulty, Scripted, cart_pole
 
 NORMALIZED = A3C(normalize=True)
+GLOBAL = Gorila("global", first=100)
+ALGORITHMS = [
+    NORMALIZED, Naive(10, sync=False), EvolutionStrategies(pairs=2), CEM(3, 2), Gorila(first=100), GLOBAL,
+]  # fmt: skip
+IDS = ["a3c", "naive", "es", "cem", "gorila", "global"]
 FILES = {"model.safetensors", "best.safetensors", "training.safetensors"}
 
 
@@ -191,44 +211,77 @@ def ps(request: pytest.FixtureRequest):
             yield store
 
 
-def saved_run(folder: Path, algorithm, env=cart_pole, frames: int = 600) -> fastps.Store:
+def trained(ps, algorithm, env, frames: int | None = None, until=None, seed: int = 0) -> list[dict]:
+    workers = 2 if algorithm == GLOBAL else 1
+    return train_round_robin(ps, algorithm, env, workers, seed=seed, frames=frames, until=until)
+
+
+def saved_run(folder: Path, algorithm, env=cart_pole, frames: int | None = 600, until=None) -> fastps.Store:
     """A run of a store whose folder was saved."""
-    store, task = fastps.Store(), Task(algorithm, env, None, 0)
-    run_worker(store, algorithm, env, seed=0, frames=frames)
+    store, task = fastps.Store(), Task(algorithm.for_rank(0), env, None, 0)
+    trained(store, algorithm, env, frames, until)
     one = Folder(folder, resume=False)
     task.register(store)
     folder.mkdir(exist_ok=True)
-    one.save(store, task, fetch(store, algorithm, env))
+    one.save(store, task, fetch(store, algorithm.for_rank(0), env))
     return store
 
 
-@pytest.mark.parametrize(
-    "algorithm", [NORMALIZED, Naive(10, sync=False), EvolutionStrategies(pairs=2)], ids=["a3c", "naive", "es"]
-)
-def test_a_resumed_run_has_all_that_the_first_one_had(ps, algorithm, tmp_path: Path) -> None:
-    if isinstance(algorithm, EvolutionStrategies) and isinstance(ps, fastps.Store) and ps.address:
-        pytest.skip("evolution strategies do not train in a shared store")
-    first = saved_run(tmp_path / "run", algorithm, shifted)
-    task, folder = Task(algorithm, shifted, None, 1), Folder(tmp_path / "run", resume=True)
-    folder.check(task)
+def resumed(ps, folder: Path, algorithm, env, seed: int = 0) -> None:
+    """Gives a parameter server what a folder has, as `train` does."""
+    task, there = Task(algorithm.for_rank(0), env, None, seed), Folder(folder, resume=True)
+    there.check(task)
     task.register(ps)
-    folder.begin(ps, task)
-    for name in task.tensors():
-        np.testing.assert_array_equal(ps.pull(name), first.pull(name))
+    there.begin(ps, task)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_a_resumed_run_has_all_that_the_first_one_had(ps, algorithm, tmp_path: Path) -> None:
+    if algorithm.name in ("es", "cem", "gorila") and isinstance(ps, fastps.Store) and ps.address:
+        pytest.skip("it does not train in a shared store")
+    first = saved_run(tmp_path / "run", algorithm, shifted)
+    resumed(ps, tmp_path / "run", algorithm, shifted)
+    for name in sorted({*first.names()} - {FRAMES, OBSERVATIONS, REPLAY, HEADS}):  # a replay begins empty
+        np.testing.assert_array_equal(ps.pull(name), first.pull(name), err_msg=name)
         there, here = first.state(name), ps.state(name)
         assert there.keys() == here.keys()
         for slot, values in there.items():
-            np.testing.assert_array_equal(here[slot], values)
-    now, before = (fetch(one, algorithm, shifted) for one in (ps, first))
-    assert now.frames == before.frames
-    assert now.play(5) == before.play(5)
+            np.testing.assert_array_equal(here[slot], values, err_msg=f"{name}.{slot}")
+    now, before = (Evaluator(one, algorithm.for_rank(0), shifted) for one in (ps, first))
+    assert now.play(5, 0) == before.play(5, 0)
+    assert (now.frames, now.updates) == (before.frames, before.updates)
+    assert now.updates == max(first.versions(name)[name] for name in before.task.tensors()) - 1 > 0
     if algorithm.normalize:
         count = first.pull(OBSERVATIONS)[0]
-        assert now._moments.count == count > 600
-        np.testing.assert_allclose(now.variance, before.variance, rtol=1e-5)
-    stats = run_worker(ps, algorithm, shifted, seed=1, frames=int(now.frames) + 100)
-    assert 100 <= stats["frames"] < 2000
+        assert now.policy()._moments.count == count > 600
+        np.testing.assert_allclose(now.policy().variance, before.policy().variance, rtol=1e-5)
+    stats = trained(ps, algorithm, shifted, now.frames + 300, seed=1)
+    assert 300 <= sum(one["frames"] for one in stats) < 2000
+    now.pull()
+    assert now.updates > before.updates
     first.close()
+
+
+@pytest.mark.parametrize("stop", [7, 8, 9])
+@pytest.mark.parametrize("algorithm", [EvolutionStrategies(pairs=3), CEM(3, 2)], ids=["es", "cem"])
+def test_a_resumed_population_equals_one_that_was_not_interrupted(algorithm, stop, tmp_path: Path) -> None:
+    """Also after an interruption between two candidates of a version, in every tensor's bits."""
+
+    def steps(ps, at_least: int):
+        (name, *_) = Task(algorithm, cart_pole, None, 0).tensors()
+        return lambda frames: int(ps.state(name)["step"][0]) >= at_least
+
+    turns = itertools.count(1)
+    saved_run(tmp_path / "run", algorithm, frames=None, until=lambda frames: next(turns) == stop).close()
+    with fastps.Store() as twin, fastps.Store() as store:
+        trained(twin, algorithm, cart_pole, until=steps(twin, 5))
+        resumed(store, tmp_path / "run", algorithm, cart_pole)
+        trained(store, algorithm, cart_pole, until=steps(store, 5))
+        assert twin.names() == store.names()
+        for name in twin.names():
+            np.testing.assert_array_equal(store.pull(name), twin.pull(name), err_msg=name)
+            for slot, values in (twin.state(name) if name.startswith("model.") else {}).items():
+                np.testing.assert_array_equal(store.state(name)[slot], values, err_msg=f"{name}.{slot}")
 
 
 class Interrupted(Exception):
@@ -256,6 +309,8 @@ def test_a_run_that_was_interrupted_is_resumed(tmp_path: Path, monkeypatch: pyte
     )  # fmt: skip
     assert frames + 500 <= run.frames <= frames + 600
     assert sum(worker["frames"] for worker in run.stats["workers"]) == run.frames - frames
+    assert run.stats["frames_per_second"] * run.seconds == pytest.approx(run.frames - frames)
+    assert run.updates > 0.9 * run.frames / NORMALIZED.steps
     assert load(tmp_path / "model.safetensors").frames == run.frames
     assert names(tmp_path) == FILES - {"best.safetensors"}
 

@@ -28,6 +28,11 @@ class Algorithm:
     #: Maximum number of elements of a tensor: larger parameters are kept in several. None: no limit.
     largest_tensor: ClassVar[int | None] = None
 
+    #: Tensors that `register` adds and a resumed run continues with.
+    kept: ClassVar[tuple[str, ...]] = ()
+    #: Whether noise and episodes are drawn by the model's version, so that a resumed run repeats none.
+    draws_by_version: ClassVar[bool] = False
+
     #: Whether observations are normalized.
     normalize = False
 

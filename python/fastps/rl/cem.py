@@ -61,6 +61,7 @@ class CEM(Population):
 
     name = "cem"
     returns = 1
+    kept = (*Population.kept, SPREAD)
 
     samples: int = 100
     elites: int = 5

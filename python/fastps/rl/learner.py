@@ -172,6 +172,7 @@ class Learner:
         run: The settings of the run on the servers.
         frames: Those of all workers, as far as this one knows.
         worker: Pushes gradients, and fetches values into the model.
+        earlier: Updates of the model by the run that this one continues.
         trained: Names of the tensors that are not frozen.
         size: Number of elements in them.
         rng: Random numbers of this worker.
@@ -214,6 +215,7 @@ class Learner:
         see = self.normalizer or (lambda observation: observation)
         self.player = Player(env, self.rng, see, self._ended)
         self.worker = self._joined(algorithm, rank)  # last: whatever fails before it takes no place
+        self.earlier = self.worker.global_step - self.updates
         self._turns = algorithm.turns(self)
 
     def _joined(self, algorithm: Algorithm, rank: int | None) -> Worker:
@@ -396,7 +398,7 @@ class Learner:
 
     @property
     def updates(self) -> int:
-        """Updates of the model by all workers, as far as this one has fetched them."""
+        """Updates of the model by all workers of this run, as far as this one has fetched them."""
         versions = self.worker.versions
         return 0 if versions is None else updates_of(versions)
 

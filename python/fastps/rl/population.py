@@ -44,6 +44,8 @@ class Population(Algorithm):
 
     estimates_values = False
     largest_tensor = SLICE
+    kept: ClassVar[tuple[str, ...]] = (RETURNS,)
+    draws_by_version = True
 
     #: Returns of a candidate.
     returns: ClassVar[int]
@@ -99,11 +101,12 @@ class Population(Algorithm):
         ps, worker = learner.ps, learner.worker
         fetched = worker.versions
         assert fetched is not None
-        version = min(fetched[name] for name in learner.trained)
+        first = min(fetched[name] for name in learner.trained)
+        version = learner.earlier + first
         returns = ps.pull(RETURNS)
         if (returns[:, 0] == version).all():
             # A tensor with a newer version has this step already: from a worker that died in its push.
-            behind = [name for name in learner.trained if fetched[name] == version]
+            behind = [name for name in learner.trained if fetched[name] == first]
             gradient = learner.split(self.descend(learner, beside, version, returns[:, 1:]))
             learner.step({name: gradient[name] for name in behind})
             learner.count()

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from fastps._shared.kept import SETTINGS
+from fastps._shared.types import Array
 from fastps.errors import ConfigError
 from fastps.optim import SGD
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.rl.totals import is_shared
 
-__all__ = ["agree", "check", "disagreement", "present"]
+__all__ = ["agree", "check", "disagreement", "parsed", "present"]
 
 #: The setting taken from the first worker, whatever the others have.
 _OWN = "seed"
@@ -25,8 +26,12 @@ def present(ps: ParameterServer) -> dict[str, Any] | None:
     check_ps(ps)
     if SETTINGS not in ps.names():
         return None
-    text = ps.pull(SETTINGS).astype(np.uint8).tobytes()
-    found: dict[str, Any] = json.loads(text)
+    return parsed(ps.pull(SETTINGS))
+
+
+def parsed(values: Array) -> dict[str, Any]:
+    """The settings that a tensor has."""
+    found: dict[str, Any] = json.loads(values.astype(np.uint8).tobytes())
     return found
 
 

@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastps._fastps import Versions
 from fastps._shared.checks import at_least
 from fastps._shared.types import Array
 from fastps.errors import ConfigError
 from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import FRAMES, Learner, Task, observations_of, updates_of
+from fastps.rl.learner import FRAMES, Learner, Task, observations_of
 from fastps.rl.playing.greedy import GreedyPlayer
 from fastps.rl.playing.making import MakeEnv
 from fastps.rl.playing.models import for_greedy_play
 from fastps.rl.playing.player import Episode
 from fastps.rl.policy import Policy
 from fastps.rl.totals import Totals
+from fastps.worker.run.progress import Progress
 
 __all__ = ["evaluate", "fetch", "run_worker", "train_round_robin"]
 
@@ -230,7 +232,7 @@ class Evaluator:
     Arguments as for `evaluate`; `alive` is called now and then while it plays.
 
     Attributes:
-        updates: Those of the model that was fetched last.
+        updates: Those of the model that was fetched last, also by runs before it was resumed.
         frames: Those of all workers then.
     """
 
@@ -254,11 +256,14 @@ class Evaluator:
         self._player = GreedyPlayer(make_env, task.model, task.observations, task.actions, self._see, alive)
         self._make_env, self._frames = make_env, Totals(ps, FRAMES, 1)
         self.updates = self.frames = 0
+        self._versions: Versions | None = None
+        self._progress = Progress(ps, lambda: self._versions, task.tensors())
 
     def pull(self) -> None:
         """Fetches the present model."""
         self.frames = int(self._frames.read()[0])
-        self.updates = updates_of(self.task.fetch(self._ps))
+        self._versions = self.task.fetch(self._ps)
+        self.updates = self._progress.now(0)
         if self._normalizer is not None:
             self._normalizer.read()
 

@@ -153,7 +153,7 @@ def learn(orders: Orders, pipe: Connection) -> None:
         ):  # fmt: skip
 
             def report(event: str) -> None:
-                now = {"frames": learner.frames, "updates": learner.updates}
+                now = {"frames": learner.frames, "updates": learner.earlier + learner.updates}
                 pipe.send({"event": event, "stats": learner.stats(), "returns": returns[:], **now})
                 returns.clear()
 

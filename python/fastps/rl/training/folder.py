@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastps import checkpoint
 from fastps._shared import tensor_file
+from fastps._shared.kept import RETURNS, SETTINGS
 from fastps._shared.types import File
 from fastps.errors import ConfigError, DamagedFileError
 from fastps.parameter_server import ParameterServer
@@ -52,7 +53,7 @@ class Folder:
                         f"there is no training to resume in {folder}", expected=needed.name, got="none"
                     )
             self.saved = read(self._last)
-            checkpoint.arrays(self._training)  # verifies it
+            self._arrays = checkpoint.arrays(self._training)  # verifies it
 
     def check(self, task: Task) -> None:
         """Raises `ConfigError` unless the task can continue the run that was saved."""
@@ -69,7 +70,11 @@ class Folder:
             for old in (self._last, self.best, self._training):
                 old.unlink(missing_ok=True)
             return
-        checkpoint.load(ps, self._training)
+        there = self._arrays.get(SETTINGS)
+        same = there is not None and settings.parsed(there) == settings.present(ps)
+        # Returns of an unfinished version are those of its noise.
+        left = {SETTINGS} if same else {SETTINGS, RETURNS}
+        checkpoint.load(ps, self._training, names=self._arrays.keys() - left)
         Totals(ps, FRAMES, 1).add((self.saved.frames,))
         normalizer = observations_of(ps, task)
         if normalizer is not None and self.saved.moments is not None:
@@ -78,7 +83,7 @@ class Folder:
     def save(self, ps: ParameterServer, task: Task, policy: Policy) -> None:
         """Replaces the last policy and the state of the training."""
         policy.save(self._last)
-        checkpoint.save(ps, self._training, list(task.tensors()))
+        checkpoint.save(ps, self._training, [*task.tensors(), *task.algorithm.kept, SETTINGS])
 
     def best_so_far(self) -> tuple[float, int]:
         """Mean return and number of episodes of the best policy's evaluation."""

@@ -45,6 +45,9 @@ class Run:
         threshold: The mean return at which the environment counts as solved; None if it defines none.
         curve: The evaluations, in order.
         messages: What happened to processes: errors, deaths and restarts. Discarded episodes are logged.
+        frames: Frames of all workers; of a resumed run, also those of the runs before it.
+        updates: Updates of the model, counted likewise.
+        earlier: The frames of the runs before it.
         solved_at: Frames when the mean return of the last 100 training episodes, of all workers and with
             drawn actions, first reached the threshold; None: never.
     """
@@ -55,6 +58,7 @@ class Run:
     curve: list[Point] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     frames: int = 0
+    earlier: int = 0
     updates: int = 0
     seconds: float = 0.0
     restarts: int = 0
@@ -111,7 +115,7 @@ class Run:
             "frames": self.frames,
             "updates": self.updates,
             "seconds": self.seconds,
-            "frames_per_second": self.frames / self.seconds if self.seconds else 0.0,
+            "frames_per_second": (self.frames - self.earlier) / self.seconds if self.seconds else 0.0,
             "training_return": self.training_return,
             "staleness": staleness,
             "staleness_p50": percentile(staleness, 0.5),

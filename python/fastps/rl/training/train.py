@@ -87,11 +87,13 @@ def train(
         servers: Addresses of running servers, which are used instead; workers elsewhere may take part.
         evaluated: Run the evaluator; False leaves all cores to the workers, and `Run.curve` empty.
         folder: Gets ``model.safetensors``, the last policy, and ``best.safetensors``, the one with the best
-            evaluation, both for `load`; and ``training.safetensors``, the optimizer's state for `resume`.
+            evaluation, both for `load`; and ``training.safetensors``, with what else `resume` needs.
             They are saved every 30 seconds and at the end. Those of an earlier run are deleted, unless it is
             resumed. None: nothing is saved.
         resume: Continue the training of `folder`, up to `frames` in all, as a new run on the servers.
-            Environment, model, algorithm and `normalize` must be the same; other settings may differ.
+            Environment, model, algorithm and `normalize` must be the same; other settings may differ. With
+            the same settings and seed, `EvolutionStrategies` and `CEM` have the bits of a run that was not
+            interrupted.
         on_progress: Called with the `Run` some times per second.
 
     Returns:
@@ -165,10 +167,11 @@ class Training:
         self._saved = None if self._folder is None else self._folder.saved
         if self._folder is not None and self._saved is not None:
             self._folder.check(self._task)
-            # Other episodes and noise than those of the run that it continues.
-            other = np.random.SeedSequence((seed, self._saved.frames)).generate_state(1)
-            seed = self._task.seed = int(other[0])
-        self.run = Run(self._task.model, self._task.threshold)
+            if not algorithm.draws_by_version:  # other episodes than those of the run that it continues
+                other = np.random.SeedSequence((seed, self._saved.frames)).generate_state(1)
+                seed = self._task.seed = int(other[0])
+        earlier = 0 if self._saved is None else self._saved.frames
+        self.run = Run(self._task.model, self._task.threshold, frames=earlier, earlier=earlier)
         self._shards, self._servers, self._restart = shards, servers, restart
         self._evaluated, self._logs = evaluated, logs
         self._orders = functools.partial(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import sub
 
 from fastps._fastps import Versions
-from fastps._shared.types import Array
 from fastps.parameter_server import ParameterServer
 
 __all__ = ["Progress"]
@@ -26,11 +25,11 @@ class Progress:
     Args:
         ps: The worker's own client.
         installed: Gives the versions of the worker's present values, or None.
-        params: The worker's arrays; more may come.
+        params: The worker's arrays, by name; more may come.
     """
 
     def __init__(
-        self, ps: ParameterServer, installed: Callable[[], Versions | None], params: dict[str, Array]
+        self, ps: ParameterServer, installed: Callable[[], Versions | None], params: Mapping[str, object]
     ) -> None:
         self._ps = ps
         self._installed = installed
