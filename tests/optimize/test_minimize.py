@@ -437,6 +437,27 @@ def test_limits_end_a_run_and_say_what_to_do():
     assert "check_gradient=True" in result.message
     assert equal(params, Logistic().start)
 
+    steps = iter([None, None])  # a callback that is exhausted, or always is
+    for callback, nit in [(lambda so_far: next(steps), 2), (lambda so_far: next(iter(())), 1)]:
+        result, _ = run(Logistic(), callback=callback)
+        assert (result.status, result.nit) == (4, nit)
+
+
+def test_losses_of_one_element_and_reused_arrays_change_no_bit():
+    arrays = {name: values.copy() for name, values in Logistic().start.items()}
+
+    class Reusing(Logistic):
+        def __call__(self, params, indices):
+            loss, gradients = super().__call__(params, indices)
+            for name, value in gradients.items():
+                arrays[name][...] = value
+            return loss.reshape(1), arrays
+
+    for portions in (1, 6, SAMPLES):
+        (result, at), (expected, there) = (run(of(), portions=portions) for of in (Reusing, Logistic))
+        assert same(result, expected), portions
+        assert equal(at, there), portions
+
 
 @pytest.mark.parametrize("method", METHODS, ids=ids)
 def test_a_limit_in_mid_search_keeps_the_lowest_point(method):

@@ -57,7 +57,7 @@ class Coordinator:
         rule: Finds step lengths; with a c2.
         limits: Limits of the run.
         settings: Settings that a coordinator which continues this run must share, in words.
-        callback: Called after each commit; True stops.
+        callback: Called after each commit; True or StopIteration stops.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Coordinator:
         return None
 
     def _over(self, state: State) -> Status | None:
-        stop = self._callback is not None and _is_true(self._callback(self._result(state, Status.RUNNING)))
+        stop = self._stops(state) and state.iteration > 0  # scipy's callback does not see the start
         if state.norm <= self._limits.tol:
             return Status.CONVERGED
         if stop:
@@ -202,6 +202,15 @@ class Coordinator:
         if state.iteration >= self._limits.max_iterations:
             return Status.ITERATIONS
         return Status.EVALUATIONS if state.nfev >= self._limits.max_evaluations else None
+
+    def _stops(self, state: State) -> bool:
+        """Calls the callback; returns whether it stops the run."""
+        try:
+            return self._callback is not None and _is_true(
+                self._callback(self._result(state, Status.RUNNING))
+            )
+        except StopIteration:  # as for scipy
+            return True
 
     # -- rounds of commands ----------------------------------------------------------------------------------
 

@@ -78,7 +78,8 @@ def minimize(
             with success where rounding hides whatever is lower.
         max_iterations: Most iterations.
         max_evaluations: Most evaluations of the function and its gradient.
-        callback: Called after each iteration with the result so far; stops the run if it returns True.
+        callback: Called at the start and after each iteration with the result so far; stops the run after
+            an iteration, as in scipy, if it returns True or raises StopIteration.
         check_gradient: Compare the gradient of each tensor at the first point with differences of the
             function. Takes 2 to 12 evaluations per tensor, and memory for the tensors in this process. A
             wrong gradient raises before any step, and the space is closed.

@@ -183,6 +183,8 @@ def _is_no_sum(indices: NDArray[np.int64], cut: int, loss: float, parts: list[fl
 
 
 def _number(loss: Any) -> float:
+    if getattr(loss, "shape", None) == (1,):
+        loss = loss[0]
     try:
         return float(loss)
     except OverflowError:  # an integer

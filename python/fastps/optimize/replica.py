@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import socket
@@ -156,6 +157,7 @@ class Replica:
             if portion.not_finite is not None:
                 return given.batch, given.portion, 0.0, "not_finite", portion.not_finite
             if not self._adds_up:
+                portion = copy.deepcopy(portion)  # the objective is called again, and may reuse its arrays
                 self._adds_up = task.adds_up(params, given.portion, portion.loss)
             outcome, tensor = self._native.push_portion(
                 given.space, given.batch, given.portion, portion.gradients, None
