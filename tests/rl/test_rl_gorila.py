@@ -122,6 +122,19 @@ def test_epsilon_falls_with_the_frames_of_all_actors(store: fastps.Store) -> Non
     assert [frames for frames, _ in seen[-6::2]] == [394, 396, 398]  # each knows the others' frames
 
 
+def test_bundles_learn_from_the_same_frame_on_however_many_they_are(caplog) -> None:
+    """So exploration is not over before anything is learned; without an update the run says so."""
+    for workers in (1, 4, 10):
+        with fastps.Store() as store:
+            stats = train_round_robin(store, Gorila(first=200), cart_pole, workers, seed=0, frames=400)
+            drawn = sum(one["steps"] + one["outliers_dropped"] for one in stats)
+            assert drawn == pytest.approx(100, abs=workers), workers
+    assert not caplog.records
+    with fastps.Store() as store:
+        train_round_robin(store, Gorila(first=200), cart_pole, 4, seed=0, frames=150)
+    assert "the run ended after 150 frames, before the first update of its model" in caplog.text
+
+
 # -- updates -------------------------------------------------------------------------------------------------
 
 

@@ -67,7 +67,8 @@ class Gorila(Algorithm):
         capacity: Transitions in a bundle's replay, or in the global one, >= `batch` and >= `first`.
         batch: Transitions per gradient, >= 1.
         steps: Frames per update, >= 1.
-        first: Transitions in the replay before the first update, >= 1.
+        first: Transitions before the first update, >= 1: in the global replay, or that all bundles have
+            played since this one began.
         refresh: Updates by all learners for which a target network is kept, >= 1.
         max_staleness: Largest staleness of a gradient that is applied, >= 0.
         outlier: Running standard deviations above the running mean from which a loss is an outlier, > 0;
@@ -191,12 +192,12 @@ class Gorila(Algorithm):
     def _bundled(self, learner: Learner) -> Iterator[None]:
         """Actor, replay and learner in one worker."""
         rows = LocalReplay(self.capacity, learner.task.observations.shape)
-        q = self.q_learner(learner)
+        q, began = self.q_learner(learner), learner.frames
         while True:
             for step in learner.play_by(lambda values: self._choose(values, learner), self.steps):
                 rows.add(step)
             learner.count()
-            if len(rows) >= self.first:
+            if learner.frames - began >= self.first:
                 q.update(rows.draw(self.batch, learner.rng))
             yield
 

@@ -43,7 +43,16 @@ from fastps.rl.totals import Normalizer, Totals, after_losses, is_shared
 from fastps.worker import Worker
 from fastps.worker.arguments import must_be
 
-__all__ = ["FRAMES", "OBSERVATIONS", "Learner", "Rollout", "Task", "observations_of", "updates_of"]
+__all__ = [
+    "FRAMES",
+    "OBSERVATIONS",
+    "Learner",
+    "Rollout",
+    "Task",
+    "observations_of",
+    "untrained",
+    "updates_of",
+]
 
 _log = logging.getLogger("fastps")
 
@@ -140,6 +149,11 @@ def updates_of(versions: Versions) -> int:
     Parameters that the loss does not depend on take none.
     """
     return max((versions[name] for name in versions), default=1) - 1
+
+
+def untrained(frames: int) -> str:
+    """The warning of a run that ends before it has learned."""
+    return f"the run ended after {frames:,} frames, before the first update of its model: give it more frames"
 
 
 class Rollout(NamedTuple):
@@ -411,6 +425,13 @@ class Learner:
         if self.normalizer is not None:
             with self.this_update_only():
                 self.normalizer.share()
+
+    def note_end(self) -> None:
+        """Logs a warning if a run ends before it has learned."""
+        versions = after_losses(lambda: self.ps.versions(self.trained))
+        frames = int(self._totals.read()[0])
+        if frames and not self.earlier + updates_of(versions):
+            _log.warning(untrained(frames))
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ def run_worker(
     ) as learner:  # fmt: skip
         while learner.turn():
             pass
+        learner.note_end()
         return learner.stats()
 
 
@@ -161,6 +162,7 @@ def train_round_robin(
                 frames_now = learner.frames
             if until is not None and until(frames_now):
                 break
+        learners[0].note_end()
         return [learner.stats() for learner in learners]
 
 

@@ -22,7 +22,7 @@ from fastps.errors import ConfigError, FastpsError
 from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import FRAMES, Task, observations_of
+from fastps.rl.learner import FRAMES, Task, observations_of, untrained
 from fastps.rl.playing.making import MakeEnv, by_name
 from fastps.rl.policy import Policy
 from fastps.rl.totals import Totals
@@ -363,6 +363,8 @@ class Training:
         """Fetches and saves the last model."""
         self._fetch(timeout)
         self.fetched = True
+        if self.run.frames and not self.run.updates:
+            self.run.messages.append(untrained(self.run.frames))
         self._save()
 
     def _fetch(self, timeout: float | None = None) -> None:
