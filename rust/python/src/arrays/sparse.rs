@@ -78,10 +78,18 @@ pub(crate) fn indices(object: &Bound<'_, PyAny>, tensor: &str) -> PyResult<Vec<i
     }
     let dtype = array.getattr("dtype")?;
     let kind = dtype.getattr("kind")?.cast_into::<PyString>()?;
-    if !matches!(kind.to_str()?, "i" | "u") {
+    let kind = kind.to_str()?;
+    if !matches!(kind, "i" | "u") {
         return Err(no_integers(dtype.str()?.to_string()));
     }
-    // A number beyond int64 becomes negative, which is no row either.
+    if kind == "u" {
+        let most = array.call_method0(intern!(py, "max"))?.extract::<u64>()?;
+        if i64::try_from(most).is_err() {
+            let at = array.call_method0(intern!(py, "argmax"))?.extract::<usize>()?;
+            let message = format!("index {at} is out of range");
+            return Err(wrong(Kind::Shape, &message, "a row of the tensor", most.to_string()));
+        }
+    }
     let array = array.call_method1(intern!(py, "astype"), (intern!(py, "int64"),))?;
     Ok(array.cast_into::<PyArray1<i64>>()?.readonly().as_array().iter().copied().collect())
 }
