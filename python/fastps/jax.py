@@ -17,6 +17,7 @@ copied into new ones, with the sharding of their leaf.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -63,9 +64,10 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
         if name in arrays:
             raise ConfigError("two leaves have one name", tensor=name)
         _check_whole(name, leaf)
-        array = np.asarray(leaf)
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.empty(0, object) if is_key else np.asarray(leaf)  # NumPy has no keys
         if array.dtype.name not in _DTYPES:
-            expected, got = " or ".join(_DTYPES), array.dtype.name
+            expected, got = " or ".join(_DTYPES), str(leaf.dtype) if is_key else array.dtype.name
             raise DTypeError("wrong dtype of a leaf", tensor=name, expected=expected, got=got)
         arrays[name] = np.ascontiguousarray(array, np.float32).reshape(array.shape)
     return arrays
@@ -140,7 +142,7 @@ class Worker:
         rank: int | None = None,
     ) -> None:
         check_ps(ps)
-        self._prefix = prefix
+        self._prefix, self._warned = prefix, False
         flat = flatten(params, prefix)
         self._worker = _Worker(ps, flat, mode, codec, on_step=on_step, accumulate=accumulate, rank=rank)
         self.params = _unflatten(self._worker.params, params)
@@ -158,7 +160,8 @@ class Worker:
     ) -> None:
         """As `fastps.Worker.step`, with a pytree of gradients that were computed at `params`.
 
-        Parameters take no step where the tree has None or lacks a key.
+        Parameters take no step where the tree has None or lacks a key; without any gradient the worker warns
+        once.
 
         Raises:
             ConfigError: A list or tuple has another length than that of `params`; nothing was changed.
@@ -166,8 +169,16 @@ class Worker:
         structure: Any = jax.tree_util.tree_structure(self.params)
         if jax.tree_util.tree_structure(grads) != structure:
             _check_lengths(grads, self.params, self._prefix)
+        flat = flatten(grads, self._prefix)
+        if not flat and self._worker.params and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the tree has no gradient of any parameter, so this step pushed nothing",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         try:
-            self._worker.step(flatten(grads, self._prefix), lr=lr, loss=None if loss is None else float(loss))
+            self._worker.step(flat, lr=lr, loss=None if loss is None else float(loss))
         finally:
             self._show()
 

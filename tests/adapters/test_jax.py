@@ -112,8 +112,21 @@ def test_types(store):
             worker.step({"x": jnp.full((2, 2), jnp.nan)})
     with pytest.raises(fastps.DTypeError, match=r'"n".*int32'):
         fastps.jax.register(store, {"n": jnp.arange(3)}, fastps.SGD())
+    with pytest.raises(fastps.DTypeError, match=r'"k".*got key<fry>'):
+        fastps.jax.flatten({"k": jax.random.key(0)})
     with pytest.raises(fastps.ConfigError, match="two leaves"):
         fastps.jax.flatten({"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})
+
+
+def test_a_step_without_any_gradient_warns_once(store):
+    params = {"w": jnp.ones(2), "b": jnp.ones(())}
+    fastps.jax.register(store, params, fastps.SGD(lr=1.0))
+    with fastps.jax.Worker(store, params, mode=fastps.Async()) as worker:
+        for some in ({"w": jnp.ones(2)}, {"b": None, "w": jnp.ones(2)}):
+            worker.step(some)
+        with pytest.warns(RuntimeWarning, match="no gradient of any parameter, so this step pushed nothing"):
+            worker.step({"w": None, "b": None})
+        worker.step({})  # any warning fails a test
 
 
 def test_rates_are_jax_s_numbers(store):

@@ -286,6 +286,25 @@ def test_what_is_refused(store):
         copy.deepcopy(ours)
 
 
+def test_sharded_parameters_are_refused_by_name(store):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = fully_shard(nn.Linear(3, 1), mesh=init_device_mesh("cpu", (1,)))
+        for call in (
+            lambda: ParameterServerOptimizer(model.named_parameters(), store, fastps.SGD()),
+            lambda: fastps.torch.Objective(model, torch.utils.data.TensorDataset(torch.ones(2, 3)), sum),
+            lambda: fastps.torch.to_store(store, model, torch.optim.SGD(model.parameters())),
+        ):
+            with pytest.raises(fastps.ConfigError, match=r'"weight".*got a DTensor.*torch\.Hierarchical'):
+                call()
+        assert store.names() == []
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_another_model_under_the_same_names(store):
     wrap(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), store)
     with pytest.raises(fastps.ConfigError) as caught:

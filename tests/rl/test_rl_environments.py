@@ -33,10 +33,19 @@ def test_an_evaluation_plays_an_episode_again_in_which_the_environment_raised(
     run: fastps.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert evaluate(run, A3C(), lambda: Faulty(range(2, 4)), 20) == [5.0] * 20
-    (first, second) = (record.getMessage() for record in caplog.records)
-    for text in (first, second):
-        assert "OSError: the joint is broken (evaluation, environment Faulty, seed " in text
-        assert "step 3" in text
+    (record,) = caplog.records  # of two
+    assert "OSError: the joint is broken (evaluation, environment Faulty, seed " in record.getMessage()
+    assert "step 3); the episode is discarded" in record.getMessage()
+
+
+def test_an_environment_that_raises_in_every_second_episode_fills_no_log(
+    store: fastps.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    stats = run_worker(store, A3C(), lambda: Faulty(range(1, 10**6, 2)), seed=0, frames=800)
+    assert 100 <= stats["episodes_discarded"] <= 160
+    first, tenth, hundredth = (record.getMessage() for record in caplog.records)
+    assert "the episode is discarded, and further ones are counted" in first
+    assert ("10 episodes" in tenth, "100 episodes are discarded so far" in hundredth) == (True, True)
 
 
 class FailsAtSeed(Faulty):

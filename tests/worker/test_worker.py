@@ -208,6 +208,8 @@ def test_refusals_change_nothing(ps):
             worker.step({**good, "b": worker.params["b"]})
         with pytest.raises(fastps.ConfigError, match="expected a mapping of names to gradients, got list"):
             worker.step([good["w"]])
+        with pytest.raises(fastps.DTypeError, match=r'no gradient \(tensor "b".*leave out a tensor'):
+            worker.step({**good, "b": None})
         assert worker.stats()["steps"] == 0
         assert not any(p.any() for p in worker.params.values())
         worker.step(good)

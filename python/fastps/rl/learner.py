@@ -33,7 +33,7 @@ from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of
-from fastps.rl.playing.environment import Discarded, Environment
+from fastps.rl.playing.environment import Discarded, Discards, Environment
 from fastps.rl.playing.making import MakeEnv, environment_name, made
 from fastps.rl.playing.models import checked, for_greedy_play, outputs
 from fastps.rl.playing.observations import Observations
@@ -213,7 +213,9 @@ class Learner:
         self.name = name or (f"{os.uname().nodename} pid {os.getpid()}" if rank is None else str(rank))
         self._on_episode = on_episode
         self.rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
-        env = Environment(make_env, f"worker {self.name}", task.observations)  # before anything is registered
+        self._discards = Discards()
+        # Before anything is registered:
+        env = Environment(make_env, f"worker {self.name}", task.observations, self._discards)
         self.run = task.register(ps)
         self.ps = ps
         self.model = task.model
@@ -436,8 +438,13 @@ class Learner:
     # -- life ------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this worker: those of `Worker.stats`, and its own frames, episodes, lost updates."""
-        own = {"frames": self.played, "episodes": self.episodes, "updates_lost": self.dropped}
+        """Counters of this worker: those of `Worker.stats`, and what `run_worker` returns."""
+        own = {
+            "frames": self.played,
+            "episodes": self.episodes,
+            "episodes_discarded": self._discards.count,
+            "updates_lost": self.dropped,
+        }
         return {**self.worker.stats(), **own, **self.counts}
 
     def close(self) -> None:

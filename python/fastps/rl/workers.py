@@ -71,10 +71,11 @@ def run_worker(
 
     Returns:
         Counters of this worker: those of `fastps.Worker.stats`; ``frames`` and ``episodes``: played by this
-        worker; ``updates_lost``: updates that came too late, or that a restarted server did not know. Of
-        `Gorila` also ``outliers_dropped``: gradients that were dropped for their loss; ``target_refreshes``;
-        and of its learners ``rows_drawn``, ``rows_empty``: rows that a server had lost, ``rows_age``: the sum
-        of the ages of the drawn rows, in transitions of the same actor, and ``rows_oldest``.
+        worker; ``episodes_discarded``: in which the environment raised; ``updates_lost``: updates that came
+        too late, or that a restarted server did not know. Of `Gorila` also ``outliers_dropped``: gradients
+        that were dropped for their loss; ``target_refreshes``; and of its learners ``rows_drawn``,
+        ``rows_empty``: rows that a server had lost, ``rows_age``: the sum of the ages of the drawn rows, in
+        transitions of the same actor, and ``rows_oldest``.
 
     Raises:
         ConfigError: There is no such environment, it is no `gymnasium.Env`, or `make_env` returned one object
@@ -85,7 +86,8 @@ def run_worker(
             of -inf, which mask actions; or a state has no action left. Names worker and step.
         ShapeError, DTypeError: The environment's observation has another shape than its space, or an
             observation, a reward or a flag is of another type; names worker, environment, seed and step.
-        EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
+        EpisodeError: The environment raised in three episodes in a row; one such episode is discarded, with a
+            warning of the first, the tenth and so on.
         FastpsError: The servers could not be reached.
 
     >>> import gymnasium, fastps.rl

@@ -271,8 +271,10 @@ def float32(tensor: torch.Tensor) -> Array:
     return array
 
 
-def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torch.Tensor]:
-    """Parameters by name; of those that a model has twice the first name."""
+def by_name(
+    params: Any, names: list[str] | None, prefix: str, *, sharded: bool = False
+) -> dict[str, torch.Tensor]:
+    """Parameters by name; of those that a model has twice the first name. `sharded`: take DTensors, too."""
     listed = list(params)
     if names is not None:
         listed = list(zip(names, listed, strict=True))
@@ -285,6 +287,14 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
         name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
         if not isinstance(param, torch.Tensor):
             raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
+        if not sharded and hasattr(param, "device_mesh"):
+            raise ConfigError(
+                "a parameter is sharded",
+                tensor=name,
+                expected="whole parameters",
+                got="a DTensor, as of fully_shard",
+                advice="fastps.torch.Hierarchical takes a model after fully_shard",
+            )
         if id(param) in seen:
             continue
         if name in found:

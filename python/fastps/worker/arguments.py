@@ -21,6 +21,7 @@ __all__ = [
     "as_rates",
     "check_codec",
     "check_float32",
+    "check_given",
     "check_hogwild",
     "check_mapping",
     "check_memory",
@@ -61,6 +62,19 @@ def check_mapping(what: str, of: str, value: object) -> None:
     if not isinstance(value, Mapping):
         expected, got = f"a mapping of names to {of}", type(value).__name__
         raise ConfigError(f"invalid {what}", expected=expected, got=got)
+
+
+def check_given(grads: Mapping[str, Any]) -> None:
+    """Raises `DTypeError` if None stands for a gradient."""
+    for name, gradient in grads.items():
+        if gradient is None:
+            raise DTypeError(
+                "no gradient",
+                tensor=name,
+                expected="an array",
+                got="None",
+                advice="leave out a tensor that takes no step",
+            )
 
 
 def check_shapes(ps: ParameterServer, params: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from fastps.worker.arguments import (
     as_rates,
     check_codec,
     check_float32,
+    check_given,
     check_hogwild,
     check_mapping,
     check_memory,
@@ -421,6 +422,7 @@ class Worker:
         """Raises if no gradient may be pushed now, or `grads` is not a mapping."""
         self._check_open()
         check_mapping("gradients", "gradients", grads)
+        check_given(grads)
         if self._warm_up.waits and not self._end_warm_up():
             raise ConfigError(
                 "the warm start is not over",

@@ -14,7 +14,7 @@ from fastps.errors import ConfigError, DTypeError, FastpsError
 from fastps.rl.playing.making import MakeEnv, environment_name, made
 from fastps.rl.playing.observations import Observations, described, does_not_fit, not_finite
 
-__all__ = ["Answer", "Discarded", "Environment", "EpisodeError"]
+__all__ = ["Answer", "Discarded", "Discards", "Environment", "EpisodeError"]
 
 _T = TypeVar("_T", float, bool)
 
@@ -30,6 +30,21 @@ class EpisodeError(FastpsError, RuntimeError):
 
 class Discarded(Exception):  # noqa: N818
     """The environment raised: the present episode is discarded."""
+
+
+class Discards:
+    """How many episodes were discarded, of all environments of a player."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        """Counts one; logs a warning of the first, and then of each power of ten."""
+        self.count += 1
+        if self.count == 1:
+            _log.warning("%s; the episode is discarded, and further ones are counted", text)
+        elif str(self.count).rstrip("0") == "1":
+            _log.warning("%s; %s episodes are discarded so far", text, f"{self.count:,}")
 
 
 class Answer(NamedTuple):
@@ -48,6 +63,7 @@ class Environment:
         make_env: Makes it.
         who: The player, for errors, such as ``"worker 3"``.
         observations: Those of the run.
+        discards: Counts the episodes in which it raises.
 
     Attributes:
         seed: Seed of the present episode.
@@ -55,8 +71,9 @@ class Environment:
         failures: Episodes in a row in which the environment raised.
     """
 
-    def __init__(self, make_env: MakeEnv, who: str, observations: Observations) -> None:
+    def __init__(self, make_env: MakeEnv, who: str, observations: Observations, discards: Discards) -> None:
         self._make_env, self._who, self._observations = make_env, who, observations
+        self._discards = discards
         self._env: gymnasium.Env[Any, Any] | None = made(make_env, who)
         self._name = environment_name(self._env)
         self.seed = self.steps = self.failures = 0
@@ -155,7 +172,7 @@ class Environment:
         text = f"the environment raised {type(error).__name__}: {error} ({self._where()})"
         if self.failures >= _MOST_FAILURES:
             return EpisodeError(f"{text}; it raised in {self.failures} episodes in a row")
-        _log.warning("%s; the episode is discarded", text)
+        self._discards.add(text)
         with contextlib.suppress(Exception):
             self.close()
         self._env = None

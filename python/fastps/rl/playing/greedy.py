@@ -11,7 +11,7 @@ from torch import nn
 from fastps._shared.checks import at_least
 from fastps._shared.types import Array
 from fastps.rl.playing.actions import Actions
-from fastps.rl.playing.environment import Discarded, Environment
+from fastps.rl.playing.environment import Discarded, Discards, Environment
 from fastps.rl.playing.making import MakeEnv
 from fastps.rl.playing.models import outputs
 from fastps.rl.playing.observations import Observations, not_finite
@@ -47,6 +47,7 @@ class GreedyPlayer:
     ) -> None:
         self._make_env, self._model, self._actions = make_env, model, actions
         self._observations, self._see, self._alive = observations, see, alive
+        self._discards = Discards()
 
     @torch.no_grad()
     def action(self, observation: object) -> object:
@@ -74,13 +75,14 @@ class GreedyPlayer:
     @torch.no_grad()
     def _side_by_side(self, seeds: range) -> list[float]:
         """The returns of episodes with these seeds."""
+        make = self._make_env, "evaluation", self._observations, self._discards
         envs: list[Environment] = []
         states: dict[int, Array] = {}
         totals = dict.fromkeys(range(len(seeds)), 0.0)
         try:
             for k, seed in enumerate(seeds):
                 self._alive()
-                envs.append(Environment(self._make_env, "evaluation", self._observations))
+                envs.append(Environment(*make))
                 states[k] = self._begin(envs[k], seed)
             while states:
                 batch = torch.from_numpy(np.stack(list(states.values())))

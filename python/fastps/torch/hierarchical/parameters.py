@@ -63,7 +63,7 @@ class Parameters:
         if ddp:
             _check_ranks(model.process_group, node, "DistributedDataParallel", "process_group=")
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-        named = by_name(inner.named_parameters(), None, prefix)
+        named = by_name(inner.named_parameters(), None, prefix, sharded=True)
         if not named:
             raise ConfigError("the model has no parameters", expected="a parameter", got="none")
         sharded = [name for name, param in named.items() if hasattr(param, "device_mesh")]
