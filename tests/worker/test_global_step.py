@@ -1,4 +1,4 @@
-"""The global step is the largest step count of a trained tensor, for early and late workers alike."""
+"""The global step is the largest step count of any tensor, for early and late workers alike."""
 
 from __future__ import annotations
 
@@ -79,34 +79,22 @@ def test_tensors_may_take_turns(ps):
                 assert (early.global_step, late.global_step) == (expected, expected)
 
 
-def test_it_is_of_the_tensors_that_are_trained_now(store):
-    """A phase of training begins with its own count, whether a worker was there before or not."""
+def test_it_never_falls_when_layers_are_frozen(store):
+    """Early and late workers have the same count, and schedule, whatever each of them trains."""
     model, optimizer = build(store)
-    for _ in range(3):
-        step(model, optimizer, rare=True)
-    new = [optimizer]
-    for phase in ("freeze", "thaw"):
-        for name, param in model.named_parameters():
-            param.requires_grad_(phase == "thaw" or name not in ("body.weight", "body.bias"))
-        step(model, optimizer, rare=False)
+    schedule = GlobalSchedule(lr_scheduler.ExponentialLR(optimizer, 0.5))
+    for trained, steps, expected in (("body head", 3, 3), ("a_rare", 1, 3), ("body head a_rare", 2, 5)):
         other = Net()
-        for param, own in zip(other.parameters(), model.parameters(), strict=True):
-            param.requires_grad_(own.requires_grad)
-        new.append(ParameterServerOptimizer(other.named_parameters(), store, fastps.Adam(lr=0.1)))
-        optimizer.pull_model()
-        assert [worker.global_step for worker in (optimizer, new[-1])] == [4 if phase == "freeze" else 5] * 2
-
-
-def test_only_what_is_trained_counts(store):
-    model, optimizer = build(store)
-    for _ in range(3):
-        step(model, optimizer, rare=False)
-    for param in model.parameters():
-        param.requires_grad_(False)
-    model.a_rare.requires_grad_(True)
-    assert optimizer.global_step == 0
-    step(model, optimizer, rare=True)
-    assert optimizer.global_step == 1
+        for net in (model, other):
+            for name, param in net.named_parameters():
+                param.requires_grad_(name.partition(".")[0] in trained.split())
+        for _ in range(steps):
+            step(model, optimizer, rare="a_rare" in trained)
+            schedule.step()
+        late = ParameterServerOptimizer(other.named_parameters(), store, fastps.Adam(lr=0.1))
+        late_schedule = GlobalSchedule(lr_scheduler.ExponentialLR(late, 0.5))
+        assert [optimizer.global_step, late.global_step] == [expected] * 2, trained
+        assert [schedule.get_last_lr(), late_schedule.get_last_lr()] == [[0.1 * 0.5**expected]] * 2
 
 
 def test_rows_of_a_table_count_where_they_are_used(ps):

@@ -195,7 +195,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._worker.refresh_by(self._refresh)
             self._filled.show()
-            self.track()
             if self._buffers is not None:
                 self._buffers.read()
             _MADE.add(self)
@@ -441,7 +440,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
-        The largest step count of any parameter that is trained (``requires_grad``), predictors of
+        The largest step count of any parameter, frozen ones included and predictors of
         `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that
         `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
@@ -596,15 +595,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self.schedule is not None:
             self.schedule.follow()
 
-    def track(self, left_out: Iterable[str] = ()) -> None:
-        """Internal: counts the steps of the trained parameters, except some."""
-        entries, others = self._entries, frozenset(left_out)  # not the optimizer: it may be collected
-
-        def trained() -> list[str]:
-            own = [entry for entry in entries if entry.name not in others] or entries
-            return [entry.name for entry in own if entry.param.requires_grad] or [e.name for e in own]
-
-        self._open().count_steps_of(trained)
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Internal: `global_step` does not count these parameters, unless there are no others."""
+        entries, others = self._entries, frozenset(names)  # not the optimizer: it may be collected
+        self._open().count_steps_of(
+            lambda: [e.name for e in entries if e.name not in others] or [e.name for e in entries]
+        )
 
     # -- how -------------------------------------------------------------------------------------------------
 

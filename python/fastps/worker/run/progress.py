@@ -17,7 +17,7 @@ _READS = 10
 
 
 class Progress:
-    """The steps that all workers together have taken: the most of any slice of a tensor that is trained.
+    """The steps that all workers together have taken: the most of any slice of any tensor.
 
     The step counts are read once; from then on each change of a version is a step. Those of a tensor are read
     again after an assignment in this process, which is a version and no step.
@@ -39,7 +39,7 @@ class Progress:
         self._asked: tuple[int, Versions] | None = None  # in which step, and the versions
 
     def of(self, names: Callable[[], Iterable[str]]) -> None:
-        """Counts the steps of these tensors: those that are trained, which may change."""
+        """Counts the steps of these tensors, which may change."""
         self._names = names
 
     def restart(self) -> None:
