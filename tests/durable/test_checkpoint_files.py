@@ -317,6 +317,25 @@ def test_a_torch_run_moves_to_a_store_and_back(ps, rule, settings):
             np.testing.assert_allclose(a.detach(), b.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_steps_keep_their_number_under_another_default_dtype(store, tmp_path, default):
+    model, other = nn.Linear(3, 1), fastps.Store()
+    theirs = torch.optim.AdamW(model.parameters())
+    fastps.torch.to_store(store, model, theirs)
+    for name in store.names():
+        store.load_state(name, {**store.state(name), "step": 301})
+    torch.set_default_dtype(default)
+    try:
+        fastps.torch.from_store(store, model, theirs)
+        fastps.torch.save_distributed(store, model, theirs, tmp_path)
+        fastps.torch.load_distributed(other, model, theirs, tmp_path)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {float(state["step"]) for state in theirs.state.values()} == {301.0}
+    assert [int(other.state(name)["step"][0]) for name in other.names()] == [301, 301]
+
+
 def test_fresh_optimizers_and_what_does_not_fit(store):
     model = nn.Linear(3, 1)
     for k, (rule, settings) in enumerate(THEIRS):

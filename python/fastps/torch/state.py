@@ -163,7 +163,8 @@ def as_torch(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> Sta
     steps = int(state["step"])
     own = {key: torch.from_numpy(value).to(one.param) for key, value in state.items() if key != "step"}
     sparse = type(optimizer).__name__ == "SparseAdam"
-    return {"step": steps if sparse else torch.tensor(float(steps), device="cpu"), **own}
+    step = steps if sparse else torch.tensor(steps, dtype=torch.float32, device="cpu")
+    return {"step": step, **own}
 
 
 def give(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> None:

@@ -157,7 +157,8 @@ def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> d
             new = new_state(one.rule, np.zeros(one.param.shape, np.float32))
             room: State = {slot: torch.from_numpy(values) for slot, values in new.items()}
             step = there.get(f"{key}.step")
-            room["step"] = 0 if isinstance(step, BytesStorageMetadata) else torch.zeros((), device="cpu")
+            is_number = isinstance(step, BytesStorageMetadata)
+            room["step"] = 0 if is_number else torch.zeros((), dtype=torch.float32, device="cpu")
             if step is None and isinstance(one.rule, optim.SGD):  # torch's counts none
                 del room["step"]
             _compare(there, key, room)
