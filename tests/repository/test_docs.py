@@ -59,6 +59,20 @@ JAX = re.compile(r"^(?:import|from) (?:jax|flax|keras|optax|fastps\.jax)\b", re.
 OPTIONAL = ("accelerate", "flax", "keras", "lightning", "tensorboard", "transformers")
 """Packages that a block may import, and that need not be installed."""
 
+KERAS_BLOCKS_OF_ONE_NAME = """
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        layers = keras.layers.Dense(8, name="d"), keras.layers.Dense(8, name="d"), keras.layers.Dense(1)
+        self.one, self.two, self.last = (keras.Sequential([layer], name="block") for layer in layers)
+
+    def call(self, x):
+        return self.last(self.two(self.one(x)))
+
+model = Model()
+model(torch.randn(2, 4))
+"""
+
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -143,6 +157,17 @@ def test_python_block(block: str, tmp_path: Path, run_script: Callable[..., str]
     # A comment after a print that looks like a value is the output.
     for shown in re.findall(r"print\(.*\)  # ([\[\d-].*)$", block, re.MULTILINE):
         assert shown in printed
+
+
+@pytest.mark.timeout(300)
+def test_the_keras_recipe_keeps_equal_paths_apart(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed")
+    (block,) = blocks(ROOT / "docs/how-to/keras.md", "python")
+    made = re.findall(r"^model = .*\n", block, re.MULTILINE)
+    block = block.replace(*made, KERAS_BLOCKS_OF_ONE_NAME).replace("assert loss < 0.1", "print(len(params))")
+    (tmp_path / "twice.py").write_text(block)
+    assert run_script([str(tmp_path / "twice.py")], tmp_path).split()[-1] == "6"
 
 
 @pytest.mark.timeout(300)
