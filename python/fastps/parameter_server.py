@@ -355,7 +355,8 @@ class ParameterServer:
         """Looks up and pins the memory of gradients that will be pushed repeatedly.
 
         Args:
-            grads: Names to arrays; keep filling these same arrays.
+            grads: Names to arrays; keep filling these same arrays. torch's negated views have no memory of
+                their values to be filled, and are refused.
             codec: As in `push`, for all pushes of the list.
             feedback: Residuals to start with, such as saved ones; None starts with none.
 
@@ -371,6 +372,15 @@ class ParameterServer:
         >>> store.push(bound)["w"].version, store.pull("w")
         (2, array([-1.5, -1.5,  1.5,  1.5], dtype=float32))
         """
+        for name, grad in _dict(grads).items():
+            if getattr(grad, "is_neg", bool)():
+                raise ConfigError(
+                    "a negated view cannot be bound",
+                    tensor=name,
+                    expected="an array whose memory has its values",
+                    got="a tensor with torch's negative bit",
+                    advice="bind tensor.resolve_neg(), and fill that",
+                )
         return Bound(self._native.bind(_dict(grads), codec, feedback, timeout))
 
     # -- pull ------------------------------------------------------------------------------------------------

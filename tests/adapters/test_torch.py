@@ -1013,3 +1013,26 @@ def test_sparse_gradients_and_state_of_a_model_on_a_gpu(ps, gpu):
     other = nn.Embedding(6, 3, sparse=True).to(gpu)
     fastps.torch.from_store(ps, other, torch.optim.Adagrad(other.parameters(), lr=0.5))
     assert torch.equal(other.weight, model.weight)
+
+
+NEGATED = {
+    "codec": {"codec": fastps.Int8()},
+    "local": {"mode": fastps.Local(lr=1.0)},
+}
+
+
+@pytest.mark.parametrize("kind", NEGATED)
+def test_negated_gradients_and_parameters_have_their_values(store, kind):
+    """A scalar of a complex expression gets a gradient with the negative bit from autograd itself."""
+    one = torch.ones(1)
+    for k, start in enumerate((one.clone(), torch._neg_view(-one), one.half())):
+        param, twin = nn.Parameter(start), nn.Parameter(start.clone())
+        rule, options = fastps.SGD(lr=1.0), NEGATED[kind]
+        with ParameterServerOptimizer([(f"w{k}", param)], store, rule, **options) as optimizer:
+            for w in (twin, param):
+                (torch.complex(torch.zeros(1), w.float()).conj() * (2 + 3j)).real.sum().backward()
+            assert w.dtype == torch.half or param.grad.is_neg()
+            optimizer.step()
+        expected = 1 - twin.grad.resolve_neg().float()
+        assert torch.equal(param.float(), expected)
+        np.testing.assert_array_equal(store.pull(f"w{k}"), expected)

@@ -158,8 +158,9 @@ def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _digest(tensor: torch.Tensor) -> str:
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     # The last dimension has stride 1, also without a number.
-    values = tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8)
+    values = values.reshape(-1, 1).view(torch.uint8)
     return digest(str(tensor.dtype), tuple(tensor.shape), values.numpy())
 
 

@@ -108,7 +108,7 @@ class Entry:
         if gpu is not None:
             own, staged = gpu.pinned(param.shape), gpu.pinned(param.shape)
             return cls(name, param, own.copy_(values).numpy(), None, gpu, staged)
-        if values.dtype == torch.float32 and values.is_contiguous():
+        if values.dtype == torch.float32 and values.is_contiguous() and not values.is_neg():
             return cls(name, param, values.numpy(), values.data_ptr())
         own = torch.empty(values.shape, dtype=torch.float32, device="cpu").copy_(values)
         return cls(name, param, own.numpy(), None)
@@ -267,7 +267,7 @@ def rounds_to(values: Array, tensor: torch.Tensor) -> bool:
 
 
 def float32(tensor: torch.Tensor) -> Array:
-    array: Array = tensor.to("cpu", torch.float32).contiguous().numpy()
+    array: Array = tensor.to("cpu", torch.float32).contiguous().numpy(force=True)  # also a negated view's
     return array
 
 

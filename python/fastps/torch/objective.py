@@ -97,7 +97,7 @@ class Objective:
         """
         check_ps(ps)
         for name, param in self._params.items():
-            values = param.detach().to("cpu").contiguous().numpy()
+            values = param.detach().to("cpu").contiguous().numpy(force=True)
             ps.register(name, values, optimizer=SGD(lr=1.0))
 
     def pull(self, ps: ParameterServer) -> None:

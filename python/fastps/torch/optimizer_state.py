@@ -201,7 +201,7 @@ def _tensors(value: Any) -> Any:
 
 def arrays_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
+        return value.detach().cpu().resolve_neg().numpy()
     if isinstance(value, dict):
         return {key: arrays_of(item) for key, item in value.items()}
     return tuple(arrays_of(item) for item in value) if isinstance(value, list) else value

@@ -18,8 +18,9 @@ Gradient = Array | Sparse
 
 
 def whole(gradient: Any) -> Array:
-    """A gradient in any buffer or DLPack object as an array, without a copy."""
-    array: Any = np.asarray(gradient)
+    """A gradient in any buffer or DLPack object as an array, without a copy unless torch has it negated."""
+    resolve = getattr(gradient, "resolve_neg", None)
+    array: Any = np.asarray(gradient if resolve is None else resolve())
     if array.dtype == object and array is not gradient and hasattr(gradient, "__dlpack__"):
         array = np.from_dlpack(gradient)
     return cast(Array, array)
@@ -77,7 +78,7 @@ class Gradients:
             self.base = base
         waits = self.waiting.get(name)
         if isinstance(gradient, Sparse):
-            indices, values = np.asarray(gradient.indices), np.asarray(gradient.values)
+            indices, values = np.asarray(gradient.indices), whole(gradient.values)
             if isinstance(waits, np.ndarray):
                 np.add.at(waits, indices, values)
             elif waits is None:
@@ -192,7 +193,7 @@ def part(gradient: Any, elements: range, like: Array) -> Gradient:
         chosen = slice(elements.start, elements.stop)
         some.reshape(-1)[chosen] = whole(gradient).reshape(-1)[chosen]
         return some
-    indices, values = np.asarray(gradient.indices), np.array(gradient.values)
+    indices, values = np.asarray(gradient.indices), np.array(whole(gradient.values))
     width = like[:1].size
     at = indices.reshape(-1, 1) * width + np.arange(width)
     rows = values.reshape(len(indices), width)
@@ -204,7 +205,7 @@ def part(gradient: Any, elements: range, like: Array) -> Gradient:
 
 def finite(gradient: Any) -> bool:
     """Returns whether all values are finite."""
-    values = np.asarray(gradient.values) if isinstance(gradient, Sparse) else whole(gradient)
+    values = whole(gradient.values if isinstance(gradient, Sparse) else gradient)
     with np.errstate(all="ignore"):
         # A finite sum proves that all values are finite, and costs one pass.
         return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
@@ -220,7 +221,7 @@ def check(name: str, gradient: Any, like: Array, check_finite: bool) -> None:
         check_finite: Also raise `NonFiniteError`.
     """
     try:
-        values = np.asarray(gradient.values) if isinstance(gradient, Sparse) else whole(gradient)
+        values = whole(gradient.values if isinstance(gradient, Sparse) else gradient)
     except (BufferError, RuntimeError, TypeError, ValueError):  # the check reports what it is
         _fastps.check_gradient(name, gradient, like.shape, check_finite)
         return

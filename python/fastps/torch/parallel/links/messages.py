@@ -91,7 +91,7 @@ class Message:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous CPU tensor's memory as bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def pack(message: Message) -> tuple[torch.Tensor, torch.Tensor | None]:
