@@ -1016,8 +1016,10 @@ def test_sparse_gradients_and_state_of_a_model_on_a_gpu(ps, gpu):
 
 
 NEGATED = {
+    "plain": {},
     "codec": {"codec": fastps.Int8()},
     "local": {"mode": fastps.Local(lr=1.0)},
+    "in backward": {"push_in_backward": True},
 }
 
 

@@ -257,3 +257,48 @@ def test_torch(w):
     w.register("t", torch.ones(2, 3), optimizer=fastps.SGD())
     assert w.pull("t").shape == (2, 3)
     assert torch.from_numpy(w.pull("t")).sum() == 6
+
+
+def test_negated_views_of_torch_have_their_values(ps):
+    """Autograd makes such gradients: their memory has the values negated, and DLPack does not say so."""
+    torch = pytest.importorskip("torch")
+    negated = torch._neg_view(-torch.ones(4))
+
+    def worker(mode, **options):
+        with fastps.Worker(ps, {"w": np.zeros(4, np.float32)}, mode, **options) as worker:
+            worker.step({"w": negated})
+            worker.step({"w": negated})
+
+    for k, (use, expected) in enumerate(
+        (
+            (lambda: ps.push("w", negated), -1),
+            (lambda: ps.push({"w": negated}), -1),
+            (lambda: ps.push_async("w", negated).result(), -1),
+            (lambda: ps.push_pull("w", negated, out=np.zeros(4, np.float32)), -1),
+            (lambda: ps.push("w", fastps.Sparse([0, 1, 2, 3], negated)), -1),
+            (lambda: ps.push("w", negated, codec=fastps.BFloat16()), -1),
+            (lambda: ps.assign("w", negated), 1),
+            (lambda: ps.unregister("w") or ps.register("w", negated, fastps.SGD()), 1),
+            (lambda: worker(fastps.Async()), -2),
+            (lambda: worker(fastps.Async(), accumulate=2), -1),
+            (lambda: worker(fastps.Local(push_every=2, lr=1.0)), -2),
+            (lambda: worker(fastps.Sync(workers=1)), -2),
+            (lambda: worker(fastps.Async(), codec=fastps.Int8()), -2),
+        )
+    ):
+        ps.register("w", np.zeros(4, np.float32), fastps.SGD(lr=1.0))
+        use()
+        np.testing.assert_allclose(ps.pull("w"), np.full(4, expected), rtol=0.01, err_msg=str(k))
+        ps.unregister("w")
+    ps.register("w", np.zeros(4, np.float32), fastps.SGD(lr=1.0))
+    for refused in (
+        lambda: ps.pull("w", out=negated),
+        lambda: ps.push_pull("w", np.ones(4, np.float32), out=negated),
+        lambda: ps.bind({"w": negated}),
+        lambda: fastps.Worker(ps, {"w": negated}, fastps.Async(), copy=False),
+    ):
+        with pytest.raises(fastps.ConfigError, match="resolve_neg"):
+            refused()
+    assert negated.tolist() == [1.0] * 4
+    with pytest.raises(fastps.ShapeError, match="no memory"):
+        ps.push("w", torch._efficientzerotensor(4))

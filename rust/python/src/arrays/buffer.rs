@@ -287,11 +287,23 @@ unsafe fn stream(from: &[u8], to: *mut u8) {
 pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
     // SAFETY: `object` is a live object and the GIL is held.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-        Ok(match Exported::get(object) {
+        return Ok(match Exported::get(object) {
             Ok(buffer) => from_buffer(object, buffer, access),
             Err(_) => Err(wrong_dtype(object, None)),
-        })
-    } else if let Some(borrowed) = (access == Access::Read).then(|| dlpack::from_exchange(object)).flatten() {
+        });
+    }
+    if dlpack::is_negated(object) {
+        if access == Access::Write {
+            return Ok(Err(negated()));
+        }
+        let resolved = object.call_method0(intern!(object.py(), "resolve_neg"))?;
+        return from_dlpack(&resolved, access);
+    }
+    from_dlpack(object, access)
+}
+
+fn from_dlpack(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
+    if let Some(borrowed) = (access == Access::Read).then(|| dlpack::from_exchange(object)).flatten() {
         Ok(borrowed)
     } else if object.hasattr(intern!(object.py(), "__dlpack__"))? {
         dlpack::from_capsule(object, access)
@@ -347,7 +359,10 @@ fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result
         // Aligned for every type; nothing is read there.
         NonNull::<u64>::dangling().cast()
     } else {
-        NonNull::new(data.cast::<u8>()).unwrap_or(NonNull::dangling())
+        NonNull::new(data.cast::<u8>()).ok_or_else(|| {
+            let error = Error::new(Kind::Shape, "the array has no memory; pass a copy");
+            error.expected("memory with the values", "none")
+        })?
     };
     let borrowed = Borrowed { data, dtype, len, shape, owner: Some(owner) };
     if (borrowed.data.as_ptr() as usize).is_multiple_of(dtype.size()) {
@@ -421,6 +436,11 @@ fn not_contiguous(object: &Bound<'_, PyAny>, shape: &[u64], fortran: bool) -> Er
 
 fn read_only() -> Error {
     Error::new(Kind::Config, "the array is read-only").expected("a writable array", "a read-only one")
+}
+
+fn negated() -> Error {
+    Error::new(Kind::Config, "the tensor is a negated view; pass tensor.resolve_neg()")
+        .expected("a tensor whose memory has its values", "one with torch's negative bit")
 }
 
 /// A new, uninitialised NumPy array, and its memory.

@@ -274,7 +274,9 @@ fn checked(
 
 /// Returns whether [`glance`] may look at the object. Asking may run Python code, looking does not.
 pub(super) fn can_glance(object: &Bound<'_, PyAny>) -> bool {
-    exchange_api(object).is_some_and(|api| api.tensor_from_object.is_some()) && !requires_grad(object)
+    exchange_api(object).is_some_and(|api| api.tensor_from_object.is_some())
+        && !requires_grad(object)
+        && !is_negated(object)
 }
 
 /// Address and shape of contiguous float32 in host memory, through the table of its type.
@@ -300,6 +302,13 @@ pub(super) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &
 /// Returns whether the tensor requires grad: usually a parameter in place of its gradient.
 fn requires_grad(object: &Bound<'_, PyAny>) -> bool {
     let flag = object.getattr(intern!(object.py(), "requires_grad"));
+    flag.is_ok_and(|flag| flag.is_truthy().unwrap_or(false))
+}
+
+/// Returns whether a tensor of torch has the negative bit: its values are those of its memory, negated. DLPack
+/// does not say so.
+pub(super) fn is_negated(object: &Bound<'_, PyAny>) -> bool {
+    let flag = object.call_method0(intern!(object.py(), "is_neg"));
     flag.is_ok_and(|flag| flag.is_truthy().unwrap_or(false))
 }
 
