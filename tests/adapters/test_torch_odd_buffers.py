@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import fastps
 import fastps.torch
@@ -179,3 +180,33 @@ def test_extra_state_is_saved_and_stays_with_the_worker(ps, tmp_path, state):
         with wrap(resumed, new) as again:
             fastps.torch.resume(resumed, again, tmp_path / "run.pt")
         assert str(resumed.state) == str(state)
+
+
+def test_masks_and_counters_are_kept_and_not_averaged(ps):
+    """A pruned model is the same one where it is loaded; statistics beside its masks are averaged."""
+
+    def build():
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+        made.register_buffer("batches", torch.zeros(()))
+        prune.identity(made[0], "weight")
+        return made
+
+    model, x = build(), torch.randn(16, 3)
+    rule = fastps.SGD(lr=0.01)
+    with ParameterServerOptimizer(
+        model.named_parameters(), ps, rule, model=model, buffers_every=3
+    ) as optimizer:
+        for k in range(20):
+            if k % 4 == 1:
+                prune.l1_unstructured(model[0], "weight", 0.2)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            model.batches += 1
+            optimizer.step()
+    other = build()
+    fastps.torch.load(other, ps)
+    assert torch.equal(other[0].weight_mask, model[0].weight_mask)
+    assert 0 < model[0].weight_mask.sum() < 30
+    assert other.batches == 20
+    assert not torch.equal(other[1].running_mean, model[1].running_mean)

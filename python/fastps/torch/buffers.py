@@ -93,7 +93,7 @@ class Buffers:
         self._every, self._steps = every, 0
         #: The values that the present step pushes.
         self._due: dict[str, Array] | None = None
-        self._handle: PushHandle[Any] | None = None
+        self._handles: list[PushHandle[Any]] = []
         self._pushes = 0
         self._ps = ps.another()
         try:
@@ -209,11 +209,13 @@ class Buffers:
         self._push(self.values(), weight)
 
     def _push(self, values: dict[str, Array], weight: float = 0.0) -> None:
-        if not values:
-            return
+        kept = {name: array for name, array in values.items() if _is_of_integers(name, array)}
+        averaged = {name: array for name, array in values.items() if name not in kept}
         rate = max(weight, self._rule.lr, 1.0 / (self._pushes + 1))
-        with _loss_is_bearable():
-            self._handle = self._ps.push_async(values, lr=rate)
+        for some, lr in ((averaged, rate), (kept, 1.0)):
+            if some:
+                with _loss_is_bearable():
+                    self._handles.append(self._ps.push_async(some, lr=lr))
 
     def assign(self, values: Mapping[str, Array]) -> None:
         """Replaces the servers' values by those of `values`."""
@@ -234,10 +236,15 @@ class Buffers:
 
     def _finish(self) -> None:
         """Waits for the last push."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
+        handles, self._handles = self._handles, []
+        for handle in handles:
             with _loss_is_bearable():
-                self._pushes = max(receipt.version for receipt in handle.result().values()) - 1
+                self._pushes = max(self._pushes, *(one.version - 1 for one in handle.result().values()))
+
+
+def _is_of_integers(name: str, array: Array) -> bool:
+    """Returns whether it is a mask or a counter, whose average is none, and not the statistics of a norm."""
+    return not name.rpartition(".")[2].startswith("running_") and bool((array == np.rint(array)).all())
 
 
 @contextlib.contextmanager

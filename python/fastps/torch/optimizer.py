@@ -98,8 +98,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         rank: As for `fastps.Worker`.
         model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too,
             and whose parameters are looked for in each step.
-        buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`);
-            ``"latest"``: the values that came last; ``"local"``: none. None: ``"average"`` with a model.
+        buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`),
+            and of masks and counters (whose values are integers) those that came last; ``"latest"``: the
+            values that came last; ``"local"``: none. None: ``"average"`` with a model.
         buffers_every: Steps between two pushes of the buffers; the last values follow in `close`.
 
     float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
