@@ -102,6 +102,35 @@ def test_a_second_run_of_a_cell_warns_that_it_continues(ps, caplog):
     first.close()
 
 
+def test_two_models_of_one_thread_with_the_same_names_are_said_to_be_one(ps, caplog):
+    """A generator and a discriminator without prefixes; a model with some of another one's tensors."""
+    caplog.set_level(logging.INFO, "fastps")
+
+    def make(prefix="", ps=ps, **options):
+        caplog.clear()
+        named = torch.nn.Linear(2, 1, **options).named_parameters()
+        made = fastps.torch.ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.1), prefix=prefix)
+        return made, [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    first, said = make()
+    assert not said
+    for options, names in (({}, '"bias", "weight"'), ({"bias": False}, '"weight"')):
+        second, ((level, text),) = make(**options)
+        assert level == "WARNING"
+        assert f"as one model: {names}. " in text
+        assert "prefix=" in text
+        second.close()
+    with fastps.Store() as another:
+        assert not make(ps=another)[1]
+    assert not make("d.")[1]
+    first.zero_grad()
+    first.param_groups[0]["params"][0].sum().backward()
+    first.step()
+    ((level, text),) = make(bias=False)[1]
+    assert (level, text[:10]) == ("WARNING", "continuing")
+    first.close()
+
+
 PROGRAM = """
 import sys, numpy as np, fastps
 ps = fastps.connect(sys.argv[1])

@@ -1,12 +1,12 @@
-"""The notice that a worker continues what others have trained."""
+"""A notice when a worker begins with tensors that have taken steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fastps._fastps import Versions
 from fastps._shared.kept import is_kept
-from fastps._shared.text import ago
+from fastps._shared.text import ago, some
 from fastps._shared.types import Array
 from fastps.parameter_server import ParameterServer
 
@@ -14,9 +14,13 @@ __all__ = ["note_continuation"]
 
 
 def note_continuation(
-    ps: ParameterServer, params: Mapping[str, Array], versions: Versions | None, alone: bool
+    ps: ParameterServer,
+    params: Mapping[str, Array],
+    versions: Versions | None,
+    alone: bool,
+    shared: Collection[str],
 ) -> None:
-    """Logs one line if the tensors that a worker begins with have taken steps.
+    """Logs one line if the tensors that a worker begins with have taken steps, or are another model's.
 
     Args:
         ps: The store or servers.
@@ -24,21 +28,34 @@ def note_continuation(
         versions: Of their tensors, or None.
         alone: Log a warning: no worker of another program is present, so these may be the weights of a former
             run.
+        shared: The tensors that an open worker of the same thread has, too; a warning, likewise.
     """
-    if versions is None or max((versions[name] for name in versions), default=1) == 1:
-        return
-    # Not all changes are steps, and a checkpoint's steps are no changes: the smallest tensor says how many.
-    name = min(versions, key=lambda name: params[name].size)
-    if is_kept(ps.spec(name).group):
-        return
-    no_steps = versions.slices(name)[0] - int(ps.state(name)["step"][0])
-    updates = max(max(versions.slices(name)) for name in versions) - no_steps
-    if updates > 0:
+    if updates := _updates(ps, params, versions):
         what = "a model that was trained before" if ps.namespace is None else f"namespace {ps.namespace}"
         import logging  # here, because `import fastps` should bring little
 
-        changes = ps.native.last_changes(list(versions), None)
+        changes = ps.native.last_changes(list(params), None)
         last = min((seconds for seconds in changes if seconds is not None), default=None)
         when = "" if last is None else f", last change {ago(last)}"
-        level = logging.WARNING if alone else logging.INFO
+        level = logging.WARNING if alone or shared else logging.INFO
         logging.getLogger("fastps").log(level, "continuing %s: %s updates%s", what, f"{updates:,}", when)
+    elif shared:
+        import logging
+
+        logging.getLogger("fastps").warning(
+            "two open workers of this thread train the same tensors, as one model: %s. Another model needs "
+            "names of its own (prefix=... of ParameterServerOptimizer)",
+            some(sorted(shared)),
+        )
+
+
+def _updates(ps: ParameterServer, params: Mapping[str, Array], versions: Versions | None) -> int:
+    """Optimizer steps of the tensor that has taken the most; 0 for what fastps keeps beside a model."""
+    if versions is None or max((versions[name] for name in versions), default=1) == 1:
+        return 0
+    # Not all changes are steps, and a checkpoint's steps are no changes: the smallest tensor says how many.
+    name = min(versions, key=lambda name: params[name].size)
+    if is_kept(ps.spec(name).group):
+        return 0
+    no_steps = versions.slices(name)[0] - int(ps.state(name)["step"][0])
+    return max(0, max(max(versions.slices(name)) for name in versions) - no_steps)

@@ -42,7 +42,8 @@ class Own:
     def __init__(
         self, worker: object, ps: ParameterServer, groups: Groups, together: Together, names: Iterable[str]
     ) -> None:
-        self.about = (os.getpid(), threading.get_ident(), ps.namespace, groups.name, frozenset(names))
+        self.about = (os.getpid(), threading.get_ident(), ps.namespace, groups.name, _place(ps))
+        self.names, self._assigned = frozenset(names), ps.assigned  # which `about` may have the id of
         self.together = together
         self._entry = weakref.finalize(worker, _leave, self, ps, groups)
         self.entries.add(self)
@@ -58,12 +59,13 @@ class Own:
         self.entries.discard(self)
         self._entry.detach()
 
-    def seems_to_replace(self) -> bool:
-        """Returns whether a worker like this one is open: same thread, run, name and tensors.
+    def shared(self) -> frozenset[str]:
+        """The tensors that a worker like this one has, too: open, and of the same thread, run and name.
 
-        Its program, such as a cell of a notebook, was probably run again.
+        Its program, such as a cell of a notebook, was probably run again, or this is another model.
         """
-        return any(other is not self and other.about == self.about for other in tuple(self.entries))
+        like = [o.names for o in tuple(self.entries) if o is not self and o.about == self.about]
+        return self.names.intersection(frozenset().union(*like))
 
     def join(self, join: Callable[[], _Result]) -> _Result:
         """Joins a group; if it is refused, tries again without the workers that nothing refers to any more.
@@ -85,6 +87,11 @@ class Own:
                     "close() of its worker or optimizer first."
                 )
             raise
+
+
+def _place(ps: ParameterServer) -> object:
+    """Tells stores and servers apart; clients of the same ones are equal."""
+    return tuple(address for address, _ in ps.native.transport) or ps.native.address or id(ps.assigned)
 
 
 def _leave(own: Own, ps: ParameterServer, groups: Groups) -> None:
