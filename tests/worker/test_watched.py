@@ -12,6 +12,7 @@ from torch import nn
 import fastps
 import fastps.torch
 from fastps.torch import ParameterServerOptimizer
+from fastps.torch._params import rounds_to
 
 
 @pytest.fixture
@@ -198,6 +199,41 @@ def test_a_worker_over_torch_tensors(store, mode):
         worker.pull_model()
         assert tensor.tolist() == store.pull("w").tolist() == [4] * 3
         worker.step(ones)
+        tensor.fill_(9)
+        with pytest.warns(RuntimeWarning, match=r'"w"\. .*worker\.push_model'):
+            worker.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_written_after_the_last_step_are_said_to_stay_here(store, kind):
+    """As a trainer's averaged weights: torch counts the write, or not (`.data`), which values then show."""
+    options = dict(KINDS[kind])
+    model = model_of(options.pop("dtype", torch.float32))
+
+    def trained(model=model, **options):
+        optimizer = wrap(model, store, **options)
+        backward(model)
+        optimizer.step()
+        return optimizer
+
+    writes = [lambda: model[0].weight.detach().mul_(2), lambda: model[0].weight.data.mul_(2)]
+    for write in writes[: 1 if kind in ("local", "overlap") else 2]:  # whose values are not the servers'
+        optimizer = trained(**options)
+        write()
+        with pytest.warns(RuntimeWarning, match=r'"0.weight"\. .*push_model'):
+            optimizer.close()
+        optimizer.close()
+        with pytest.warns(RuntimeWarning, match="0.weight"), trained(**options):
+            write()
+        with pytest.raises(ValueError, match="mine"), trained(**options):
+            write()
+            raise ValueError("mine")
+        with trained(**options) as optimizer:
+            write()
+            optimizer.push_model()
+        assert rounds_to(store.pull("0.weight"), model[0].weight)
+        with trained(**options):  # other workers' steps are no writes
+            trained(model_of()).close()
 
 
 def test_a_worker_does_not_watch_what_is_not_its_own(store):

@@ -200,7 +200,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._buffers.read()
             _MADE.add(self)
         except BaseException:
-            self.close()  # the model's hooks would outlive it
+            self._close(last=False)  # the model's hooks would outlive it
             raise
 
     # -- what torch asks for ---------------------------------------------------------------------------------
@@ -517,10 +517,26 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """`flush`, and ends this optimizer's session; `ps` stays open.
 
+        A `RuntimeWarning` says if something else wrote to the parameters after the last step, such as
+        averaged weights: the servers do not have those values.
+
         Raises:
             NonFiniteError: The model's buffers are not finite; they are not pushed. The session has ended.
         """
-        self._close(last=True)
+        try:
+            self._warn_if_written()
+        finally:
+            self._close(last=True)
+
+    def _warn_if_written(self) -> None:
+        worker, others = self._open(), list[str]()
+        if worker.closed:
+            return
+        if not self._filled.watched.written:  # writes through `.data` are counted nowhere
+            with contextlib.suppress(FastpsError):
+                there = worker.unchanged()
+                others = [e.name for e in self._entries if e.name in there and not e.shows(there[e.name])]
+        self._filled.watched.warn(stacklevel=3, others=others)
 
     def _close(self, last: bool) -> None:
         """Ends everything; `last`: pushes the last values of the buffers."""
@@ -547,6 +563,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if error is None:
+                self._warn_if_written()
             self._open().__exit__(kind, error, trace)
         finally:
             self._close(last=error is None)

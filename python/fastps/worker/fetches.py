@@ -51,6 +51,14 @@ class Fetches:
             assert installed is not None
             self.installed = installed[1]
 
+    def unchanged(self) -> dict[str, Array]:
+        """The servers' values of the tensors that have not changed since the installed fetch."""
+        own = self.installed
+        if own is None:
+            return {}
+        values, now = self._native.pull_list(list(self._params), None, None)
+        return {n: v for n, v in values.items() if n in own and now.slices(n) == own.slices(n)}
+
     def copy(self) -> dict[str, Array]:
         """The servers' values, as new arrays."""
         values: dict[str, Array] = self._native.pull_list(list(self._params), None, None)[0]

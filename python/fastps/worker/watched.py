@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from fastps._shared.text import some
 from fastps.errors import ForeignWriteError
 
 __all__ = ["Watched"]
@@ -80,6 +82,23 @@ class Watched:
             advice=f"{self._owner}.push_model() sends the present values to the servers, "
             f"{self._owner}.pull_model() fetches theirs{more}",
         )
+
+    def warn(self, stacklevel: int, others: Iterable[str] = ()) -> None:
+        """Gives a `RuntimeWarning` if something else has written to a tensor, after the last step.
+
+        Args:
+            stacklevel: As for `warnings.warn`, seen from the caller.
+            others: Tensors of which the caller knows it, if no counter says so.
+        """
+        written = self.written or list(others)
+        if written:
+            warnings.warn(
+                f"something other than the {self._owner} wrote to its parameters after the last step: "
+                f"{some(written)}. The servers do not have these values. Before close(), "
+                f"{self._owner}.push_model() sends them, and {self._owner}.pull_model() fetches the servers'",
+                RuntimeWarning,
+                stacklevel=stacklevel + 1,
+            )
 
 
 def _version(tensor: Any) -> int | None:

@@ -608,10 +608,14 @@ class Worker:
         return {"steps": self._steps, **self._tally.stats(self._names)}
 
     def close(self) -> None:
-        """Calls `flush`, then ends this worker's session (not that of `ps`)."""
+        """Calls `flush`, then ends this worker's session (not that of `ps`).
+
+        A `RuntimeWarning` says if something else wrote to torch tensors (``copy=False``) after the last step.
+        """
         if self._ps.closed:
             return
         try:
+            self._watched.warn(stacklevel=2)
             self.flush()
             self._groups.leave()
         except BaseException as error:
@@ -682,6 +686,10 @@ class Worker:
     def fetched(self) -> dict[str, Array]:
         """Internal: a copy of the values that the servers have now."""
         return self._fetches.copy()
+
+    def unchanged(self) -> dict[str, Array]:
+        """Internal: the servers' values of the tensors of which `params` must have the same ones."""
+        return {} if self._local is not None else self._fetches.unchanged()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Internal: raises unless a state of `state_dict` fits."""

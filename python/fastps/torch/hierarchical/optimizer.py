@@ -223,7 +223,11 @@ class Hierarchical(torch.optim.Optimizer):
     def close(self) -> None:
         """Ends this process's session; `ps` stays open. Other local ranks are not waited for."""
         if self._worker is not None:
-            self._worker.close()
+            try:
+                if not self._worker.closed:
+                    self._filled.watched.warn(stacklevel=2)
+            finally:
+                self._worker.close()
 
     def state_dict(self) -> NoReturn:
         """Raises: the servers have the state; `fastps.checkpoint.save` saves it, values included."""
@@ -247,7 +251,9 @@ class Hierarchical(torch.optim.Optimizer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._worker is not None:
+        if error is None:
+            self.close()
+        elif self._worker is not None:
             self._worker.__exit__(kind, error, trace)
 
     # -- how -------------------------------------------------------------------------------------------------
