@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
@@ -374,3 +375,38 @@ def test_a_run_of_three_uneven_workers_ends_its_cosine(server):
     for which, rate in rates.items():
         assert rate == pytest.approx(cosine(lengths, lengths), abs=1e-9)
         assert cosine(taken[which], lengths) > 0.01 * 0.1  # where its own steps would have ended
+
+
+@pytest.mark.parametrize("name", ["Sync", "Local", "WarmStart", "Async"])
+def test_a_schedule_over_all_portions_fits_every_mode(name):
+    """Its length is that of one process, whoever has how many of the gradients."""
+    n, epochs = 2, 3
+    modes = {"Sync": fastps.Sync(workers=n), "Local": fastps.Local(2, 2, lr=0.01), "Async": fastps.Async()}
+    mode = modes.get(name) or fastps.WarmStart(steps=2, then=modes["Sync"])
+    x = torch.randn(24, 4)
+
+    def train(addresses):
+        with fastps.connect(addresses, timeout=30) as ps:
+            model = nn.Linear(4, 2)
+            named = model.named_parameters()
+            with ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.1), mode=mode) as optimizer:
+                portions = fastps.data.Portions(ps, n=len(x), size=4)
+                linear = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(portions) * epochs)
+                schedule, rates = GlobalSchedule(linear), []
+                while portions.epoch < epochs:
+                    for indices in portions:
+                        optimizer.zero_grad()
+                        model(x[indices]).square().mean().backward()
+                        optimizer.step()
+                        schedule.step()
+                        rates.append(schedule.get_last_lr()[0])
+                optimizer.flush()
+                optimizer.pull_model()
+                schedule.step()
+                return rates, schedule.get_last_lr()
+
+    with fastps.serve() as server, ThreadPoolExecutor(n) as pool:
+        found = list(pool.map(train, [server.addresses] * n, timeout=60))
+    for rates, last in found:
+        assert last == [pytest.approx(0.0, abs=0.1 * n / 18)]
+        assert rates == sorted(rates, reverse=True)

@@ -195,6 +195,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._worker.refresh_by(self._refresh)
+            self.leave_out(())
             self._filled.show()
             if self._buffers is not None:
                 self._buffers.read()
@@ -438,11 +439,17 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     # -- what is its own -------------------------------------------------------------------------------------
 
     @property
+    def mode(self) -> Mode:
+        """The mode passed to the constructor, or its default."""
+        return self._open().mode
+
+    @property
     def global_step(self) -> int:
         """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
 
         The largest step count of any parameter, frozen ones included and predictors of
-        `fastps.torch.parallel` left out. It continues after `fastps.torch.resume`, and a step that
+        `fastps.torch.parallel` left out. When layers are frozen (``requires_grad_(False)``), it goes on from
+        there with the steps of the others. It continues after `fastps.torch.resume`, and a step that
         `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
         """
         return self._open().global_step
@@ -618,7 +625,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Internal: `global_step` does not count these parameters, unless there are no others."""
         entries, others = self._entries, frozenset(names)  # not the optimizer: it may be collected
         self._open().count_steps_of(
-            lambda: [e.name for e in entries if e.name not in others] or [e.name for e in entries]
+            lambda: [e.name for e in entries if e.name not in others] or [e.name for e in entries],
+            lambda: frozenset(e.name for e in entries if e.param.requires_grad),
         )
 
     # -- how -------------------------------------------------------------------------------------------------

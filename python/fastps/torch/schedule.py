@@ -41,10 +41,11 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
     """Makes a learning rate scheduler follow `ParameterServerOptimizer.global_step`.
 
     A scheduler counts its own worker's steps: with three workers, a cosine gets a third of the way on each.
-    This one takes as many steps as the servers have taken, so all workers use the rate of the same point,
-    also late and resumed ones; the scheduler's own state need not be saved. It follows
+    This one takes as many steps as there were gradients in the servers' steps, so all workers use the rate
+    of the same point, also late and resumed ones; the scheduler's own state need not be saved. It follows
     `fastps.torch.resume`, ``load_state_dict``, ``push_model`` and ``pull_model`` at once. With
-    `fastps.data.Portions`, a run takes ``len(portions) * epochs`` steps.
+    `fastps.data.Portions`, a run takes ``len(portions) * epochs`` steps in every mode: a round of
+    ``fastps.Sync(workers=n)`` and a push of ``fastps.Local(push_every=n)`` count as n.
 
     A group that ``add_param_group`` adds gets the rates that it would have, had it been there from the first
     step. Schedulers with settings for each group (`OneCycleLR`, `CyclicLR`, several functions, those of other
@@ -98,7 +99,11 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
         lengths = own if given is None else [given]
         # Not the base's constructor, which begins another schedule.
         self._scheduler, self.optimizer = scheduler, optimizer
-        ends = [] if given is None else [given]
+        mode = optimizer.mode
+        #: Gradients of a step, and the steps of a warm start, which have one.
+        self._each = mode.after_warm_up.least_workers * mode.after_warm_up.push_every
+        self._alone = mode.warm_up_steps
+        ends = lengths[:1] if self._each > 1 else [] if given is None else [given]
         if hasattr(scheduler, "total_steps"):  # its rate of the step after the last one may be negative
             ends.append(scheduler.total_steps - 1)
         self._end: int | None = min(ends, default=None)
@@ -114,14 +119,15 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
         optimizer.schedule = self
 
     def step(self, epoch: int | None = None) -> None:
-        """Takes as many steps as the servers have taken since the last call; call it after each step.
+        """Takes as many steps as there were gradients since the last call; call it after each step.
 
         Args:
             epoch: None: the servers have the number of the step.
         """
         if epoch is not None:
             raise invalid("epoch", "None, as the schedule follows the steps of the servers", epoch)
-        target = self.optimizer.global_step
+        steps = self.optimizer.global_step
+        target = steps + max(0, steps - self._alone) * (self._each - 1)
         if self._end is not None:
             target = min(target, self._end)
         if target < self.last_epoch and self.last_epoch > self._first:

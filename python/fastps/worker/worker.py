@@ -679,9 +679,11 @@ class Worker:
         """Internal: calls this method of an adapter, which calls `refresh`, instead of that."""
         self._together.refresh_by(method)
 
-    def count_steps_of(self, names: Callable[[], Iterable[str]]) -> None:
-        """Internal: makes `global_step` the steps of these tensors, which may change."""
-        self._progress.of(names)
+    def count_steps_of(
+        self, names: Callable[[], Iterable[str]], trained: Callable[[], frozenset[str]]
+    ) -> None:
+        """Internal: makes `global_step` the steps of these tensors, some of which are trained now."""
+        self._progress.of(names, trained)
 
     def fetched(self) -> dict[str, Array]:
         """Internal: a copy of the values that the servers have now."""

@@ -19,6 +19,8 @@ _READS = 10
 class Progress:
     """The steps that all workers together have taken: the most of any slice of any tensor.
 
+    Where tensors are frozen and others go on, the count goes on with those from where it was.
+
     The step counts are read once; from then on each change of a version is a step. Those of a tensor are read
     again after an assignment in this process, which is a version and no step.
 
@@ -34,13 +36,17 @@ class Progress:
         self._ps = ps
         self._installed = installed
         self._names: Callable[[], Iterable[str]] = lambda: params
+        self._trained: Callable[[], frozenset[str]] | None = None
+        #: At the last count: the tensors that were trained, the count, what it had beyond their steps, and
+        #: the versions.
+        self._phase: tuple[frozenset[str], int, int, Versions | None] = frozenset(), 0, 0, None
         self._assigned: dict[str, int] = {}  # how often a tensor was assigned when its steps were read
         self._less: dict[str, tuple[int, ...]] = {}  # versions of its slices that were no steps
         self._asked: tuple[int, Versions] | None = None  # in which step, and the versions
 
-    def of(self, names: Callable[[], Iterable[str]]) -> None:
-        """Counts the steps of these tensors, which may change."""
-        self._names = names
+    def of(self, names: Callable[[], Iterable[str]], trained: Callable[[], frozenset[str]]) -> None:
+        """Counts the steps of these tensors, and knows which of them are trained now; both may change."""
+        self._names, self._trained = names, trained
 
     def restart(self) -> None:
         """Reads the step counts again, before they are next used."""
@@ -58,6 +64,19 @@ class Progress:
         if stale:
             self._asked = None
             self._read(stale)
+        steps = self._steps(names, step)
+        trained = frozenset(names) if self._trained is None else self._trained().intersection(names)
+        own = steps if len(trained) == len(names) else self._steps(list(trained), step)
+        before, last, beyond, versions = self._phase
+        if trained != before:
+            had = self._most(trained.intersection(versions or ()), versions) if versions else own
+            beyond = max(0, last - had)
+        steps = max(steps, own + beyond)
+        self._phase = trained, steps, beyond, self._installed()
+        return steps
+
+    def _steps(self, names: list[str], step: int) -> int:
+        """The most steps of any of these tensors."""
         installed = self._installed()
         there = frozenset(installed or ())  # not views of a store, and what was added after the last fetch
         others = [name for name in names if name not in there]
