@@ -315,6 +315,23 @@ def uses_portions(pipe, address):
         return seen
 
 
+def synchronous_portions(pipe, address):
+    """Two replicas and three portions: in the second round of an epoch one replica has nothing to train."""
+    graph = chain("mlp", [3])
+    with fastps.connect(address, timeout=30) as ps, parallel.Replica(graph, timeout=30) as replica:
+        portions, seen = replica.portions(ps, n=12, size=4), []
+        with replica.optimizer(ps, fastps.SGD(lr=0.01), fastps.Sync(workers=2)) as optimizer:
+            while portions.epoch < 2:
+                for rows in portions:
+                    target = torch.zeros(len(rows), dtype=torch.long)
+                    replica.step(input=torch.ones(len(rows), 64), target=target)
+                    optimizer.step()
+                    seen.append((portions.epoch, rows.tolist()))
+            rejected = optimizer.stats()["rejected"]
+        portions.close()
+        return seen, rejected
+
+
 def warm_start(pipe, address, barrier):
     """Two replicas begin at once; one of them trains the first 5 steps, with all its parts."""
     graph = chain("mlp", [3])

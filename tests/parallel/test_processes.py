@@ -29,6 +29,7 @@ from models import (
     made,
     pulled,
     pushes_by_shard,
+    synchronous_portions,
     train,
     two_replicas_at_once,
     unsplit,
@@ -128,6 +129,20 @@ def shard_of(ps, name):
     ps.pull(name)
     (shard,) = [k for k, (a, b) in enumerate(zip(before, pulls(), strict=True)) if a != b]
     return shard
+
+
+def test_replicas_in_step_share_portions_that_do_not_fit_their_number():
+    with (
+        fastps.serve() as server,
+        Parts(2, synchronous_portions, server.addresses) as one,
+        Parts(2, synchronous_portions, server.addresses) as other,
+    ):
+        results = [one.results(), other.results()]
+    for first, second in results:
+        assert first == second
+        assert first[1] == 0
+    trained = sorted((epoch, row) for (seen, _), _ in results for epoch, rows in seen for row in rows)
+    assert trained == [(epoch, row) for epoch in range(2) for row in range(12)]
 
 
 def test_portions_are_the_same_on_every_part():

@@ -12,8 +12,12 @@ from fastps.data import Indices, Portions
 from fastps.errors import DeadlineError
 from fastps.torch.parallel.engine import Engine
 from fastps.torch.parallel.links.messages import Kind, Message
+from fastps.worker.run.own import Own
 
 __all__ = ["ReplicaPortions"]
+
+#: Stands for the run of these portions, which only part 0 knows: a group has one part of each replica.
+_RUN = 0
 
 
 class ReplicaPortions:
@@ -99,9 +103,17 @@ class ReplicaPortions:
             message = self._engine.wait_for(
                 Kind.PORTION, self._count, 0, "the next portion", index=self._number
             )
-            if message.requires_grad:  # part 0 waits for the server
+            workers = Own.of_this_thread()
+            if message.requires_grad:  # part 0 waits for the server: no other replica waits for this part
+                for worker in workers:
+                    worker.idle(_RUN, self.epoch)
                 continue
             self.epoch = message.step
+            for worker in workers:
+                if message.tensor is None:
+                    worker.turn(_RUN, self.epoch)
+                else:
+                    worker.back()
             if message.tensor is None:
                 return
             yield np.array(message.tensor.numpy())

@@ -359,7 +359,7 @@ class Replica:
         self._portions += 1
         every = self._timeout / 2 if timeout is None else min(self._timeout / 2, timeout)
         leases = self.part in (0, None)
-        own = Portions(ps, n, size, seed, name, epoch=epoch, timeout=min(5.0, every)) if leases else None
+        own = Portions(ps, n, size, seed, name, epoch=epoch, timeout=min(1.0, every)) if leases else None
         engine = self._engines[0] if self.part is not None else None
         return ReplicaPortions(own, engine, epoch, timeout, self._portions)
 
