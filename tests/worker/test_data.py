@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import fastps
+from cases import case
 
 PATIENT = 60.0
 SPAWN = multiprocessing.get_context("spawn")
@@ -268,6 +270,55 @@ def test_leaving_an_iteration_finishes_nothing(ps):
     mine.finish()
     mine.finish()
     assert sorted(np.concatenate([first, *mine])) == list(range(10))
+
+
+def stopping_early(loop):
+    """The items of a loop that ends by their number and not by the end of the iteration."""
+    count = len(loop)
+    yield lambda: list(itertools.islice(loop, count))
+    yield lambda: [next(items) for items in [iter(loop)] for _ in range(count)]
+
+    def by_break():
+        items = []
+        for k, item in enumerate(loop, 1):
+            items.append(item)
+            if k == count:
+                break
+        return items
+
+    yield by_break
+
+    def by_zip():
+        return [item for _, item in zip(range(count), loop, strict=False)]
+
+    yield by_zip
+
+
+def test_loops_that_stop_after_their_length_have_whole_epochs(ps):
+    """As those of trainers do. An epoch is over when its last portion's loop was left."""
+    data = pytest.importorskip("torch.utils.data")
+    torch = pytest.importorskip("torch")
+    dataset = data.TensorDataset(torch.arange(10))
+    mine = portions(ps)
+    sampler = mine.sampler()
+    loops = {
+        "portions": mine,
+        "samples": sampler,
+        "loader of portions": data.DataLoader(dataset, batch_sampler=mine),
+        "loader of samples": data.DataLoader(dataset, batch_size=4, sampler=sampler),
+    }
+    epochs = 0
+    for name, loop in loops.items():
+        for taking in stopping_early(loop):
+            with case(name, epochs):
+                items = taking()
+                epochs += 1
+                assert len(items) == len(loop)
+                assert mine.epoch == epochs
+    # Before the last portion, the next loop begins with the same one.
+    first = list(itertools.islice(mine, 2))
+    assert mine.epoch == epochs
+    assert next(iter(mine)).tolist() == first[1].tolist()
 
 
 def test_finishing_the_last_one_ends_the_epoch_where_the_iteration_stands(ps):
