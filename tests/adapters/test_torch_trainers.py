@@ -197,3 +197,41 @@ def test_lightning(tmp_path):
         tuner.Tuner(trainer(1)).lr_find(Module(fastps.Store()), data, num_training=20)
     finder = tuner.Tuner(trainer(20)).lr_find(Module(None), data, num_training=20, early_stop_threshold=None)
     assert finder.suggestion() > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_epoch_of_a_trainer_has_all_portions():
+    """Lightning stops after as many batches as the loader has, accelerate looks one batch ahead."""
+    count = -(-len(DATA) // 8)
+    for name in ("lightning", "accelerate"):
+        trainer = pytest.importorskip(name)
+        with case(name), fastps.Store() as ps:
+            net = nn.Linear(4, 1)
+            optimizer = ParameterServerOptimizer(net.named_parameters(), ps, fastps.SGD(lr=0.1))
+            portions = fastps.data.Portions(ps, n=len(DATA), size=8)
+            data = DataLoader(DATA, batch_sampler=portions)
+            if name == "lightning":
+
+                class Module(trainer.LightningModule):
+                    def __init__(self, net=net, optimizer=optimizer):
+                        super().__init__()
+                        self.net, self.made = net, optimizer
+
+                    def training_step(self, batch, index):
+                        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+                    def configure_optimizers(self):
+                        return self.made
+
+                quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+                quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "devices": 1}
+                trainer.Trainer(max_epochs=3, **quiet).fit(Module(), data)
+            else:
+                accelerator = trainer.Accelerator(cpu=True)
+                own, made, loader = accelerator.prepare(net, optimizer, data)
+                for _ in range(3):
+                    for x, y in loader:
+                        made.zero_grad()
+                        accelerator.backward(nn.functional.mse_loss(own(x), y))
+                        made.step()
+            assert (portions.epoch, steps_of(ps)) == (3, 3 * count)
