@@ -243,8 +243,7 @@ class Client:
         self,
         group: str,
         mode: Mode,
-        rank: int | None,
-        name: str,
+        seat: tuple[int | None, str],
         presence: tuple[bool, int, int] | None,
         timeout: float | None,
     ) -> tuple[int, list[str]]: ...

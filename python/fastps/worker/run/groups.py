@@ -75,7 +75,7 @@ class Groups:
 
     def _join(self, mode: Mode, groups: list[str]) -> None:
         for group in groups:
-            present, _ = self._native.join(group, mode, self._rank, self._name, None, None)
+            present, _ = self._native.join(group, mode, (self._rank, self._name), None, None)
             self.present = max(self.present, present)
 
     @property
@@ -132,7 +132,7 @@ class Groups:
     def _join_again(self) -> tuple[int, list[str]]:
         """The number and the names of the workers in the first group."""
         assert self._bound is not None
-        return self._native.join(self._names[0], self._bound, self._rank, self._name, None, None)
+        return self._native.join(self._names[0], self._bound, (self._rank, self._name), None, None)
 
     def appear(self, presence: tuple[bool, int, int] | None) -> bool:
         """Tells the others whether they wait for this worker; returns whether any of them does.
@@ -144,7 +144,7 @@ class Groups:
         if self._bound is None or not self._bound.waits_for_others:
             return False
         for group in self._names:
-            self._native.join(group, self._bound, self._rank, self._name, presence, None)
+            self._native.join(group, self._bound, (self._rank, self._name), presence, None)
         return True
 
     def come_back(self) -> None:
@@ -194,7 +194,7 @@ class Groups:
         """The error of a step whose wait for the gradients of others has timed out."""
         workers, rooms, missing = mode.least_workers, [], 0
         for group in self._names:
-            present, names = self._native.join(group, mode, self._rank, self._name, None, None)
+            present, names = self._native.join(group, mode, (self._rank, self._name), None, None)
             shown = ", ".join(names) + ", ..." * (present > len(names))
             rooms.append(f'group "{group}" has {present} of {counted(workers, "worker")} ({shown})')
             missing = max(missing, workers - present)
@@ -215,7 +215,7 @@ class Groups:
         """
         self._warm, self._warm_group = mode, self._names[0]
         group = self._warm_group
-        self._native.join(group, mode, self._rank, self._name, None, None)
+        self._native.join(group, mode, (self._rank, self._name), None, None)
         if not wait:
             return self.warm_up_ended(mode)
         return self._end_or_lead(mode, mode.warm_up_timeout)

@@ -573,15 +573,14 @@ impl Client {
         Ok(last.into_iter().map(|ago| ago.map(|ago| ago.as_secs_f64())).collect())
     }
 
-    /// Joins a group; returns the number of its workers and the names of some. `presence`: whether it is idle,
-    /// or else rouses the idle ones, and run and epoch of its portions.
+    /// Joins a group with a rank and a name; returns the number of its workers and the names of some.
+    /// `presence`: whether it is idle, or else rouses the idle ones, and run and epoch of its portions.
     fn join(
         &self,
         py: Python<'_>,
         group: String,
         mode: &Bound<'_, PyAny>,
-        rank: Option<u32>,
-        name: String,
+        seat: (Option<u32>, String),
         presence: Option<(bool, u64, u64)>,
         timeout: Option<Seconds>,
     ) -> PyResult<(u64, Vec<String>)> {
@@ -592,6 +591,7 @@ impl Client {
             Some((true, run, epoch)) => Presence::Idle(Epoch { run, epoch }),
             Some((false, run, epoch)) => Presence::Rouses(Epoch { run, epoch }),
         };
+        let (rank, name) = seat;
         let seat = MembershipRequest { mode, rank, name, presence };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;

@@ -111,7 +111,7 @@ def _join(addresses: Addresses, args: Args) -> dict[str, Any]:
         own.push(name, ones)
         refused = True
         with contextlib.suppress(fastps.FastpsError):
-            other.native.join(name, fastps.Sync(workers=3), None, "stranger", 1.0)
+            other.native.join(name, fastps.Sync(workers=3), (None, "stranger"), None, 1.0)
             refused = False
     return {"refused": refused}
 
