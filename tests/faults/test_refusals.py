@@ -315,7 +315,9 @@ CASES: dict[str, Case] = {
     "torch: parameters": (
         fastps.ConfigError,
         "invalid params: expected names with the parameters, as model.named_parameters() gives, got a "
-        "torch.nn.parameter.Parameter",
+        "torch.nn.parameter.Parameter; for groups without names (timm's): names = {{p: n for n, p in "
+        "model.named_parameters()}}; groups = "
+        '[{{**g, "params": [(names[p], p) for p in g["params"]]}} for g in groups]',
         lambda world: _torch(_model().parameters(), world.store, fastps.Adam()),
     ),
     "torch: its optimizer": (

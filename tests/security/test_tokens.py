@@ -54,7 +54,7 @@ def test_a_token_decides_what_its_client_may_do(tokens: Tokens) -> None:
     worker, reader = tokens.add("alice", "worker"), tokens.add("bob", "reader")
     old = tokens.add("carol", "admin", "*", "expires=2020-01-01")
     unknown = tokens.write_secret("nobody", new_token())
-    with fastps.serve(shards=2, tokens=tokens.file) as server:
+    with fastps.serve(shards=2, tokens=tokens.file, local=True) as server:
         for transport in (None, "tcp", "unix"):
             name = f"w {transport}"
             with fastps.connect(server, token_file=worker, transport=transport) as ps:

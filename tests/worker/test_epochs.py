@@ -39,11 +39,12 @@ PORTIONS: dict[str, Callable[[int], int]] = {
 Taken = tuple[int, tuple[int, ...]]
 
 
-class Late:
-    """Events around a worker that begins when others have, and before they have ended."""
+class Beginning:
+    """Events at the beginning of a run: nobody ends before everybody has asked for a portion."""
 
-    def __init__(self) -> None:
-        self.others_train, self.comes = threading.Event(), threading.Event()
+    def __init__(self, workers: int) -> None:
+        self.someone_trains, self.first_is_there = threading.Event(), threading.Event()
+        self.asked = [threading.Event() for _ in range(workers)]
 
 
 @dataclass(frozen=True)
@@ -66,25 +67,26 @@ class Run:
     def register(self, ps: fastps.ParameterServer) -> None:
         ps.register(self.name, np.zeros(2, np.float32), fastps.SGD(lr=1.0), group=self.name)
 
-    def train(self, addresses: str, rank: int, late: Late, trained: Callable[[Taken], Any]) -> int:
+    def train(self, addresses: str, rank: int, beginning: Beginning, trained: Callable[[Taken], Any]) -> int:
         """One worker's epochs; reports each portion after its step. Returns how many pushes were dropped."""
-        is_late = self.event == "a late one" and rank == 0
         with fastps.connect(addresses, timeout=60) as ps:
-            if is_late:
-                assert late.others_train.wait(30)
+            if self.event == "a late one" and rank == 0:
+                assert beginning.someone_trains.wait(60)
             portions = fastps.data.Portions(ps, n=self.samples, size=SIZE, name=self.name)
             mode = MODES[self.mode](self.n)
             with fastps.Worker(ps, {self.name: np.zeros(2)}, mode, name=f"w{rank}") as worker:
                 if rank == 0:
-                    late.comes.set()
+                    beginning.first_is_there.set()
                 while portions.epoch < EPOCHS:
                     for indices in portions:
-                        late.others_train.set()
+                        beginning.someone_trains.set()
+                        beginning.asked[rank].set()
                         time.sleep(0.05 if self.event == "a slow one" and rank == 0 else 0.0)
                         worker.step({self.name: np.ones(2, np.float32)})
                         trained((portions.epoch, tuple(indices.tolist())))
-                    if self.event == "a late one":
-                        assert late.comes.wait(30)
+                    beginning.asked[rank].set()
+                    first = int(self.event == "a killed one")
+                    assert all(other.wait(60) for other in beginning.asked[first:])
                 return worker.stats()["rejected"]
 
     def check(self, trained: list[Taken]) -> None:
@@ -118,13 +120,13 @@ def test_each_sample_once_an_epoch(event):
             ledger: dict[str, list[Taken]] = {run.name: [] for run in chosen}
             started = []
             for run in chosen:
-                late = Late()
+                begins = Beginning(run.n)
                 for rank in range(run.n):
-                    how = addresses, rank, late, ledger[run.name].append
+                    how = addresses, rank, begins, ledger[run.name].append
                     started.append((run, pool.submit(run.train, *how)))
             for run, worker in started:
                 with case(run.name):
-                    assert worker.result(timeout=60) == 0
+                    assert worker.result(timeout=100) == 0
             for run in chosen:
                 with case(run.name):
                     run.check(ledger[run.name])
@@ -132,21 +134,21 @@ def test_each_sample_once_an_epoch(event):
 
 def killed(addresses: str, pipe: Connection) -> None:
     """The workers that are killed: each has trained a portion that it has not finished, or waits for one."""
-    sending, lates = threading.Lock(), []
+    sending, all_begin = threading.Lock(), []
 
-    def work(run: Run, late: Late) -> None:
+    def work(run: Run, begins: Beginning) -> None:
         def trained(taken: Taken) -> None:
             with sending:
                 pipe.send((run.name, taken))
             threading.Event().wait()
 
-        run.train(addresses, 0, late, trained)
+        run.train(addresses, 0, begins, trained)
 
-    for run in runs("a killed one", (2, 3, 5)):
-        lates.append(Late())
-        threading.Thread(target=work, args=[run, lates[-1]], daemon=True).start()
-    for late in lates:
-        late.comes.wait()
+    for run in runs("a killed one", (3,)):
+        all_begin.append(Beginning(run.n))
+        threading.Thread(target=work, args=[run, all_begin[-1]], daemon=True).start()
+    for begins in all_begin:
+        begins.first_is_there.wait()
     with sending:
         pipe.send(None)
     threading.Event().wait()
@@ -154,38 +156,44 @@ def killed(addresses: str, pipe: Connection) -> None:
 
 def received(pipe: Connection) -> Iterator[tuple[str, Taken] | None]:
     """What the killed ones have sent, and waits until they are there."""
-    while pipe.poll(60):
+    while pipe.poll(200):
         try:
             yield pipe.recv()
         except EOFError:
             return
 
 
+@pytest.mark.timeout(600)
 def test_portions_of_the_killed_are_given_again():
-    chosen = runs("a killed one", (2, 3, 5))
+    chosen = runs("a killed one", (3,))
     ledger: dict[str, list[Taken]] = {run.name: [] for run in chosen}
     again: dict[str, list[Taken]] = {run.name: [] for run in chosen}
-    with beginning(chosen, sum(run.n for run in chosen), lease=5.0) as (addresses, pool):
+    with beginning(chosen, sum(run.n for run in chosen), lease=10.0) as (addresses, pool):
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
         victims = spawn.Process(target=killed, args=(addresses, theirs), daemon=True)
         victims.start()
         theirs.close()
+        begin = {run.name: Beginning(run.n) for run in chosen}
         workers = [
-            (run, pool.submit(run.train, addresses, rank, Late(), ledger[run.name].append))
+            (run, pool.submit(run.train, addresses, rank, begin[run.name], ledger[run.name].append))
             for run in chosen
             for rank in range(1, run.n)
         ]
-        for sent in received(ours):
-            if sent is None:
-                time.sleep(1.0)
-                victims.kill()
-                victims.join(20)
-            else:
+        try:
+            for sent in received(ours):
+                if sent is None:
+                    time.sleep(1.0)
+                    break
                 again[sent[0]].append(sent[1])
+        finally:
+            victims.kill()
+            victims.join(20)
+        for name, taken in filter(None, received(ours)):
+            again[name].append(taken)
         for run, worker in workers:
             with case(run.name):
-                assert worker.result(timeout=60) == 0
+                assert worker.result(timeout=200) == 0
     for run in chosen:
         with case(run.name):
             run.check(ledger[run.name])

@@ -177,8 +177,11 @@ class Worker:
                 self._own.join(lambda: self._groups.bind(then))
             self._follow(self._warm_up.mode)
             self._fetches.installed = self._take_on(params, copy)
-            alone = self._groups.present <= 1
-            note_continuation(ps, self.params, self._fetches.installed, alone, self._own.shared())
+            same = self._own.shared()
+            alone = self._groups.present <= 1 or bool(same)
+            # Several workers with copies of one model are no accident, two models with one memory each are.
+            shared = frozenset() if copy else same
+            note_continuation(ps, self.params, self._fetches.installed, alone, shared)
             if not isinstance(ps, Store):  # whose workers share this process's generators
                 self._seeds = Seeds(ps, self._groups)
         except BaseException as error:

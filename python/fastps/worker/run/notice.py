@@ -28,7 +28,7 @@ def note_continuation(
         versions: Of their tensors, or None.
         alone: Log a warning: no worker of another program is present, so these may be the weights of a former
             run.
-        shared: The tensors that an open worker of the same thread has, too; a warning, likewise.
+        shared: The tensors that another model of the same thread has, too.
     """
     if updates := _updates(ps, params, versions):
         what = "a model that was trained before" if ps.namespace is None else f"namespace {ps.namespace}"
@@ -37,7 +37,7 @@ def note_continuation(
         changes = ps.native.last_changes(list(params), None)
         last = min((seconds for seconds in changes if seconds is not None), default=None)
         when = "" if last is None else f", last change {ago(last)}"
-        level = logging.WARNING if alone or shared else logging.INFO
+        level = logging.WARNING if alone else logging.INFO
         logging.getLogger("fastps").log(level, "continuing %s: %s updates%s", what, f"{updates:,}", when)
     elif shared:
         import logging

@@ -49,10 +49,16 @@ class Own:
         self.entries.add(self)
 
     @classmethod
+    def _open(cls) -> list[Own]:
+        while True:
+            with contextlib.suppress(RuntimeError):  # another thread has made a worker meanwhile
+                return list(cls.entries)
+
+    @classmethod
     def of_this_thread(cls) -> list[Together]:
         """The open workers that take no step while this thread waits."""
         here = os.getpid(), threading.get_ident()
-        return [own.together for own in tuple(cls.entries) if (own.about[0], own.together.thread) == here]
+        return [own.together for own in cls._open() if (own.about[0], own.together.thread) == here]
 
     def closed(self) -> None:
         """Call it when the worker has left its groups."""
@@ -64,7 +70,7 @@ class Own:
 
         Its program, such as a cell of a notebook, was probably run again, or this is another model.
         """
-        like = [o.names for o in tuple(self.entries) if o is not self and o.about == self.about]
+        like = [o.names for o in self._open() if o is not self and o.about == self.about]
         return self.names.intersection(frozenset().union(*like))
 
     def join(self, join: Callable[[], _Result]) -> _Result:
@@ -79,7 +85,7 @@ class Own:
         try:
             return join()
         except ConfigError as error:
-            others = [other for other in tuple(self.entries) if other is not self]
+            others = [other for other in self._open() if other is not self]
             if count := sum(other.about[0] == os.getpid() for other in others):
                 workers = f"{count} open worker{'s' * (count > 1)}"
                 error.add_note(
