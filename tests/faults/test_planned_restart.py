@@ -31,7 +31,7 @@ def shards(tmp_path):
 def restart(shards, k):
     """As an operator does it: a request to stop, which the server obeys, and a start."""
     shards.signal(k, signal.SIGTERM)
-    assert shards.servers[k].process.wait(PATIENT) == 0
+    assert shards.servers[k].process.wait(PATIENT) == 0, shards.servers[k].last_words()
     shards.restart(k)
 
 
