@@ -212,9 +212,10 @@ class Portions:
         portion, over, unfinished = self._ask("take", wait)
         if over or portion is not None:
             self._held, self._begun, self._last = portion, not over, unfinished == 1
-            for worker in Own.of_this_thread():
-                if over:
-                    worker.turn(self._run, self._epoch)
+            workers = Own.of_this_thread()
+            for worker in workers:
+                if over:  # of several, it is not known which of them trains with these
+                    worker.turn(self._run, self._epoch, fetch=len(workers) == 1)
                 else:
                     worker.back()
         return portion, over, unfinished

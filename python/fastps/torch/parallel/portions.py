@@ -111,7 +111,7 @@ class ReplicaPortions:
             self.epoch = message.step
             for worker in workers:
                 if message.tensor is None:
-                    worker.turn(_RUN, self.epoch)
+                    worker.turn(_RUN, self.epoch, fetch=len(workers) == 1)
                 else:
                     worker.back()
             if message.tensor is None:

@@ -66,11 +66,12 @@ class Together:
             self._idle = False
             self._fetch()
 
-    def turn(self, run: int, epoch: int) -> None:
-        """Begins an epoch, with all that the former one has pushed; the idle workers of that are back."""
+    def turn(self, run: int, epoch: int, fetch: bool) -> None:
+        """Begins an epoch, and ends `idle` for all. `fetch`: with all that the former one has pushed."""
         self._groups.appear(None if self._idle else (False, run, epoch))
+        if self._idle or fetch:
+            self._fetch()
         self._idle = False
-        self._fetch()
 
     def _fetch(self) -> None:
         if self._refresh and (refresh := self._refresh()):
