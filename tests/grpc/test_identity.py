@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import encoders
 import numpy as np
-from foreign_client import ForeignClient
+from foreign_client import ForeignClient, Stubs
 from samples import BIG, SMALL, FreshName
 
 import fastps
+from reference_momentum import matched
 
 
 def test_duplicates_are_answered_not_applied(foreign: ForeignClient, fresh_name: FreshName) -> None:
@@ -87,3 +90,40 @@ def test_staleness_counts_the_pushes_of_others(
     assert (receipt.version, receipt.own) == (base.version + 5, base.own + 2)
     (receipt,) = foreign.push(name, gradient)
     assert not receipt.HasField("staleness")
+
+
+def test_repeated_fenced_and_refused_gradients_do_not_lower_the_momentum(
+    stubs: Stubs, server: fastps.Server, fresh_name: FreshName
+) -> None:
+    """Two clients in turn, each at values one push old; one of them also sends what is not applied."""
+    name, g = fresh_name("w"), np.ones(SMALL, np.float32)
+    with ForeignClient(stubs, server.address_list) as one, ForeignClient(stubs, server.address_list) as two:
+        pb = stubs.pb
+        one.register(one.spec(name, (SMALL,), "adam", {"lr": 0.01}), np.zeros(SMALL, np.float32))
+        clients: list[ForeignClient] = [one, two]
+        first = [c.exchange(name, [c.frame(pb.KIND_PULL_VERSION, c.entry(name), 0)])[0] for c in clients]
+        at = [(answer.header.version, answer.header.own) for answer in first]
+        gradients: list[tuple[int, int]] = []
+
+        def frame(client: ForeignClient, base: tuple[int, int], **rule: Any) -> Any:
+            (frame,) = client.gradient_frames(name, g, base_version=base[0], base_own=base[1])
+            frame.header.correction.CopyFrom(pb.Correction(momentum_matching=True, **rule))
+            return frame
+
+        for k in range(80):
+            sender, client = k % 2, clients[k % 2]
+            sent = frame(client, at[sender])
+            applied = client.accepted(client.exchange(name, [sent])[0])
+            gradients.append((sender, applied.staleness))
+            assert applied.momentum == matched(0.9, gradients), k
+            at[sender] = applied.version, applied.own
+            if sender:
+                (again,) = client.exchange(name, [sent])
+                assert again.header.duplicate
+                assert not again.header.HasField("momentum")
+                late, stale = frame(client, at[1]), frame(client, at[0], reject=True, max_staleness=0)
+                fence = client.frame(pb.KIND_RESOLVE, client.entry(name), 0, sequence=late.header.sequence)
+                client.exchange(name, [fence])
+                kinds = [answer.header.refusal.kind for answer in client.exchange(name, [late, stale])]
+                assert kinds == ["fenced", "stale_push"]
+        assert gradients[-1] == (1, 1)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import fastps
+from reference_momentum import matched, stale
 from reference_optim import OPTIMIZERS, Array
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "matched_beta1.json"
@@ -29,12 +30,6 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def matched(beta1: float, workers: int) -> float:
-    """The rule of `fastps.Async`: the gradients in a step have the same mean age as with one worker."""
-    age = beta1 / (1 - beta1) - (workers - 1)
-    return beta1 if workers == 1 else age / (1 + age) if age > 0 else 0.0
-
-
 def gradients() -> list[Array]:
     rng = np.random.default_rng(17)
     return [(rng.standard_normal(19) * 10.0 ** rng.uniform(-3, 1)).astype(np.float32).round(5) for _ in ORDER]
@@ -44,7 +39,7 @@ def by_reference(name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """beta1, values and state after each step."""
     optimizer, p, steps = OPTIMIZERS[name](**settings), np.linspace(-1, 1, 19, dtype=np.float32), []
     for k, g in enumerate(gradients()):
-        beta1 = matched(optimizer.betas[0], len(set(ORDER[: k + 1])))
+        beta1 = matched(optimizer.betas[0], stale(ORDER[: k + 1]))
         optimizer.matched = beta1
         optimizer.step(p, g)
         steps.append({"beta1": beta1, "values": p.copy(), **optimizer.state})

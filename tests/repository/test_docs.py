@@ -234,7 +234,8 @@ def test_the_tensorboard_example_draws_its_curves(tmp_path: Path, run_script: Ca
     last = float(re.findall(r"epoch 2  loss (\S+)", output)[0])
     (folder,) = (tmp_path / "runs").iterdir()
     curves = reader.EventAccumulator(str(folder), {"scalars": 0}).Reload()
-    assert set(curves.Tags()["scalars"]) == {"loss", "staleness", "bytes", "scale", "global_step", "lr"}
+    names = {"loss", "staleness", "bytes", "scale", "momentum", "global_step", "lr"}
+    assert set(curves.Tags()["scalars"]) == names
     assert [point.step for point in curves.Scalars("bytes")] == list(range(1, 3 * 128 + 1))
     assert curves.Scalars("loss")[-1].value == pytest.approx(last, abs=1e-3)
     assert {point.value for point in curves.Scalars("staleness")} == {0.0}  # one worker

@@ -21,7 +21,10 @@ def w(ps):
 def test_push_single_gives_a_receipt(w):
     receipt = w.push("w", f32(2, 0, -2))
     assert receipt == fastps.Receipt(2, None, False, 1.0)
-    assert repr(receipt) == "Receipt(version=2, staleness=None, duplicate=False, scale=1.0, duplicates=0)"
+    assert (
+        repr(receipt)
+        == "Receipt(version=2, staleness=None, duplicate=False, scale=1.0, duplicates=0, momentum=None)"
+    )
     np.testing.assert_array_equal(w.pull("w"), f32(0, 2, 4))
 
 

@@ -926,7 +926,10 @@ type Header struct {
 	// On KIND_VECTOR: whose program it is. On KIND_PULL: which vector is wanted.
 	Vector *VectorHead `protobuf:"bytes,31,opt,name=vector,proto3" json:"vector,omitempty"`
 	// On KIND_PORTION: where the gradient belongs.
-	Portion       *PortionHead `protobuf:"bytes,32,opt,name=portion,proto3" json:"portion,omitempty"`
+	Portion *PortionHead `protobuf:"bytes,32,opt,name=portion,proto3" json:"portion,omitempty"`
+	// Receipts: the momentum of the step, of Adam and AdamW its beta1. Unset: the optimizer has none, the gradient is sparse,
+	// the push was a repeat, or the server is an earlier one.
+	Momentum      *float64 `protobuf:"fixed64,35,opt,name=momentum,proto3,oneof" json:"momentum,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1183,6 +1186,13 @@ func (x *Header) GetPortion() *PortionHead {
 		return x.Portion
 	}
 	return nil
+}
+
+func (x *Header) GetMomentum() float64 {
+	if x != nil && x.Momentum != nil {
+		return *x.Momentum
+	}
+	return 0
 }
 
 // The space that a frame is for, and what it wants there.
@@ -2063,7 +2073,10 @@ type WorkerReport struct {
 	// Mean seconds of a step since the report before, of those that ended. Unset: none ended.
 	StepSeconds *float64 `protobuf:"fixed64,14,opt,name=step_seconds,json=stepSeconds,proto3,oneof" json:"step_seconds,omitempty"`
 	// The worker's name. Empty: that of its client.
-	Name          string `protobuf:"bytes,15,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,15,opt,name=name,proto3" json:"name,omitempty"`
+	// Smallest momentum (of Adam and AdamW: beta1) of the steps by the worker's latest push. Unset: unknown, or the
+	// optimizers have none.
+	Momentum      *float64 `protobuf:"fixed64,16,opt,name=momentum,proto3,oneof" json:"momentum,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2201,6 +2214,13 @@ func (x *WorkerReport) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *WorkerReport) GetMomentum() float64 {
+	if x != nil && x.Momentum != nil {
+		return *x.Momentum
+	}
+	return 0
 }
 
 // Describes the server.
@@ -6568,7 +6588,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x16fastps/v1/fastps.proto\x12\tfastps.v1\x1a google/protobuf/descriptor.proto\"L\n" +
 	"\x05Frame\x12)\n" +
 	"\x06header\x18\x01 \x01(\v2\x11.fastps.v1.HeaderR\x06header\x12\x18\n" +
-	"\apayload\x18\x0f \x01(\fR\apayload\"\xc4\t\n" +
+	"\apayload\x18\x0f \x01(\fR\apayload\"\xf2\t\n" +
 	"\x06Header\x12#\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x0f.fastps.v1.KindR\x04kind\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\x06R\x03tag\x12\x14\n" +
@@ -6607,7 +6627,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"correction\x12#\n" +
 	"\x04lent\x18\x1e \x01(\v2\x0f.fastps.v1.LentR\x04lent\x12-\n" +
 	"\x06vector\x18\x1f \x01(\v2\x15.fastps.v1.VectorHeadR\x06vector\x120\n" +
-	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportionB\x0f\n" +
+	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportion\x12\x1f\n" +
+	"\bmomentum\x18# \x01(\x01H\fR\bmomentum\x88\x01\x01B\x0f\n" +
 	"\r_base_versionB\v\n" +
 	"\t_base_ownB\x05\n" +
 	"\x03_lrB\b\n" +
@@ -6621,7 +6642,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"_stalenessB\t\n" +
 	"\a_weightB\x0f\n" +
 	"\r_have_versionB\x0e\n" +
-	"\f_min_version\"\x89\x01\n" +
+	"\f_min_versionB\v\n" +
+	"\t_momentum\"\x89\x01\n" +
 	"\n" +
 	"VectorHead\x12\x14\n" +
 	"\x05space\x18\x01 \x01(\x06R\x05space\x12\x12\n" +
@@ -6688,7 +6710,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x03ack\x18\x05 \x01(\x0e2\x0e.fastps.v1.AckR\x03ack\x12\x16\n" +
 	"\x06secret\x18\x06 \x01(\fR\x06secret\x12\x14\n" +
 	"\x05close\x18\a \x01(\bR\x05close\x12/\n" +
-	"\x06report\x18\b \x01(\v2\x17.fastps.v1.WorkerReportR\x06report\"\xf5\x03\n" +
+	"\x06report\x18\b \x01(\v2\x17.fastps.v1.WorkerReportR\x06report\"\xa3\x04\n" +
 	"\fWorkerReport\x12\x17\n" +
 	"\x04rank\x18\x01 \x01(\rH\x00R\x04rank\x88\x01\x01\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
@@ -6705,13 +6727,15 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x04mode\x18\f \x01(\tR\x04mode\x12\x14\n" +
 	"\x05codec\x18\r \x01(\tR\x05codec\x12&\n" +
 	"\fstep_seconds\x18\x0e \x01(\x01H\x05R\vstepSeconds\x88\x01\x01\x12\x12\n" +
-	"\x04name\x18\x0f \x01(\tR\x04nameB\a\n" +
+	"\x04name\x18\x0f \x01(\tR\x04name\x12\x1f\n" +
+	"\bmomentum\x18\x10 \x01(\x01H\x06R\bmomentum\x88\x01\x01B\a\n" +
 	"\x05_rankB\a\n" +
 	"\x05_lossB\x10\n" +
 	"\x0e_staleness_p50B\x10\n" +
 	"\x0e_staleness_p99B\t\n" +
 	"\a_waitedB\x0f\n" +
-	"\r_step_seconds\"\xf9\x02\n" +
+	"\r_step_secondsB\v\n" +
+	"\t_momentum\"\xf9\x02\n" +
 	"\rHelloResponse\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\"\n" +
 	"\fcapabilities\x18\x02 \x03(\tR\fcapabilities\x12\x16\n" +

@@ -50,6 +50,11 @@ class Receipts(Mapping[str, Receipt]):
         """The smallest factor applied to a gradient; infinity if there are no tensors."""
         return self._native.scale()
 
+    @property
+    def momentum(self) -> float | None:
+        """The smallest momentum of a step (beta1 of Adam and AdamW); None if no receipt has one."""
+        return self._native.momentum()
+
 
 class PushPulled(NamedTuple):
     """Result of `push_pull`; the values contain the push.

@@ -28,14 +28,17 @@ class Async(Mode):
             equally fast ones; a much slower worker does less harm.
         momentum_matching: Reduces the optimizer's momentum mu (of SGD and RMSprop; beta1 of Adam and AdamW,
             except for sparse gradients) by what asynchrony adds (Mitliagkas et al. 2016): with
-            A = mu / (1 - mu) - (C - 1) it is A / (1 + A), and 0 where A <= 0. This changes nothing for one
-            worker, and keeps the rate that was chosen with one usable with more. With SGD at a much smaller
-            rate, all momentum is gain: set False there.
+            A = mu / (1 - mu) - s it is A / (1 + A), and 0 where A <= 0. A slice reads s from the staleness of
+            its last 64 gradients, each weighted by its sender's share: C - 1 for equal workers, near 0 for a
+            fast one beside others that seldom push, 0 for one worker. This keeps the rate that was chosen
+            with one worker usable with more. With SGD at a much smaller rate, all momentum is gain: set False
+            there.
         overlap: True: the fetch of step k is installed at the end of step k + 1, so push and fetch of a step
             run while the next gradient is computed; gradients are then computed at values one step old.
             False: the fetch is installed at the end of step k.
 
-    Each slice applies this on its own when the push arrives; the receipt's `scale` is the factor used.
+    Each slice applies this on its own when the push arrives; the receipt's `scale` and `momentum` are those
+    that took effect.
 
     Raises:
         ConfigError: An argument is out of range.

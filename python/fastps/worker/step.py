@@ -18,6 +18,8 @@ class Step(NamedTuple):
         scale: Smallest factor that a slice put on one of them; None if there are none.
         global_step: As `Worker.global_step`, after this step.
         lr: The rate given to ``step``, the largest of several; None: the optimizers' own.
+        momentum: Smallest momentum of their steps (beta1 of Adam and AdamW), which asynchrony lowers; None if
+            there are none, or the optimizers have no momentum.
     """
 
     step: int
@@ -27,3 +29,4 @@ class Step(NamedTuple):
     scale: float | None
     global_step: int
     lr: float | None
+    momentum: float | None = None

@@ -12,9 +12,9 @@ from fastps.errors import Lost
 
 __all__ = ["NOTHING", "Tally"]
 
-#: Staleness, bytes and scale.
-Acknowledged = tuple[int | None, int, float | None]
-NOTHING: Acknowledged = (None, 0, None)
+#: Staleness, bytes, scale and momentum.
+Acknowledged = tuple[int | None, int, float | None, float | None]
+NOTHING: Acknowledged = (None, 0, None, None)
 
 
 class Tally:
@@ -23,7 +23,8 @@ class Tally:
     Attributes:
         rejected: Pushes with a part that was too stale or not finite and was dropped.
         bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
-        acknowledged: Staleness, bytes and scale of the pushes acknowledged in this step, as in `Step`.
+        acknowledged: Staleness, bytes, scale and momentum of the pushes acknowledged in this step, as in
+            `Step`.
     """
 
     def __init__(self) -> None:
@@ -34,19 +35,23 @@ class Tally:
         self._lost: Counter[tuple[str, int]] = Counter()
         self._staleness: Counter[int] = Counter()
         self._scaled = 0
+        self._momentum: float | None = None
         self._bytes_pushed = 0
 
     def acknowledge(self, names: tuple[str, ...], receipts: Receipts) -> None:
         """Counts a push that was applied completely."""
         self._acknowledged[names] += 1
         self._bytes_pushed += receipts.bytes
-        staleness, sent, scale = self.acknowledged
+        staleness, sent, scale, momentum = self.acknowledged
         if receipts.staleness is not None:
             self._staleness[receipts.staleness] += 1
             self._scaled += receipts.scale < 1.0
             staleness = max(staleness or 0, receipts.staleness)
         scale = receipts.scale if scale is None else min(scale, receipts.scale)
-        self.acknowledged = staleness, sent + receipts.bytes, scale
+        self._momentum = receipts.momentum
+        if self._momentum is not None:
+            momentum = self._momentum if momentum is None else min(momentum, self._momentum)
+        self.acknowledged = staleness, sent + receipts.bytes, scale, momentum
 
     def acknowledge_some(self, names: Iterable[str]) -> None:
         """Counts the tensors that were applied, of a push that failed for others."""
@@ -66,7 +71,7 @@ class Tally:
             most[tensor] = max(most.get(tensor, 0), pushes)
         return most
 
-    def totals(self) -> dict[str, int | None]:
+    def totals(self) -> dict[str, int | float | None]:
         """The counters of all tensors together, as a worker's report has them."""
         return {
             "pushes": sum(self._acknowledged.values()),
@@ -75,6 +80,7 @@ class Tally:
             "scaled": self._scaled,
             "staleness_p50": percentile(self._staleness, 0.5),
             "staleness_p99": percentile(self._staleness, 0.99),
+            "momentum": self._momentum,
         }
 
     def stats(self, names: Iterable[str]) -> dict[str, Any]:

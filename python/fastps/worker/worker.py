@@ -760,7 +760,8 @@ class Worker:
     def _report(self, loss: float | None, lr: Rates) -> Step:
         """Describes the last step."""
         rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
-        return Step(self._steps, loss, *self._tally.acknowledged, self.global_step, rate)
+        staleness, sent, scale, momentum = self._tally.acknowledged
+        return Step(self._steps, loss, staleness, sent, scale, self.global_step, rate, momentum)
 
     def _exchange(self, k: int, fetch: bool) -> None:
         if self._mode.waits_for_others:

@@ -14,6 +14,7 @@ use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::fault;
 use fastps_core::frame::{Applied, Base, Identity, Push};
+use fastps_core::identity::Settled;
 use fastps_core::isa::Isa;
 use fastps_core::lock::{MAX_OVERTAKES, SliceLock};
 use fastps_core::mode::{Clocks, MembershipRequest, Mode, Quorum};
@@ -271,7 +272,7 @@ fn push_and_resolve(apply: Apply) {
     let answer = sender.join().unwrap().one();
     let changes = match resolved {
         Ok(Resolved::Applied(applied)) => {
-            assert_eq!(answer.unwrap(), applied);
+            assert_eq!(Settled::from(answer.unwrap()), applied);
             1
         }
         Ok(Resolved::Fenced) => {

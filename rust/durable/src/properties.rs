@@ -10,8 +10,8 @@ use crate::snapshot::manifest::{Cut, Manifest};
 use crate::snapshot::safetensors::Layout;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
-use fastps_core::frame::{Action, Applied, Base, Identity};
-use fastps_core::identity::Remembered;
+use fastps_core::frame::{Action, Base, Identity};
+use fastps_core::identity::{Remembered, Settled};
 use fastps_core::mode::{MembershipRequest, Mode, Quorum};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::program::{Command, Op, Program};
@@ -86,20 +86,23 @@ fn pushed() -> impl Strategy<Value = Pushed> {
 }
 
 fn standing() -> impl Strategy<Value = Standing> {
-    let applied = (any::<[u64; 2]>(), proptest::option::of(0..u64::MAX), any::<f32>()).prop_map(
-        |([version, own], staleness, scale)| Applied { version, own, staleness, scale, duplicate: false },
-    );
+    let applied = (any::<[u64; 2]>(), proptest::option::of(0..u64::MAX), any::<f32>())
+        .prop_map(|([version, own], staleness, scale)| Settled { version, own, staleness, scale });
     let outcomes = vec((any::<u64>(), proptest::option::of(applied)), 0..6);
     let client =
         (any::<[u64; 3]>(), 0_u64..3, outcomes).prop_map(|([client, own, forgotten], assigned, outcomes)| {
             Remembered { client, own, assigned, forgotten, outcomes }
         });
-    (any::<[u64; 3]>(), vec(client, 0..4)).prop_map(|([version, step, assigns], clients)| Standing {
-        version,
-        step,
-        assigns,
-        clients,
-    })
+    let gradients = vec(any::<(u64, u8)>(), 0..5);
+    (any::<[u64; 3]>(), vec(client, 0..4), gradients).prop_map(
+        |([version, step, assigns], clients, gradients)| Standing {
+            version,
+            step,
+            assigns,
+            clients,
+            gradients,
+        },
+    )
 }
 
 fn entry() -> impl Strategy<Value = SliceEntry> {

@@ -21,6 +21,7 @@ pub fn report(report: &WorkerReport) -> Map<String, Value> {
         ("bytes", json!(report.bytes)),
         ("staleness_p50", json!(report.staleness_p50)),
         ("staleness_p99", json!(report.staleness_p99)),
+        ("momentum", json!(report.momentum)),
         ("waited", json!(report.waited)),
         ("rejected", json!(report.rejected)),
         ("scaled", json!(report.scaled)),

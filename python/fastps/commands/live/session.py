@@ -262,23 +262,18 @@ class Session:
         elif report.get("diverged") == self._course and self._progress.diverge():
             self._say("diverged", worker.index, f"diverged at update {self._progress.diverged}")
         elif report.get("course") == self._course:
-            self._progress.add(worker.index, report, self._settings, self._task, self._momentum())
+            self._progress.add(worker.index, report, self._settings, self._task, self._momentum(report))
             if report["lost"]:
                 text = (
                     f"VersionsLost: a restarted server lost {report['lost']} pushes of worker {worker.index}"
                 )
                 self._say("lost", worker.index, text)
 
-    def _momentum(self) -> float | None:
+    def _momentum(self, report: dict[str, Any]) -> float | None:
         """The momentum in force; None if the optimizer has none."""
-        settings = self._settings
-        if settings.optimizer not in ("sgd", "rmsprop"):
+        if self._settings.optimizer not in ("sgd", "rmsprop"):
             return None
-        if not settings.momentum_matching or settings.mode not in ("async", "warm"):
-            return settings.momentum
-        pushing = sum(worker.state == "running" for worker in self._workers.values())
-        left = settings.momentum / (1 - settings.momentum) - (pushing - 1)
-        return left / (1 + left) if left > 0 else 0.0
+        return self._settings.momentum if report["momentum"] is None else report["momentum"]
 
     def _reap(self) -> None:
         for worker in list(self._leaving):

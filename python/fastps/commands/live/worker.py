@@ -229,6 +229,7 @@ class Course:
             fetched=self._fetched_now(last.step),
             residual=self._residual(),
             staleness=last.staleness,
+            momentum=last.momentum,
             scale=last.scale,
             bytes=last.bytes,
             loss=loss,

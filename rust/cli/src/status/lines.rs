@@ -125,7 +125,19 @@ fn worker_table(found: &[(&WorkerState, &WorkerReport)], all: bool) -> Vec<Strin
         shown.sort_by_key(|(_, report)| slowness(found, report).is_none());
     }
     shown.truncate(most);
-    let titles = ["WORKER", "RANK", "MODE", "STEPS", "STEPS/S", "LOSS", "STALE p50/p99", "WAITS", "SEEN", ""];
+    let titles = [
+        "WORKER",
+        "RANK",
+        "MODE",
+        "STEPS",
+        "STEPS/S",
+        "LOSS",
+        "STALE p50/p99",
+        "MOMENTUM",
+        "WAITS",
+        "SEEN",
+        "",
+    ];
     let mut rows = vec![titles.map(str::to_owned)];
     rows.extend(shown.iter().map(|(state, report)| worker_row(state, report, found)));
     let mut lines = table(&rows, 3);
@@ -140,7 +152,7 @@ pub(crate) fn worker_row(
     state: &WorkerState,
     report: &WorkerReport,
     all: &[(&WorkerState, &WorkerReport)],
-) -> [String; 10] {
+) -> [String; 11] {
     let dash = || "-".to_owned();
     let staleness = match (report.staleness_p50, report.staleness_p99) {
         (Some(half), Some(most)) => format!("{half}/{most}"),
@@ -154,6 +166,7 @@ pub(crate) fn worker_row(
         report.step_seconds.filter(|step| *step > 0.0).map_or_else(dash, |step| number(1.0 / step)),
         report.loss.map_or_else(dash, |loss| format!("{loss:.4}")),
         staleness,
+        report.momentum.map_or_else(dash, |momentum| format!("{momentum:.3}")),
         report.waited.map_or_else(dash, |share| format!("{:.0} %", share * 100.0)),
         format!("{:.1} s", state.idle.as_secs_f64()),
         if slowness(all, report).is_some() { "slow".to_owned() } else { String::new() },

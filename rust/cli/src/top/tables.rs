@@ -39,7 +39,8 @@ pub(super) fn workers(found: &[(&WorkerState, &WorkerReport)], width: usize) -> 
     let titles = ["WORKER", "RANK", "STEPS", "STEPS/S", "LOSS", "STALE", "WAITS", "SEEN", ""];
     let mut rows = vec![titles.map(str::to_owned)];
     rows.extend(found.iter().map(|(state, report)| {
-        let [name, rank, _, steps, rate, loss, stale, waits, seen, slow] = worker_row(state, report, found);
+        let [name, rank, _, steps, rate, loss, stale, _, waits, seen, slow] =
+            worker_row(state, report, found);
         [name, rank, steps, rate, loss, stale, waits, seen, slow]
     }));
     let widest = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

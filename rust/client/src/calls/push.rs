@@ -13,7 +13,7 @@ use crate::state::stats;
 use crate::state::time::after;
 use bytes::Bytes;
 use fastps_core::codec::{Codec, Position};
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Base;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
@@ -21,6 +21,7 @@ use fastps_core::sparse::Gathered;
 use fastps_core::verbs::{Caller, Gradient, GradientRef, PushOptions, Versions};
 use fastps_transport::convert::header::{self, GradientSettings};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Elements per batch, about a slice: one batch is sent while the next is encoded.
@@ -109,6 +110,20 @@ impl Client {
         Ok(call)
     }
 
+    /// Fails if a server of the tensor matches momentum by another rule, which would train another model.
+    fn check_matching(&self, entry: &Entry) -> Result<()> {
+        if !entry.spec.optimizer.has_momentum() {
+            return Ok(());
+        }
+        let links = entry.slices.iter().map(|(_, shard)| &self.links[*shard]);
+        let Some(link) = links.into_iter().find(|link| !link.matches.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        let why = "the server is of an earlier version, which matches momentum by the number of clients";
+        let error = Error::new(Kind::Precondition, why).shard(link.shard()).tensor(entry.spec.name.clone());
+        Err(error.expected("a server that matches it by staleness, or momentum_matching=False", "neither"))
+    }
+
     /// Looks the tensors up and scans the whole push before any part of it is sent.
     fn check_push<'a>(
         &self,
@@ -117,6 +132,9 @@ impl Client {
         deadline: Instant,
     ) -> Result<Checked<'a>> {
         let (epoch, entries) = self.look_up(gradients.iter().map(|g| &g.name), deadline)?;
+        if options.correction.is_some_and(|asked| asked.momentum_matching) {
+            entries.iter().try_for_each(|entry| self.check_matching(entry))?;
+        }
         if let Some(feedback) = &options.feedback {
             self.shared.settle_doubts(feedback, deadline)?;
         }

@@ -325,7 +325,7 @@ impl Link {
 
 /// Outcomes of the parts of a program.
 fn scalar_outcomes(parts: usize, refusals: Vec<(usize, Error)>) -> Vec<Result<Applied>> {
-    let ran = Applied { version: 0, own: 0, staleness: None, scale: 1.0, duplicate: false };
+    let ran = Applied { version: 0, own: 0, staleness: None, scale: 1.0, momentum: None, duplicate: false };
     let mut outcomes = vec![Ok(ran); parts];
     for (part, error) in refusals {
         // A refusal of an unknown part answers none, so results are missing.
@@ -365,7 +365,14 @@ fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], a
 
 /// Verdict of an answer other than a refusal: the part was answered, if the answer fits its question.
 fn judge(pending: &Pending, part: &CallPart, identified: bool, answer: convert::Answer) -> Verdict {
-    let read = |version, own| Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
+    let read = |version, own| Applied {
+        version,
+        own,
+        staleness: None,
+        scale: 1.0,
+        momentum: None,
+        duplicate: false,
+    };
     match (identified, answer) {
         (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
             Verdict::Answered(PartAnswer { applied, step: 0 }, None)

@@ -12,6 +12,7 @@ use crate::state::stats;
 use fastps_core::error::{Error, Result};
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
+use fastps_transport::convert;
 use std::collections::HashMap;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -79,6 +80,7 @@ impl Link {
     /// frames are sent again, under their identity.
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
         self.route().note(hello);
+        self.matches.store(convert::can(hello, convert::MATCHES_STALENESS), Ordering::Relaxed);
         if let Some(resolution) = &self.shared.resolution {
             resolution.note_listed(&hello.cluster);
         }

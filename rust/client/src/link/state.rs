@@ -13,6 +13,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_transport::addressee::Addressee;
+use fastps_transport::convert;
 use fastps_transport::loopback::is_loopback;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +36,8 @@ pub(crate) struct Link {
     pub(crate) cluster_id: AtomicU64,
     /// Set when the server is not the one that the client met first.
     pub(crate) restarted: AtomicBool,
+    /// Set when the server matches momentum by staleness.
+    pub(crate) matches: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
@@ -64,6 +67,7 @@ impl Link {
             lease: Duration::from_millis(u64::from(hello.lease_ms.max(300))),
             cluster_id: AtomicU64::new(hello.cluster_id),
             restarted: AtomicBool::new(false),
+            matches: AtomicBool::new(convert::can(hello, convert::MATCHES_STALENESS)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),
             shared,

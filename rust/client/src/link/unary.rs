@@ -103,7 +103,7 @@ pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result
 
 /// Returns whether a server has a data directory.
 pub(crate) fn keeps_data(hello: &pb::HelloResponse) -> bool {
-    hello.capabilities.iter().any(|can| can == convert::CAN_LOG)
+    convert::can(hello, convert::CAN_LOG)
 }
 
 /// Makes a call, again while the connection fails, until the deadline. Errors name the shard; if the last

@@ -4,10 +4,11 @@
 //!
 //! ```text
 //! tau = changes by others since the gradient's base        C = clients that push to the slice
+//! s   = updates that asynchrony adds to the mean age of gradients (see `slice::asynchrony`)
 //! delay-adaptive    g * min(1, C / tau)        Koloskova, Stich, Jaggi 2022;
 //!                                              Mishchenko, Bach, Even, Woodworth 2022
 //! tau > max         g * max / tau, or refused  (the smaller of the two factors counts)
-//! momentum          A = mu / (1 - mu) - (C - 1);  mu' = A / (1 + A), 0 if A <= 0
+//! momentum          A = mu / (1 - mu) - s;  mu' = A / (1 + A), 0 if A <= 0
 //!                   mu: SGD's and RMSprop's momentum, Adam's and AdamW's beta1
 //! ```
 //!
@@ -52,12 +53,12 @@ impl Correction {
         self.max_staleness.map_or(delay, |max| share(max).min(delay))
     }
 
-    /// The momentum that replaces `momentum` when `clients` clients push.
-    pub(crate) fn momentum(self, momentum: f64, clients: usize) -> f64 {
-        if !self.momentum_matching || clients <= 1 || momentum >= 1.0 {
+    /// The momentum that replaces `momentum` when asynchrony adds so many updates.
+    pub(crate) fn momentum(self, momentum: f64, added: f64) -> f64 {
+        if !self.momentum_matching || added <= 0.0 || momentum >= 1.0 {
             return momentum;
         }
-        let age = momentum / (1.0 - momentum) - (clients - 1) as f64;
+        let age = momentum / (1.0 - momentum) - added;
         if age > 0.0 { age / (1.0 + age) } else { 0.0 }
     }
 }
@@ -92,10 +93,12 @@ mod tests {
     #[test]
     fn momentum_gives_way_to_what_asynchrony_adds() {
         let matching = Correction { momentum_matching: true, ..Correction::default() };
-        for (clients, expected) in [(1, 0.9), (4, 0.857_142), (8, 0.666_666), (10, 0.0), (64, 0.0)] {
-            assert!((matching.momentum(0.9, clients) - expected).abs() < 1e-6, "{clients}");
-            assert_eq!(Correction::default().momentum(0.9, clients), 0.9);
-            assert_eq!(matching.momentum(0.0, clients), 0.0);
+        for (added, expected) in
+            [(0.0, 0.9), (0.5, 0.894_736), (3.0, 0.857_142), (7.0, 0.666_666), (9.0, 0.0)]
+        {
+            assert!((matching.momentum(0.9, added) - expected).abs() < 1e-6, "{added}");
+            assert_eq!(Correction::default().momentum(0.9, added), 0.9);
+            assert_eq!(matching.momentum(0.0, added), 0.0);
         }
     }
 }

@@ -94,7 +94,8 @@ impl SliceContext {
     }
 
     pub(super) fn home(&self) -> Home<'_> {
-        Home { meter: &self.meter, clients: &self.clients, slice: self.id }
+        let has_momentum = self.spec.optimizer.has_momentum();
+        Home { meter: &self.meter, clients: &self.clients, slice: self.id, has_momentum }
     }
 
     /// Its identifier.
@@ -147,22 +148,49 @@ impl SliceContext {
         identities: &IdentityTable,
     ) -> Push<'a> {
         let staleness = next_staleness(push, version, identities);
-        let optimizer = &self.spec.optimizer;
-        let has_momentum = optimizer.momentum() > 0.0 || optimizer.beta1().is_some();
+        let (optimizer, client) = (&self.spec.optimizer, push.identity.client);
         // Counting the clients is a scan, so skip it where the number does not matter.
-        let matches = correction.momentum_matching && has_momentum;
-        let counts = matches || staleness.is_some_and(|tau| tau > 1);
-        let clients = if counts { identities.pushing(push.identity.client) } else { 1 };
+        let counts = staleness.is_some_and(|tau| tau > 1);
+        let clients = if counts { identities.pushing(client) } else { 1 };
         let factor = correction.factor(staleness, clients);
         if factor < 1.0 && push.action == Action::Gradient {
             Counters::count(&self.counters.gradients_scaled);
         }
         let scale = (f64::from(push.scale.unwrap_or(1.0)) * factor) as f32;
-        let momentum = correction.momentum(optimizer.momentum(), clients);
-        let lowered = |own| Some(correction.momentum(own, clients)).filter(|beta1| *beta1 < own);
-        // Lazy Adam keeps its own: other workers seldom push a row in between.
-        let beta1 = optimizer.beta1().filter(|_| push.indices.is_none()).and_then(lowered);
+        // A row keeps the optimizer's: the slice does not know how many pushes in between have named it.
+        let dense = push.indices.is_none();
+        let added = if dense { identities.asynchrony(client, staleness) } else { 0.0 };
+        let momentum = correction.momentum(optimizer.momentum(), added);
+        let lowered = |own| Some(correction.momentum(own, added)).filter(|beta1| *beta1 < own);
+        let beta1 = optimizer.beta1().and_then(lowered);
         Push { scale: Some(scale), momentum: Some(momentum), beta1, correction: None, ..*push }
+    }
+
+    /// The momentum that a step by this push has.
+    #[inline(always)]
+    pub(super) fn momentum(&self, push: &Push<'_>) -> Option<f64> {
+        if push.action != Action::Gradient || push.indices.is_some() {
+            return None;
+        }
+        let optimizer = &self.spec.optimizer;
+        let own = Some(optimizer.momentum()).filter(|own| *own > 0.0);
+        let beta1 = optimizer.beta1().map(|own| push.beta1.unwrap_or(own));
+        beta1.or(own.map(|own| push.momentum.unwrap_or(own)))
+    }
+
+    /// Notes a push that was just applied: the client's change, and the staleness of a dense gradient.
+    #[inline(always)]
+    pub(super) fn count(&self, push: &Push<'_>, version: u64, identities: &mut IdentityTable) -> Applied {
+        let client = push.identity.client;
+        let own = identities.count_own(client);
+        let staleness = staleness(push.base, version, own);
+        match push.action {
+            Action::Gradient if push.indices.is_none() => identities.note_gradient(client, staleness),
+            Action::Gradient => {}
+            Action::Assign | Action::AssignState { .. } => identities.note_assigned(client),
+        }
+        let (scale, momentum) = (push.scale.unwrap_or(1.0), self.momentum(push));
+        Applied { version, own, staleness, scale, momentum, duplicate: false }
     }
 
     /// The rows that a checked sparse push touches, and their values.

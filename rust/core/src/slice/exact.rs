@@ -1,7 +1,7 @@
 //! The memory of an `exact` slice, guarded by the slice's lock. A push writes in place unless a pull has
 //! pinned the values; then it writes to a copy, so that a pinned version never changes.
 
-use super::context::{Counters, SliceContext, staleness};
+use super::context::{Counters, SliceContext};
 use super::image::{Image, Standing};
 use super::round::Round;
 use super::snapshot::{Bytes, Copied, Snapshot};
@@ -137,19 +137,9 @@ impl ExactMemory {
             self.scan(slice);
         }
         self.version += u64::from(!(dropped || fault("version_not_bumped")));
-        let own = self.identities.count_own(push.identity.client);
-        if push.action != Action::Gradient {
-            self.identities.note_assigned(push.identity.client);
-        }
-        let applied = Applied {
-            version: self.version,
-            own,
-            staleness: staleness(push.base, self.version, own),
-            scale: push.scale.unwrap_or(1.0),
-            duplicate: false,
-        };
+        let applied = slice.count(push, self.version, &mut self.identities);
         if !push.once {
-            self.identities.note(push.identity, Outcome::Applied(applied));
+            self.identities.note(push.identity, Outcome::Applied(applied.into()));
         }
         Ok(applied)
     }
@@ -260,6 +250,7 @@ impl ExactMemory {
             step: self.step,
             assigns: self.assigns,
             clients: self.identities.image(),
+            gradients: self.identities.gradients(),
         };
         let state = self.copied(slice, 0, meter, self.state.iter().map(Buffer::bytes))?;
         let vectors =
@@ -303,7 +294,7 @@ impl ExactMemory {
         values: &[u8],
         state: &[u8],
     ) -> Result<()> {
-        let identities = IdentityTable::restored(&standing.clients, &slice.home())?;
+        let identities = IdentityTable::restored(&standing.clients, &standing.gradients, &slice.home())?;
         unpinned(slice, &mut self.params, &mut self.spare)?.values_mut().copy_from_slice(values);
         for (k, slot) in self.state.iter_mut().enumerate() {
             slot.values_mut().copy_from_slice(&state[k * slice.bytes()..][..slice.bytes()]);

@@ -244,6 +244,8 @@ pub struct Applied {
     pub staleness: Option<u64>,
     /// The factor that the slice applied to the gradient.
     pub scale: f32,
+    /// The momentum of the step, of Adam its `beta1`; `None` without one, for rows, and for a repeat.
+    pub momentum: Option<f64>,
     /// Set if the slice had applied the push before; then it changed nothing now.
     pub duplicate: bool,
 }

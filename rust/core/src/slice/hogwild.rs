@@ -1,7 +1,7 @@
 //! The memory of a `hogwild` slice. Pushes and pulls race on values and state without a lock; only the
 //! identity table has one, so a repeated push is still recognized.
 
-use super::context::{SliceContext, staleness};
+use super::context::SliceContext;
 use super::image::{Image, Standing};
 use super::snapshot::{Copied, Snapshot};
 use crate::base::block::{BLOCK, blocks};
@@ -97,19 +97,12 @@ impl HogwildMemory {
         let mut identities = lock(&self.identities);
         let bump = u64::from(!fault("version_not_bumped"));
         let version = self.counts.version().fetch_add(bump, Ordering::AcqRel).wrapping_add(1);
-        let own = identities.count_own(push.identity.client);
-        if push.action != Action::Gradient {
-            identities.note_assigned(push.identity.client);
-        }
-        let applied = Applied {
-            version,
-            own,
-            staleness: staleness(push.base, version, own),
-            scale: push.scale.unwrap_or(1.0),
-            duplicate: false,
+        let applied = slice.count(push, version, &mut identities);
+        let waiting = if push.once {
+            Vec::new()
+        } else {
+            identities.note(push.identity, Outcome::Applied(applied.into()))
         };
-        let waiting =
-            if push.once { Vec::new() } else { identities.note(push.identity, Outcome::Applied(applied)) };
         drop(identities);
         let assigned = push.action != Action::Gradient;
         if is_due(version, slice.len, push.count as usize) || (assigned && self.overflowed()) {
@@ -209,29 +202,25 @@ impl HogwildMemory {
         }
         self.assign(slice, push);
         self.counts.version().store(version, Ordering::Release);
-        let own = identities.count_own(push.identity.client);
-        identities.note_assigned(push.identity.client);
-        let applied = Applied {
-            version,
-            own,
-            staleness: staleness(push.base, version, own),
-            scale: 1.0,
-            duplicate: false,
-        };
+        let applied = slice.count(push, version, &mut identities);
         if !push.once {
-            identities.note(push.identity, Outcome::Applied(applied));
+            identities.note(push.identity, Outcome::Applied(applied.into()));
         }
         Ok(true)
     }
 
     /// Takes an image, possibly in the middle of pushes.
     pub(super) fn image(&self, slice: &SliceContext) -> Result<Image> {
-        let clients = lock(&self.identities).image();
+        let (clients, gradients) = {
+            let identities = lock(&self.identities);
+            (identities.image(), identities.gradients())
+        };
         let standing = Standing {
             version: self.counts.version().load(Ordering::Acquire),
             step: self.counts.step().load(Ordering::Relaxed),
             assigns: self.counts.assigns().load(Ordering::Relaxed),
             clients,
+            gradients,
         };
         let values = self.snapshot(slice, 0, None, std::slice::from_ref(&self.params))?;
         let state = self.snapshot(slice, 0, None, &self.state)?;
@@ -246,7 +235,8 @@ impl HogwildMemory {
         values: &[u8],
         state: &[u8],
     ) -> Result<()> {
-        *lock(&self.identities) = IdentityTable::restored(&standing.clients, &slice.home())?;
+        *lock(&self.identities) =
+            IdentityTable::restored(&standing.clients, &standing.gradients, &slice.home())?;
         store_bytes(slice, &self.params, values);
         for (k, slot) in self.state.iter().enumerate() {
             store_bytes(slice, slot, &state[k * slice.bytes()..][..slice.bytes()]);

@@ -7,6 +7,7 @@ use crate::base::error::Result;
 use crate::base::isa::prefetch;
 use crate::base::sync::Arc;
 use crate::memory::{Charge, Meter, Purpose};
+use crate::slice::asynchrony::{self, Asynchrony};
 use crate::slice::clients::{Clients, MET_BYTES, Met};
 use crate::slice::frame::{Applied, Identity};
 use crate::tensor::SliceId;
@@ -23,7 +24,7 @@ pub type Completion = Box<dyn FnOnce(Result<Applied>) + Send>;
 
 /// A slice's knowledge of one push.
 pub(crate) enum Outcome {
-    Applied(Applied),
+    Applied(Settled),
     /// It was not applied and never will be.
     Fenced,
     /// Held by a policy; repeats wait here.
@@ -32,6 +33,34 @@ pub(crate) enum Outcome {
     Applying(Vec<Completion>),
     /// Part of a version that waits for other gradients; repeats and outcome queries wait here.
     Shared(Vec<Completion>),
+}
+
+/// What a slice remembers of a push that it has applied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settled {
+    /// As in [`Applied`].
+    pub version: u64,
+    /// As in [`Applied`].
+    pub own: u64,
+    /// As in [`Applied`].
+    pub staleness: Option<u64>,
+    /// As in [`Applied`].
+    pub scale: f32,
+}
+
+impl Settled {
+    /// The answer to a repeat of the push.
+    pub fn repeated(self) -> Applied {
+        let Self { version, own, staleness, scale } = self;
+        Applied { version, own, staleness, scale, momentum: None, duplicate: true }
+    }
+}
+
+impl From<Applied> for Settled {
+    fn from(applied: Applied) -> Self {
+        let Applied { version, own, staleness, scale, .. } = applied;
+        Self { version, own, staleness, scale }
+    }
 }
 
 /// The table's knowledge of an arriving identity.
@@ -69,6 +98,8 @@ pub(crate) struct Home<'a> {
     pub(crate) meter: &'a Arc<Meter>,
     pub(crate) clients: &'a Arc<Clients>,
     pub(crate) slice: SliceId,
+    /// Whether the optimizer has a momentum, which asynchrony adds to.
+    pub(crate) has_momentum: bool,
 }
 
 /// A slice's memory of one client, as plain data.
@@ -83,7 +114,7 @@ pub struct Remembered {
     /// Largest sequence number that the slice no longer remembers.
     pub forgotten: u64,
     /// Sequence numbers with their outcomes, in the order noted; `None`: fenced.
-    pub outcomes: Vec<(u64, Option<Applied>)>,
+    pub outcomes: Vec<(u64, Option<Settled>)>,
 }
 
 /// The table of one slice.
@@ -94,6 +125,8 @@ pub(crate) struct IdentityTable {
     /// The last client and its `own`, newer than in its entry: mostly one client changes a slice many times
     /// in a row.
     recent: Option<(u64, u64)>,
+    /// Set once a client is known, if the optimizer has a momentum.
+    asynchrony: Option<(Box<Asynchrony>, Charge)>,
 }
 
 impl Client {
@@ -134,6 +167,10 @@ impl IdentityTable {
 
     /// Creates the entry of a client that has none.
     pub(crate) fn meet(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
+        if home.has_momentum && self.asynchrony.is_none() {
+            let charge = home.meter.take(Purpose::Identities, Asynchrony::BYTES)?;
+            self.asynchrony = Some((Box::new(Asynchrony::new()), charge));
+        }
         let charge = home.meter.take(Purpose::Identities, ENTRY_BYTES)?;
         self.forget(client);
         let entry = Client {
@@ -268,7 +305,25 @@ impl IdentityTable {
         1 + self.clients.iter().filter(|(client, _)| *client != this).filter(pushes).count()
     }
 
-    /// Drops everything known about a client.
+    /// The updates that asynchrony adds to the mean age of the gradients in a step that takes this one.
+    pub(crate) fn asynchrony(&self, client: u64, staleness: Option<u64>) -> f64 {
+        self.asynchrony.as_ref().map_or(0.0, |(asynchrony, _)| asynchrony.added(client, staleness))
+    }
+
+    /// Notes an applied dense gradient; one of unknown staleness does not count.
+    #[inline(always)]
+    pub(crate) fn note_gradient(&mut self, client: u64, staleness: Option<u64>) {
+        if let (Some((asynchrony, _)), Some(staleness)) = (&mut self.asynchrony, staleness) {
+            asynchrony.note(client, staleness);
+        }
+    }
+
+    /// The last gradients that count as asynchrony, the oldest first.
+    pub(crate) fn gradients(&self) -> Vec<asynchrony::Gradient> {
+        self.asynchrony.as_ref().map_or_else(Vec::new, |(asynchrony, _)| asynchrony.image())
+    }
+
+    /// Drops everything known about a client, except its last gradients.
     pub(crate) fn forget(&mut self, client: u64) {
         self.recent = self.recent.filter(|(recent, _)| *recent != client);
         if let Ok(at) = self.place(client) {
@@ -296,7 +351,11 @@ impl IdentityTable {
     }
 
     /// Rebuilds the table of an image.
-    pub(crate) fn restored(clients: &[Remembered], home: &Home<'_>) -> Result<Self> {
+    pub(crate) fn restored(
+        clients: &[Remembered],
+        gradients: &[asynchrony::Gradient],
+        home: &Home<'_>,
+    ) -> Result<Self> {
         let mut table = Self::default();
         for Remembered { client, own, assigned, forgotten, outcomes } in clients {
             table.meet(*client, home)?;
@@ -307,6 +366,9 @@ impl IdentityTable {
                 let outcome = applied.map_or(Outcome::Fenced, Outcome::Applied);
                 table.note(Identity { client: *client, sequence: *sequence }, outcome);
             }
+        }
+        for (client, staleness) in gradients {
+            table.note_gradient(*client, Some(u64::from(*staleness)));
         }
         Ok(table)
     }
@@ -333,13 +395,13 @@ mod tests {
     use super::*;
 
     fn applied(version: u64) -> Outcome {
-        Outcome::Applied(Applied { version, own: version, staleness: None, scale: 1.0, duplicate: false })
+        Outcome::Applied(Settled { version, own: version, staleness: None, scale: 1.0 })
     }
 
     #[test]
     fn remembers_a_window_per_client() {
         let (meter, clients) = (Meter::new(ENTRY_BYTES), Arc::default());
-        let home = |meter| Home { meter, clients: &clients, slice: SliceId(1) };
+        let home = |meter| Home { meter, clients: &clients, slice: SliceId(1), has_momentum: false };
         let mut table = IdentityTable::default();
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 1 }), Seen::Unmet));
         table.meet(7, &home(&meter)).unwrap();

@@ -8,6 +8,7 @@ use super::vectors::{VectorsImage, VectorsStanding};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
 use crate::kernel::overflow::is_finite;
+use crate::slice::asynchrony::Gradient;
 use crate::slice::frame::{Action, Identity, Push};
 use crate::slice::identity::{Outcome, Remembered, Seen};
 use crate::slice::record::{Identities, Record};
@@ -38,6 +39,9 @@ pub struct Standing {
     pub assigns: u64,
     /// The slice's memory of each client, in client order.
     pub clients: Vec<Remembered>,
+    /// Client and staleness of the last dense gradients, the oldest first; at most 64, and none if the
+    /// optimizer has no momentum.
+    pub gradients: Vec<Gradient>,
 }
 
 impl Slice {
@@ -111,7 +115,7 @@ impl Slice {
             );
             return Err(self.name(error));
         }
-        let Standing { version, step, assigns, clients } = standing;
+        let Standing { version, step, assigns, clients, .. } = standing;
         let counts = [version, step, assigns]
             .into_iter()
             .chain(clients.iter().flat_map(|client| [&client.own, &client.assigned]));

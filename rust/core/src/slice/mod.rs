@@ -2,6 +2,7 @@
 //! its memory, optimizer state and identity table; the policy that admits pushes and the records of changes
 //! are defined here, too.
 
+pub mod asynchrony;
 pub(crate) mod clients;
 mod context;
 mod exact;

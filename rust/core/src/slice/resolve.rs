@@ -7,15 +7,15 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
 use crate::base::sync::lock;
 use crate::slice::context::Counters;
-use crate::slice::frame::{Applied, Identity};
-use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
+use crate::slice::frame::Identity;
+use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen, Settled};
 use crate::tensor::Apply;
 
 /// A slice's knowledge of a push in doubt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resolved {
     /// It was applied.
-    Applied(Applied),
+    Applied(Settled),
     /// It was not applied and never will be.
     Fenced,
     /// The slice no longer remembers it.

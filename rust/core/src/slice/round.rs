@@ -18,7 +18,7 @@ use crate::kernel::finite;
 use crate::kernel::rows::{Indices, RowSet};
 use crate::memory::{Buffer, Charge, Pieces, Purpose};
 use crate::slice::frame::{Applied, Identity, Push};
-use crate::slice::identity::{Completion, Outcome, Seen};
+use crate::slice::identity::{Completion, Outcome, Seen, Settled};
 use crate::slice::policy::Share;
 use crate::slice::record::{Identities, Record};
 use std::fmt;
@@ -179,7 +179,7 @@ impl Slice {
         match memory.identities.look_up(push.identity) {
             Seen::Before(Outcome::Applied(applied)) => {
                 Counters::count(&self.counters.duplicates);
-                return (Some(Ok(Applied { duplicate: true, ..*applied })), Completions::new());
+                return (Some(Ok(applied.repeated())), Completions::new());
             }
             Seen::Before(Outcome::Shared(waiting) | Outcome::Held(waiting) | Outcome::Applying(waiting)) => {
                 waiting.push(later());
@@ -302,7 +302,7 @@ impl ExactMemory {
                 for (part, (applied, waiting)) in round.parts.drain(..).zip(applied) {
                     completions.push((part.done, Ok(applied)));
                     completions.extend(
-                        waiting.into_iter().map(|done| (done, Ok(Applied { duplicate: true, ..applied }))),
+                        waiting.into_iter().map(|done| (done, Ok(Settled::from(applied).repeated()))),
                     );
                 }
             }
@@ -337,11 +337,11 @@ impl ExactMemory {
         self.meet_cut(slice);
         self.step(slice, push, slice.lr(push), push.scale.unwrap_or(1.0))?;
         self.version += 1;
-        let (version, scale) = (self.version, push.scale.unwrap_or(1.0));
+        let (version, scale, momentum) = (self.version, push.scale.unwrap_or(1.0), slice.momentum(push));
         let note = |identity: Identity| {
             let own = self.identities.count_own(identity.client);
-            let applied = Applied { version, own, staleness: Some(0), scale, duplicate: false };
-            (applied, self.identities.note(identity, Outcome::Applied(applied)))
+            let applied = Applied { version, own, staleness: Some(0), scale, momentum, duplicate: false };
+            (applied, self.identities.note(identity, Outcome::Applied(applied.into())))
         };
         Ok(shared_by.iter().map(note).collect())
     }

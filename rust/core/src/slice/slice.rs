@@ -14,7 +14,7 @@ use crate::base::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::kernel::overflow::may_overflow;
 use crate::memory::{Buffer, Charge, Exposed, Pieces, Purpose, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Identity, Push};
-use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
+use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen, Settled};
 use crate::slice::policy::{Admission, Held, Policy};
 use crate::tensor::shared_directory::SharedTensor;
 use crate::tensor::{Apply, SliceId, TensorSpec};
@@ -231,7 +231,7 @@ impl Slice {
         match seen {
             Seen::Before(Outcome::Applied(applied)) => {
                 Counters::count(&self.counters.duplicates);
-                Arrival::Answer(Ok(Applied { duplicate: true, ..*applied }))
+                Arrival::Answer(Ok(applied.repeated()))
             }
             Seen::Before(Outcome::Fenced) => Arrival::Answer(Err(self.name(round::fenced()))),
             Seen::Before(Outcome::Held(waiting) | Outcome::Applying(waiting) | Outcome::Shared(waiting)) => {
@@ -375,7 +375,7 @@ impl Slice {
 
 fn answer_all(waiting: Vec<Completion>, applied: Applied) {
     for done in waiting {
-        done(Ok(Applied { duplicate: true, ..applied }));
+        done(Ok(Settled::from(applied).repeated()));
     }
 }
 

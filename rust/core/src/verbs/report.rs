@@ -35,6 +35,8 @@ pub struct WorkerReport {
     pub step_seconds: Option<f64>,
     /// The worker's name; empty: that of its client.
     pub name: String,
+    /// Smallest momentum of the steps by its latest push.
+    pub momentum: Option<f64>,
 }
 
 impl WorkerReport {
@@ -47,6 +49,10 @@ impl WorkerReport {
         if let Some(seconds) = self.step_seconds.filter(|seconds| !seconds.is_finite() || *seconds < 0.0) {
             let error = Error::new(Kind::Config, "the time of a step in a worker's report is not a time");
             return Err(error.expected("seconds, at least 0", seconds));
+        }
+        if let Some(momentum) = self.momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
+            let error = Error::new(Kind::Config, "the momentum in a worker's report is not one");
+            return Err(error.expected("0 to 1", momentum));
         }
         if let Some(waited) = self.waited.filter(|waited| !(0.0..=1.0).contains(waited)) {
             let error = Error::new(Kind::Config, "the waiting in a worker's report is not a share of time");

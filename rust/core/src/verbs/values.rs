@@ -177,6 +177,8 @@ pub struct Receipt {
     pub duplicates: u64,
     /// Smallest factor that a slice applied to the gradient.
     pub scale: f32,
+    /// Smallest momentum of a slice's step, of Adam its `beta1`; `None` if no slice told one.
+    pub momentum: Option<f64>,
     /// Total bytes of the bodies as sent.
     pub bytes: u64,
 }
@@ -185,7 +187,7 @@ impl Receipt {
     /// An empty receipt, to be filled by [`Receipt::add`].
     pub(crate) fn of_nothing(bytes: u64) -> Self {
         let (version, scale) = (u64::MAX, f32::INFINITY);
-        Self { version, staleness: None, duplicate: false, duplicates: 0, scale, bytes }
+        Self { version, staleness: None, duplicate: false, duplicates: 0, scale, momentum: None, bytes }
     }
 
     /// Finishes a receipt to which all slices were added. A sparse gradient without rows changes no slice;
@@ -204,6 +206,7 @@ impl Receipt {
         self.duplicate |= slice.duplicate;
         self.duplicates += u64::from(slice.duplicate);
         self.scale = self.scale.min(slice.scale);
+        self.momentum = self.momentum.into_iter().chain(slice.momentum).reduce(f64::min);
     }
 }
 

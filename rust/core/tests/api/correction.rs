@@ -153,10 +153,12 @@ fn the_momentum_gives_way_to_asynchrony() {
     let (store, mu) = (store(Apply::Exact, 0.9), 0.9);
     let matching = Correction { momentum_matching: true, ..Correction::default() };
     let workers: Vec<_> = (0..3).map(|_| store.another().unwrap()).collect();
+    let mut bases: Vec<_> = workers.iter().map(|worker| base(&**worker)).collect();
     let (mut velocity, mut value) = (0.0_f32, 0.0_f32);
     for round in 0..3 {
         for (k, worker) in workers.iter().enumerate() {
-            push(&**worker, &options(&base(&**worker), matching)).unwrap();
+            push(&**worker, &options(&bases[k], matching)).unwrap();
+            bases[k] = base(&**worker);
             let age: f64 = mu / (1.0 - mu) - if round == 0 { k } else { 2 } as f64;
             velocity = if round + k == 0 { -1.0 } else { velocity * (age / (1.0 + age)) as f32 - 1.0 };
             value -= velocity;
@@ -184,10 +186,13 @@ fn the_mean_gradient_gives_way_to_asynchrony() {
             store.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
             let matching = Correction { momentum_matching: true, ..Correction::default() };
             let workers: Vec<_> = (0..3).map(|_| store.another().unwrap()).collect();
+            let mut bases: Vec<_> = workers.iter().map(|worker| base(&**worker)).collect();
             for (k, step) in case["steps"].as_array().unwrap().iter().enumerate() {
-                let worker = &*workers[turns[k] as usize];
+                let turn = turns[k] as usize;
                 let pushed = gradient(Arc::new(gradients[k].clone()));
-                worker.push(&pushed, &options(&base(worker), matching)).unwrap();
+                let receipts = workers[turn].push(&pushed, &options(&bases[turn], matching)).unwrap();
+                assert_eq!(receipts[0].momentum, step["beta1"].as_f64());
+                bases[turn] = base(&*workers[turn]);
                 let (got, expected) = (values(&store), floats(&step["values"]));
                 assert_eq!(bits(&got), bits(&expected), "{optimizer} {apply:?}, step {k}");
                 lowered += u32::from(step["beta1"].as_f64() < optimizer.beta1());

@@ -4,7 +4,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Applied, Identity, Push};
-use fastps_core::identity::WINDOW;
+use fastps_core::identity::{Settled, WINDOW};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
@@ -131,7 +131,7 @@ fn what_a_slice_remembers_of_its_clients_is_counted_until_they_leave() {
         let one = shard_with(1 << 20, apply, ledger(), None);
         push(&one, 1, 1).recv().unwrap().unwrap();
         let entry = counter(&one, "memory_identities");
-        assert!(entry >= WINDOW as u64 * size_of::<Applied>() as u64, "{entry}");
+        assert!(entry >= WINDOW as u64 * size_of::<Settled>() as u64, "{entry}");
         for sequence in 2..3 * WINDOW as u64 {
             push(&one, 1, sequence).recv().unwrap().unwrap();
         }

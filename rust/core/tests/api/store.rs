@@ -354,9 +354,9 @@ fn a_repeat_is_answered_and_not_applied() {
         Site::new(apply, None).everywhere(|scene| {
             let first = answer(&scene.push(1, -1.0)).unwrap();
             let again = answer(&scene.push(1, -1.0)).unwrap();
-            assert_eq!(again, Applied { duplicate: true, ..first });
+            assert_eq!(again, Applied { duplicate: true, momentum: None, ..first });
             assert_eq!(scene.shard.pull(0, SliceId(scene.slice)).unwrap().version, scene.version + 1);
-            assert!(matches!(scene.resolve(1), Ok(Resolved::Applied(a)) if a == first));
+            assert!(matches!(scene.resolve(1), Ok(Resolved::Applied(a)) if a == first.into()));
             assert_eq!(scene.resolve(2), Ok(Resolved::Fenced));
             assert_eq!(answer(&scene.push(2, -1.0)).unwrap_err().kind, Kind::Fenced);
             let mut applied = vec![-1.0];

@@ -9,8 +9,8 @@ use crate::frame::content::{
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
 use fastps_core::codec::CodecId;
-use fastps_core::frame::{Action, Applied, Base, Identity};
-use fastps_core::identity::Remembered;
+use fastps_core::frame::{Action, Base, Identity};
+use fastps_core::identity::{Remembered, Settled};
 use fastps_core::program::{Command, Program};
 use fastps_core::record::{Identities, Record, SumRecord};
 use fastps_core::rows::Indices;
@@ -158,7 +158,7 @@ impl<'a> Decoder<'a> {
                             (staleness != UNKNOWN_STALENESS).then_some(staleness),
                             f32::from_bits(self.u32()?),
                         );
-                        Some(Applied { version, own, staleness, scale, duplicate: false })
+                        Some(Settled { version, own, staleness, scale })
                     }
                     _ => return None,
                 };
@@ -171,7 +171,11 @@ impl<'a> Decoder<'a> {
                 remembered.assigned = self.u64()?;
             }
         }
-        let standing = Standing { version, step, assigns, clients };
+        let mut gradients = Vec::new();
+        while !self.0.is_empty() {
+            gradients.push((self.u64()?, self.byte()?));
+        }
+        let standing = Standing { version, step, assigns, clients, gradients };
         Some(SliceEntry { slice, values, state, standing })
     }
 

@@ -118,8 +118,12 @@ pub(crate) fn slice(to: &mut Vec<u8>, entry: &SliceEntry) -> bool {
             }
         }
         let assigned = || standing.clients.iter().map(|remembered| remembered.assigned);
-        if assigned().any(|count| count > 0) {
+        if assigned().any(|count| count > 0) || !standing.gradients.is_empty() {
             assigned().for_each(|count| put(to, &[count]));
+        }
+        for (client, staleness) in &standing.gradients {
+            put(to, &[*client]);
+            to.push(*staleness);
         }
     })
 }

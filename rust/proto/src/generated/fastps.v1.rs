@@ -109,6 +109,10 @@ pub struct Header {
     /// On KIND_PORTION: where the gradient belongs.
     #[prost(message, optional, boxed, tag = "32")]
     pub portion: ::core::option::Option<::prost::alloc::boxed::Box<PortionHead>>,
+    /// Receipts: the momentum of the step, of Adam and AdamW its beta1. Unset: the optimizer has none, the gradient is sparse,
+    /// the push was a repeat, or the server is an earlier one.
+    #[prost(double, optional, tag = "35")]
+    pub momentum: ::core::option::Option<f64>,
 }
 /// The space that a frame is for, and what it wants there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -354,6 +358,10 @@ pub struct WorkerReport {
     /// The worker's name. Empty: that of its client.
     #[prost(string, tag = "15")]
     pub name: ::prost::alloc::string::String,
+    /// Smallest momentum (of Adam and AdamW: beta1) of the steps by the worker's latest push. Unset: unknown, or the
+    /// optimizers have none.
+    #[prost(double, optional, tag = "16")]
+    pub momentum: ::core::option::Option<f64>,
 }
 /// Describes the server.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -25,6 +25,7 @@ pub(super) fn read_report(fields: &Bound<'_, PyDict>) -> PyResult<WorkerReport> 
         staleness_p50: field(fields, "staleness_p50")?,
         staleness_p99: field(fields, "staleness_p99")?,
         waited: field(fields, "waited")?,
+        momentum: field(fields, "momentum")?,
         rejected: field(fields, "rejected")?.unwrap_or_default(),
         scaled: field(fields, "scaled")?.unwrap_or_default(),
         mode: field(fields, "mode")?.unwrap_or_default(),
@@ -57,6 +58,7 @@ fn report_object<'py>(py: Python<'py>, report: &WorkerReport) -> PyResult<Bound<
     object.set_item("bytes", report.bytes)?;
     object.set_item("staleness_p50", report.staleness_p50)?;
     object.set_item("staleness_p99", report.staleness_p99)?;
+    object.set_item("momentum", report.momentum)?;
     object.set_item("waited", report.waited)?;
     object.set_item("rejected", report.rejected)?;
     object.set_item("scaled", report.scaled)?;

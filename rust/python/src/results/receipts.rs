@@ -15,6 +15,8 @@ use std::sync::Arc;
 ///     duplicate: A slice had already applied this push, and was not changed again.
 ///     scale: Smallest factor applied to the gradient.
 ///     duplicates: Number of such slices.
+///     momentum: Smallest momentum of a slice's step (beta1 of Adam and AdamW); None if the optimizer has none,
+///         for sparse gradients, and for a repeated push.
 #[pyclass(frozen, module = "fastps", name = "Receipt")]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Receipt {
@@ -28,34 +30,44 @@ pub(crate) struct Receipt {
     scale: f32,
     #[pyo3(get)]
     duplicates: u64,
+    #[pyo3(get)]
+    momentum: Option<f64>,
 }
 
 impl From<&verbs::Receipt> for Receipt {
     fn from(r: &verbs::Receipt) -> Self {
-        let &verbs::Receipt { version, staleness, duplicate, duplicates, scale, .. } = r;
-        Self { version, staleness, duplicate, scale, duplicates }
+        let &verbs::Receipt { version, staleness, duplicate, duplicates, scale, momentum, .. } = r;
+        Self { version, staleness, duplicate, scale, duplicates, momentum }
     }
 }
 
 #[pymethods]
 impl Receipt {
     #[classattr]
-    fn __match_args__() -> (&'static str, &'static str, &'static str, &'static str, &'static str) {
-        ("version", "staleness", "duplicate", "scale", "duplicates")
+    fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        PyTuple::new(py, ["version", "staleness", "duplicate", "scale", "duplicates", "momentum"])
     }
 
     #[new]
-    #[pyo3(signature = (version, staleness, duplicate, scale, duplicates=0))]
-    fn new(version: u64, staleness: Option<u64>, duplicate: bool, scale: f32, duplicates: u64) -> Self {
-        Self { version, staleness, duplicate, scale, duplicates }
+    #[pyo3(signature = (version, staleness, duplicate, scale, duplicates=0, momentum=None))]
+    fn new(
+        version: u64,
+        staleness: Option<u64>,
+        duplicate: bool,
+        scale: f32,
+        duplicates: u64,
+        momentum: Option<f64>,
+    ) -> Self {
+        Self { version, staleness, duplicate, scale, duplicates, momentum }
     }
 
     fn __repr__(&self) -> String {
         let staleness = self.staleness.map_or_else(|| "None".to_owned(), |s| s.to_string());
         let duplicate = if self.duplicate { "True" } else { "False" };
+        let momentum = self.momentum.map_or_else(|| "None".to_owned(), |m| format!("{m:?}"));
         let (version, scale, duplicates) = (self.version, self.scale, self.duplicates);
         format!(
-            "Receipt(version={version}, staleness={staleness}, duplicate={duplicate}, scale={scale:?}, duplicates={duplicates})"
+            "Receipt(version={version}, staleness={staleness}, duplicate={duplicate}, scale={scale:?}, duplicates={duplicates}, momentum={momentum})"
         )
     }
 
@@ -68,9 +80,11 @@ impl Receipt {
     }
 
     #[allow(clippy::type_complexity)]
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32, u64)) {
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32, u64, Option<f64>)) {
         let r = slf.get();
-        (slf.get_type(), (r.version, r.staleness, r.duplicate, r.scale, r.duplicates))
+        (slf.get_type(), (r.version, r.staleness, r.duplicate, r.scale, r.duplicates, r.momentum))
     }
 }
 
@@ -109,6 +123,11 @@ impl Receipts {
     /// The largest staleness of all tensors; None if no base was known.
     fn staleness(&self) -> Option<u64> {
         self.receipts.iter().filter_map(|r| r.staleness).max()
+    }
+
+    /// The smallest momentum of a step; None if no receipt has one.
+    fn momentum(&self) -> Option<f64> {
+        self.receipts.iter().filter_map(|r| r.momentum).reduce(f64::min)
     }
 
     /// The smallest factor applied to a gradient.

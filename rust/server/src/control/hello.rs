@@ -25,7 +25,7 @@ pub(super) fn greet(
     })?;
     Ok(pb::HelloResponse {
         protocol_minor: m.protocol_minor.min(PROTOCOL_MINOR),
-        capabilities: node.files.journal().map(|_| convert::CAN_LOG.to_owned()).into_iter().collect(),
+        capabilities: capabilities(node),
         server: node.server,
         shard: node.index(),
         cluster: node.cluster.to_vec(),
@@ -37,6 +37,11 @@ pub(super) fn greet(
         cluster_id: node.membership.id(),
         insecure: node.insecure,
     })
+}
+
+fn capabilities(node: &Node) -> Vec<String> {
+    let log = node.files.journal().map(|_| convert::CAN_LOG);
+    [convert::MATCHES_STALENESS].into_iter().chain(log).map(str::to_owned).collect()
 }
 
 /// Answers with the number of the session.

@@ -351,8 +351,7 @@ impl Exchange {
     fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, slot: AnswerSlot) {
         match resolved {
             Ok(Resolved::Applied(applied)) => {
-                let applied = Applied { duplicate: true, ..applied };
-                slot.send(Ok(owed(convert::receipt(tag, &applied))));
+                slot.send(Ok(owed(convert::receipt(tag, &applied.repeated()))));
             }
             Ok(Resolved::Fenced) => slot.send(Ok(owed(convert::fenced(tag)))),
             Ok(Resolved::Unknown) => {

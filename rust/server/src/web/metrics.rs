@@ -132,6 +132,9 @@ const WORKER: &[OfWorker] = &[
     gauge("worker_staleness_p99", "Staleness that 99 % of the worker's pushes do not exceed", |_, r| {
         r.staleness_p99.map(Value::Whole)
     }),
+    gauge("worker_momentum", "Momentum (beta1 of Adam) of the steps by the worker's latest push", |_, r| {
+        r.momentum.map(Value::Real)
+    }),
     gauge("worker_idle_seconds", "Time since the worker's last message", |s, _| {
         Some(Value::Real(s.idle.as_secs_f64()))
     }),

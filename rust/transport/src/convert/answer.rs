@@ -19,6 +19,7 @@ fn applied_header(kind: pb::Kind, tag: u64, applied: &Applied) -> pb::Header {
         own: Some(applied.own),
         staleness: applied.staleness,
         scale: Some(applied.scale),
+        momentum: applied.momentum,
         duplicate: applied.duplicate,
         ..answer(kind, tag)
     }
@@ -158,6 +159,7 @@ pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
             own: h.own.ok_or_else(|| missing("own"))?,
             staleness: h.staleness,
             scale,
+            momentum: h.momentum,
             duplicate: h.duplicate,
         })
     };
@@ -204,7 +206,14 @@ mod tests {
 
     #[test]
     fn answers_survive_both_ways() {
-        let applied = Applied { version: 4, own: 0, staleness: Some(0), scale: 0.5, duplicate: true };
+        let applied = Applied {
+            version: 4,
+            own: 0,
+            staleness: Some(0),
+            scale: 0.5,
+            momentum: Some(0.9),
+            duplicate: true,
+        };
         let payload = Bytes::from_static(&[1; 8]);
         let error = Error::new(Kind::Shape, "no").shard(0);
         for (frame, expected) in [

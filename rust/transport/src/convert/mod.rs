@@ -1,11 +1,11 @@
 //! Converts between wire messages and core types. Only this module checks outside input, once, and gives
 //! numbers on the wire a meaning.
 
-mod ack;
 mod answer;
 mod error;
 mod fields;
 pub mod header;
+mod hello;
 mod kinds;
 mod mode;
 mod parts;
@@ -16,7 +16,6 @@ mod spec;
 mod vector;
 mod worker;
 
-pub use ack::{CAN_LOG, wants_log};
 pub use answer::{
     Answer, answer_from_frame, fenced, keeping, lent, receipt, refused, snapshot, values, version,
 };
@@ -25,6 +24,7 @@ pub use error::{
     unreadable_response,
 };
 pub use fields::Read;
+pub use hello::{CAN_LOG, MATCHES_STALENESS, can, wants_log};
 pub use kinds::{KIND_NAMES, Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
 pub use mode::{membership_from_wire, membership_to_wire, mode_from_wire, mode_to_wire};
 pub use parts::{MAX_PARTS, Part, Parts, receipts, rows_header};

@@ -202,7 +202,7 @@ pub(super) fn outcomes(table: pb::PartTable, scale: f32) -> Result<Vec<Result<Ap
     }
     let applied = |(k, (version, own))| {
         let staleness = stalenesses.get(k).copied().filter(|staleness| *staleness != UNKNOWN);
-        Ok(Applied { version, own, staleness, scale, duplicate: false })
+        Ok(Applied { version, own, staleness, scale, momentum: None, duplicate: false })
     };
     let mut outcomes: Vec<_> = versions.into_iter().zip(owns).enumerate().map(applied).collect();
     for k in duplicates {

@@ -202,7 +202,10 @@ pub fn scalars(tag: u64, outcomes: &[Result<Vec<f64>>]) -> pb::Frame {
 
 /// The answer to a portion, which changes no version.
 pub fn portion_receipt(tag: u64, is_new: bool) -> pb::Frame {
-    super::receipt(tag, &Applied { version: 0, own: 0, staleness: None, scale: 1.0, duplicate: !is_new })
+    super::receipt(
+        tag,
+        &Applied { version: 0, own: 0, staleness: None, scale: 1.0, momentum: None, duplicate: !is_new },
+    )
 }
 
 /// The parts of a program that were refused, as a client reads them.

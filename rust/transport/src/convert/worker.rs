@@ -29,6 +29,7 @@ macro_rules! with_fields_of {
             codec: report.codec,
             step_seconds: report.step_seconds,
             name: report.name,
+            momentum: report.momentum,
         }
     }};
 }
@@ -106,6 +107,7 @@ mod tests {
             (pb::WorkerReport { loss: Some(f64::INFINITY), ..wire.clone() }, "loss"),
             (pb::WorkerReport { waited: Some(-0.1), ..wire.clone() }, "0 to 1"),
             (pb::WorkerReport { waited: Some(f64::NAN), ..wire.clone() }, "0 to 1"),
+            (pb::WorkerReport { momentum: Some(-0.5), ..wire.clone() }, "0 to 1"),
             (pb::WorkerReport { step_seconds: Some(f64::INFINITY), ..wire }, "seconds"),
         ];
         for (report, why) in wrong {

@@ -63,6 +63,11 @@ macro_rules! optimizers {
                 match self { $(Self::$settings(o) => o.beta1(),)* }
             }
 
+            /// Returns whether it has a momentum, which asynchrony adds to.
+            pub fn has_momentum(&self) -> bool {
+                self.momentum() > 0.0 || self.beta1().is_some()
+            }
+
             /// The rate and the factor on the pushed values by which a push with this rate and scale is
             /// applied.
             #[inline(always)]

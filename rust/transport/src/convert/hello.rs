@@ -1,4 +1,4 @@
-//! A client's meaning of a receipt, on the wire.
+//! A client's meaning of a receipt, and what a server can do, on the wire.
 
 use super::fields::unknown;
 use fastps_core::error::Result;
@@ -6,6 +6,15 @@ use fastps_proto::v1 as pb;
 
 /// The capability that a server with a log lists in its answer to Hello.
 pub const CAN_LOG: &str = "log";
+
+/// The capability of a server that matches momentum by the staleness of a slice's gradients; earlier ones
+/// match it by the number of clients.
+pub const MATCHES_STALENESS: &str = "staleness-matching";
+
+/// Returns whether a server has a capability.
+pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {
+    hello.capabilities.iter().any(|can| can == capability)
+}
 
 /// Returns whether receipts require the change to be in the server's log.
 pub fn wants_log(ack: i32) -> Result<bool> {
