@@ -9,6 +9,7 @@ from fastps._shared.kept import is_kept
 from fastps._shared.text import ago, some
 from fastps._shared.types import Array
 from fastps.parameter_server import ParameterServer
+from fastps.worker.run.updates import updates_of
 
 __all__ = ["note_continuation"]
 
@@ -30,7 +31,7 @@ def note_continuation(
             run.
         shared: The tensors that another model of the same thread has, too.
     """
-    if updates := _updates(ps, params, versions):
+    if updates := _updates(ps, versions):
         what = "a model that was trained before" if ps.namespace is None else f"namespace {ps.namespace}"
         import logging  # here, because `import fastps` should bring little
 
@@ -49,13 +50,9 @@ def note_continuation(
         )
 
 
-def _updates(ps: ParameterServer, params: Mapping[str, Array], versions: Versions | None) -> int:
+def _updates(ps: ParameterServer, versions: Versions | None) -> int:
     """Optimizer steps of the tensor that has taken the most; 0 for what fastps keeps beside a model."""
     if versions is None or max((versions[name] for name in versions), default=1) == 1:
         return 0
-    # Not all changes are steps, and a checkpoint's steps are no changes: the smallest tensor says how many.
-    name = min(versions, key=lambda name: params[name].size)
-    if is_kept(ps.spec(name).group):
-        return 0
-    no_steps = versions.slices(name)[0] - int(ps.state(name)["step"][0])
-    return max(0, max(max(versions.slices(name)) for name in versions) - no_steps)
+    names = versions.names()
+    return 0 if is_kept(ps.spec(names[0]).group) else updates_of(ps, names)
