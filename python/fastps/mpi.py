@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +19,9 @@ from fastps.errors import ConfigError, DTypeError, FastpsError, NonFiniteError, 
 from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.worker import Step, Worker
-from fastps.worker.arguments import check_mapping
+from fastps.worker.arguments import check_mapping, check_mode
 from fastps.worker.gradients import finite
-from fastps.worker.run.parts import check_groups, divide, from_row, group_of, raised_by, to_row
+from fastps.worker.run.parts import check_groups, divide, from_row, group_of, raised_by, to_row, turns
 
 try:
     from mpi4py import MPI
@@ -106,8 +107,12 @@ class Hierarchical:
             self._node.Bcast(first, root=0)
             rank = detect().node or 0 if whole else int(first[0])
         self._worker: Worker | None = None
+        kind = Async() if mode is None else mode
+        check_mode(kind)
 
-        def begin() -> None:
+        def begin(joining: range) -> None:
+            if self._node.rank not in joining:
+                return
             own, name = self._of(self._node.rank), group_of(group, self._node.rank)
             there = own.keys() & set(ps.names())
             check_groups(ps, sorted(there), name)
@@ -115,11 +120,11 @@ class Hierarchical:
                 if tensor not in there:
                     ps.register(tensor, values, optimizer, "exact", name)
             if own:
-                kind = Async() if mode is None else mode
                 self._worker = Worker(ps, own, kind, codec, copy=False, on_step=on_step, rank=rank)
 
         try:
-            self._together(begin)
+            for joining in turns(kind, self._node.size):
+                self._together(partial(begin, joining))
             self._share()
         except BaseException:
             self.close()

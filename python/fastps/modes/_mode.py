@@ -26,11 +26,13 @@ class Mode:
             dropped: the next one is of another version.
         lock_free: Needs tensors that were registered with ``apply="hogwild"``.
         exchanges: A step may push and fetch in one call.
+        join_every: Updates of the run between the beginnings of two workers; None: all begin at once.
     """
 
     push_every: int = 1
     pull_every: int = 1
     overlap: bool = False
+    join_every: int | None = None
     waits_for_others: ClassVar[bool] = False
     shares_versions: ClassVar[bool] = False
     lock_free: ClassVar[bool] = False
@@ -53,6 +55,11 @@ class Mode:
     def warm_up_timeout(self) -> float:
         """Maximum seconds that another worker waits for the end of a warm start."""
         return 0.0
+
+    @property
+    def joins_in_turn(self) -> bool:
+        """True if a worker may wait in its constructor for updates by others."""
+        return self.warm_up_steps > 0 or self.after_warm_up.join_every is not None
 
     @property
     def local_lr(self) -> float | None:

@@ -15,8 +15,8 @@ __all__ = ["Async"]
 class Async(Mode):
     """Asynchronous training: each step pushes gradients, which are applied on arrival, and fetches values.
 
-    Workers never wait for each other. Each push names the versions that its gradients were computed at, so
-    its receipt has the staleness: the number of pushes by others in between. With one worker and without
+    No step waits for another worker. Each push names the versions that its gradients were computed at, so its
+    receipt has the staleness: the number of pushes by others in between. With one worker and without
     `overlap`, this is serial training by the server's optimizer, bit for bit.
 
     Args:
@@ -36,6 +36,14 @@ class Async(Mode):
         overlap: True: the fetch of step k is installed at the end of step k + 1, so push and fetch of a step
             run while the next gradient is computed; gradients are then computed at values one step old.
             False: the fetch is installed at the end of step k.
+        join_every: Workers begin one by one: the k-th of those present waits in `Worker`'s constructor until
+            the run has taken ``join_every * (k - 1)`` updates, so that its first ones, which form the model,
+            are not computed at old values. The ninth and all after it begin together. In a run that has taken
+            as many, nobody waits, and a wait ends after 60 s without an update. None or 0: all begin at once.
+
+    Old gradients cost accuracy while a run is short: several workers learn less than one from as many samples
+    until a small net has taken some hundred updates, or a deep one more than a thousand. In a shorter run,
+    workers of equal speed use ``Sync(workers=n)``, with 1 to sqrt(n) times the rate.
 
     Each slice applies this on its own when the push arrives; the receipt's `scale` and `momentum` are those
     that took effect.
@@ -43,8 +51,8 @@ class Async(Mode):
     Raises:
         ConfigError: An argument is out of range.
 
-    >>> fastps.Async(max_staleness=8)
-    Async(max_staleness=8, on_stale='scale', delay_adaptive=True, momentum_matching=True, overlap=False)
+    >>> fastps.Async(max_staleness=8) == fastps.Async(8, "scale", join_every=0)
+    True
     """
 
     max_staleness: int | None = None
@@ -52,6 +60,7 @@ class Async(Mode):
     delay_adaptive: bool = True
     momentum_matching: bool = True
     overlap: bool = field(default=False, kw_only=True)
+    join_every: int | None = field(default=None, kw_only=True)
 
     exchanges: ClassVar[bool] = True
 
@@ -64,6 +73,9 @@ class Async(Mode):
             raise invalid("on_stale", "'scale' or 'reject'", self.on_stale)
         if self.on_stale == "reject" and self.max_staleness is None:
             raise invalid("max_staleness", "an integer >= 0 with on_stale='reject'", None)
+        if self.join_every is not None:
+            every = at_least(0, "join_every", self.join_every, also=", or None")
+            given(self, "join_every", every or None)
         for name in ("delay_adaptive", "momentum_matching", "overlap"):
             flag(name, getattr(self, name))
 

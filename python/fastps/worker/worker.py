@@ -40,9 +40,11 @@ from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.own import Own
 from fastps.worker.run.progress import Progress
+from fastps.worker.run.ramp import Ramp
 from fastps.worker.run.reporter import Reporter
 from fastps.worker.run.seeds import Seeds
 from fastps.worker.run.together import Together
+from fastps.worker.run.updates import updates_of
 from fastps.worker.run.warm_up import WarmUp
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
@@ -81,7 +83,8 @@ class Worker:
             rank that an engine such as torchrun has given this process (`fastps.engines.detect`), if any.
         name: Shown where others wait for this worker; None: machine and process.
         wait: False: with `fastps.WarmStart` the constructor returns at once; `ready` is False until the warm
-            start is over, and until then `step` and `begin` raise. The other modes never wait there.
+            start is over, and until then `step` and `begin` raise. So it is with ``join_every`` of
+            `fastps.Async` until it is this worker's turn to begin. The other modes never wait there.
 
     Attributes:
         params: The worker's own float32 arrays by name. They change only in `step` and `add_params`; treat
@@ -169,6 +172,7 @@ class Worker:
         if not isinstance(ps, Store):
             names = type(mode).__name__, type(codec).__name__
             self._reporter = Reporter(self._native, self._groups, self._tally, *names)
+        self._ramp = Ramp(self._ps, self._groups, then.join_every if params else None, params, self._reporter)
         try:
             self._groups.add(params)
             if mode.warm_up_steps and params:
@@ -176,6 +180,7 @@ class Worker:
             else:
                 self._own.join(lambda: self._groups.bind(then))
             self._follow(self._warm_up.mode)
+            self._take_turn(wait)
             self._fetches.installed = self._take_on(params, copy)
             same = self._own.shared()
             alone = self._groups.present <= 1 or bool(same)
@@ -251,9 +256,13 @@ class Worker:
         self._names = list(self.params)
         if self._local is not None:
             self._local.refresh()
-        if self._pushes.direct and self.mode.exchanges:
-            self._one_call.bind()
+        self._bind()
         return versions
+
+    def _bind(self) -> None:
+        """Prepares steps of one call, where the mode and the codec have them."""
+        if self._pushes.direct and self.mode.exchanges and not self._ramp.waits:
+            self._one_call.bind()
 
     @property
     def versions(self) -> Versions | None:
@@ -374,8 +383,9 @@ class Worker:
 
         With `fastps.Sync`: the version that the gradients belong to is made, or they were refused. With
         `fastps.Bounded`: the slowest worker is at most `staleness` steps behind. The first call reports the
-        step to the servers, so it takes no further gradients. In a warm start (``wait=False``): False until
-        it is over. With all other modes, and before `begin`: True.
+        step to the servers, so it takes no further gradients. With ``wait=False``: False until a warm start
+        is over, and with ``join_every`` of `fastps.Async` until it is this worker's turn to begin. With all
+        other modes, and before `begin`: True.
 
         It never waits for another worker. With `fastps.Bounded` and in a warm start it asks a server, which
         takes one round trip. With a `fastps.Store` it is True as soon as the push that ends the wait returns.
@@ -400,9 +410,28 @@ class Worker:
         array([-1., -1.], dtype=float32)
         """
         self._check_open()
-        if self._warm_up.waits:
-            return self._end_warm_up()
-        return not self._mode.waits_for_others or self._together.ready(self._mode)
+        return self._has_begun() and (not self._mode.waits_for_others or self._together.ready(self._mode))
+
+    def _take_turn(self, wait: bool) -> None:
+        """Waits until it is this worker's turn to begin if `wait`; else `_has_begun` asks."""
+        if self._warm_up.alone or self._warm_up.waits:
+            return
+        if wait and self._own.beside():  # whose steps this thread takes later
+            return
+        self._ramp.begin()
+        if wait:
+            self._ramp.wait()
+
+    def _has_begun(self) -> bool:
+        """Returns whether the worker may take steps. Never waits."""
+        if self._warm_up.waits and not self._end_warm_up():
+            return False
+        if self._ramp.waits:
+            if not self._ramp.ended():
+                return False
+            self._fetches.now()
+            self._bind()
+        return True
 
     def _end_warm_up(self) -> bool:
         """Continues after a warm start if it is over, or if this worker is to train in it."""
@@ -410,6 +439,7 @@ class Worker:
             return False
         self._follow(self._warm_up.mode)
         self._fetches.now()
+        self._take_turn(wait=False)
         return True
 
     def _check_open(self) -> None:
@@ -426,11 +456,11 @@ class Worker:
         self._check_open()
         check_mapping("gradients", "gradients", grads)
         check_given(grads)
-        if self._warm_up.waits and not self._end_warm_up():
+        if not self._has_begun():
             raise ConfigError(
-                "the warm start is not over",
+                "the warm start is not over" if self._warm_up.waits else "this worker's turn has not come",
                 expected="a worker whose ready() is True",
-                got="one that waits for its end",
+                got="one that waits",
                 advice="call ready() until it returns True",
             )
         if self._together.reported and grads:
@@ -672,6 +702,14 @@ class Worker:
     def is_first(self) -> bool:
         """Internal: True if it joined before all present workers, or trains in a warm start."""
         return self._warm_up.alone or self._groups.is_first()
+
+    def place(self) -> tuple[int, int]:
+        """Internal: how many present workers joined before it, at most 8, and how many are present."""
+        return self._groups.place()
+
+    def updates(self) -> int:
+        """Internal: the updates that the run has taken by now."""
+        return updates_of(self._ps, self._names)
 
     def refresh(self) -> None:
         """Internal: fetches, unless that would undo local steps or hide writes that the next step reports."""

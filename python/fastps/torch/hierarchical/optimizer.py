@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -23,7 +24,7 @@ from fastps.torch.hierarchical.parameters import Parameters, pieces, scaled
 from fastps.torch.seeds import state as random_state
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
-from fastps.worker.run.parts import check_groups, group_of
+from fastps.worker.run.parts import check_groups, group_of, turns
 
 __all__ = ["Hierarchical"]
 
@@ -117,7 +118,9 @@ class Hierarchical(torch.optim.Optimizer):
         self._zeroed = 0
         super().__init__([*model.parameters()], settings_of(optimizer))
         try:
-            self._on_all(lambda: self._open(ps, mode, codec, group_of(group, self._node.rank), on_step, rank))
+            own = group_of(group, self._node.rank)
+            for joining in turns(mode, self._node.size):
+                self._on_all(partial(self._open, joining, ps, mode, codec, own, on_step, rank))
         except BaseException:
             self.close()
             raise
@@ -260,6 +263,7 @@ class Hierarchical(torch.optim.Optimizer):
 
     def _open(
         self,
+        joining: range,
         ps: ParameterServer,
         mode: Mode,
         codec: Codec | None,
@@ -267,8 +271,11 @@ class Hierarchical(torch.optim.Optimizer):
         on_step: Callable[[Step], object] | None,
         rank: int | None,
     ) -> None:
-        """Registers this process's tensors that the servers lack, and begins to train them."""
-        if not self._entries:
+        """Registers this process's tensors that the servers lack, and begins to train them.
+
+        Does nothing unless `joining` has this local rank.
+        """
+        if not self._entries or self._node.rank not in joining:
             return
         if not self._parameters.names:
             self._parameters.check_shards(ps)

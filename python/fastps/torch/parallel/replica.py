@@ -299,8 +299,8 @@ class Replica:
             ps: `fastps.Store` or what `fastps.connect` returns.
             rule: Such as ``fastps.Adam(lr=1e-3)``.
             mode: As for `fastps.Worker`, with this replica's number as rank; None means
-                ``fastps.Async(momentum_matching=False)``. With `fastps.WarmStart`, the lowest part with
-                parameters joins first, then the others.
+                ``fastps.Async(momentum_matching=False)``. With `fastps.WarmStart`, or ``join_every`` of
+                `fastps.Async`, the lowest part with parameters joins first, then the others.
             codec: As for `fastps.Worker`.
             on_step: As for `fastps.torch.ParameterServerOptimizer`.
 
@@ -314,11 +314,11 @@ class Replica:
         if self._plan.decoupled:
             check_fits_predictors(mode, self._plan.edge_of(self._plan.decoupled[0]))
         with self._reporting_errors():
-            warms_up = mode is not None and mode.warm_up_steps > 0
-            waits = warms_up and self.part is not None and self.part != self._leader
+            in_turn = mode is not None and mode.joins_in_turn
+            waits = in_turn and self.part is not None and self.part != self._leader
             self._joined += 1
             if waits:
-                what = "its place in the warm start"
+                what = "its turn to join"
                 self._engines[0].wait_for(Kind.JOINED, self._joined, self._leader, what, patient=True)
             params = {
                 part: engine.modules.named_parameters(part)

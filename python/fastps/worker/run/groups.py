@@ -12,7 +12,10 @@ from fastps._shared.text import counted
 from fastps.errors import DeadlineError, LeaseError
 from fastps.modes import Mode
 
-__all__ = ["Groups"]
+__all__ = ["NAMED", "Groups"]
+
+#: Workers of a group that a server names.
+NAMED = 8
 
 #: Bytes that a worker's name may have.
 _LONGEST_NAME = 128
@@ -118,16 +121,22 @@ class Groups:
 
     def is_first(self) -> bool:
         """Returns whether this worker joined before all others present; never while a warm start is on."""
-        if self._bound is None:
-            return False
+        return self._bound is not None and self.place()[0] == 0
+
+    def place(self) -> tuple[int, int]:
+        """The number of present workers of the first group that joined before this one, and that of all.
+
+        The server names the first ones only: `NAMED` stands for that many or more.
+        """
         mark, own = secrets.token_hex(8), self._name  # names are not unique
         try:
             self._name = mark
-            first = self._join_again()[1][0]
+            present, names = self._join_again()
         finally:
             self._name = own
             self._join_again()
-        return first.startswith(f'"{mark}"')
+        found = (k for k, name in enumerate(names) if name.startswith(f'"{mark}"'))
+        return next(found, NAMED), present
 
     def _join_again(self) -> tuple[int, list[str]]:
         """The number and the names of the workers in the first group."""

@@ -73,6 +73,17 @@ class Own:
         like = [o.names for o in self._open() if o is not self and o.about == self.about]
         return self.names.intersection(frozenset().union(*like))
 
+    def beside(self) -> bool:
+        """Returns whether this thread has another open worker of some of these tensors."""
+        place = os.getpid(), self.about[2], self.about[4]
+        return any(
+            own is not self
+            and (own.about[0], own.about[2], own.about[4]) == place
+            and own.together.thread == threading.get_ident()
+            and not self.names.isdisjoint(own.names)
+            for own in self._open()
+        )
+
     def join(self, join: Callable[[], _Result]) -> _Result:
         """Joins a group; if it is refused, tries again without the workers that nothing refers to any more.
 

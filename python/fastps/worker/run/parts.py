@@ -20,6 +20,7 @@ from fastps.errors import (
     ShapeError,
     UnavailableError,
 )
+from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "shard_name",
     "shards_of",
     "to_row",
+    "turns",
 ]
 
 #: Length of the rows that carry texts between processes.
@@ -68,6 +70,20 @@ def divide(sizes: Sequence[int], processes: int) -> list[int]:
         owners[tensor] = owner
         load[owner] += sizes[tensor]
     return owners
+
+
+def turns(mode: Mode, processes: int) -> list[range]:
+    """Returns the processes of a machine that join at the same time, the first ones first.
+
+    Two machines that have joined the groups of their processes in different orders would wait for each other,
+    where a worker may wait before it begins: so only the first process of each machine does.
+
+    >>> import fastps
+    >>> turns(fastps.Async(join_every=50), 4), turns(fastps.Async(), 4)
+    ([range(0, 1), range(1, 4)], [range(0, 4)])
+    """
+    every = range(processes)
+    return [every[:1], every[1:]] if mode.joins_in_turn else [every]
 
 
 def group_of(group: str, process: int) -> str:

@@ -61,6 +61,13 @@ class Reporter:
         if now >= self._due:
             self._send(steps, now)
 
+    def waits(self) -> None:
+        """Reports that the worker waits for its first step; call it again while it does."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._inside, self._has_reported = now - self._since, True
+            self._send(0, now)
+
     def _send(self, steps: int, now: float) -> None:
         passed = max(now - self._since, 1e-9)
         loss = None if self._loss is None else float(self._loss)
@@ -73,7 +80,7 @@ class Reporter:
                 "loss": loss if loss is not None and math.isfinite(loss) else None,
                 # The first report follows the first step, whose time includes the start.
                 "waited": min(1.0, self._inside / passed) if self._has_reported else None,
-                "step_seconds": passed / self._steps if self._has_reported else None,
+                "step_seconds": passed / self._steps if self._has_reported and self._steps else None,
             }
         )
         self._since, self._due, self._has_reported = now, now + _INTERVAL, True
