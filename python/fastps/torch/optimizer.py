@@ -185,7 +185,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         #: Set after the warning of a step without gradients.
         self._warned = False
         #: None once it has nothing left to say.
-        self._others: Others | None = Others(mode)
+        self._others: Others | None = None
         try:
             super().__init__(params, settings_of(optimizer))
             self._completing: Any = self.register_state_dict_post_hook(_complete)
@@ -195,6 +195,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._worker.refresh_by(self._refresh)
+            self._others = Others(mode, self._worker.place, self._worker.updates)
             self.leave_out(())
             self._filled.show()
             if self._buffers is not None:
@@ -320,8 +321,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._filled.show()
         if self._buffers is not None:
             self._buffers.stepped()
-        if self._others is not None and self._others.stepped(worker.staleness):
-            self._others = None
+        if self._others is not None and (staleness := worker.staleness) is not None:
+            is_dense = any(not gradient.is_sparse for gradient in raw.values())
+            if self._others.stepped(staleness, is_dense):
+                self._others = None
         if not raw and not self._warned:
             self._warned = True
             warnings.warn(_NO_GRADIENT, RuntimeWarning, stacklevel=3)
