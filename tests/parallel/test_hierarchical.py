@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,6 +20,7 @@ import fastps
 import fastps.torch
 import kill_table
 from cases import case
+from fastps.worker.run import ramp
 
 STEPS = 3
 RULE = fastps.Adam(lr=0.05)
@@ -201,6 +203,23 @@ def dies(pipe: Connection, address: str, machine: int) -> str:
             return str(optimizer.global_step)
 
 
+def begins(pipe: Connection, address: str, machine: int) -> int:
+    """One machine of two, which begin in turn; returns the step that it begins with."""
+    own, rank = model(), dist.get_rank()
+    with fastps.connect(address, timeout=120.0) as ps:
+        mode = fastps.Async(join_every=4)
+        with fastps.torch.Hierarchical(own, ps, RULE, mode, rank=machine) as optimizer:
+            first = optimizer.global_step
+            if machine == 0:
+                pipe.send(("said", "begins"))
+                pipe.recv()
+            for step in range(6):
+                optimizer.zero_grad()
+                own(batch(rank, step), False).backward()
+                optimizer.step()
+            return first
+
+
 def skips(pipe: Connection, address: str) -> dict[str, list[float | str]]:
     """Weights after each step of gradients 1, 10, 100 and 1000, one of which local rank 1 does not take."""
     rank, found = dist.get_rank(), {}
@@ -347,3 +366,18 @@ def test_a_machine_that_loses_a_process_fails_and_the_other_continues():
         kill_table.check("Hierarchical", "worker", phrase, named)
         continued = second.results() == ["6", "6"]
         kill_table.check("Hierarchical", "worker", "other machines continue", continued)
+
+
+@pytest.mark.timeout(300)
+def test_machines_begin_one_by_one(server):
+    """Both local ranks of the second one wait for updates, and neither for the other's group."""
+    with Parts(2, begins, server.addresses, 0) as first:
+        for rank in range(2):
+            assert first.heard(rank) == "begins"
+        with Parts(2, begins, server.addresses, 1) as second:
+            time.sleep(3.0)
+            for rank in range(2):
+                first.say(rank, "go on")
+            assert first.results() == [0, 0]
+            for step in second.results(timeout=ramp.PATIENCE / 2):
+                assert 4 <= step <= 6
