@@ -80,6 +80,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
     rank, mode = config["rank"], WAYS[config["way"]]
     torch.manual_seed(config["seed"])
     model, reports = net(config["net"]), list[fastps.Step]()
+    torch.manual_seed(1 + rank)  # the first values are the same in all workers, and nothing else is
     steps = config["updates"] // mode.least_workers
     with fastps.connect(config["address"]) as ps:
         # Before the optimizer is made, which may wait for the steps of others.
