@@ -27,6 +27,7 @@ PROGRAM = Path(__file__).with_name("compat_program.py")
 PATIENT = 600.0
 
 DIFFERENT = {
+    "test_repeated_fenced_and_refused_gradients": "reads the momentum of receipts, a field of 0.1",
     "test_reflection_answers": "compares the server's proto with the suite's own",
     "test_a_bad_call_is_refused[unknown rule]": "its unknown optimizer, lion, is one of 0.1",
     "test_resolve_tells_or_fences": "reads the counter pushes_fenced, which is one of 0.1",

@@ -47,6 +47,6 @@ pub use kernel::{codec, finite, litmus, local_step, optim, rows};
 pub use push::sparse;
 #[cfg(not(loom))]
 pub use push::{outcome, outgoing, residue};
-pub use slice::{frame, identity, policy, record};
+pub use slice::{asynchrony, frame, identity, policy, record};
 pub use tensor::shared_directory;
 pub use tensor::{placement, program};

@@ -91,7 +91,7 @@ fn standing() -> impl Strategy<Value = Standing> {
     let outcomes = vec((any::<u64>(), proptest::option::of(applied)), 0..6);
     let client =
         (any::<[u64; 3]>(), 0_u64..3, outcomes).prop_map(|([client, own, forgotten], assigned, outcomes)| {
-            Remembered { client, own, assigned, forgotten, outcomes }
+            Remembered { client: client.max(1), own, assigned, forgotten, outcomes }
         });
     let gradients = vec(any::<(u64, u8)>(), 0..5);
     (any::<[u64; 3]>(), vec(client, 0..4), gradients).prop_map(

@@ -31,6 +31,9 @@ pub(super) const FLAG_SHARED: u8 = 32;
 pub(super) const FLAG_BETA1: u8 = 64;
 pub(super) const KNOWN_FLAGS: u8 = 127;
 
+/// The client that no client is.
+pub(super) const NOBODY: u64 = 0;
+
 /// Encodes an unknown staleness.
 pub(super) const UNKNOWN_STALENESS: u64 = u64::MAX;
 

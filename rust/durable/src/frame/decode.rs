@@ -4,7 +4,7 @@ use crate::files::output::Extent;
 use crate::frame::content::{
     Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
     KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_VECTORS, KNOWN_FLAGS, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    KIND_SPACE, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
@@ -171,10 +171,13 @@ impl<'a> Decoder<'a> {
                 remembered.assigned = self.u64()?;
             }
         }
-        let mut gradients = Vec::new();
-        while !self.0.is_empty() {
-            gradients.push((self.u64()?, self.byte()?));
-        }
+        let nobody =
+            clients.extract_if(.., |remembered| remembered.client == NOBODY).flat_map(|c| c.outcomes);
+        let gradient = |(_, settled): (u64, Option<Settled>)| {
+            let Settled { version, staleness, .. } = settled?;
+            Some((version, u8::try_from(staleness?).ok()?))
+        };
+        let gradients = nobody.map(gradient).collect::<Option<_>>()?;
         let standing = Standing { version, step, assigns, clients, gradients };
         Some(SliceEntry { slice, values, state, standing })
     }

@@ -4,12 +4,13 @@ use crate::catalog::Event;
 use crate::frame::content::{
     FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
     KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_VECTORS, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    KIND_SPACE, KIND_VECTORS, NOBODY, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
+use fastps_core::asynchrony::Gradient;
 use fastps_core::frame::{Action, Base, Identity};
-use fastps_core::identity::Remembered;
+use fastps_core::identity::{Remembered, Settled};
 use fastps_core::record::{ProgramRecord, Record};
 use fastps_core::rows::Indices;
 use fastps_core::slice::VectorsStanding;
@@ -105,8 +106,10 @@ pub(crate) fn slice(to: &mut Vec<u8>, entry: &SliceEntry) -> bool {
         for extent in [values, state] {
             put(to, &[extent.offset, extent.bytes, u64::from(extent.crc32c)]);
         }
-        put(to, &[standing.clients.len() as u64]);
-        for Remembered { client, own, assigned: _, forgotten, outcomes } in &standing.clients {
+        let gradients = gradients_as_client(&standing.gradients);
+        let clients = || gradients.iter().chain(&standing.clients);
+        put(to, &[clients().count() as u64]);
+        for Remembered { client, own, assigned: _, forgotten, outcomes } in clients() {
             put(to, &[*client, *own, *forgotten, outcomes.len() as u64]);
             for (sequence, applied) in outcomes {
                 to.push(u8::from(applied.is_some()));
@@ -117,14 +120,27 @@ pub(crate) fn slice(to: &mut Vec<u8>, entry: &SliceEntry) -> bool {
                 }
             }
         }
-        let assigned = || standing.clients.iter().map(|remembered| remembered.assigned);
-        if assigned().any(|count| count > 0) || !standing.gradients.is_empty() {
+        let assigned = || clients().map(|remembered| remembered.assigned);
+        if assigned().any(|count| count > 0) {
             assigned().for_each(|count| put(to, &[count]));
         }
-        for (client, staleness) in &standing.gradients {
-            put(to, &[*client]);
-            to.push(*staleness);
-        }
+    })
+}
+
+/// A slice's last gradients as the pushes of client 0, which is nobody: earlier versions refuse an entry that
+/// has more than they know, but take one client more.
+fn gradients_as_client(gradients: &[Gradient]) -> Option<Remembered> {
+    let outcome = |(sequence, (sender, staleness)): (u64, &Gradient)| {
+        let staleness = Some(u64::from(*staleness));
+        (sequence, Some(Settled { version: *sender, own: 0, staleness, scale: 0.0 }))
+    };
+    let outcomes: Vec<_> = (1..).zip(gradients).map(outcome).collect();
+    (!outcomes.is_empty()).then_some(Remembered {
+        client: NOBODY,
+        own: 0,
+        assigned: 0,
+        forgotten: 0,
+        outcomes,
     })
 }
 
