@@ -213,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn warnings_that_do_not_fit_are_counted() {
+        let workers = |slow| {
+            let quick = (0..6).map(|_| ("quick", 0.1, 1));
+            quick.chain((0..slow).map(|_| ("slow", 4.0, 1))).collect::<Vec<_>>()
+        };
+        for (slow, more) in [(4, None), (5, Some("! ... and 1 more"))] {
+            let text = text(&state(&workers(slow))).unwrap();
+            assert_eq!(text.matches("! worker slow is slow").count(), MAX_WARNINGS, "{text}");
+            assert_eq!(more.is_some(), text.contains("more: fastps status"), "{text}");
+            assert!(more.is_none_or(|more| text.contains(more)), "{text}");
+        }
+    }
+
+    #[test]
     fn small_screens_are_drawn_and_without_colour_none_is_used() {
         let mut state = state(&[("a", 0.1, 3), ("b", 0.1, 1), ("c", 4.0, 9)]);
         (state.shows_help, state.is_paused) = (true, true);
