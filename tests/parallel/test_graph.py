@@ -15,6 +15,7 @@ from torch import nn
 import fastps
 from fastps.torch import parallel
 from fastps.torch.parallel import Graph, NodeError, Replica
+from fastps.torch.parallel.pieces import summed
 
 MODELS = {"mlp": mlp, "cnn": cnn}
 
@@ -103,6 +104,20 @@ def gradients(graph, threads=False, micro_batches=1, **inputs):
     with local(graph, threads) as replica:
         loss = replica.step(micro_batches=micro_batches, **inputs)
         return loss, {name: param.grad for name, param in replica.named_parameters()}
+
+
+def test_gradients_of_pieces_are_summed_apart_from_the_whole_one():
+    """Another node may have the whole gradient, too."""
+    value, whole, piece = torch.zeros(3), torch.ones(3), torch.ones(1)
+    for gradients in (
+        [((), whole), ((slice(1),), piece)],
+        [((slice(1),), piece), ((), whole)],
+    ):
+        total = summed([*gradients, ((2,), None)], value)
+        assert total is not None
+        assert total.tolist() == [2, 1, 1], gradients
+        assert (whole.tolist(), piece.tolist(), value.tolist()) == ([1] * 3, [1], [0] * 3)
+    assert summed([((), None)], value) is None
 
 
 @pytest.mark.parametrize("threads", [False, True])
