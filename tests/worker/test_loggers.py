@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -85,11 +86,14 @@ def test_live_shows_a_line(store):
     output = Terminal()
     with Console(output) as show:
         show(fastps.Step(1, 0.5, 0, 8, 1.0, 3, None))
-        show._shown -= 1
-        show(fastps.Step(2, 0.5, 0, 8, 1.0, 5, None))
-    first, second = output.getvalue().removesuffix("\n").split("\r")[1:]
+        for k in (2, 3):
+            show._shown -= 1
+            show._seen = (time.monotonic() - 1e6, *show._seen[1:])
+            show(fastps.Step(k, 0.5, 0, 8 * 10**12 // k, 1.0, 2 * k + 1, None))
+    first, second, third = output.getvalue().removesuffix("\n").split("\r")[1:]
     assert first.startswith("step 1  all 3  loss 0.5")
-    assert "steps/s" in second
+    assert "0 of 0 steps/s  4.00 MB/s" in second
+    assert "0 of 0 steps/s  2.67 MB/s" in third  # of the time since the second line
 
 
 def test_live_continues_after_a_loss_that_is_not_finite():
