@@ -98,7 +98,7 @@ def test_arrivals_in_a_fixed_order(ps, rng, overlap):
     [
         {},
         {"max_staleness": 1},
-        {"max_staleness": 2, "delay_adaptive": False},
+        {"max_staleness": 2, "delay_adaptive": False, "momentum_matching": False},
         {"max_staleness": 2, "on_stale": "reject"},
     ],
     ids=str,
