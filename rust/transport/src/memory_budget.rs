@@ -253,4 +253,20 @@ mod tests {
             assert_eq!(charged(), 100 + WORK_BYTES + traffic);
         }
     }
+
+    #[tokio::test]
+    async fn a_connection_that_has_come_to_rest_reads_a_few_bytes_without_a_charge() {
+        let meter = Meter::new(1 << 30);
+        let budget = MemoryBudget::take(&meter, 100, 1 << 20).unwrap();
+        let charged = || meter.used_for(Purpose::Connections);
+        for _ in 0..2 {
+            assert_eq!((budget.admit(1000).unwrap(), charged()), (1000, 100));
+            budget.passed(READ_AT_REST_BYTES + 1);
+            budget.admit(1000).unwrap();
+            assert!(charged() > 100);
+            assert!(!budget.rest(), "it was not quiet");
+            assert!(budget.rest());
+            assert_eq!(charged(), 100);
+        }
+    }
 }

@@ -303,6 +303,10 @@ mod tests {
         mixed.segments.get_mut(&1).unwrap().origin.id = 2;
         mixed.unreadable.insert(2);
         assert!(mixed.fork().is_some(), "the unreadable file cannot link them");
+        mixed = history(&[(2, 7, 0)], &[(1, 1, 7)]);
+        assert_eq!(mixed.fork(), None);
+        mixed.generations.get_mut(&1).unwrap().1.origin.id = 2;
+        assert!(mixed.fork().is_some(), "the snapshot of the same server is another directory's");
     }
 
     #[test]
