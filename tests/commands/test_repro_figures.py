@@ -15,6 +15,7 @@ from fastps.commands.repro import runner
 from fastps.commands.repro.catalogue import CLAIMS, find
 from fastps.commands.repro.claim import Setting, Verdict
 from fastps.commands.repro.claims import hogwild, training, warm_start
+from fastps.commands.repro.uneven import claim as uneven
 
 
 def losses(**arms):
@@ -180,6 +181,45 @@ def test_the_best_momentum_must_fall_on_mnist_too():
     assert judge({**grid, "losses": {"1": [3, 2, 1], "16": [1, 2, 3]}}).holds
     for last in ([3, 2, 1], [3, 2, 0.9]):
         assert judge({**grid, "losses": {"1": [3, 2, 1], "16": last}}).holds is False
+
+
+def uneven_workers(held_at_best=(1.0, 1.2, 2.0), points=(1.9, 1.9), **rows):
+    """Figures of one problem: ratios beside 3, 9 and 19 others, and points lost."""
+    of = {"idle": (1.0, 1.1, 1.2), "fresh": (1.0, 1.1, 1.2), "held": (1.1, 1.3, 1.4), **rows}
+    problem = {
+        "one": [0.1] * 2,
+        "rows": {
+            name: {str(n): {"matched": [0.1 * x] * 2} for n, x in zip(uneven.OTHERS, ratios, strict=True)}
+            for name, ratios in of.items()
+        },
+        "best": {
+            str(n): {"alone": [0.2] * 2, "matched": [0.2 * x] * 2}
+            for n, x in zip(uneven.OTHERS, held_at_best, strict=True)
+        },
+    }
+    errors = {"one": [3.0] * 2, "uneven": [3.0 + points[0]] * 2, "come and go": [3.0 + points[1]] * 2}
+    return {
+        "problems": {"net": problem},
+        "errors": {"digits, Adam": errors},
+        "quadratic": {"one": [1e-9], "alone": [1e-4], "matched": [1e3]},
+    }
+
+
+def test_uneven_workers_are_judged_in_every_row_but_beside_19_slow_ones_at_the_best_rate():
+    judge = CLAIMS["uneven"].judge
+    assert judge(uneven_workers()).holds, judge(uneven_workers()).measured
+    for worse in (
+        {"idle": (1.0, 1.0, 1.6)},
+        {"fresh": (1.0, 1.6, 1.0)},
+        {"held": (1.6, 1.0, 1.0)},
+        {"held": (1.0, 1.0, float("inf"))},
+        {"held_at_best": (1.3, 1.0, 1.0)},
+        {"held_at_best": (1.0, 1.3, 1.0)},
+        {"points": (2.1, 0.0)},
+        {"points": (0.0, 2.1)},
+    ):
+        verdict = judge(uneven_workers(**worse))
+        assert verdict.holds is False, verdict.measured
 
 
 def test_a_figure_that_is_not_a_number_fails():

@@ -5,6 +5,7 @@ Each test measures a claim on one seed with a part of the product replaced, and 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -81,6 +82,19 @@ def unmatched(real, **more):
     return real(**{**more, "momentum_matching": False})
 
 
+def momentum_by_number_of_workers(patch):
+    """The momentum is lowered by all workers that have ever pushed, however slow they are."""
+    real = tasks.Task.train
+
+    def train(task, optimizer, *, workers=1, **more):
+        if isinstance(optimizer, fastps.SGD):
+            left = max(0, optimizer.momentum / (1 - optimizer.momentum) - (workers - 1))
+            optimizer = dataclasses.replace(optimizer, momentum=left / (1 + left))
+        return real(task, optimizer, workers=workers, **more)
+
+    patch.setattr(tasks.Task, "train", train)
+
+
 def downpour_alone(rates):
     return fastps.Adagrad(lr=rates["adagrad"]), 1, fastps.Local(1, 1, lr=rates["adagrad"])
 
@@ -150,6 +164,7 @@ PERTURBED = {
     "best-momentum": [one_worker],
     "momentum-matching": [replace("Async", unmatched)],
     "matching-at-small-rates": [replace("Async", unmatched)],
+    "uneven": [momentum_by_number_of_workers],
     "downpour-adagrad": [one_worker, replace("Adagrad", lambda _, lr: fastps.SGD(lr=10 * lr))],
     "downpour-tuned": [replace("Adagrad", lambda _, lr: USELESS)],
     "n-push": [

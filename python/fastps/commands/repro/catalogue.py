@@ -20,11 +20,13 @@ from fastps.commands.repro.claims import (
     training,
     warm_start,
 )
+from fastps.commands.repro.uneven import claim as uneven
 
 __all__ = ["CLAIMS", "find"]
 
 FAMILIES = (
     momentum,
+    uneven,
     downpour,
     codecs,
     stragglers,

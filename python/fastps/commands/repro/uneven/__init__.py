@@ -1,0 +1,1 @@
+"""Workers of very different speeds on one store: the claim `uneven`."""
