@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[float], Optimizer], dict[str, float]]] = {
 
 
 def measure(setting: Setting) -> Figures:
-    arms, seeds = _arms(setting.quick), setting.seeds(2 if setting.quick else 10)
+    arms, seeds = _arms(setting.quick), setting.seeds(4 if setting.quick else 10)
     return {
         "problems": {name: _losses(problem, arms, seeds) for name, problem in problems(setting).items()},
         "errors": _errors(setting, setting.seeds(3 if setting.quick else 10)),

@@ -27,7 +27,7 @@ class Problem:
         task: The task.
         best: Rate of the least loss of one worker after the updates (geometric mean of 5 seeds), among 1, 2,
             3, 4, 5 and 7 times powers of ten.
-        updates: Updates of a run.
+        updates: Updates of a run; 225 are 5 epochs of the digits.
     """
 
     task: Task
@@ -83,7 +83,7 @@ def problems(setting: Setting) -> dict[str, Problem]:
     """The problems of a form, by name."""
     digits = setting.digits
     found = {
-        "digits, net": Problem(digits, 0.4, 500),
-        "digits, regression": Problem(Regression(digits.data), 3.0, 500),
+        "digits, net": Problem(digits, 0.3, 225),
+        "digits, regression": Problem(Regression(digits.data), 3.0, 225),
     }
-    return found if setting.quick else {**found, "MNIST, net": Problem(few_images(setting), 0.07, 1000)}
+    return found if setting.quick else {**found, "MNIST, net": Problem(few_images(setting), 0.05, 500)}
