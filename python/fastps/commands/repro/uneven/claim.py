@@ -198,15 +198,14 @@ def draw(figures: Figures, figure: Any) -> None:
 def _draw_losses(found: Figures, axes: Any) -> None:
     """A group for each row, and in it a place for each number of workers."""
     for k, (name, problem) in enumerate(found.items()):
-        for arm in problem["best"][str(OTHERS[0])].keys() - {"alone"}:
+        for arm in [arm for arm in problem["best"][str(OTHERS[0])] if arm != "alone"]:
             color, filled = COLORS[k], arm == "matched"
             groups = ratios(problem, arm).values()
             y = [ratio for group in groups for ratio in group]
             x = [4 * group + place + 0.22 * (k - 1) for group in range(len(groups)) for place in range(3)]
             style = {"color": color, "mfc": color if filled else "none", "label": name if filled else None}
             axes.plot(x, y, "o", ms=5, **style)
-            if not filled and k == 0:
-                axes.plot([], [], "o", color="#555555", mfc="none", label="without matching")
+    axes.plot([], [], "o", color="#555555", mfc="none", label="without matching (full form)")
     for k, name in enumerate((*ROWS, "held, best rate")):
         most, last = (MOST, 2.5) if name in ROWS else (MOST_AT_BEST, 1.5)
         axes.hlines(most, 4 * k - 0.5, 4 * k + last, color="#555555")
@@ -214,8 +213,10 @@ def _draw_losses(found: Figures, axes: Any) -> None:
     axes.set_xticks([4 * k + place for k in range(4) for place in range(3)], OTHERS * 4)
     axes.set_xlabel("other workers; a line is the largest ratio at which the claim holds")
     axes.set_yscale("log")
+    lowest, highest = axes.get_ylim()
     axes.set_yticks(TICKS, map(str, TICKS))
     axes.minorticks_off()
+    axes.set_ylim(min(lowest, 0.45), max(highest, 3))
     axes.set_ylabel("loss over that of one worker\n(at the best rate: of the fast one alone)")
     axes.legend(fontsize=8)
 
