@@ -119,3 +119,11 @@ def test_a_search_that_fails_knows_the_best_step():
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ConfigError, match=f"invalid {next(iter(bad))}: expected"):
         StrongWolfe(**bad)
+
+
+def test_a_lower_point_without_a_finite_slope_is_not_the_best():
+    begun = StrongWolfe().begin(1.0, -1.0, 1.0, 1e-14)
+    for slope in (math.inf, -math.inf, math.nan):
+        found = begun.tell(0.5, slope)
+        assert found.best is None, slope
+        assert found.tell(0.9, -0.5).best == found.tell(0.9, -0.5).trials[-1]
