@@ -254,6 +254,10 @@ $(CARGO_TARGET_DIR)/go/bin/helm:
 	GOBIN=$(@D) GOMODCACHE=$(CARGO_TARGET_DIR)/go/mod GOCACHE=$(CARGO_TARGET_DIR)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install -gcflags='all=-N -l -dwarf=false' -ldflags='-s -w' helm.sh/helm/v3/cmd/helm@v3.22.0
 
+wheel: | tools ## Build the wheel for this architecture that needs no compiler into target/dist, and print the line that installs it
+	PYTHON="$(PYTHON)" .ci/wheel $(TARGET)/dist $$(uname -m)
+	@echo "pip install '$$(ls -t $(TARGET)/dist/*_$$(uname -m).whl | head -1)[torch,demo]'"
+
 release: | tools ## Build wheels and static servers for x86-64 and AArch64 into target/dist, and try them; options: make release ARCHITECTURES=x86_64
 	PYTHON="$(PYTHON)" .ci/release $(TARGET)/dist $(ARCHITECTURES)
 	$(PYTHON) tests/long/release.py $(TARGET)/dist
