@@ -49,6 +49,7 @@ def test_sync_waits_for_the_slow_worker_and_async_does_not(tmp_path: Path) -> No
     pytest.importorskip("matplotlib")
     assert sorted(path.name for path in (tmp_path / "fastps-demo").iterdir()) == [
         "compare.png",
+        "gain.png",
         "report.json",
     ]
 

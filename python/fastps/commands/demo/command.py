@@ -39,6 +39,7 @@ OWN_FILES = (
     "report.json",
     "demo.png",
     "compare.png",
+    "gain.png",
     "shard-*.log",
     "worker-*.log",
     "worker-*.ledger",
@@ -242,4 +243,5 @@ def _compare(config: Config, modes: list[str], view: View, out: Path, stream: Te
     print(compared.closing(runs), file=stream)
     if has_matplotlib():
         comparison.draw(runs, out / "compare.png")
+        comparison.draw_gain(runs, out / "gain.png")
     return compared.result(runs)

@@ -26,17 +26,30 @@ def draw(comparison: Comparison, path: Path) -> None:
         _draw(comparison, drawn)
 
 
+def draw_gain(comparison: Comparison, path: Path) -> None:
+    """Writes the PNG of its upper two panels alone, which is legible at half its width."""
+    with figure(path, (10.5, 4.4), 150) as drawn:
+        _title(comparison, drawn, 13)
+        grid = drawn.add_gridspec(1, 2)
+        _curves(drawn.add_subplot(grid[0]), comparison, "seconds", "accuracy", 66)
+        _strips(drawn, grid[1], comparison, 54)
+
+
 def _draw(comparison: Comparison, drawn: Any) -> None:
-    config = comparison.config
-    title = f"One of {config.workers} workers is {config.slow:g} x slower"
-    drawn.suptitle(f"{title}: {_who_waits(comparison)}", fontsize=15, fontweight="bold")
+    _title(comparison, drawn, 15)
     grid = drawn.add_gridspec(3, 12, height_ratios=(1.5, 1.0, 1.0))
     _curves(drawn.add_subplot(grid[0, :6]), comparison, "seconds", "accuracy", 92)
-    _strips(drawn, grid[0, 6:], comparison)
+    _strips(drawn, grid[0, 6:], comparison, 80)
     _curves(drawn.add_subplot(grid[1, :6]), comparison, "updates", "accuracy", 92)
     _curves(drawn.add_subplot(grid[1, 6:]), comparison, "seconds", "loss", 92)
     _curves(drawn.add_subplot(grid[2, :6]), comparison, "updates", "loss", 92)
     _bytes(drawn.add_subplot(grid[2, 6:]), comparison)
+
+
+def _title(comparison: Comparison, drawn: Any, size: float) -> None:
+    config = comparison.config
+    title = f"One of {config.workers} workers is {config.slow:g} x slower"
+    drawn.suptitle(f"{title}: {_who_waits(comparison)}", fontsize=size, fontweight="bold")
 
 
 def _who_waits(comparison: Comparison) -> str:
@@ -133,7 +146,7 @@ def _mean(histogram: dict[int, int]) -> float:
     return sum(value * count for value, count in histogram.items()) / max(1, sum(histogram.values()))
 
 
-def _strips(drawn: Any, place: Any, comparison: Comparison) -> None:
+def _strips(drawn: Any, place: Any, comparison: Comparison, columns: int) -> None:
     """A strip per worker and mode, one mode below the other."""
     modes = list(comparison.runs)
     grid = place.subgridspec(len(modes), 1, hspace=0.0)
@@ -144,10 +157,10 @@ def _strips(drawn: Any, place: Any, comparison: Comparison) -> None:
         axes.set_ylabel(mode, color=COLORS[mode], fontsize=11, fontweight="bold")
         if k == 0:
             panels.legend_of_strips(axes)
-            axes.set_title("Activity of the workers", loc="left", fontsize=11, fontweight="bold")
+            axes.set_title("Workers", loc="left", fontsize=11, fontweight="bold")
     waits = ", ".join(f"{mode} {100 * waiting(run):.0f} %" for mode, run in comparison.runs.items())
     kills = " A killed worker stops no one for longer than its lease of 1 s." if run.moments else ""
-    panels.caption(axes, "", f"The normal workers' time spent waiting: {waits}.{kills}", 80, "wall time (s)")
+    panels.caption(axes, "", f"The normal workers' time spent waiting: {waits}.{kills}", columns, "wall time (s)")
 
 
 def _bytes(axes: Any, comparison: Comparison) -> None:
