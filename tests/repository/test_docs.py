@@ -23,6 +23,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -205,6 +206,19 @@ def without_docstring(script: Path) -> str:
 def test_the_quickstart_is_the_readme_s() -> None:
     shown = blocks(ROOT / "README.md", "python")[0]
     assert without_docstring(ROOT / "examples/quickstart.py").strip() == shown.strip()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/concepts/index.md"])
+def test_the_drawing_has_the_words_of_its_page(page: str) -> None:
+    svg = ElementTree.parse(ROOT / "docs/images/idea.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    shown = [text.text or "" for text in svg.iter(f"{space}text")]
+    read = (ROOT / page).read_text()
+    assert len(shown) >= 8
+    assert [words for words in shown for word in words.split(", ") if word not in read] == []
+    described = svg.findtext(f"{space}desc")
+    assert described
+    assert f"![{described}](" in read  # what a screen reader says
 
 
 def test_the_torch_example_differs_in_at_most_10_lines() -> None:
