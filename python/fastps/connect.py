@@ -144,6 +144,7 @@ def connect(
         wait: Seconds to wait for servers that do not answer yet, such as ones that start later; None: as long
             as `timeout`.
         name: The client's name in logs and statistics of the servers, at most 256 bytes; None: ``"pid N"``.
+            Control, bidirectional and invisible characters in it are escaped.
         run: Deprecated spelling of `namespace`.
         tls_ca: Use TLS, and trust servers whose certificate is signed by a CA in this PEM file.
         tls_cert: This client's certificate (PEM), followed by its issuers, for servers that require one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,55 @@ def test_a_missing_shard_is_named_and_the_others_are_shown(capfd: pytest.Capture
         assert main(["status", ",".join(addresses), "--timeout", "1"]) == 1
         refused = capfd.readouterr().err
         assert all(address in refused for address in addresses)
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate(timeout=60)
+
+
+def test_a_late_or_dead_shard_costs_the_asker_seconds(capfd: pytest.CaptureFixture[str]) -> None:
+    """`ls` shows what shard 0 knows; `rm` frees all or nothing."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    command = [*FASTPS, "serve", "--web", "off", "--cluster", ",".join(addresses), "--listen"]
+    servers = [
+        subprocess.Popen([*command, address], stdout=subprocess.PIPE, text=True) for address in addresses
+    ]
+
+    def asked(*command: str) -> tuple[int, str, str]:
+        begun = time.monotonic()
+        code = main([command[0], addresses[0], *command[1:]])
+        assert time.monotonic() - begun < 15, command
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            assert "listening" in server.stdout.readline()
+        with fastps.connect(addresses[0], namespace="a") as ps:
+            ps.register("here", ZEROS, fastps.SGD())
+            ps.register("weight", np.zeros(600_000, np.float32), fastps.SGD())
+        code, text, _ = asked("ls")
+        assert code == 0
+        assert re.search(r"^a +weight +600000 +float32 +SGD +1 +2,400,000 +\d+ s ago$", text, re.MULTILINE)
+        for stop, state in ((signal.SIGSTOP, "late"), (signal.SIGKILL, "no answer")):
+            servers[1].send_signal(stop)
+            code, text, warned = asked("ls")
+            assert code == 1
+            assert re.search(r"^a +weight +600000 +float32 +SGD +- +2,400,000 +-$", text, re.MULTILINE)
+            assert re.search(r"^a +here .* 1 +400 +\d+ s ago$", text, re.MULTILINE)
+            missing = f"warning: shard 1 at {addresses[1]} does not answer: "
+            assert missing in warned
+            code, text, warned = asked("rm", "--namespace", "a")
+            assert (code, text) == (1, "")
+            assert missing in warned
+            assert "nothing was freed" in warned
+            found = json.loads(asked("status", "--json")[1])
+            assert [shard["state"] for shard in found["shards"]] == ["serving", state]
+        servers[0].send_signal(signal.SIGSTOP)
+        code, text, warned = asked("ls", "--timeout", "1")
+        assert (code, text) == (1, "")
+        assert f"cannot connect to {addresses[0]}: no answer within the timeout" in warned
     finally:
         for server in servers:
             server.kill()

@@ -17,9 +17,15 @@ import fastps.checkpoint
 import fastps.torch
 from fastps._shared.text import ago
 from fastps.commands import cli
-from fastps.commands.runs import listed
 
 ONES = np.ones(4, np.float32)
+
+
+def listed(server, capfd):
+    """The tensors that `fastps ls` lists."""
+    capfd.readouterr()
+    assert cli.main(["ls", server.addresses, "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
 
 
 def filled(ps, value, group="default"):
@@ -56,7 +62,7 @@ def test_each_run_has_names_of_its_own(runs):
     assert none.names() == ["run:b/w", "w"]
 
 
-def test_the_former_spelling_works_and_warns(server, capsys):
+def test_the_former_spelling_works_and_warns(server, capfd):
     """One release long: `connect(run=)`, `ps.run`, `--run` and the JSON key."""
     with pytest.warns(DeprecationWarning, match=r"connect\(run=\) is now connect\(namespace=\)") as warned:
         ps = fastps.connect(server, run="a")
@@ -68,12 +74,12 @@ def test_the_former_spelling_works_and_warns(server, capsys):
     with pytest.raises(fastps.ConfigError, match="run= is the old name of namespace="):
         fastps.connect(server, run="a", namespace="a")
     assert cli.main(["ls", server.addresses, "--run", "a", "--json"]) == 0
-    printed = capsys.readouterr()
-    (listed,) = json.loads(printed.out)
-    assert (listed["namespace"], listed["run"]) == ("a", "a")
+    printed = capfd.readouterr()
+    (one,) = json.loads(printed.out)
+    assert (one["namespace"], one["run"]) == ("a", "a")
     assert "--run is deprecated: write --namespace" in printed.err
     assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
-    assert capsys.readouterr().out.startswith("freed namespace a: 1 tensor")
+    assert capfd.readouterr().out.startswith("freed namespace a: 1 tensor")
     for arguments in (["--run", "a", "--namespace", "a"], []):
         assert cli.main(["rm", server.addresses, *arguments]) == 2
 
@@ -95,14 +101,14 @@ def test_names_of_runs_are_checked(server):
             fastps.connect(server.addresses, namespace=name)
 
 
-def test_runs_are_listed_and_freed(runs, server, capsys):
+def test_runs_are_listed_and_freed(runs, server, capfd):
     a, b, none = runs
     filled(a, 0)
     a.push("w", ONES)
     b.register("table", np.zeros((3, 2), np.float32), fastps.Adam(lr=0.5), group="g")
     filled(none, 0)
     assert cli.main(["ls", server.addresses]) == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     lines = [re.sub(r" +\d s ago$", " now", line).split() for line in out.splitlines()]
     assert lines == [
         ["NAMESPACE", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST", "CHANGE"],
@@ -111,13 +117,13 @@ def test_runs_are_listed_and_freed(runs, server, capsys):
         ["b", "table", "3x2", "float32", "Adam", "1", "24", "now"],
     ]
     assert cli.main(["ls", server.addresses, "--namespace", "b", "--json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["name"], listed["group"], listed["optimizer"]["lr"]) == ("table", "g", 0.5)
+    (one,) = json.loads(capfd.readouterr().out)
+    assert (one["name"], one["group"], one["optimizer"]["lr"]) == ("table", "g", 0.5)
     assert cli.main(["rm", server.addresses, "--namespace", "a"]) == 0
-    assert capsys.readouterr().out == "freed namespace a: 1 tensor, 16 bytes of values\n"
+    assert capfd.readouterr().out == "freed namespace a: 1 tensor, 16 bytes of values\n"
     assert none.names() == ["run:b/table", "w"]
     assert cli.main(["rm", server.addresses, "--namespace", "a"]) == 1
-    assert "no namespace 'a'" in capsys.readouterr().err
+    assert "no namespace 'a'" in capfd.readouterr().err
 
 
 def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
@@ -218,7 +224,7 @@ def test_runs_survive_a_restart(tmp_path):
             assert ps.names() == ["w"]
 
 
-def test_the_last_change_is_of_the_server_s_life(tmp_path):
+def test_the_last_change_is_of_the_server_s_life(tmp_path, capfd):
     """A pull or a look is no change; a restarted server does not know of earlier ones."""
     for start in range(2):
         with (
@@ -227,19 +233,20 @@ def test_the_last_change_is_of_the_server_s_life(tmp_path):
             fastps.connect(server.addresses) as ps,
         ):
             if start == 1:
-                assert [one.changed for one in listed(ps)] == [None, None]
+                assert [one["changed_s_ago"] for one in listed(server, capfd)] == [None, None]
                 continue
             filled(a, 3)
             ps.register("table", np.zeros((200_000, 3), np.float32), fastps.SGD(lr=1.0))
             time.sleep(2.0)
             a.pull("w")
             ps.push("table", fastps.Sparse(np.array([199_999]), np.ones((1, 3), np.float32)))
-            new, old = listed(ps)
-            assert (new.namespace, old.namespace) == (None, "a")
-            assert new.changed < old.changed
-            assert 0.5 < old.changed < 60  # to about a second
+            new, old = listed(server, capfd)
+            assert (new["namespace"], old["namespace"]) == (None, "a")
+            new, old = new["changed_s_ago"], old["changed_s_ago"]
+            assert new < old
+            assert 0.5 < old < 60  # to about a second
             (mine,) = a._native.last_changes(["w"], None)
-            assert mine == pytest.approx(old.changed, abs=5)
+            assert mine == pytest.approx(old, abs=5)
     assert [ago(s) for s in (0.2, 59, 90, 3600 * 3, 86400 * 2)] == [
         "0 s ago",
         "59 s ago",

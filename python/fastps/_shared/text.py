@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
-__all__ = ["ago", "counted", "hint", "meant", "nearest", "numbers", "quoted", "some", "table"]
+from fastps import _fastps
+
+__all__ = [
+    "ago",
+    "counted",
+    "hint",
+    "meant",
+    "nearest",
+    "numbers",
+    "printable",
+    "printable_record",
+    "quoted",
+    "some",
+    "table",
+]
+
+
+def printable(text: str) -> str:
+    """One line of text for a terminal, with control and bidirectional characters as ``\\u001b``."""
+    return _fastps.printable(text.encode("utf-8", "backslashreplace").decode())
+
+
+def printable_record(record: logging.LogRecord) -> bool:
+    """A filter of a logger that changes a message with names of others into one line."""
+    text = record.getMessage()
+    shown = printable(text)
+    if shown != text:
+        record.msg, record.args = shown, None
+    return True
 
 
 def ago(seconds: float | None) -> str:
@@ -51,7 +80,7 @@ def numbers(values: Iterable[int]) -> str:
 
 def quoted(names: Iterable[str]) -> str:
     """Names in quotes, such as ``"a", "b"``; ``none`` if there are none."""
-    return ", ".join(f'"{name}"' for name in names) or "none"
+    return ", ".join(f'"{printable(name)}"' for name in names) or "none"
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -25,6 +25,7 @@ from fastps._shared.process import (
     Interrupted,
     attach_server,
 )
+from fastps._shared.text import printable
 
 if TYPE_CHECKING:
     from fastps.commands.completion.tree import Command
@@ -56,7 +57,7 @@ _COMMANDS = {
     },
 }
 
-_IN_RUST = ("certs", "checkpoint", "cluster", "config", "status", "token", "top")
+_IN_RUST = ("certs", "checkpoint", "cluster", "config", "ls", "rm", "status", "token", "top")
 
 
 def _listing() -> str:
@@ -110,7 +111,7 @@ def all_commands() -> list[Command]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fastps.commands import doctor, examples, runs
+    from fastps.commands import doctor, examples
     from fastps.commands.completion import command as completion
     from fastps.commands.demo import command as demo
     from fastps.commands.kit.parser import Parser
@@ -157,21 +158,6 @@ def _parser() -> argparse.ArgumentParser:
         "rl",
         add_help=False,
     )
-    lister = commands.add_parser(
-        "ls",
-        description="List the tensors of a running cluster, by namespace, with their last change.",
-    )
-    runs.add_arguments(lister)
-    runs.add_namespace(lister, "list only the tensors of this namespace")
-    lister.add_argument("--json", action="store_true", help="print one JSON list")
-    lister.set_defaults(execute=runs.ls)
-    remover = commands.add_parser(
-        "rm",
-        description="Free all tensors of a namespace. The servers and later snapshots no longer have them.",
-    )
-    runs.add_arguments(remover)
-    runs.add_namespace(remover, "the namespace whose tensors are freed", required=True)
-    remover.set_defaults(execute=runs.rm)
     _add(
         commands,
         "doctor",
@@ -259,7 +245,7 @@ def _guarded(action: Callable[[], int]) -> int:
         if os.environ.get("FASTPS_TRACEBACK") == "1":
             raise
         text = " ".join(str(error).split())
-        print(f"fastps: {text or type(error).__name__}", file=sys.stderr)
+        print(f"fastps: {printable(text) or type(error).__name__}", file=sys.stderr)
         return error.exit_code if isinstance(error, CommandError) else EXIT_FAILED
     finally:
         _drop_output()

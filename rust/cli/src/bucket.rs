@@ -1,6 +1,7 @@
 //! The part of `fastps checkpoint` that works on copies in a bucket.
 
-use crate::checkpoint::{in_json, note, say, verified as lines_of};
+use crate::checkpoint::verified as lines_of;
+use crate::command::{in_json, note, say};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::backup::{self, Bucket, Stored, Verified, Which};
 use fastps_server::human::{duration, now, size};
@@ -102,6 +103,6 @@ pub(crate) fn upload(dir: &Path, url: &str, keep: usize) -> Result<bool> {
     });
     say(&lines.collect::<Vec<_>>())?;
     let left: Vec<_> = uploaded.iter().filter_map(|done| done.left.as_ref()).collect();
-    note(&left.iter().map(|error| format!("older copies stay: {error}")).collect::<Vec<_>>());
+    left.iter().for_each(|error| note(format_args!("older copies stay: {error}")));
     Ok(true)
 }

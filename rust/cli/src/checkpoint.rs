@@ -2,6 +2,7 @@
 //! running servers.
 
 use crate::addresses::{ADDRESSES, with_addresses};
+use crate::command::{self, in_json, note, say};
 use crate::credentials::Credentials;
 use clap::{Args, Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
@@ -9,9 +10,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::Reading;
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
 use fastps_server::human::{duration, now, size};
-use serde::Serialize;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,23 +160,9 @@ fn reading(accept_loss: bool, consistent: bool) -> Reading {
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if has_deprecated_cut(&args) {
-        note(&["--cut is deprecated; use --consistent".to_owned()]);
+        note("--cut is deprecated; use --consistent");
     }
-    let args = match CheckpointArgs::try_parse_from(args) {
-        Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return error.exit_code();
-        }
-    };
-    match execute(args.command) {
-        Ok(true) => 0,
-        Ok(false) => 1,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
-            1
-        }
-    }
+    command::run(args, |args: CheckpointArgs| execute(args.command))
 }
 
 fn has_deprecated_cut(args: &[OsString]) -> bool {
@@ -233,7 +218,7 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::Restore { source, target, shards, accept_loss, consistent } => {
             let done = fastps_durable::restore(&source, &target, shards, reading(accept_loss, consistent))?;
-            note(&done.notes);
+            done.notes.iter().for_each(note);
             let (tensors, slices, bytes) = (done.tensors, done.slices, size(done.bytes));
             let target = target.display();
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
@@ -254,40 +239,10 @@ fn execute(command: Command) -> Result<bool> {
                     crate::export::of_servers(&*connect(servers, options)?, &file, state, timeout)?
                 }
             };
-            note(&done.notes);
+            done.notes.iter().for_each(note);
             say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
             Ok(true)
         }
-    }
-}
-
-pub(crate) fn in_json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| Error::new(Kind::Internal, error.to_string()))
-}
-
-/// Prints to standard output.
-pub(crate) fn say(lines: &[String]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let mut written = lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line)));
-    written = written.and_then(|()| out.flush());
-    match written {
-        // A reader that closes the pipe has read enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::new(Kind::Internal, format!("cannot print: {error}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A line without control characters, which names that others chose may contain.
-pub(crate) fn printable(line: &str) -> String {
-    line.chars().map(|one| if one.is_control() { char::REPLACEMENT_CHARACTER } else { one }).collect()
-}
-
-/// Prints to standard error.
-pub(crate) fn note(notes: &[String]) {
-    for note in notes {
-        let _ = writeln!(std::io::stderr(), "fastps: {note}");
     }
 }
 
@@ -354,10 +309,5 @@ mod tests {
     fn sizes_and_ages_are_for_people() {
         assert_eq!([size(17), size(1536), size(5 << 40)], ["17 B", "1.5 KiB", "5.0 TiB"]);
         assert_eq!([5, 600, 7200, 864_000].map(duration), ["5 s", "10 min", "2 h", "10 days"]);
-    }
-
-    #[test]
-    fn names_of_others_command_no_terminal() {
-        assert_eq!(printable("a\u{1b}]52;c;\u{7}\nb é"), "a\u{fffd}]52;c;\u{fffd}\u{fffd}b é");
     }
 }

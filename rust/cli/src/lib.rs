@@ -13,6 +13,7 @@ mod log;
 mod new_cluster;
 mod signals;
 mod status;
+mod tensors;
 mod token;
 mod top;
 
@@ -35,8 +36,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 const COPY_TO: &str = "Copy each snapshot to this URL: s3://BUCKET/PREFIX (settings from the AWS_... environment variables) or file:///FOLDER";
 
 /// Run shards of a fastps parameter server. In place of options, `checkpoint` works with snapshots and data
-/// directories, `status` shows a running cluster, `top` watches it, `config` explains settings, `cluster`
-/// makes the files of a new one, and `certs` and `token` make credentials: see `checkpoint --help` and so on.
+/// directories, `status` shows a running cluster, `top` watches it, `ls` and `rm` list and free its tensors,
+/// `config` explains settings, `cluster` makes the files of a new one, and `certs` and `token` make
+/// credentials: see `checkpoint --help` and so on.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct ServeArgs {
@@ -183,14 +185,14 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let filter = match log_filter(&std::env::var("FASTPS_LOG").unwrap_or_default()) {
         Ok(filter) => filter,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+            command::failed(&error);
             return 2;
         }
     };
     let log = match Log::of_process() {
         Ok(log) => log,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "fastps: error: cannot start the log: {error}");
+            command::note(format_args!("error: cannot start the log: {error}"));
             return 1;
         }
     };
@@ -209,7 +211,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// Commands in place of options.
-pub const COMMANDS: [&str; 7] = ["certs", "checkpoint", "cluster", "config", "status", "token", "top"];
+pub const COMMANDS: [&str; 9] =
+    ["certs", "checkpoint", "cluster", "config", "ls", "rm", "status", "token", "top"];
 
 /// Runs one of [`COMMANDS`] and returns the exit status. The first argument is the program's name.
 pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i32 {
@@ -218,12 +221,13 @@ pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i
         "checkpoint" => checkpoint::run(args),
         "cluster" => new_cluster::run(args),
         "config" => config::run(args),
+        "ls" => tensors::ls(args),
+        "rm" => tensors::rm(args),
         "status" => status::run(args),
         "token" => token::run(args),
         "top" => top::run(args),
         _ => {
-            let _ =
-                writeln!(std::io::stderr(), "fastps: error: no command {command:?}: {}", COMMANDS.join(", "));
+            command::note(format_args!("error: no command {command:?}: {}", COMMANDS.join(", ")));
             2
         }
     }

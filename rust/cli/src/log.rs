@@ -2,6 +2,7 @@
 //! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`]. Each line
 //! is text for people, or one JSON object with the same fields.
 
+use fastps_core::text::printable;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -174,13 +175,21 @@ fn write(mut out: impl Write, waiting: &Receiver<Message>, dropped: &AtomicU64, 
                 continue;
             }
         };
-        let _ = out.write_all(&line);
+        let _ = out.write_all(&printable_line(&line));
         let lost = dropped.swap(0, Ordering::Relaxed);
         if lost > 0 {
             let text = format!("{lost} lines of the log were dropped: they were not read in time");
             let _ = out.write_all(noted(is_json.load(Ordering::Relaxed), Level::WARN, &text).as_bytes());
         }
     }
+}
+
+/// A line without control characters in what others chose. In JSON their meaning stays.
+fn printable_line(line: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(line);
+    let mut line = printable(text.strip_suffix('\n').unwrap_or(&text)).into_bytes();
+    line.push(b'\n');
+    line
 }
 
 impl<'a> MakeWriter<'a> for Log {
@@ -349,6 +358,15 @@ mod tests {
         log.end("the reason");
         let last: Vec<_> = lines.try_iter().collect();
         assert_eq!(last[last.len() - 2..], [b"again\n".to_vec(), b"fastps: error: the reason\n".to_vec()]);
+    }
+
+    #[test]
+    fn a_line_has_no_hidden_characters_and_json_keeps_its_meaning() {
+        let name = "a\u{9b}2J\u{202e}\nb";
+        let line = printable_line(format!("{}\n", serde_json::json!({ "client": name })).as_bytes());
+        assert_eq!(line, b"{\"client\":\"a\\u009b2J\\u202e\\nb\"}\n");
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&line).unwrap()["client"], name);
+        assert_eq!(printable_line(format!("{name}\n").as_bytes()), b"a\\u009b2J\\u202e\\u000ab\n");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::certs::authority::Authority;
 use crate::certs::issue::{Holder, Request};
-use crate::checkpoint::say;
+use crate::command::say;
 use crate::files::{self, PUBLIC};
 use crate::token::{add_with_token, entry};
 use clap::{Parser, Subcommand};

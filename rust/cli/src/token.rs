@@ -1,7 +1,7 @@
 //! `fastps token`: the principals of a token file.
 
 use crate::certs::scope;
-use crate::checkpoint::{in_json, say};
+use crate::command::{in_json, say};
 use crate::files;
 use clap::{Args, Parser, Subcommand};
 use fastps_core::error::{Error, Kind, Result};

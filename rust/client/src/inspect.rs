@@ -8,6 +8,7 @@ use crate::state::time::after;
 use crate::stranger::stranger;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::verbs::{GroupState, SpaceInfo, WorkerState};
+use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_transport::bearer::Bearer;
@@ -17,10 +18,16 @@ use futures_util::future::join_all;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Request, Status};
+use tonic::{Request, Response, Status};
+
+/// How long the others may take once a shard has answered.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The same, for a shard that was silent when it was asked before.
+const NEXT_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Statistics of a shard.
 #[derive(Clone, Debug)]
@@ -63,30 +70,51 @@ pub struct ClusterView {
     pub spaces: Vec<SpaceInfo>,
 }
 
-/// Asks every shard of a cluster for its statistics, by the addresses of some or all of them. Fails only if
-/// no shard answers, or if the addresses or the TLS files cannot be used.
+impl ClusterView {
+    /// The addresses of the shards that do not answer.
+    pub fn silent(&self) -> Vec<String> {
+        let silent = self.shards.iter().filter(|view| view.answer.is_err());
+        silent.map(|view| view.address.clone()).collect()
+    }
+}
+
+/// Asks all shards of a cluster for their statistics at the same time, by the addresses of some or all of
+/// them. Waits `timeout` for the first answer; then the others have two seconds, and less if they were
+/// `silent` before. Fails only if no shard answers, or if the addresses or the TLS files cannot be used.
 pub fn inspect(
     addresses: &[String],
     tls: &TlsFiles,
     token_file: Option<&Path>,
     timeout: Duration,
+    silent: &[String],
 ) -> Result<ClusterView> {
-    addresses.iter().try_for_each(|address| check_local(address, Transport::Auto))?;
-    let shown = Shown { tls: ClientTls::load(tls, None)?, bearer: Bearer::open(token_file)? };
-    let failed = |error| Error::new(Kind::Internal, format!("cannot make a runtime: {error}"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(look(addresses, &shown, after(timeout)))
+    let asker = Asker::new(tls, token_file, timeout, silent)?;
+    run(asker.look(addresses))
 }
 
-/// Credentials of this end.
-struct Shown {
+/// Does the work on this thread.
+pub(crate) fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let failed = |error| Error::new(Kind::Internal, format!("cannot make a runtime: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(work)
+}
+
+/// Asks the shards, with the credentials of this end.
+pub(crate) struct Asker<'a> {
     tls: Option<ClientTls>,
     bearer: Bearer,
+    deadline: Instant,
+    silent: &'a [String],
+    /// Set once a shard has answered.
+    answered: watch::Sender<bool>,
 }
+
+/// Calls with the token.
+type Control = ControlClient<InterceptedService<Channel, Signed>>;
 
 /// Puts the token into each call.
 #[derive(Clone)]
-struct Signed(Bearer);
+pub(crate) struct Signed(Bearer);
 
 impl Interceptor for Signed {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
@@ -95,71 +123,119 @@ impl Interceptor for Signed {
     }
 }
 
-async fn look(addresses: &[String], shown: &Shown, deadline: Instant) -> Result<ClusterView> {
-    let mut asked = addresses.to_vec();
-    asked.dedup();
-    let mut shards = ask_all(&asked, shown, deadline).await;
-    if shards.iter().all(|view| view.answer.is_err()) {
-        let failed = |view: ShardView| Some((view.address, view.answer.err()?));
-        return Err(unreachable(&shards.into_iter().filter_map(failed).collect::<Vec<_>>()));
+impl<'a> Asker<'a> {
+    pub(crate) fn new(
+        tls: &TlsFiles,
+        token_file: Option<&Path>,
+        timeout: Duration,
+        silent: &'a [String],
+    ) -> Result<Self> {
+        let (tls, bearer) = (ClientTls::load(tls, None)?, Bearer::open(token_file)?);
+        Ok(Self { tls, bearer, deadline: after(timeout), silent, answered: watch::Sender::new(false) })
     }
-    let listed = shards.iter().find_map(|view| Some(view.answer.as_ref().ok()?.cluster.clone()));
-    let listed = listed.unwrap_or_default();
-    if listed.len() > MAX_SHARDS {
-        let error = Error::new(Kind::Config, "the servers list too many shards");
-        return Err(error.expected(format!("at most {MAX_SHARDS}"), listed.len()));
-    }
-    let mut others = Vec::new();
-    for (index, address) in (0..).zip(&listed) {
-        if shards.iter().any(|view| view.shard == Some(index)) {
-            continue;
+
+    pub(crate) async fn look(&self, addresses: &[String]) -> Result<ClusterView> {
+        addresses.iter().try_for_each(|address| check_local(address, Transport::Auto))?;
+        let mut asked = addresses.to_vec();
+        asked.dedup();
+        let mut shards = self.ask_all(&asked).await;
+        if shards.iter().all(|view| view.answer.is_err()) {
+            let failed = |view: ShardView| Some((view.address, view.answer.err()?));
+            return Err(unreachable(&shards.into_iter().filter_map(failed).collect::<Vec<_>>()));
         }
-        match shards.iter_mut().find(|view| view.shard.is_none() && is_same(&view.address, address)) {
-            Some(silent) => silent.shard = Some(index),
-            None => others.push((index, address.clone())),
+        let listed = shards.iter().find_map(|view| Some(view.answer.as_ref().ok()?.cluster.clone()));
+        let listed = listed.unwrap_or_default();
+        if listed.len() > MAX_SHARDS {
+            let error = Error::new(Kind::Config, "the servers list too many shards");
+            return Err(error.expected(format!("at most {MAX_SHARDS}"), listed.len()));
+        }
+        let mut others = Vec::new();
+        for (index, address) in (0..).zip(&listed) {
+            if shards.iter().any(|view| view.shard == Some(index)) {
+                continue;
+            }
+            match shards.iter_mut().find(|view| view.shard.is_none() && is_same(&view.address, address)) {
+                Some(silent) => silent.shard = Some(index),
+                None => others.push((index, address.clone())),
+            }
+        }
+        let addresses: Vec<_> = others.iter().map(|(_, address)| address.clone()).collect();
+        for ((index, _), mut view) in others.into_iter().zip(self.ask_all(&addresses).await) {
+            view.shard = view.shard.or(Some(index));
+            shards.push(view);
+        }
+        shards.sort_by_key(|view| view.shard.unwrap_or(u32::MAX));
+        shards.dedup_by(|a, b| a.shard.is_some() && a.shard == b.shard);
+        let spaces = match shards.iter().find(|view| view.shard == Some(0) && view.answer.is_ok()) {
+            Some(first) => self.list_spaces(&first.address).await.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        Ok(ClusterView { shards, spaces })
+    }
+
+    async fn ask_all(&self, addresses: &[String]) -> Vec<ShardView> {
+        join_all(addresses.iter().map(|address| self.ask(address))).await
+    }
+
+    pub(crate) fn control(&self, address: &str) -> Result<Control> {
+        let tls = self.tls.as_ref().filter(|_| unix::path(address).is_none());
+        self.bearer.check_address(address, tls.is_some())?;
+        let control = ControlClient::with_interceptor(channel(address, tls)?, Signed(self.bearer.clone()));
+        Ok(control.max_decoding_message_size(MAX_MESSAGE_BYTES))
+    }
+
+    /// The time that is left.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    pub(crate) async fn stats(&self, address: &str, changed: Vec<String>) -> Result<pb::StatsResponse> {
+        // This end times out first, with a better message.
+        let within = self.left() + Duration::from_secs(1);
+        let stats = self.control(address)?.stats(request(pb::StatsRequest { changed }, within)).await;
+        stats.map(Response::into_inner).map_err(|status| convert::error_from_status(&status))
+    }
+
+    async fn ask(&self, address: &str) -> ShardView {
+        let answer = async {
+            let answer = self.stats(address, Vec::new()).await.map(read);
+            let strange = answer.as_ref().is_err_and(|e| matches!(e.kind, Kind::Internal | Kind::Connection));
+            if !strange || unix::path(address).is_some() {
+                return answer;
+            }
+            stranger(address, self.tls.is_some()).await.map_or(answer, Err)
+        };
+        let was_silent = self.silent.iter().any(|silent| is_same(silent, address));
+        let late = async {
+            let _ = self.answered.subscribe().wait_for(|answered| *answered).await;
+            tokio::time::sleep(if was_silent { NEXT_PATIENCE } else { PATIENCE }).await;
+        };
+        let error = |kind, message: &str| Err(Error::new(kind, message));
+        let answer = tokio::select! {
+            answer = answer => answer,
+            () = late => error(Kind::Deadline, "no answer within 2 seconds after another shard's"),
+            () = tokio::time::sleep(self.left()) => error(Kind::Connection, "no answer within the timeout"),
+        };
+        if answer.is_ok() {
+            self.answered.send_replace(true);
+        }
+        let shard = answer.as_ref().ok().map(|stats| stats.shard);
+        ShardView { address: address.to_owned(), shard, answer }
+    }
+
+    async fn list_spaces(&self, address: &str) -> Result<Vec<SpaceInfo>> {
+        let (mut control, mut all, mut after) = (self.control(address)?, Vec::new(), String::new());
+        loop {
+            let ask = pb::ListSpacesRequest { after: after.clone() };
+            let page = control.list_spaces(request(ask, self.left())).await;
+            let page = page.map_err(|status| convert::error_from_status(&status))?.into_inner();
+            all.extend(page.spaces.into_iter().map(convert::space_from_wire));
+            if page.next.is_empty() || page.next <= after {
+                return Ok(all);
+            }
+            after = page.next;
         }
     }
-    let addresses: Vec<_> = others.iter().map(|(_, address)| address.clone()).collect();
-    for ((index, _), mut view) in others.into_iter().zip(ask_all(&addresses, shown, deadline).await) {
-        view.shard = view.shard.or(Some(index));
-        shards.push(view);
-    }
-    shards.sort_by_key(|view| view.shard.unwrap_or(u32::MAX));
-    shards.dedup_by(|a, b| a.shard.is_some() && a.shard == b.shard);
-    let spaces = match shards.iter().find(|view| view.shard == Some(0) && view.answer.is_ok()) {
-        Some(first) => list_spaces(&first.address, shown, deadline).await.unwrap_or_default(),
-        None => Vec::new(),
-    };
-    Ok(ClusterView { shards, spaces })
-}
-
-async fn ask_all(addresses: &[String], shown: &Shown, deadline: Instant) -> Vec<ShardView> {
-    join_all(addresses.iter().map(|address| ask(address, shown, deadline))).await
-}
-
-fn control(address: &str, shown: &Shown) -> Result<ControlClient<InterceptedService<Channel, Signed>>> {
-    let tls = shown.tls.as_ref().filter(|_| unix::path(address).is_none());
-    shown.bearer.check_address(address, tls.is_some())?;
-    Ok(ControlClient::with_interceptor(channel(address, tls)?, Signed(shown.bearer.clone())))
-}
-
-async fn ask(address: &str, shown: &Shown, deadline: Instant) -> ShardView {
-    let answer = async {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let stats = control(address, shown)?.stats(request(pb::StatsRequest::default(), left)).await;
-        stats.map(|answer| read(answer.into_inner())).map_err(|status| convert::error_from_status(&status))
-    };
-    let silent = || Error::new(Kind::Connection, "no answer within the timeout");
-    let mut answer = tokio::time::timeout_at(deadline.into(), answer).await.unwrap_or_else(|_| Err(silent()));
-    let strange = answer.as_ref().is_err_and(|e| matches!(e.kind, Kind::Internal | Kind::Connection));
-    if strange
-        && unix::path(address).is_none()
-        && let Some(error) = stranger(address, shown.tls.is_some()).await
-    {
-        answer = Err(error);
-    }
-    let shard = answer.as_ref().ok().map(|stats| stats.shard);
-    ShardView { address: address.to_owned(), shard, answer }
 }
 
 fn read(answer: pb::StatsResponse) -> ShardStats {
@@ -172,20 +248,5 @@ fn read(answer: pb::StatsResponse) -> ShardStats {
         counters: answer.counters.into_iter().collect(),
         workers: answer.sessions.into_iter().map(convert::worker_state_from_wire).collect(),
         groups: answer.groups.into_iter().map(convert::group_state_from_wire).collect(),
-    }
-}
-
-async fn list_spaces(address: &str, shown: &Shown, deadline: Instant) -> Result<Vec<SpaceInfo>> {
-    let (mut control, mut all, mut after) = (control(address, shown)?, Vec::new(), String::new());
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let ask = pb::ListSpacesRequest { after: after.clone() };
-        let page = control.list_spaces(request(ask, left)).await;
-        let page = page.map_err(|status| convert::error_from_status(&status))?.into_inner();
-        all.extend(page.spaces.into_iter().map(convert::space_from_wire));
-        if page.next.is_empty() || page.next <= after {
-            return Ok(all);
-        }
-        after = page.next;
     }
 }

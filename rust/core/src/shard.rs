@@ -431,19 +431,20 @@ impl Shard {
         Some(table.slices.get(any)?.spec().group.clone())
     }
 
-    /// The noted moments of the last changes of some tensors, of those that are allowed; those without one
-    /// are left out.
+    /// Of some tensors, of those that are allowed and have slices here: the smallest version of these, and the
+    /// noted moment of their last change; 0 without one.
     pub fn last_changes(
         &self,
         names: &HashSet<&str>,
         allowed: impl Fn(&TensorSpec) -> bool,
-    ) -> HashMap<Arc<str>, u64> {
+    ) -> HashMap<Arc<str>, (u64, u64)> {
         let mut last = HashMap::new();
         for slice in self.all() {
-            let (name, moment) = (&slice.spec().name, slice.changed_at());
-            if moment > 0 && names.contains(&**name) && allowed(slice.spec()) {
-                let newest = last.entry(name.clone()).or_insert(moment);
-                *newest = moment.max(*newest);
+            let name = &slice.spec().name;
+            if names.contains(&**name) && allowed(slice.spec()) {
+                let (version, moment) = last.entry(name.clone()).or_insert((u64::MAX, 0));
+                *version = slice.version(0).0.min(*version);
+                *moment = slice.changed_at().max(*moment);
             }
         }
         last

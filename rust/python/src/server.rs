@@ -5,6 +5,7 @@ use crate::client::Client;
 use crate::errors::{self, OrRaise};
 use crate::resolver;
 use fastps_client::{Ack, ConnectOptions, TlsFiles, Transport};
+use fastps_core::text;
 use fastps_server::ServerConfig;
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -58,7 +59,7 @@ pub(crate) fn connect(
     let defaults = ConnectOptions::default();
     let options = ConnectOptions {
         timeout: wait.map_or(Ok(timeout), |seconds| call::duration(py, seconds))?,
-        name: name.unwrap_or(defaults.name),
+        name: name.map_or(defaults.name, |name| text::printable(&name)),
         transport,
         spin,
         tls,
@@ -160,6 +161,12 @@ impl Server {
 #[pyfunction]
 pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
+}
+
+/// A line of text for a terminal, with hidden characters escaped.
+#[pyfunction]
+pub(crate) fn printable(text: &str) -> String {
+    text::printable(text)
 }
 
 /// Runs a command of the command line in Rust, such as ``status``; returns the exit status.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastps._shared.process import CommandError
+from fastps._shared.text import printable
 
 __all__ = ["Output"]
 
@@ -59,7 +60,7 @@ class Output:
     def say(self, text: str) -> None:
         """Writes a line of the launcher itself to standard error."""
         with self._lock, contextlib.suppress(OSError):
-            print(f"fastps run: {text}", file=sys.stderr, flush=True)
+            print(printable(f"fastps run: {text}"), file=sys.stderr, flush=True)
 
     def event(self, event: str, **fields: Any) -> None:
         """Adds an event to the log."""

@@ -4,7 +4,7 @@ pub(crate) mod authority;
 pub(crate) mod issue;
 mod show;
 
-use crate::checkpoint::{in_json, note, say};
+use crate::command::{in_json, note, say};
 use crate::files;
 use authority::Authority;
 use clap::{ArgGroup, Parser, Subcommand};
@@ -123,7 +123,7 @@ fn execute(command: CertsCommand) -> Result<bool> {
                 say(&[in_json(&found)?])?;
             } else {
                 say(&found.lines())?;
-                note(&found.problems);
+                found.problems.iter().for_each(note);
             }
             Ok(found.ok)
         }

@@ -5,6 +5,7 @@ mod file;
 mod show;
 
 use crate::ServeArgs;
+use crate::command::failed;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fastps_core::error::Result;
 use file::ConfigFile;
@@ -37,7 +38,7 @@ impl Refused {
                 error.exit_code()
             }
             Self::File(error) => {
-                let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+                failed(&error);
                 2
             }
         }
@@ -102,8 +103,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
         ConfigCommand::Check { file } => match ConfigFile::read(&file, &ServeArgs::command()) {
             Ok(found) => format!("{}: {} settings, all valid\n", file.display(), found.settings.len()),
             Err(error) => {
-                let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
-                return 1;
+                return failed(&error);
             }
         },
     };

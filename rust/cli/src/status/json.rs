@@ -1,6 +1,7 @@
 //! The state of a cluster as JSON.
 
 use super::Looks;
+use super::lines::unanswered;
 use fastps_client::ShardView;
 use fastps_core::verbs::{SpaceInfo, WorkerState};
 use fastps_server::json;
@@ -32,7 +33,7 @@ fn shard(view: &ShardView, looks: &Looks) -> Value {
         Err(error) => json!({
             "shard": view.shard,
             "address": view.address,
-            "state": "no answer",
+            "state": unanswered(view),
             "error": error.to_string(),
         }),
     }

@@ -3,6 +3,8 @@
 use super::Looks;
 use super::warnings::{label, slowness, workers};
 use fastps_client::{ShardStats, ShardView};
+use fastps_core::error::Kind;
+use fastps_core::text::printable;
 use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_server::human::{duration, size};
 
@@ -78,12 +80,17 @@ fn shards(looks: &Looks, all: bool) -> Vec<String> {
     lines
 }
 
+/// State of a shard that did not answer.
+pub(super) fn unanswered(view: &ShardView) -> &'static str {
+    if view.answer.as_ref().is_err_and(|error| error.kind == Kind::Deadline) { "late" } else { "no answer" }
+}
+
 /// The cells of a shard.
 pub(crate) fn shard_row(view: &ShardView, looks: &Looks) -> [String; 7] {
     let index = view.shard.map_or_else(|| "?".to_owned(), |shard| shard.to_string());
     let Ok(stats) = &view.answer else {
         let dash = || "-".to_owned();
-        return [index, view.address.clone(), "no answer".to_owned(), dash(), dash(), dash(), dash()];
+        return [index, view.address.clone(), unanswered(view).to_owned(), dash(), dash(), dash(), dash()];
     };
     let counter = |name: &str| stats.counters.get(name).copied().unwrap_or(0);
     let state = match &stats.trouble {
@@ -189,6 +196,7 @@ pub(crate) fn number(value: f64) -> String {
 
 /// Columns of equal width; those from `right` on are aligned to the right.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]], right: usize) -> Vec<String> {
+    let rows: Vec<_> = rows.iter().map(|row| row.each_ref().map(|cell| printable(cell))).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..N).map(width).collect();
     let line = |row: &[String; N]| {

@@ -8,20 +8,16 @@ pub(crate) use lines::{number, sentence, shard_row, shortened, table, worker_row
 pub(crate) use warnings::{of as warnings, slowness, workers};
 
 use crate::addresses::{ADDRESSES, with_addresses};
-use crate::checkpoint::in_json;
-use crate::checkpoint::printable;
+use crate::command::{in_json, show};
 use crate::credentials::Credentials;
 use clap::Parser;
 use fastps_client::{ClusterView, ShardView, inspect};
 use fastps_core::error::Result;
 use std::ffi::OsString;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Time between the two looks that rates are computed from.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Exit status when the reader of the output is gone, as a shell reports SIGPIPE.
-const PIPE_CLOSED: i32 = 128 + 13;
 
 /// Show the state of a running cluster: its shards, its workers, and what is wrong. The exit code is 1 if a
 /// shard does not answer or does not serve.
@@ -73,39 +69,18 @@ impl Looks {
 
 /// Runs the command and returns the exit status. The first argument is the program's name.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
-    let args = match StatusArgs::try_parse_from(args) {
-        Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return error.exit_code();
-        }
-    };
-    let (lines, serves) = match look(args) {
-        Ok(found) => found,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "fastps: {error}");
-            return 1;
-        }
-    };
-    let mut out = std::io::stdout().lock();
-    match lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line))).and_then(|()| out.flush()) {
-        Ok(()) => i32::from(!serves),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => PIPE_CLOSED,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "fastps: cannot print: {error}");
-            1
-        }
-    }
+    show(args, look)
 }
 
 /// The lines to print, and whether every shard serves.
 fn look(args: StatusArgs) -> Result<(Vec<String>, bool)> {
     let (tls, token) = (args.credentials.tls(), args.credentials.token_file.as_deref());
     let looks = with_addresses(args.addresses, |addresses| {
-        let (start, before) = (Instant::now(), inspect(addresses, &tls, token, args.timeout)?);
+        let (start, before) = (Instant::now(), inspect(addresses, &tls, token, args.timeout, &[])?);
         std::thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
         let apart = start.elapsed().as_secs_f64();
-        Ok(Looks { now: inspect(addresses, &tls, token, args.timeout)?, before, apart })
+        let now = inspect(addresses, &tls, token, args.timeout, &before.silent())?;
+        Ok(Looks { now, before, apart })
     })?;
     let warnings = warnings::of(&looks.now);
     let lines = if args.json {

@@ -1,6 +1,7 @@
 //! Problems of a cluster that its statistics show, each with a next step.
 
 use fastps_client::{ClusterView, ShardStats, ShardView};
+use fastps_core::text::printable;
 use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_server::human::{duration, size};
 
@@ -125,11 +126,11 @@ fn of_workers(workers: &[(&WorkerState, &WorkerReport)]) -> Vec<String> {
 
 /// A worker's name with its host, if the name does not have it.
 pub(super) fn label(state: &WorkerState, report: &WorkerReport) -> String {
-    let name: String = state.shown_name().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let name = printable(state.shown_name());
     if report.host.is_empty() || name.contains(&report.host) {
         return name;
     }
-    format!("{name} on {}", report.host.replace(char::is_control, " "))
+    format!("{name} on {}", printable(&report.host))
 }
 
 #[cfg(test)]

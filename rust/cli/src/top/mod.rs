@@ -9,17 +9,15 @@ mod terminal;
 mod watch;
 
 use crate::addresses::ADDRESSES;
+use crate::command::{note, put, run_to_status};
 use crate::credentials::Credentials;
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
 use state::State;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 use watch::{Event, Watch};
-
-/// Exit status when the reader of the output is gone, as a shell reports SIGPIPE.
-const PIPE_CLOSED: i32 = 128 + 13;
 
 /// Watch a running cluster: rates, staleness and waiting of its workers, and what is wrong. Where standard
 /// output is not a terminal, prints one line per interval.
@@ -44,20 +42,12 @@ struct TopArgs {
 
 /// Runs the command and returns the exit status. The first argument is the program's name.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
-    let args = match TopArgs::try_parse_from(args) {
-        Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return error.exit_code();
-        }
-    };
-    match watch(args) {
-        Ok(code) => code,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "fastps: {error}");
+    run_to_status(args, |args| {
+        watch(args).unwrap_or_else(|error| {
+            note(&error);
             1
-        }
-    }
+        })
+    })
 }
 
 fn watch(args: TopArgs) -> Result<i32> {
@@ -86,8 +76,8 @@ async fn once(watch: &mut Watch) -> Result<i32> {
             return Err(error);
         }
     }
-    let text = screen::text(&state).map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
-    Ok(put(&text).unwrap_or(i32::from(!state.serves())))
+    let screen = screen::text(&state).map_err(|error| Error::new(Kind::Internal, error.to_string()))?;
+    Ok(put(&screen).unwrap_or(i32::from(!state.serves())))
 }
 
 /// Prints a line per look until it is stopped.
@@ -99,21 +89,8 @@ async fn print(watch: &mut Watch) -> Result<i32> {
             Event::Stop => return Ok(0),
             Event::Key(_) | Event::Resized => continue,
         }
-        if let Some(code) = put(&lines::summary(&state)) {
+        if let Some(code) = put(&[lines::summary(&state)]) {
             return Ok(code);
-        }
-    }
-}
-
-/// Prints text; the exit status if that is not possible.
-fn put(text: &str) -> Option<i32> {
-    let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Ok(()) => None,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Some(PIPE_CLOSED),
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "fastps: cannot print: {error}");
-            Some(1)
         }
     }
 }

@@ -5,6 +5,7 @@ use super::lines::rates;
 use super::state::State;
 use super::tables;
 use crate::status::{sentence, slowness, warnings};
+use fastps_core::text::printable;
 use ratatui::backend::TestBackend;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -71,7 +72,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, theme: Theme) {
 }
 
 /// The screen as text without colours, as high as it needs to be.
-pub(super) fn text(state: &State) -> Result<String, std::convert::Infallible> {
+pub(super) fn text(state: &State) -> Result<Vec<String>, std::convert::Infallible> {
     let theme = Theme { has_colour: false };
     let parts = Parts::of(state, theme, WIDTH);
     let rows = 4 + parts.shards.len() + 1 + parts.workers.len() + parts.warnings.len();
@@ -83,7 +84,9 @@ pub(super) fn text(state: &State) -> Result<String, std::convert::Infallible> {
         let cells = (0..WIDTH).filter_map(|x| Some(buffer.cell((x, y))?.symbol()));
         cells.collect::<String>().trim_end().to_owned()
     };
-    Ok((0..rows as u16).map(line).collect::<Vec<_>>().join("\n").trim_end().to_owned())
+    let mut lines: Vec<_> = (0..rows as u16).map(line).collect();
+    lines.truncate(lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1));
+    Ok(lines)
 }
 
 /// The lines of the screen.
@@ -100,7 +103,7 @@ impl Parts {
         let paused = if state.is_paused { "  PAUSED" } else { "" };
         let keys = format!("q quit  p pause  s sort: {}  ? help", state.sort.name());
         let (title, mut warned) = match &state.looks {
-            Some(looks) => (sentence(looks), warnings(&looks.now)),
+            Some(looks) => (printable(&sentence(looks)), warnings(&looks.now)),
             None => ("no answer yet".to_owned(), Vec::new()),
         };
         if let Some(error) = &state.error {
@@ -119,7 +122,10 @@ impl Parts {
             ],
             shards: shards(state, theme),
             workers: workers(state, theme, width),
-            warnings: warnings.into_iter().map(|text| styled(format!("! {text}"), theme.warning())).collect(),
+            warnings: warnings
+                .into_iter()
+                .map(|text| styled(printable(&format!("! {text}")), theme.warning()))
+                .collect(),
             keys: styled(keys, Style::new().add_modifier(Modifier::DIM)),
         }
     }
@@ -131,7 +137,7 @@ fn shards(state: &State, theme: Theme) -> Vec<Line<'static>> {
     // Shards in trouble are highlighted.
     for line in lines.iter_mut().skip(1) {
         let text = line.to_string();
-        if ["no answer", "refuses", "not durable"].iter().any(|bad| text.contains(bad)) {
+        if ["no answer", "late", "refuses", "not durable"].iter().any(|bad| text.contains(bad)) {
             *line = Line::from(Span::styled(text, theme.warning()));
         }
     }

@@ -47,10 +47,13 @@ impl Watch {
         let (tls, stop) = (credentials.tls(), Signals::catch()?.stop(None::<fn()>));
         let watch = Self { events, send, over: Arc::default(), stop: Box::pin(stop) };
         watch.spawn("fastps-look", move |send, over| {
+            let mut silent = Vec::new();
             while !over.load(Ordering::Relaxed) {
                 let (at, token) = (Instant::now(), credentials.token_file.as_deref());
-                let found =
-                    with_addresses(addresses.clone(), |addresses| inspect(addresses, &tls, token, timeout));
+                let found = with_addresses(addresses.clone(), |addresses| {
+                    inspect(addresses, &tls, token, timeout, &silent)
+                });
+                silent = found.as_ref().map(ClusterView::silent).unwrap_or_default();
                 if send.send(Event::Looked(found, at)).is_err() {
                     return;
                 }

@@ -2,6 +2,7 @@
 //! callers.
 
 use crate::base::error::{Error, Kind, Result};
+use crate::base::text::check_printable;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -136,6 +137,11 @@ impl MembershipRequest {
     /// A request of a worker that others wait for.
     pub fn new(mode: Mode, rank: Option<u32>, name: impl Into<String>) -> Self {
         Self { mode, rank, name: name.into(), presence: Presence::Active }
+    }
+
+    /// Fails unless the worker's name may be new.
+    pub fn check_new_name(&self) -> Result<()> {
+        check_printable("name of a worker", &self.name)
     }
 
     /// Fails for a request that cannot be granted.

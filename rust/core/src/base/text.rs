@@ -1,4 +1,8 @@
-//! The form of values in messages: shapes as NumPy prints them, names quoted and joined.
+//! The form of values in messages: shapes as NumPy prints them, names quoted and joined, and what a terminal
+//! does not show as it is, escaped.
+
+use super::error::{Error, Kind, Result};
+use std::fmt::Write as _;
 
 /// Longer names, in letters, and more names are not compared: an error must not take long.
 const LONGEST: usize = 256;
@@ -16,6 +20,38 @@ pub fn shape(sizes: &[u64]) -> String {
 pub fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let quoted = join(names.into_iter().map(|name| format!("{name:?}")));
     if quoted.is_empty() { "none".to_owned() } else { quoted }
+}
+
+/// Returns whether a terminal obeys or hides a character: control characters, line separators, bidirectional
+/// marks, and characters without a form. Joiners are not among them, because words and emoji need them.
+pub fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+        || matches!(c, '\u{e0000}'..='\u{e007f}')
+}
+
+/// One line of text for a terminal, with hidden characters as `\u001b`. JSON keeps its meaning.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_hidden(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Fails for a new name that [`printable`] would change. `what` has it, such as "tensor name".
+pub fn check_printable(what: &str, name: &str) -> Result<()> {
+    let Some((at, hidden)) = name.chars().enumerate().find(|(_, c)| is_hidden(*c)) else { return Ok(()) };
+    let got = format!("U+{:04X} at character {}", u32::from(hidden), at + 1);
+    let expected = "no control, bidirectional or invisible characters";
+    Err(Error::new(Kind::Config, format!("invalid {what}")).expected(expected, got))
 }
 
 /// The name for which a misspelt one most likely stands: in any case, at most every third letter differs.
@@ -58,6 +94,30 @@ mod tests {
     fn shapes_and_names_read_as_in_python() {
         assert_eq!([shape(&[]), shape(&[3]), shape(&[2, 3])], ["()", "(3,)", "(2, 3)"]);
         assert_eq!([names([]), names(["a"]), names(["a", "b"])], ["none", "\"a\"", "\"a\", \"b\""]);
+    }
+
+    #[test]
+    fn hidden_characters_are_escaped_and_refused() {
+        for (name, code) in [
+            ("a\u{1b}]52;c;\u{7}", "U+001B at character 2"),
+            ("a\nb", "U+000A"),
+            ("\u{7f}", "U+007F at character 1"),
+            ("\u{85}", "U+0085"),
+            ("ab\u{202e}c", "U+202E at character 3"),
+            ("\u{2066}", "U+2066"),
+            ("\u{61c}", "U+061C"),
+            ("\u{2028}", "U+2028"),
+            ("\u{e0041}", "U+E0041"),
+        ] {
+            let error = check_printable("name of a tensor", name).unwrap_err();
+            assert!(error.got.as_ref().unwrap().starts_with(code), "{name:?}: {error}");
+            assert_eq!(check_printable("name", &printable(name)), Ok(()), "{name:?}");
+        }
+        assert_eq!(printable("a\u{1b}\n\u{202e}\u{e0041}"), r"a\u001b\u000a\u202e\udb40\udc41");
+        for name in ["w", "layer 1/weight", "e\u{301}", "الاسم", "می\u{200c}خواهم", "👨\u{200d}👩"]
+        {
+            assert_eq!((check_printable("name", name), printable(name).as_str()), (Ok(()), name));
+        }
     }
 
     #[test]

@@ -33,6 +33,7 @@ impl TrainTogether for Store {
             return Err(Error::new(Kind::Config, why).expected(Mode::Free, seat.mode));
         }
         let (group, shard) = (self.group(group), &self.shared.shard);
+        seat.check_new_name()?;
         let joined = shard.join(group, self.client, seat)?;
         let key = (group, matches!(seat.mode, Mode::WarmStart { .. }));
         let mut seats = lock(&self.seats);

@@ -28,6 +28,7 @@ impl TensorRegistry for Store {
         if let Ok(tensor) = self.tensor(&spec.name) {
             return same_spec(&tensor.spec, &spec);
         }
+        spec.check_new_names()?;
         let spec = Arc::new(spec);
         let tensor = Arc::new(self.create(&spec, None)?);
         let actions: Vec<(Action, &[u8])> =
@@ -90,6 +91,7 @@ impl Store {
         if let Some(tensor) = self.tensors().get(&spec.name) {
             return same_spec(&tensor.spec, spec);
         }
+        spec.check_new_names()?;
         // A tensor that does not fit this process's own memory limit must not be published.
         drop(self.shared.shard.take_memory(spec, 0..spec.slice_count())?);
         directory.append(spec, values.bytes())?;

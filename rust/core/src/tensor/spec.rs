@@ -83,6 +83,13 @@ impl TensorSpec {
         }
     }
 
+    /// Fails unless its names may be new.
+    pub fn check_new_names(&self) -> Result<()> {
+        text::check_printable("tensor name", &self.name)
+            .and_then(|()| text::check_printable("tensor group", &self.group))
+            .map_err(|error| error.tensor(self.name.clone()))
+    }
+
     /// Fails unless what the tensor is registered with supports float64.
     fn check_float64(&self) -> Result<()> {
         if self.apply == Apply::Hogwild {

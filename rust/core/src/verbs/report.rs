@@ -1,6 +1,7 @@
 //! A worker's description of its training, which servers show to people.
 
 use crate::base::error::{Error, Kind, Result};
+use crate::base::text::check_printable;
 
 /// A worker's description of its training, for people.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,8 +41,13 @@ pub struct WorkerReport {
 }
 
 impl WorkerReport {
-    /// Fails if it has numbers that nothing can show.
+    /// Fails if it has numbers or names that nothing can show.
     pub fn check(&self) -> Result<()> {
+        for (what, text) in
+            [("name", &self.name), ("host", &self.host), ("mode", &self.mode), ("codec", &self.codec)]
+        {
+            check_printable(&format!("{what} in a worker's report"), text)?;
+        }
         if let Some(loss) = self.loss.filter(|loss| !loss.is_finite()) {
             let error = Error::new(Kind::Config, "the loss in a worker's report is not finite");
             return Err(error.expected("a finite number", loss));

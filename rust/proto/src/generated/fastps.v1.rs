@@ -719,7 +719,7 @@ pub struct DropResponse {}
 /// Asks for counters.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatsRequest {
-    /// Tensors of which it is asked when they last changed.
+    /// Tensors of which it is asked when they last changed, and their versions.
     #[prost(string, repeated, tag = "1")]
     pub changed: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -754,6 +754,10 @@ pub struct StatsResponse {
     /// As in HelloResponse.
     #[prost(bool, tag = "9")]
     pub insecure: bool,
+    /// Of the tensors asked for, those with slices here: the smallest version of these slices. Empty: there are none, or
+    /// the server is of an earlier version.
+    #[prost(map = "string, uint64", tag = "10")]
+    pub versions: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
 }
 /// A group of tensors that has workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -592,7 +592,7 @@ impl Client {
             Some((false, run, epoch)) => Presence::Rouses(Epoch { run, epoch }),
         };
         let (rank, name) = seat;
-        let seat = MembershipRequest { mode, rank, name, presence };
+        let seat = MembershipRequest { mode, rank, name: text::printable(&name), presence };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;
         self.waits.fetch_or(matches!(mode, Mode::Sync(_)), Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Reports of workers, and the workers and groups in statistics.
 
+use fastps_core::text::printable;
 use fastps_core::verbs::{GroupState, WorkerReport, WorkerState};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,9 +16,11 @@ pub(super) fn read_report(fields: &Bound<'_, PyDict>) -> PyResult<WorkerReport> 
             Some(value) => value.extract().map(Some).map_err(Into::into),
         }
     }
+    // Servers take no name that a terminal does not show as it is.
+    let label = |fields, name| Ok::<_, PyErr>(printable(&field::<String>(fields, name)?.unwrap_or_default()));
     Ok(WorkerReport {
         rank: field(fields, "rank")?,
-        host: field(fields, "host")?.unwrap_or_default(),
+        host: label(fields, "host")?,
         steps: field(fields, "steps")?.unwrap_or_default(),
         loss: field(fields, "loss")?,
         pushes: field(fields, "pushes")?.unwrap_or_default(),
@@ -31,7 +34,7 @@ pub(super) fn read_report(fields: &Bound<'_, PyDict>) -> PyResult<WorkerReport> 
         mode: field(fields, "mode")?.unwrap_or_default(),
         codec: field(fields, "codec")?.unwrap_or_default(),
         step_seconds: field(fields, "step_seconds")?,
-        name: field(fields, "name")?.unwrap_or_default(),
+        name: label(fields, "name")?,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::auth::rate::Rate;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::text::printable;
 use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -78,7 +79,7 @@ impl Audit {
             line.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
         }
         let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
-        output.write(&format!("{}\n", Value::Object(line)))
+        output.write(&format!("{}\n", printable(&Value::Object(line).to_string())))
     }
 
     /// Writes an event that workers of this principal cause at will. A loop of them must not fill the disk:

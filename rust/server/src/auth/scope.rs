@@ -4,6 +4,7 @@
 //! limited principal uses only tensors whose name and group are in the same namespace, or both in none.
 
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::text::is_hidden;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -93,7 +94,7 @@ impl FromStr for Scope {
                 Some(name) => (&mut namespaces, name),
                 None => (&mut groups, part),
             };
-            let odd = |c: char| c.is_whitespace() || c.is_control() || c == '*';
+            let odd = |c: char| c.is_whitespace() || is_hidden(c) || c == '*';
             let known = list.iter().any(|known: &Arc<str>| **known == *name);
             // A namespace ends at the first slash of a name.
             let cut = part.starts_with(NAMESPACE) && name.contains('/');

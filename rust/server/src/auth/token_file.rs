@@ -10,6 +10,7 @@ use crate::auth::principal::{Limits, Principal};
 use crate::auth::principal_uri::check_name;
 use crate::human::parse_bytes;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::text::is_hidden;
 use fastps_durable::SecretHash;
 use fastps_transport::private_file;
 use fastps_transport::token::{PREFIX, Token};
@@ -125,7 +126,7 @@ impl Entry {
         if line.trim_start().starts_with('#') {
             return Ok(None);
         }
-        if let Some(odd) = line.chars().find(|c| c.is_control() && *c != '\t') {
+        if let Some(odd) = line.chars().find(|c| is_hidden(*c) && *c != '\t') {
             return Err(bad("a control character", "printable text", format!("{odd:?}")));
         }
         let columns: Vec<_> = line.split_ascii_whitespace().collect();

@@ -280,15 +280,21 @@ impl Node {
         }
     }
 
-    /// Milliseconds since the last change of each of these tensors within `scope` that has changed since the
-    /// start.
-    pub(crate) fn changed_ms_ago(&self, names: &[String], scope: &Scope) -> HashMap<String, u64> {
+    /// The versions of these tensors within `scope`, and the milliseconds since the last change of those that
+    /// have changed since the start.
+    pub(crate) fn last_changes(
+        &self,
+        names: &[String],
+        scope: &Scope,
+    ) -> (HashMap<String, u64>, HashMap<String, u64>) {
         let now = human::now_ms();
         self.shard.note_changes(now);
         let last = self.shard.last_changes(&names.iter().map(String::as_str).collect(), |spec| {
             scope.allows(&spec.name, &spec.group)
         });
-        last.into_iter().map(|(name, at)| (name.to_string(), now.saturating_sub(at))).collect()
+        let versions = last.iter().map(|(name, (version, _))| (name.to_string(), *version)).collect();
+        let changed = last.iter().filter(|(_, (_, at))| *at > 0);
+        (versions, changed.map(|(name, (_, at))| (name.to_string(), now.saturating_sub(*at))).collect())
     }
 
     /// Why calls are refused at present; `None`: the shard serves.

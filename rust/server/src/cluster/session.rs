@@ -9,6 +9,7 @@ use crate::human;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
+use fastps_core::text::check_printable;
 use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_durable::{Catalog, Event, SecretHash};
 use fastps_transport::convert::MAX_REPORT_BYTES;
@@ -180,6 +181,7 @@ impl Sessions {
                 format!("{} bytes", name.len()),
             ));
         }
+        check_printable("name of a client", name)?;
         let mut table = self.table();
         if let Some(session) = table.live.get_mut(&client) {
             let changed = session.secret.is_none();

@@ -75,6 +75,7 @@ fn take(
     let now = Instant::now();
     node.sessions.touch(client, now)?;
     if is_new {
+        seat.check_new_name()?;
         let is_known = node.has_group(group)
             || node.shard.groups().is_member(group, client)
             || first.as_ref().is_some_and(|first| first.groups.contains(&group));

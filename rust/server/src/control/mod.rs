@@ -315,6 +315,7 @@ impl Control for ControlService {
             let of = by.principal.name.as_ref().filter(|_| !scope.is_everything());
             let counters =
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            let (versions, changed_ms_ago) = node.last_changes(&m.changed, scope);
             Ok(pb::StatsResponse {
                 counters,
                 sessions: node
@@ -323,7 +324,8 @@ impl Control for ControlService {
                     .iter()
                     .map(convert::worker_state_to_wire)
                     .collect(),
-                changed_ms_ago: node.changed_ms_ago(&m.changed, scope),
+                changed_ms_ago,
+                versions,
                 shard: node.index(),
                 cluster: node.cluster.to_vec(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),

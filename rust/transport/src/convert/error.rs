@@ -4,6 +4,7 @@
 use super::kinds::{self, kind_from_name, kind_name};
 use crate::open_files;
 use fastps_core::error::{Details, Error, Kind};
+use fastps_core::text::printable;
 use fastps_proto::{MAX_MESSAGE_BYTES, v1 as pb};
 use prost::Message;
 use prost_types::Any;
@@ -51,16 +52,17 @@ pub(super) fn brief_refusal(error: &Error) -> pb::Refusal {
     }
 }
 
-/// Reads an error from the wire.
+/// Reads an error from the wire, whose text may go to a terminal.
 pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
     let some = |text: String| (!text.is_empty()).then_some(text);
+    let shown = |text: String| some(printable(&text));
     Error::from(Details {
         kind: kind_from_name(&refusal.kind),
-        message: refusal.message,
+        message: printable(&refusal.message),
         tensor: some(refusal.tensor).map(Into::into),
         shard: refusal.shard,
-        expected: some(refusal.expected),
-        got: some(refusal.got),
+        expected: shown(refusal.expected),
+        got: shown(refusal.got),
         retry_after_ms: refusal.retry_after_ms,
         lost: Vec::new(),
     })
@@ -171,7 +173,7 @@ pub fn error_from_status(status: &Status) -> Error {
     if let Some(cause) = cause.map(ToString::to_string).filter(|cause| !message.contains(cause)) {
         message = format!("{message} ({cause})");
     }
-    Error::new(kind, message)
+    Error::new(kind, printable(&message))
 }
 
 /// Returns whether the peer closed the connection during a call in order, which tonic calls `Internal`.

@@ -39,7 +39,7 @@ pub fn worker_report_to_wire(report: &WorkerReport) -> pb::WorkerReport {
     with_fields_of!(report, pb::WorkerReport)
 }
 
-/// Reads a report; fails if it is too long or has numbers that nothing can show.
+/// Reads a report; fails if it is too long or has numbers or names that nothing can show.
 pub fn worker_report_from_wire(report: &pb::WorkerReport) -> Result<WorkerReport> {
     let length = report.encoded_len();
     if length > MAX_REPORT_BYTES {

@@ -15,6 +15,7 @@ pub use request::{Ask, Given, PortionAnswer, PortionWaiter, Samples, Then};
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
+use crate::base::text::check_printable;
 use crate::memory::{Meter, Purpose};
 use std::collections::BTreeMap;
 use table::{PortionTable, TABLE_BYTES};
@@ -100,6 +101,7 @@ impl Portions {
                 return Err(Error::new(Kind::Capacity, "too many kinds of portions")
                     .expected(format!("at most {MAX_TABLES} names"), "one more"));
             }
+            check_printable("name of portions", name)?;
             let memory = self.meter.take(Purpose::Identities, TABLE_BYTES)?;
             // 0 means no table.
             self.run = self.run.wrapping_add(1).max(1);

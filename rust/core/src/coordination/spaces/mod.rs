@@ -159,6 +159,9 @@ impl Spaces {
         let id = SpaceId(self.last.wrapping_add(1).max(1));
         let space = Arc::new(Space { id, name: name.clone(), vectors: vectors.to_vec() });
         space.check()?;
+        for one in vectors.iter().chain([name]) {
+            text::check_printable("name of a space or a vector", one)?;
+        }
         let spec = SpaceSpec { space, tensors: tensors.to_vec(), keep_for_ms };
         if self.entries.len() >= MAX_SPACES {
             let free = self.entries.values().find(|entry| entry.coordinator.is_none());
@@ -315,7 +318,7 @@ fn check_name(what: &str, name: &str) -> Result<()> {
         return Err(Error::new(Kind::Config, format!("invalid name of a {what}"))
             .expected(format!("1 to {MAX_NAME} bytes"), format!("{} bytes", name.len())));
     }
-    Ok(())
+    text::check_printable(&format!("name of a {what}"), name)
 }
 
 #[cfg(test)]

@@ -197,6 +197,7 @@ impl Map {
 
     /// Checks that do not depend on free memory.
     fn check(&self, spec: &TensorSpec, client: u64) -> Result<()> {
+        spec.check_new_names()?;
         let refuse = |error: Error| Err(error.tensor(spec.name.clone()));
         if spec.slice_count() > MAX_SLICES {
             return refuse(

@@ -61,6 +61,16 @@ fn a_registration_is_owned_waited_for_and_taken_over() {
 }
 
 #[test]
+fn hidden_characters_are_refused_in_new_names_only() {
+    let (mut new, now, odd) = (map(1), Instant::now(), spec("a\u{1b}", 10));
+    let error = new.register(&odd, 1, None, now).unwrap_err();
+    assert_eq!((error.kind, error.got.as_deref()), (Kind::Config, Some("U+001B at character 2")));
+    let there = Holding { spec: odd.clone(), group: 0, slices: vec![7], shards: vec![0] };
+    let mut old = map(1).restore(BTreeMap::from([(5, there)]), Files::default()).unwrap();
+    assert!(matches!(old.register(&odd, 1, None, now).unwrap(), Registered::Exists(_)));
+}
+
+#[test]
 fn another_spec_is_refused_and_says_what_differs() {
     let (mut map, now) = (map(1), Instant::now());
     let (reservation, _) = reserved(map.register(&spec("w", 10), 1, None, now).unwrap());
