@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_labels_of_clients_and_workers_are_escaped(server: fastps.Server) -> Non
         assert r"a\u001b]52;c;aGk=\u0007b\u000aERROR fake\u000d\u202ec\u009b2J\u2028" in names
 
 
-def test_what_a_command_prints_is_printable(stubs: Stubs) -> None:
+def test_what_a_command_prints_is_printable(stubs: Stubs, tmp_path: Path) -> None:
     """Also where a server sends other names, as an earlier one has them, or a hostile one."""
     pb = stubs.pb
 
@@ -103,11 +104,11 @@ def test_what_a_command_prints_is_printable(stubs: Stubs) -> None:
                 found.epoch, entry.spec.name, entry.spec.group = 1, f"run:{EVIL}/{EVIL}", EVIL
         elif name == "ListSpaces":
             found.spaces.add(name=EVIL, tensors=[EVIL], vectors=[EVIL], coordinator=EVIL)
-        elif name in ("Checkpoint", "Unregister"):
-            raise RuntimeError(EVIL)
+        elif name == "Checkpoint":
+            found.path = EVIL
         return bytes(found.SerializeToString())
 
-    with fastps.serve() as server, between(server.addresses, change=hostile) as address:
+    with fastps.serve(data_dir=tmp_path) as server, between(server.addresses, change=hostile) as address:
         with fastps.connect(server.addresses) as ps:
             ps.register("w", np.zeros(3, np.float32), fastps.SGD())
         for command in (
@@ -118,7 +119,7 @@ def test_what_a_command_prints_is_printable(stubs: Stubs) -> None:
             ["status", address, "--all"],
             ["status", address, "--json"],
             ["top", address, "--once", "--interval", "0.1"],
-            ["checkpoint", "save", address, "--timeout", "20"],
+            ["checkpoint", "save", address],
         ):
             ran = subprocess.run([*FASTPS, *command], capture_output=True, text=True, timeout=120)
             text = ran.stdout + ran.stderr

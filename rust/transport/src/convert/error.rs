@@ -234,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn the_text_of_a_hostile_server_is_printable() {
+        let evil = "a\u{1b}]52\n\u{202e}b";
+        let shown = r"a\u001b]52\u000a\u202eb";
+        let error = Error::new(Kind::Config, evil).expected(evil, evil);
+        let error = error_from_status(&status(&error));
+        let parts = (&error.message[..], error.expected.as_deref(), error.got.as_deref());
+        assert_eq!(parts, (shown, Some(shown), Some(shown)));
+        assert_eq!(error_from_status(&Status::unavailable(evil)).message, shown);
+    }
+
+    #[test]
     fn the_longest_error_fits_the_headers() {
         for letter in ["x", "ß", "\u{1}", "深", "🦀"] {
             let long = || letter.repeat(4096);
