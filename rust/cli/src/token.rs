@@ -64,10 +64,10 @@ struct Grant {
     /// Its role: reader, worker, admin or server.
     #[arg(long)]
     role: String,
-    /// Groups that it may use [default: all, or none with --namespaces].
+    /// Groups that it may use, or * [default: all, or none with --namespaces].
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     groups: Vec<String>,
-    /// Namespaces that it may use [default: all, or none with --groups].
+    /// Namespaces that it may use, or * for these and all groups [default: all, or none with --groups].
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     namespaces: Vec<String>,
     /// Days until the token expires [default: never].

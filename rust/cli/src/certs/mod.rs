@@ -48,10 +48,11 @@ enum CertsCommand {
         /// Role of the client: reader, worker, admin or server.
         #[arg(long, conflicts_with = "server")]
         role: Option<String>,
-        /// Groups that the client may use [default: all, or none with --namespaces].
+        /// Groups that the client may use, or * [default: all, or none with --namespaces].
         #[arg(long, value_delimiter = ',', value_name = "NAMES", conflicts_with = "server")]
         groups: Vec<String>,
-        /// Namespaces that the client may use [default: all, or none with --groups].
+        /// Namespaces that the client may use, or * for these and all groups [default: all, or none with
+        /// --groups].
         #[arg(long, value_delimiter = ',', value_name = "NAMES", conflicts_with = "server")]
         namespaces: Vec<String>,
         /// Days until the certificate expires.
@@ -130,9 +131,9 @@ fn execute(command: CertsCommand) -> Result<bool> {
     }
 }
 
-/// The scope of groups and namespaces; everything if neither is given.
+/// The scope of groups and namespaces; everything if neither is given, or all of each that is given (`*`).
 pub(crate) fn scope(groups: &[String], namespaces: &[String]) -> Result<Scope> {
-    if groups.is_empty() && namespaces.is_empty() {
+    if groups.iter().chain(namespaces).all(|name| name == "*") {
         return Ok(Scope::Everything);
     }
     let namespaces = namespaces.iter().map(|name| format!("namespace:{name}"));

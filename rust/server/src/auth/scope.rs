@@ -100,7 +100,8 @@ impl FromStr for Scope {
             let cut = part.starts_with(NAMESPACE) && name.contains('/');
             if name.is_empty() || name.contains(odd) || known || cut {
                 let why = "groups or namespaces that cannot be read";
-                let expected = "*, or different names of groups and namespace:NAME, separated by commas";
+                let expected =
+                    "* alone, or different names of groups and namespace:NAME, separated by commas";
                 return Err(Error::new(Kind::Config, why).expected(expected, format!("{text:?}")));
             }
             list.push(name.into());
