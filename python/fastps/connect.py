@@ -216,7 +216,7 @@ def connect(
         native = _fastps.connect(text, **options)
     except FastpsError as error:
         if source is not None:
-            error.args = (f"{error} ({text} is {source})",)
+            error.args = (f"{error} ({_fastps.without_secrets(text)} is {source})",)
         if resolver is not None and resolver.cause is not None:
             raise error from resolver.cause
         raise

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from fastps._fastps import without_secrets
 from fastps._shared.text import printable
 
 if TYPE_CHECKING:
@@ -79,11 +80,12 @@ class FastpsError(Exception):
         advice: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        self.message = message
+        # A token or key stands in the place of a file or an address where a user mistakes one for the other.
+        self.message = without_secrets(message)
         self.tensor = tensor
         self.shard = shard
-        self.expected = expected
-        self.got = got
+        self.expected = expected if expected is None else without_secrets(expected)
+        self.got = got if got is None else without_secrets(got)
         self.advice = advice
         self.retry_after = retry_after
         super().__init__(self._text())

@@ -136,6 +136,73 @@ def test_a_token_comes_from_a_private_file_only(tokens: Tokens, tmp_path: Path, 
 
 def test_a_token_does_not_leave_the_machine_without_tls(tokens: Tokens) -> None:
     file = tokens.add("alice", "worker")
+def test_a_secret_in_the_place_of_a_file_or_an_address_is_not_shown(
+    tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    token, pem = new_token(), "-----BEGIN PRIVATE KEY-----\nfps" + "A" * 60 + "\n-----END PRIVATE KEY-----\n"
+    shown = re.compile("fps_[0-9a-f]{4}|A{20}")
+    there = "127.0.0.1:1"
+    for secret in (token, f"{token}\n", pem):
+        for call in (
+            lambda s: fastps.connect(s, timeout=1),
+            lambda s: fastps.connect([there, s], timeout=1),
+            lambda s: fastps.connect(lambda: s, timeout=1),
+            lambda s: fastps.connect(there, timeout=1, token_file=s),
+            lambda s: fastps.connect(there, timeout=1, tls_ca=s),
+            lambda s: fastps.connect(there, timeout=1, tls_ca=__file__, tls_cert=s, tls_key=s),
+            lambda s: fastps.connect(there, timeout=1, transport=s),
+            lambda s: fastps.serve(tokens=s),
+            lambda s: fastps.serve(listen=s),
+            lambda s: fastps.serve(data_dir=tmp_path / "data", copy_to=s),
+        ):
+            monkeypatch.chdir(tmp_path)
+            with pytest.raises(fastps.FastpsError) as raised:
+                call(secret)
+            assert not shown.search(f"{raised.value!r} {raised.value} {vars(raised.value)}")
+        for command in (
+            ["ls", secret],
+            ["ls", there, "--token-file", secret, "--timeout", "1"],
+            ["ls", there, "--timeout", secret],
+            ["status", secret],
+            ["status", there, "--token-file", secret],
+            ["top", there, "--interval", secret],
+            ["token", "list", secret],
+            ["checkpoint", "list", secret],
+            ["certs", "show", secret],
+            ["config", "check", secret],
+            ["serve", "--tokens", secret],
+            ["serve", "--lease-ms", secret],
+            ["serve", secret],
+            ["run", secret],
+            [secret],
+        ):
+            assert main(command) != 0, command[0]
+            assert not shown.search("".join(capfd.readouterr())), command[0]
+        monkeypatch.setenv("FASTPS_ADDRESSES", secret)
+        error = refused(fastps.ConfigError, fastps.connect)
+        assert not shown.search(f"{error} {error!r}")
+        assert main(["status"]) != 0
+        assert not shown.search("".join(capfd.readouterr()))
+        monkeypatch.delenv("FASTPS_ADDRESSES")
+
+
+def test_a_star_is_everything(tmp_path: Path, capfd: Any) -> None:
+    file = str(tmp_path / "tokens")
+    new = ["token", "new", file]
+    for name, scope in (
+        ("a", []),
+        ("b", ["--groups=*"]),
+        ("c", ["--namespaces=*"]),
+        ("d", ["--groups=*", "--namespaces=*"]),
+    ):
+        assert main([*new, name, "--role", "worker", *scope]) == 0
+    capfd.readouterr()
+    assert main(["token", "list", file]) == 0
+    assert capfd.readouterr().out == "".join(f"{name}: worker for *\n" for name in "abcd")
+    assert main([*new, "e", "--role", "worker", "--groups=g", "--namespaces=*"]) == 1
+    assert "expected * alone, or different names" in capfd.readouterr().err
+
+
     # An address of documentation, to which nothing may be sent: a try would take until the deadline.
     begin = time.monotonic()
     error = refused(fastps.ConfigError, fastps.connect, "192.0.2.1:7070", token_file=file, timeout=30)

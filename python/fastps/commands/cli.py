@@ -244,8 +244,10 @@ def _guarded(action: Callable[[], int]) -> int:
     except Exception as error:
         if os.environ.get("FASTPS_TRACEBACK") == "1":
             raise
-        text = " ".join(str(error).split())
-        print(f"fastps: {printable(text) or type(error).__name__}", file=sys.stderr)
+        from fastps._fastps import without_secrets
+
+        text = printable(without_secrets(" ".join(str(error).split())))
+        print(f"fastps: {text or type(error).__name__}", file=sys.stderr)
         return error.exit_code if isinstance(error, CommandError) else EXIT_FAILED
     finally:
         _drop_output()

@@ -3,14 +3,25 @@
 
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::text::printable;
+use fastps_core::text::{printable, without_secrets};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
 /// Exit status when the reader of the output is gone, as a shell reports SIGPIPE.
 const PIPE_CLOSED: i32 = 128 + 13;
+
+/// Explains wrong options, or shows the help, and returns the exit status. A secret in the place of an option's
+/// value is left out.
+pub(crate) fn refuse(error: &clap::Error) -> i32 {
+    let _ = match without_secrets(&error.to_string()) {
+        Cow::Borrowed(_) => error.print(),
+        Cow::Owned(text) => write!(std::io::stderr(), "{text}"),
+    };
+    error.exit_code()
+}
 
 /// Parses the options and runs a command. Returns the exit status: 1 after an error, which is printed, or if
 /// the command says no. The first argument is the program's name.
@@ -45,10 +56,7 @@ pub(crate) fn run_to_status<A: Parser>(
 ) -> i32 {
     match A::try_parse_from(args) {
         Ok(args) => execute(args),
-        Err(error) => {
-            let _ = error.print();
-            error.exit_code()
-        }
+        Err(error) => refuse(&error),
     }
 }
 

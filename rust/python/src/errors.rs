@@ -35,6 +35,12 @@ pub(crate) fn module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     Ok(MODULE.get_or_try_init(py, import)?.bind(py))
 }
 
+/// A text without tokens, keys and certificates, which were given in the place of something else.
+#[pyfunction]
+pub(crate) fn without_secrets(text: &str) -> String {
+    fastps_core::text::without_secrets(text).into_owned()
+}
+
 /// The exception of a core error; its class composes the same text as `Display`.
 pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let fields = PyDict::new(py);

@@ -36,6 +36,8 @@ mod _fastps {
     #[pymodule_export]
     use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]
+    use super::errors::without_secrets;
+    #[pymodule_export]
     use super::results::in_doubt::InDoubt;
     #[pymodule_export]
     use super::results::receipts::{Receipt, Receipts};

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
+from fastps._fastps import without_secrets
 from fastps._shared.text import meant
 
 __all__ = ["Parser", "add_dataset_dir"]
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         choice = _CHOICES.search(message)
         if choice is not None:
             message += meant(choice[1], re.findall(r"[\w-]+", choice[2]), "{}")
-        super().error(message)
+        super().error(without_secrets(message))
 
 
 class _Renamed(argparse.Action):

@@ -5,7 +5,7 @@ mod file;
 mod show;
 
 use crate::ServeArgs;
-use crate::command::failed;
+use crate::command::{failed, refuse};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fastps_core::error::Result;
 use file::ConfigFile;
@@ -33,10 +33,7 @@ impl Refused {
     /// Explains it, and returns the exit status.
     fn tell(self) -> i32 {
         match self {
-            Self::Usage(error) => {
-                let _ = error.print();
-                error.exit_code()
-            }
+            Self::Usage(error) => refuse(&error),
             Self::File(error) => {
                 failed(&error);
                 2

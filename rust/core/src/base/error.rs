@@ -192,6 +192,13 @@ impl fmt::Debug for Error {
 }
 
 impl fmt::Display for Error {
+    /// Secrets that were given in the place of something else are left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text::without_secrets(&self.0.to_string()))
+    }
+}
+
+impl fmt::Display for Details {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         if let Some(tensor) = &self.tensor {

@@ -2,6 +2,7 @@
 //! does not show as it is, escaped.
 
 use super::error::{Error, Kind, Result};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// Longer names, in letters, and more names are not compared: an error must not take long.
@@ -52,6 +53,37 @@ pub fn check_printable(what: &str, name: &str) -> Result<()> {
     let got = format!("U+{:04X} at character {}", u32::from(hidden), at + 1);
     let expected = "no control, bidirectional or invisible characters";
     Err(Error::new(Kind::Config, format!("invalid {what}")).expected(expected, got))
+}
+
+/// Start of tokens; more hexadecimal digits than a name would have follow.
+const TOKEN: &str = "fps_";
+const TOKEN_DIGITS: usize = 8;
+/// Start and end of keys and certificates as text.
+const PEM: [&str; 2] = ["-----BEGIN ", "-----END "];
+
+/// The text without tokens, keys and certificates: people paste these where a file or an address belongs.
+pub fn without_secrets(text: &str) -> Cow<'_, str> {
+    let digits = |text: &str| text.bytes().take_while(u8::is_ascii_hexdigit).count();
+    let next = |text: &str| {
+        let token = |(at, _): &(usize, &str)| digits(&text[at + TOKEN.len()..]) >= TOKEN_DIGITS;
+        let token = text.match_indices(TOKEN).find(token).map(|(at, _)| {
+            let from = at + TOKEN.len();
+            (from, from + digits(&text[from..]))
+        });
+        let pem = text.find(PEM[0]).map(|at| {
+            let end = text[at..]
+                .rfind(PEM[1])
+                .and_then(|end| Some(at + end + text[at + end..].rfind("-----")? + 5));
+            (at, end.unwrap_or(text.len()))
+        });
+        token.into_iter().chain(pem).min()
+    };
+    let (mut rest, mut shown) = (text, String::new());
+    while let Some((from, to)) = next(rest) {
+        shown.extend([&rest[..from], "..."]);
+        rest = &rest[to..];
+    }
+    if shown.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(shown + rest) }
 }
 
 /// The name for which a misspelt one most likely stands: in any case, at most every third letter differs.
@@ -117,6 +149,22 @@ mod tests {
         for name in ["w", "layer 1/weight", "e\u{301}", "الاسم", "می\u{200c}خواهم", "👨\u{200d}👩"]
         {
             assert_eq!((check_printable("name", name), printable(name).as_str()), (Ok(()), name));
+        }
+    }
+
+    #[test]
+    fn secrets_are_left_out() {
+        let token = format!("fps_{}", "0aF9".repeat(18));
+        let pem = "-----BEGIN PRIVATE KEY-----\\nMIIB\\n-----END PRIVATE KEY-----";
+        for (text, shown) in [
+            ("a tensor fps_mean, got fps_12".to_owned(), "a tensor fps_mean, got fps_12"),
+            (format!("cannot read {token}: fps_mean"), "cannot read fps_...: fps_mean"),
+            (format!("{token},{token}:70"), "fps_...,fps_...:70"),
+            (format!("cannot read {pem}: {token}"), "cannot read ...: fps_..."),
+            (format!("{pem}\n{pem}: no"), "...: no"),
+            (format!("cannot read {}", &pem[..40]), "cannot read ..."),
+        ] {
+            assert_eq!(without_secrets(&text), shown, "{text}");
         }
     }
 
