@@ -160,6 +160,36 @@ def test_the_bytes_of_a_call_count(tokens: Tokens, stubs: Stubs) -> None:
         client.hello(0, renew=True)
 
 
+def test_pulled_bytes_and_answers_count_and_are_never_refused(tokens: Tokens, stubs: Stubs) -> None:
+    rate, values = 2 << 20, np.zeros(6 * 63 * 4096, np.float32)
+    slow, free = tokens.add("slow", "reader", "*", f"bytes/s={rate}"), tokens.add("free", "worker")
+    tokens.add("slower", "reader", "*", "bytes/s=10000")
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        fastps.connect(server, token_file=free, transport="tcp") as ps,
+        fastps.connect(server, token_file=slow, transport="tcp", timeout=120) as limited,
+        ForeignClient(stubs, server.address_list, token=tokens.text["slower"]) as client,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        ps.register("w", values, optimizer=fastps.SGD(lr=1.0))
+        begin = time.monotonic()
+        pulling = beside.submit(limited.pull, "w")
+        pulls = 0
+        while not pulling.done():
+            ps.pull("w")
+            pulls += 1
+            # Calls are not delayed by pulls.
+            assert "w" in limited.names()
+        np.testing.assert_array_equal(pulling.result(), values)
+        # All but the last slice are paid for, and a tenth of a second is free.
+        assert time.monotonic() - begin >= 5 / 6 * values.nbytes / rate - 0.2
+        assert pulls > 2
+        begin, size = time.monotonic(), client.call(0, "Stats", stubs.pb.StatsRequest()).ByteSize()
+        for _ in range(4):
+            client.call(0, "Stats", stubs.pb.StatsRequest())
+        assert time.monotonic() - begin >= 4 * size / 10_000 - 0.2
+
+
 def test_calls_of_our_own_client_wait_and_are_refused(tokens: Tokens) -> None:
     file = tokens.add("slow", "worker", "*", "frames/s=10")
     with fastps.serve(tokens=tokens.file) as server, fastps.connect(server, token_file=file) as ps:

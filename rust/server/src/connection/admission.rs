@@ -62,7 +62,9 @@ where
             if let Err(error) = budget.admit_call(account).await {
                 return Ok(admission.refusal(error));
             }
-            admission.inner.call(request.map(|body| budget.paid(account, body, shard))).await
+            let paid = request.map(|body| budget.clone().paid(account, body, shard));
+            let answer = admission.inner.call(paid).await?;
+            Ok(answer.map(|body| budget.charged(account, body)))
         })
     }
 }

@@ -9,6 +9,7 @@ mod vectors;
 
 use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
 use crate::auth::budget::Account;
+use crate::auth::budget::calls::sleep;
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{Node, Phase};
@@ -149,6 +150,9 @@ impl Exchange {
         loop {
             let next = async {
                 let permit = answers.clone().reserve_owned().await.ok()?;
+                if let Some(budget) = &self.caller.budget {
+                    sleep(budget.owes(Instant::now())).await;
+                }
                 let frame = frames.next(&self.caller.peer.budget).await;
                 Some((AnswerSlot::new(permit, &self.caller.peer.budget), frame))
             };
@@ -183,10 +187,7 @@ impl Exchange {
         let Some(budget) = self.caller.budget.as_ref().filter(|budget| budget.has_rates()) else {
             return Ok(());
         };
-        let wait = budget.charge(Account::Frames, frame.encoded_len() as u64, Instant::now())?;
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
-        }
+        sleep(budget.charge(Account::Frames, frame.encoded_len() as u64, Instant::now())?).await;
         Ok(())
     }
 
@@ -382,6 +383,7 @@ impl Exchange {
             });
             match pulled {
                 Ok(snapshot) => {
+                    self.charge_pulled(&snapshot);
                     let pin = self.node.pins.add(snapshot, &self.shared, permit);
                     slot.send(Ok(Owed::Values { tag, applied, pin }));
                     return;
@@ -394,6 +396,13 @@ impl Exchange {
                 }
                 Err(_) => tokio::time::sleep(READER_CHECK_INTERVAL).await,
             }
+        }
+    }
+
+    /// Charges values to the caller's budget: its streams read on once they are paid for.
+    fn charge_pulled(&self, values: &Snapshot) {
+        if let Some(budget) = &self.caller.budget {
+            budget.charge_past(Account::Pulls, values.as_ref().len() as u64, Instant::now());
         }
     }
 

@@ -161,6 +161,7 @@ impl Exchange {
         };
         match self.gather(route, parts) {
             Ok((outcomes, values)) => {
+                self.charge_pulled(&values);
                 let elements = values.as_ref().len() / values.dtype.size();
                 let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
                 let pin = self.node.pins.add(values, &self.shared, pin);

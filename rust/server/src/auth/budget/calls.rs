@@ -36,6 +36,15 @@ impl Budget {
         Ok(())
     }
 
+    /// The answer to a call, whose bytes delay the next ones.
+    pub(crate) fn charged(self, account: Account, body: Body) -> Body {
+        Body::new(body.map_frame(move |frame| {
+            let length = frame.data_ref().map_or(0, bytes::Bytes::len);
+            self.charge_past(account, length as u64, Instant::now());
+            frame
+        }))
+    }
+
     /// The body of a call, which ends once the principal's rate has room for its bytes, or with an error of
     /// shard `shard`. What was read of a body without an end is charged, too.
     pub(crate) fn paid(self, account: Account, body: Body, shard: u32) -> Body {
@@ -70,7 +79,7 @@ impl Drop for Bill {
     fn drop(&mut self) {
         let bytes = *self.bytes.get_mut();
         if bytes > 0 {
-            self.budget.charge_read(self.account, bytes, Instant::now());
+            self.budget.charge_past(self.account, bytes, Instant::now());
         }
     }
 }
@@ -87,7 +96,8 @@ pub(crate) fn one_message(body: Body, shard: u32) -> Body {
     }))
 }
 
-async fn sleep(wait: Duration) {
+/// Sleeps, unless there is nothing to wait for.
+pub(crate) async fn sleep(wait: Duration) {
     if !wait.is_zero() {
         tokio::time::sleep(wait).await;
     }

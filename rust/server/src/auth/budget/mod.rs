@@ -31,6 +31,8 @@ struct Spent {
     calls: Debts,
     /// Debts of Hellos, which keep sessions alive: other calls and frames never delay them.
     hellos: Debts,
+    /// Debts of values that streams have pulled.
+    pulls: Debts,
     /// Bytes of memory.
     memory: AtomicU64,
 }
@@ -47,6 +49,8 @@ pub(crate) enum Account {
     Calls,
     /// Hellos.
     Hellos,
+    /// The values in answers to frames.
+    Pulls,
 }
 
 /// The budget of a principal, which its calls and streams share, with its present limits.
@@ -85,13 +89,20 @@ impl Budget {
         self.settle(account, [None, Some(bytes)], now)
     }
 
-    /// Charges bytes that were read, whatever the debts.
-    fn charge_read(&self, account: Account, bytes: u64, now: Instant) {
+    /// Charges bytes that were read or sent, whatever the debts.
+    pub(crate) fn charge_past(&self, account: Account, bytes: u64, now: Instant) {
         if let Some(rate) = self.limits.bytes_per_second {
             let mut paid = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
-            let due = paid[1].unwrap_or(now).max(now);
+            let earliest = now.checked_sub(BURST).unwrap_or(now);
+            let due = paid[1].unwrap_or(earliest).max(earliest);
             paid[1] = Some(due + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64));
         }
+    }
+
+    /// Time until the values that the principal has pulled are paid for.
+    pub(crate) fn owes(&self, now: Instant) -> Duration {
+        let paid = self.debts(Account::Pulls).lock().unwrap_or_else(PoisonError::into_inner);
+        paid[1].map_or(Duration::ZERO, |due| due.saturating_duration_since(now))
     }
 
     fn debts(&self, account: Account) -> &Debts {
@@ -99,6 +110,7 @@ impl Budget {
             Account::Frames => &self.spent.frames,
             Account::Calls => &self.spent.calls,
             Account::Hellos => &self.spent.hellos,
+            Account::Pulls => &self.spent.pulls,
         }
     }
 
@@ -178,6 +190,20 @@ mod tests {
         assert_eq!(budget.charge_body(Frames, 1, start).unwrap_err().retry_after_ms, Some(2101));
         // The next call is refused by its headers.
         assert_eq!(budget.charge(Frames, 0, start).unwrap_err().retry_after_ms, Some(2101));
+    }
+
+    #[test]
+    fn pulled_bytes_delay_and_refuse_nothing() {
+        let (budget, start) = (budget(None, Some(1000)), Instant::now());
+        // A burst passes at once.
+        for (bytes, waits) in [(100, 0), (60_000, 60), (1000, 61)] {
+            budget.charge_past(Account::Pulls, bytes, start);
+            assert_eq!(budget.owes(start), Duration::from_secs(waits));
+            for account in [Frames, Calls, Hellos] {
+                assert_eq!(budget.charge(account, 1, start), Ok(Duration::ZERO));
+            }
+        }
+        assert_eq!(budget.owes(start + Duration::from_secs(62)), Duration::ZERO);
     }
 
     #[test]
