@@ -13,12 +13,16 @@ use fastps_core::text::check_printable;
 use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_durable::{Catalog, Event, SecretHash};
 use fastps_transport::convert::MAX_REPORT_BYTES;
+use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most live sessions of a shard.
 const MAX_SESSIONS: usize = 1 << 16;
+/// One principal has at most one of these parts of them.
+const PARTS: usize = 8;
 /// Sessions examined to find one to evict.
 const MAX_IDLE_CANDIDATES: usize = 8;
 /// Longest client name, in bytes.
@@ -84,6 +88,8 @@ const SESSION_BYTES: u64 =
 #[derive(Debug, Default)]
 struct SessionTable {
     live: HashMap<u64, Session>,
+    /// Number of live sessions by owner.
+    owned: HashMap<Arc<str>, usize>,
     ended: EndedSessions,
     /// Clients, oldest session first, for eviction.
     order: VecDeque<u64>,
@@ -98,9 +104,22 @@ struct SessionTable {
 }
 
 impl SessionTable {
+    /// Counts a session of a principal.
+    fn count(&mut self, owner: Option<&Arc<str>>) {
+        if let Some(owner) = owner {
+            *self.owned.entry(owner.clone()).or_default() += 1;
+        }
+    }
+
     /// Ends a session, and remembers that it ended.
     fn end(&mut self, client: u64, memory_limit: u64) -> Option<SessionOver> {
-        let Session { number, name, memory, .. } = self.live.remove(&client)?;
+        let Session { number, name, memory, owner, .. } = self.live.remove(&client)?;
+        if let Some(Entry::Occupied(mut own)) = owner.map(|owner| self.owned.entry(owner)) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
         let at = human::now() as u32;
         let remembered = self.ended.add(client, memory, memory_limit, at);
         Some(SessionOver { client, number, name, event: Event::SessionOver { client, at, remembered } })
@@ -119,6 +138,16 @@ impl SessionTable {
 }
 
 impl Session {
+    fn state(&self, now: Instant) -> WorkerState {
+        WorkerState {
+            session: self.number,
+            name: self.name.clone(),
+            applied: self.applied,
+            idle: now.saturating_duration_since(self.last_seen),
+            report: self.report.clone(),
+        }
+    }
+
     /// Returns whether its client has been silent for half of its lease, which one that renews it never is.
     fn is_idle(&self, lease: Duration, now: Instant) -> bool {
         now.saturating_duration_since(self.last_seen) > lease / 2
@@ -187,24 +216,34 @@ impl Sessions {
             let changed = session.secret.is_none();
             session.secret.get_or_insert(secret);
             session.check(Proof { secret: Some(&secret), principal })?;
-            if session.owner.is_none() {
+            let new = principal.filter(|_| session.owner.is_none());
+            if let Some(owner) = new {
                 // Its memory is taken already: what exceeds the limit by now stays uncharged.
                 session.held = hold(budget, "a session", SESSION_BYTES).unwrap_or_default();
-                session.owner = principal.cloned();
+                session.owner = Some(owner.clone());
             }
             (session.last_seen, session.logged) = (now, logged);
             if session.name != name {
                 name.clone_into(&mut session.name);
             }
-            return Ok(Greeted { number: session.number, changed });
+            let number = session.number;
+            table.count(new);
+            return Ok(Greeted { number, changed });
         }
         if renew || table.ended.contains(client) {
             return Err(table.no_session(client));
         }
+        let full = |what, most| {
+            let error = Error::new(Kind::Capacity, format!("the {what} has too many sessions"));
+            let retry = self.lease.as_millis() as u64;
+            Err(error.expected(format!("at most {most}"), "one more").retry_after_ms(retry))
+        };
         if table.live.len() >= self.most {
-            return Err(Error::new(Kind::Capacity, "the shard has too many sessions")
-                .expected(format!("at most {}", self.most), "one more")
-                .retry_after_ms(self.lease.as_millis() as u64));
+            return full("shard", self.most);
+        }
+        let most = self.most.div_ceil(PARTS);
+        if principal.and_then(|name| table.owned.get(name)).is_some_and(|own| *own >= most) {
+            return full("principal", most);
         }
         let number = self.begin(&mut table, greeting, Some(secret), now)?;
         Ok(Greeted { number, changed: true })
@@ -279,6 +318,7 @@ impl Sessions {
         let (applied, report) = (0, None);
         let session =
             Session { number, secret, owner, name, last_seen: now, applied, logged, report, memory, held };
+        table.count(session.owner.as_ref());
         table.live.insert(client, session);
         table.order.push_back(client);
         Ok(number)
@@ -406,16 +446,35 @@ impl Sessions {
     /// The live sessions, at most `limit`; with `of`, only those of this principal.
     pub(crate) fn list(&self, now: Instant, limit: usize, of: Option<&Arc<str>>) -> Vec<WorkerState> {
         let table = self.table();
-        let session = |s: &Session| WorkerState {
-            session: s.number,
-            name: s.name.clone(),
-            applied: s.applied,
-            idle: now.saturating_duration_since(s.last_seen),
-            report: s.report.clone(),
-        };
-        let listed = table.live.values().filter(|session| of.is_none() || session.owner.as_ref() == of);
-        listed.take(limit).map(session).collect()
+        let own = table.live.values().filter(|session| of.is_none() || session.owner.as_ref() == of);
+        let mut listed: Vec<_> = own.collect();
+        if listed.len() > limit {
+            listed = in_turn(listed);
+        }
+        listed.iter().take(limit).map(|session| session.state(now)).collect()
     }
+
+    /// The workers that report: first the one with most steps of each principal, then the second of each, and
+    /// so on.
+    pub(crate) fn workers(&self, now: Instant) -> Vec<WorkerState> {
+        let table = self.table();
+        let reporting = table.live.values().filter(|session| session.report.is_some());
+        in_turn(reporting.collect()).iter().map(|session| session.state(now)).collect()
+    }
+}
+
+/// Orders sessions so that the first ones are of all principals: none pushes the others out of a list.
+fn in_turn(mut sessions: Vec<&Session>) -> Vec<&Session> {
+    sessions.sort_by_key(|session| Reverse(session.report.as_ref().map(|report| report.steps)));
+    let mut turns: HashMap<Option<&Arc<str>>, usize> = HashMap::new();
+    let mut order = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let turn = turns.entry(session.owner.as_ref()).or_default();
+        *turn += 1;
+        order.push((*turn, session));
+    }
+    order.sort_by_key(|(turn, _)| *turn);
+    order.into_iter().map(|(_, session)| session).collect()
 }
 
 #[cfg(test)]

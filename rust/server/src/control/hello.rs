@@ -7,7 +7,7 @@ use crate::cluster::session::{Greeting, SessionOver};
 use fastps_core::error::Result;
 use fastps_durable::{Event, SecretHash};
 use fastps_proto::v1 as pb;
-use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
+use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR, role_of};
 use fastps_transport::convert;
 use std::time::Instant;
 
@@ -66,16 +66,17 @@ fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) 
     if session.changed {
         node.files.note(|| Event::SessionOpened(m.client, secret));
     }
-    keep_report(node, m);
+    keep_report(node, by, m);
     if !is_live {
         tracing::info!(shard = node.index(), session = session.number, client = m.name, "a client joined");
     }
     Ok(session.number)
 }
 
-/// Keeps the report, if there is one. A bad one never ends a session.
-fn keep_report(node: &Node, m: &pb::HelloRequest) {
-    let Some(report) = &m.report else { return };
+/// Keeps the report, if there is one, of a caller that may push. A bad one never ends a session.
+fn keep_report(node: &Node, by: &Caller, m: &pb::HelloRequest) {
+    let may_push = by.principal.authorize(role_of(pb::Kind::Gradient)).is_ok();
+    let Some(report) = m.report.as_ref().filter(|_| may_push) else { return };
     match convert::worker_report_from_wire(report) {
         Ok(report) => node.sessions.keep_report(m.client, report),
         Err(error) => {

@@ -32,10 +32,10 @@ fn shard(node: &Node) -> Value {
 }
 
 fn workers(node: &Node) -> Vec<Value> {
-    let mut states = node.sessions.list(Instant::now(), usize::MAX, None);
-    states.retain(|state| state.report.is_some());
+    let mut states = node.sessions.workers(Instant::now());
+    states.truncate(MAX_WORKERS);
     states.sort_by_key(|state| std::cmp::Reverse(state.report.as_ref().map(|report| report.steps)));
-    states.iter().take(MAX_WORKERS).map(worker).collect()
+    states.iter().map(worker).collect()
 }
 
 fn worker(state: &WorkerState) -> Value {

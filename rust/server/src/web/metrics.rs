@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Instant;
 
-/// Most workers with series of their own: those with most steps. The others are summed.
+/// Most workers with series of their own: of each principal those with most steps. The others are summed.
 pub(super) const MAX_WORKERS: usize = 64;
 /// Label of the workers that are summed.
 const OTHERS: &str = "(others)";
@@ -22,7 +22,7 @@ pub(super) fn text(subject: &Subject, form: Form) -> Result<String, fmt::Error> 
     families.extend(measured::families(subject.nodes()));
     if let Some(first) = subject.nodes().iter().find(|node| node.index() == 0) {
         families.extend(groups(&first.group_states(&Scope::Everything)));
-        families.extend(workers(first.sessions.list(Instant::now(), usize::MAX, None)));
+        families.extend(workers(first.sessions.workers(Instant::now())));
     }
     families.retain(|family| !family.series.is_empty());
     encode(families, form)
@@ -141,8 +141,6 @@ const WORKER: &[OfWorker] = &[
 ];
 
 fn workers(mut states: Vec<WorkerState>) -> Vec<Family> {
-    states.retain(|state| state.report.is_some());
-    states.sort_by_key(|state| std::cmp::Reverse(state.report.as_ref().map(|report| report.steps)));
     let mut named: HashMap<String, usize> = HashMap::new();
     for state in &states {
         *named.entry(state.shown_name().to_owned()).or_default() += 1;
@@ -204,7 +202,7 @@ mod tests {
 
     #[test]
     fn at_most_64_workers_have_series_and_the_rest_are_summed() {
-        let text = of((0..100).map(|k| worker(k, &format!("w{k}"), k)).collect());
+        let text = of((0..100).rev().map(|k| worker(k, &format!("w{k}"), k)).collect());
         let series: Vec<_> = text.lines().filter(|l| l.starts_with("fastps_worker_steps_total")).collect();
         assert_eq!(series.len(), MAX_WORKERS + 1);
         let rest: u64 = (0..36).sum();

@@ -228,6 +228,51 @@ fn a_session_belongs_to_the_principal_that_opened_it() {
 }
 
 #[test]
+fn a_principal_has_a_share_of_the_sessions_and_of_the_rows() {
+    let start = Instant::now();
+    let sessions = Sessions { most: 4 * PARTS, ..Sessions::new(LEASE, Meter::new(99 * SESSION_BYTES)) };
+    let principals = ["greedy", "alice", "bob"].map(Arc::<str>::from);
+    let hello = |client, owner: Option<usize>| {
+        let (secret, principal) = (SecretHash::of(b"its own"), owner.map(|k| &principals[k]));
+        let greeting =
+            Greeting { client, secret, principal, budget: None, name: "", renew: false, logged: false };
+        sessions.hello(&greeting, start)
+    };
+    let report = |client, steps| {
+        sessions.keep_report(client, WorkerReport { steps, ..WorkerReport::default() });
+    };
+    for client in 1..=4 {
+        hello(client, Some(0)).unwrap();
+        report(client, 1000 * client);
+    }
+    let error = hello(5, Some(0)).unwrap_err();
+    assert_eq!((error.kind, error.expected.as_deref()), (Kind::Capacity, Some("at most 4")));
+    assert!(error.message.contains("principal") && error.retry_after_ms.is_some(), "{error}");
+    for (client, owner) in [(6, Some(1)), (7, Some(1)), (8, Some(2)), (9, None)] {
+        hello(client, owner).unwrap();
+        report(client, client);
+    }
+    let steps = |states: Vec<WorkerState>| -> Vec<u64> {
+        states.iter().map(|state| state.report.as_ref().unwrap().steps).collect()
+    };
+    assert_eq!(steps(sessions.workers(start)), [4000, 9, 8, 7, 3000, 6, 2000, 1000]);
+    assert_eq!(steps(sessions.list(start, 5, None)), [4000, 9, 8, 7, 3000]);
+    // A session that ends makes room.
+    let secret = SecretHash::of(b"its own");
+    let proof = Proof { secret: Some(&secret), principal: Some(&principals[0]) };
+    sessions.close(1, proof).unwrap();
+    hello(10, Some(0)).unwrap();
+    hello(11, Some(0)).unwrap_err();
+    // Restored ones count once their principal is known.
+    let mut catalog = Catalog::default();
+    catalog.sessions.extend([12, 13]);
+    sessions.restore(&catalog, start).unwrap();
+    hello(12, Some(0)).unwrap();
+    sessions.close(2, proof).unwrap();
+    hello(14, Some(0)).unwrap_err();
+}
+
+#[test]
 fn a_restored_session_is_renewed_though_its_principal_has_no_memory_left() {
     let (sessions, start) = (Sessions::new(LEASE, Meter::new(3 * SESSION_BYTES)), Instant::now());
     let limits = Limits { memory: Some(SESSION_BYTES), ..Limits::default() };
