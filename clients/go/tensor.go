@@ -109,8 +109,11 @@ func (c *Client) lookUp(ctx context.Context, names []string) ([]*entry, uint64, 
 		if asked {
 			return nil, 0, newError(UnknownTensor, "no tensor of this name is registered").of(missing[0], 0)
 		}
-		if err := c.fetch(ctx, missing); err != nil {
-			return nil, 0, err
+		// Servers refuse more than 4096 names in one call.
+		for names := range slices.Chunk(missing, 1000) {
+			if err := c.fetch(ctx, names); err != nil {
+				return nil, 0, err
+			}
 		}
 	}
 }

@@ -124,7 +124,7 @@ impl Client {
     /// Brings the map up to date with shard 0, for some tensors or for all.
     pub(crate) fn refresh(&self, names: Vec<String>, deadline: Instant) -> Result<()> {
         let (map, link, shards) = (self.map.clone(), self.links[0].clone(), self.links.len());
-        self.block(async move { refresh(&map, &link, shards, names, deadline).await })
+        self.block(async move { refresh(&map, &link, shards, &names, deadline).await })
     }
 
     /// Waits for work; closing the client ends it.

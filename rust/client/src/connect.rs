@@ -142,7 +142,7 @@ impl Client {
         }
         driver.spawn(Deadlines::run(client.deadlines.clone(), links, client.closed.subscribe()));
         let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());
-        client.block(refresh(&map, &link, shards, Vec::new(), deadline))?;
+        client.block(refresh(&map, &link, shards, &[], deadline))?;
         client.block(async { try_join_all(client.links.iter().map(|link| link.begun(deadline))).await })?;
         Ok(Arc::new(client))
     }

@@ -6,6 +6,7 @@ use crate::calls::sparse::{Scatter, in_order};
 use crate::calls::submit::next;
 use crate::client::Client;
 use crate::link::call::payload::{Memory, Payload};
+use crate::link::refresh::NAMES_ASKED;
 use crate::link::state::Link;
 use crate::link::unary::{call, request};
 use crate::link::wait::CallHandle;
@@ -27,9 +28,6 @@ use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Read};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Most tensors named in one question about last changes.
-const NAMES_ASKED: usize = 1000;
 
 impl Client {
     /// A shard's counters, and the time of these tensors' last changes there.

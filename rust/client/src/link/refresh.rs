@@ -9,14 +9,27 @@ use fastps_transport::convert;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Most tensors that one call names; servers refuse more than 4096.
+pub(crate) const NAMES_ASKED: usize = 1000;
+
 /// Asks shard 0 for some tensors, or for all.
 pub(crate) async fn refresh(
     map: &Map,
     link: &Link,
     shards: usize,
-    names: Vec<String>,
+    names: &[String],
     deadline: Instant,
 ) -> Result<()> {
+    if names.is_empty() {
+        return ask(map, link, shards, names, deadline).await;
+    }
+    for names in names.chunks(NAMES_ASKED) {
+        ask(map, link, shards, names, deadline).await?;
+    }
+    Ok(())
+}
+
+async fn ask(map: &Map, link: &Link, shards: usize, names: &[String], deadline: Instant) -> Result<()> {
     let run = map.run();
     let mut entries = Vec::new();
     // The names of a run follow its prefix.
@@ -37,7 +50,7 @@ pub(crate) async fn refresh(
             }
         }
         if ended {
-            map.update(page.epoch, &names, entries);
+            map.update(page.epoch, names, entries);
             return Ok(());
         }
         if page.next <= after {

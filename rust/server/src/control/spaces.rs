@@ -13,6 +13,7 @@ use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use prost::Message;
 use serde_json::json;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -84,6 +85,7 @@ pub(super) fn open(
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
     let (spec, new) = if is_first { list(node, by, request)? } else { (listed(by, request, first)?, false) };
+    super::check_names(&request.tensors)?;
     match open_slices(&slices, &spec.space, by.budget.as_ref()) {
         Ok((term, last, held)) => {
             node.space_table.keep(spec.space.id, held);
@@ -179,9 +181,10 @@ fn slices_of(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Result
         if !by.may_use(&slice) {
             return Err(node.shard.no_slice(slice.id()));
         }
+    let tensors: HashSet<_> = request.tensors.iter().map(String::as_str).collect();
         let name = &slice.spec().name;
         sealed.map_err(|error| error.tensor(name.clone()))?;
-        if request.tensors.iter().any(|tensor| **tensor == **name) {
+        if tensors.contains(&**name) {
             return Ok(slice);
         }
         let error = Error::new(Kind::Config, "the slice is of another tensor").tensor(name.clone());
