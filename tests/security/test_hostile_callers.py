@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from certificates import DAY, Authority
 from foreign_client import ForeignClient, Refused, Stubs
+from secured_server import served
 from test_roles import ZEROS, Target, calls, frames, of_call, of_frame, outcome, requests, sent_by_clients
 from token_files import Tokens
 
@@ -151,7 +155,72 @@ def test_spaces_of_others_are_not_described(stubs: Stubs, tokens: Tokens) -> Non
             refusal = raised.value.refusal
             answers.add((refusal.kind, refusal.message))
             assert "plans" not in f"{refusal}"
+            # Only who may use it learns that it is to be closed at shard 0 first.
+            request = stubs.pb.CloseSpaceRequest(client=thief.client, space=number)
+            thief.call(1, "CloseSpace", request)
         assert len(answers) == 1
+        with pytest.raises(Refused, match="shard 0 lists the space"):
+            owner.call(1, "CloseSpace", stubs.pb.CloseSpaceRequest(client=owner.client, space=space))
+        # The name of the space is taken, and the refusal says so.
+        tensor = thief.spec("v", (8,), group="b")
+        thief.register(tensor, ZEROS)
+        request = stubs.pb.OpenSpaceRequest(client=thief.client, tensors=["v"], **opening)
+        with pytest.raises(Refused, match="taken in another group"):
+            thief.call(0, "OpenSpace", request)
+        # A program on a slice of its own, which the space does not have, tells nothing either.
+        target: Any = SimpleNamespace(entry=thief.entry("v"))
+        said = set()
+        for number in (space, space + 1000):
+            target.space = number
+            stream = thief.stream(target.entry.placement.shards[0])
+            (answer,) = stream.exchange([frames(thief, target)["KIND_VECTOR"]])
+            (refused,) = answer.header.table.refusals
+            said.add((refused.refusal.kind, refused.refusal.message))
+            assert "plans" not in f"{answer}"
+        assert len(said) == 1
+
+
+def test_a_call_names_a_bounded_number_of_tensors(stubs: Stubs, tokens: Tokens) -> None:
+    file, pb = tokens.add("alice", "worker"), stubs.pb
+    with (
+        fastps.serve(tokens=tokens.file) as server,
+        ForeignClient(stubs, server.address_list, token=tokens.text["alice"]) as client,
+        fastps.connect(server, token_file=file) as ps,
+    ):
+        for count in (4096, 4097):
+            names = [f"w{k}" for k in range(count)]
+            for method, request in (
+                ("GetMap", pb.GetMapRequest(names=names)),
+                ("Stats", pb.StatsRequest(changed=names)),
+                ("OpenSpace", pb.OpenSpaceRequest(client=client.client, tensors=names, name="s")),
+            ):
+                outcome_of = outcome(lambda: client.call(0, method, request) and "ok")  # noqa: B023
+                assert (outcome_of == "config") == (count > 4096), method
+        # Our own client asks for more in several calls.
+        with pytest.raises(fastps.UnknownTensorError):
+            ps.pull(names)
+
+
+def test_a_reader_pushes_no_worker_out_of_the_lists(stubs: Stubs, tokens: Tokens, tmp_path: Path) -> None:
+    for name, role in (("honest", "worker"), ("greedy", "worker"), ("idle", "reader")):
+        tokens.add(name, role)
+    file, pb = tokens.add("admin", "admin"), stubs.pb
+    with served(tokens.file, tmp_path / "log") as server, ExitStack() as stack:
+        for principal, count, steps in (("idle", 80, 10**6), ("greedy", 80, 10**5), ("honest", 8, 1)):
+            token = tokens.text[principal]
+            client = stack.enter_context(ForeignClient(stubs, [server.address], token=token))
+            for k in range(count):
+                report = pb.WorkerReport(steps=steps)
+                greeting = {"client": secrets.randbits(63) | 1, "secret": client.secret, "report": report}
+                client.call(0, "Hello", pb.HelloRequest(name=f"{principal} {k}", **greeting))
+        authorization = {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
+        for path in ("/metrics", "/api/v1/cluster"):
+            request = urllib.request.Request(server.page + path, headers=authorization)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                listed = set(re.findall(r"(?:honest|greedy|idle) \d+", answer.read().decode()))
+            assert {name for name in listed if name[0] == "h"} == {f"honest {k}" for k in range(8)}
+            assert sum(name[0] == "g" for name in listed) == 56
+            assert len(listed) == 64
 
 
 def unfinished(address: str) -> socket.socket:

@@ -93,14 +93,16 @@ def test_a_scope_hides_the_other_groups(tokens: Tokens) -> None:
                 for call in (ps.pull, ps.unregister):
                     error = refused(fastps.UnknownTensorError, call, name)
                     assert "of b" not in str(error).replace(repr(name), "").replace(f'"{name}"', "")
-            for group, name in (
-                ("b", "new"),
-                ("a", "of b"),
-                ("a", "run:n/new"),
-                ("run:n/default", "run:n/v"),
+            outside = "is outside the groups and namespaces of the principal"
+            for group, name, says in (
+                ("b", "new", outside),
+                ("a", "of b", "is taken in another group or namespace"),
+                ("a", "run:n/new", outside),
+                ("run:n/default", "run:n/v", outside),
             ):
                 register = {"optimizer": fastps.SGD(lr=1.0), "group": group}
-                refused(fastps.PermissionDeniedError, ps.register, name, ZEROS, **register)
+                error = refused(fastps.PermissionDeniedError, ps.register, name, ZEROS, **register)
+                assert says in error.message
         with fastps.connect(server, token_file=files["both"]) as ps:
             assert ps.names() == ["of a", "of b"]
         with fastps.connect(server, token_file=files["n"]) as ps:

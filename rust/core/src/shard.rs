@@ -278,6 +278,12 @@ impl Shard {
         self.all().iter().filter_map(|slice| slice.space().map(|(space, _)| space.id)).collect()
     }
 
+    /// The slices that have a space open.
+    pub fn slices_of_space(&self, space: SpaceId) -> Vec<Arc<Slice>> {
+        let open = |slice: &Arc<Slice>| slice.space().is_some_and(|(open, _)| open.id == space);
+        self.all().into_iter().filter(open).collect()
+    }
+
     /// Closes a space on all slices that have it open.
     pub fn close_space(&self, space: SpaceId) {
         for slice in self.all() {

@@ -22,8 +22,11 @@ pub(super) fn register(
     let mut map = node.map()?;
     let spec = convert::spec_from_wire(m.spec.as_ref())?;
     let scope = &by.principal.scope;
-    if !scope.allows(&spec.name, &spec.group) || map.hides(&spec.name, scope) {
+    if !scope.allows(&spec.name, &spec.group) {
         return Err(by.outside(&spec.name));
+    }
+    if map.hides(&spec.name, scope) {
+        return Err(by.taken(&spec.name));
     }
     let now = Instant::now();
     node.sessions.touch(m.client, now)?;

@@ -29,8 +29,7 @@ pub(super) fn claimant(client: u64, shown: Option<&SecretHash>) -> Claimant {
 pub(super) fn is_within(node: &Node, by: &Caller, spec: &SpaceSpec) -> bool {
     let scope = &by.principal.scope;
     let Ok(map) = node.map() else { return false };
-    let allows =
-        |tensor: &Arc<str>| scope.allows_space(&spec.space.name, tensor) && map.spec(tensor, scope).is_ok();
+    let allows = |tensor: &Arc<str>| scope.allows_space(&spec.space.name, tensor) && map.has(tensor, scope);
     scope.is_everything() || spec.tensors.iter().all(allows)
 }
 
@@ -56,9 +55,17 @@ pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<p
 }
 
 /// Frees a space; on other shards than shard 0 only if shard 0's answer `first` no longer lists it. One
-/// outside the scope of the caller is ignored like an unknown one.
+/// outside the scope of the caller, as shard 0 or the slices here have it, is ignored like an unknown one.
 pub(super) fn close(node: &Node, by: &Caller, space: u64, first: Option<&pb::SettleResponse>) -> Result<()> {
-    if node.map.is_some() && check_within(node, by, SpaceId(space)).is_err() {
+    let within = match node.map {
+        Some(_) => check_within(node, by, SpaceId(space)).is_ok(),
+        None => {
+            let slices = node.shard.slices_of_space(SpaceId(space));
+            by.principal.scope.is_everything()
+                || !slices.is_empty() && slices.iter().all(|slice| by.may_use(slice))
+        }
+    };
+    if !within {
         return Ok(());
     }
     if first.is_some_and(|first| !first.closed_spaces.contains(&space)) {
@@ -78,6 +85,7 @@ pub(super) fn open(
     first: Option<pb::SettleResponse>,
 ) -> Result<pb::OpenSpaceResponse> {
     node.sessions.touch(request.client, Instant::now())?;
+    super::check_names(&request.tensors)?;
     let slices = slices_of(node, by, &request)?;
     let is_first = node.map.is_some();
     if is_first != (request.space == 0) {
@@ -85,7 +93,6 @@ pub(super) fn open(
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));
     }
     let (spec, new) = if is_first { list(node, by, request)? } else { (listed(by, request, first)?, false) };
-    super::check_names(&request.tensors)?;
     match open_slices(&slices, &spec.space, by.budget.as_ref()) {
         Ok((term, last, held)) => {
             node.space_table.keep(spec.space.id, held);
@@ -128,12 +135,10 @@ fn check_name(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Resul
     }
     let spaces = node.spaces()?.list();
     let taken = spaces.iter().find(|(spec, _)| *spec.space.name == **name);
-    let fits = request.tensors.iter().all(|tensor| scope.allows_space(name, tensor));
-    if fits && taken.is_none_or(|(spec, _)| is_within(node, by, spec)) {
-        Ok(())
-    } else {
-        Err(by.outside(name))
+    if !request.tensors.iter().all(|tensor| scope.allows_space(name, tensor)) {
+        return Err(by.outside(name));
     }
+    if taken.is_none_or(|(spec, _)| is_within(node, by, spec)) { Ok(()) } else { Err(by.taken(name)) }
 }
 
 /// The space of a request, as shard 0 lists it.
@@ -176,12 +181,12 @@ fn listed(
 fn slices_of(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Result<Vec<Arc<Slice>>> {
     let ids = || request.slices.iter().map(|id| SliceId(*id));
     let sealed = node.reservations.admit_all(ids());
+    let tensors: HashSet<_> = request.tensors.iter().map(String::as_str).collect();
     let check = |(slice, sealed): (Result<Arc<Slice>>, Result<()>)| {
         let slice = slice?;
         if !by.may_use(&slice) {
             return Err(node.shard.no_slice(slice.id()));
         }
-    let tensors: HashSet<_> = request.tensors.iter().map(String::as_str).collect();
         let name = &slice.spec().name;
         sealed.map_err(|error| error.tensor(name.clone()))?;
         if tensors.contains(&**name) {

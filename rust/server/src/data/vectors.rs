@@ -6,6 +6,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::program::Program;
 use fastps_core::shard::Purpose;
 use fastps_core::slice::Slice;
+use fastps_core::spaces::no_space;
 use fastps_core::tensor::SliceId;
 use fastps_transport::convert::{self, PortionOf, Route, Run};
 use std::sync::Arc;
@@ -30,7 +31,15 @@ impl Exchange {
             Ok(()) => {}
             // The client repeats the whole program.
             Err(error) if error.kind == Kind::Unavailable => return self.refuse(slot, tag, error),
-            Err(error) => return self.refuse_program(tag, run, error, slot),
+            Err(error) => {
+                // As above, also for a caller that names slices of its own.
+                let is_open = |slice| {
+                    let slice = self.slice(slice).ok();
+                    slice.and_then(|slice| slice.space()).is_some_and(|(open, _)| open.id == command.space)
+                };
+                let hides = !self.caller.principal.scope.is_everything() && !run.slices().all(is_open);
+                return self.refuse_program(tag, run, if hides { no_space() } else { error }, slot);
+            }
         }
         let (program, memory) = match self.prepare(&run).await {
             Ok(prepared) => prepared,

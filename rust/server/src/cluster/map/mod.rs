@@ -400,6 +400,11 @@ impl Map {
         Ok(entry.ok_or_else(|| self.unknown(name, scope))?.spec.clone())
     }
 
+    /// Returns whether a tensor of this name is registered, within `scope`.
+    pub(crate) fn has(&self, name: &str, scope: &Scope) -> bool {
+        self.entries.get(name).is_some_and(|entry| entry.is_within(scope))
+    }
+
     fn unknown(&self, name: &str, scope: &Scope) -> Error {
         let shown: String = name.chars().take(1024).collect();
         let known = self.within(scope, "").map(|(name, _)| name).take(MAX_COMPARED);
