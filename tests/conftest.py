@@ -160,6 +160,11 @@ class Ca:
         return {"tls_ca": self.file}
 
     @property
+    def mutual(self) -> dict[str, str]:
+        """Options of a server on this machine that asks clients for certificates, which may train."""
+        return self.server | self.trust | {"certificate_role": "worker"}
+
+    @property
     def server(self) -> dict[str, str]:
         """For this machine."""
         return self.issue("server", "127.0.0.1", "localhost")

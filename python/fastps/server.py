@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from fastps import _fastps
 from fastps._shared.checks import integer, integer_or_none, number
@@ -86,6 +86,7 @@ def serve(
     server_token_file: File | None = None,
     tls_crl: File | None = None,
     audit: File | None = None,
+    certificate_role: Literal["reader", "worker", "admin", "server"] = "reader",
     insecure: bool = False,
     listen_unix: File | Sequence[File] = (),
     cluster: str | Sequence[str] = (),
@@ -122,6 +123,7 @@ def serve(
         tls_crl: With `tls_ca`: refuse certificates on these lists of revoked ones (CRLs, PEM).
         audit: Append a JSON line to this file for each start, refused credential, registration, removal,
             checkpoint and reload. While it cannot be written, calls of admins are refused.
+        certificate_role: With `tls_ca` and without `tokens`: the role of client certificates that name none.
         insecure: Allow addresses other than loopback without TLS, or without `tokens` and `tls_ca`: every
             client may read and change everything.
         listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
@@ -182,6 +184,7 @@ def serve(
         server_token_file,
         tls_crl,
         audit,
+        certificate_role,
     )
     try:
         return Server(_fastps.Server(*arguments))

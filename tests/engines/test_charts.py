@@ -29,7 +29,7 @@ TLS = {"tls": {"secret": "server"}}
 VALUES: dict[str, dict[str, Any]] = {
     "insecure": {"insecure": True},
     "TLS": TLS | {"shards": 2, "web": {"enabled": True}, "tokens": {"secret": "principals"}},
-    "mutual TLS": {"tls": {"secret": "server", "clientCertificates": True}},
+    "mutual TLS": {"tls": {"secret": "server", "clientCertificates": True, "certificateRole": "server"}},
     "data volume": {
         "insecure": True,
         "data": {"enabled": True, "size": "100Gi", "storageClass": "fast"},
@@ -121,6 +121,7 @@ def test_the_chart_has_what_each_value_set_asks_for(tmp_path: Path) -> None:
         assert len(probes) == (0 if not web else 2 if tls else 1)
         assert ("--tls-cert=/secrets/tls/tls.crt" in args) == tls
         assert ("--tls-ca=/secrets/tls/ca.crt" in args) == (name == "mutual TLS")
+        assert ("--certificate-role=server" in args) == (name == "mutual TLS")
         assert ("--tokens=/secrets/tokens/tokens" in args) == (name == "TLS")
         assert ("--server-token-file=/secrets/tokens/server.token" in args) == (name == "TLS")
         assert ("--tokens=/secrets/tokens/all" in args) == (name == "tokens")

@@ -20,7 +20,7 @@ def credentials(tls_ca, tls_cert=None, tls_key=None):
 def test_a_foreign_client_trains_over_tls(stubs, ca, mutual):
     files = ca.client if mutual else ca.trust
     with (
-        fastps.serve(shards=2, **ca.server, **(ca.trust if mutual else {})) as server,
+        fastps.serve(shards=2, **(ca.mutual if mutual else ca.server)) as server,
         ForeignClient(stubs, server.address_list, credentials=credentials(**files)) as foreign,
         fastps.connect(server.addresses, transport="tcp", **files) as native,
     ):

@@ -136,8 +136,6 @@ def test_a_token_comes_from_a_private_file_only(tokens: Tokens, tmp_path: Path, 
     assert f"chmod 600 {tokens.file}" in str(error)
 
 
-def test_a_token_does_not_leave_the_machine_without_tls(tokens: Tokens) -> None:
-    file = tokens.add("alice", "worker")
 def test_a_secret_in_the_place_of_a_file_or_an_address_is_not_shown(
     tmp_path: Path, monkeypatch: Any, capfd: Any
 ) -> None:
@@ -205,6 +203,8 @@ def test_a_star_is_everything(tmp_path: Path, capfd: Any) -> None:
     assert "expected * alone, or different names" in capfd.readouterr().err
 
 
+def test_a_token_does_not_leave_the_machine_without_tls(tokens: Tokens) -> None:
+    file = tokens.add("alice", "worker")
     # An address of documentation, to which nothing may be sent: a try would take until the deadline.
     begin = time.monotonic()
     error = refused(fastps.ConfigError, fastps.connect, "192.0.2.1:7070", token_file=file, timeout=30)
@@ -225,6 +225,26 @@ def test_tokens_over_tls_and_certificates_beside_them(tokens: Tokens, ca: Any) -
             ps.push("w", ONES)
         # A certificate without a role does not replace a token.
         refused(fastps.UnauthenticatedError, fastps.connect, server, **ca.client)
+
+
+def test_a_certificate_without_a_role_reads_unless_the_server_says_otherwise(ca: Any) -> None:
+    options = {"optimizer": fastps.SGD(lr=1.0)}
+    with (
+        fastps.serve(**ca.server, **ca.trust) as server,
+        fastps.connect(server, transport="tcp", **ca.client) as ps,
+    ):
+        assert ps.names() == []
+        error = refused(fastps.PermissionDeniedError, ps.register, "w", ZEROS, **options)
+        assert "--certificate-role" in error.message
+        assert (error.expected, error.got) == ("ROLE_WORKER", "ROLE_READER")
+    for role in ("worker", "admin", "server"):
+        with (
+            fastps.serve(**ca.server, **ca.trust, certificate_role=role) as server,
+            fastps.connect(server, transport="tcp", **ca.client) as ps,
+        ):
+            ps.register("w", ZEROS, **options)
+    error = refused(fastps.ConfigError, fastps.serve, **ca.server, **ca.trust, certificate_role="wroker")
+    assert "expected worker" in str(error)
 
 
 def test_servers_show_each_other_a_token_of_their_own(tokens: Tokens, start_shards: Any) -> None:

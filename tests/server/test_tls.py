@@ -27,7 +27,7 @@ def train(ps):
 @pytest.mark.parametrize("mutual", [False, True])
 @pytest.mark.parametrize("transport", ["tcp", None])
 def test_training_over_tls(ca, mutual, transport):
-    server_files = ca.server | (ca.trust if mutual else {})
+    server_files = ca.mutual if mutual else ca.server
     client_files = ca.client if mutual else ca.trust
     with (
         fastps.serve(shards=2, **server_files) as server,
@@ -41,7 +41,7 @@ def test_training_over_tls(ca, mutual, transport):
 
 def test_processes_of_the_same_user_need_no_certificate_if_allowed(ca):
     with (
-        fastps.serve(**ca.server, tls_ca=ca.file, local=True) as server,
+        fastps.serve(**ca.mutual, local=True) as server,
         fastps.connect(server.addresses, **ca.client) as ps,
     ):
         train(ps)
@@ -65,7 +65,7 @@ def pull_in_a_child(ps, queue):
 def test_a_pickled_client_connects_with_tls(ca):
     spawn = multiprocessing.get_context("spawn")
     with (
-        fastps.serve(**ca.server, tls_ca=ca.file) as server,
+        fastps.serve(**ca.mutual) as server,
         fastps.connect(server.addresses, transport="tcp", **ca.client) as ps,
     ):
         ps.register("w", np.ones(5, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -87,7 +87,7 @@ def refused(addresses, match, **files):
 
 def test_who_is_not_trusted_is_refused(ca, tmp_path_factory):
     other = type(ca)(tmp_path_factory.mktemp("other"))
-    with fastps.serve(**ca.server, tls_ca=ca.file) as server:
+    with fastps.serve(**ca.mutual) as server:
         address = server.addresses
         refused(address, "the server asks for a client's certificate", **ca.trust)
         refused(address, "does not accept the client's certificate", **(other.client | ca.trust))

@@ -60,6 +60,9 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         _option("TLS_KEY", "tls-key", "file of its private key"),
         _option("TLS_CA", "tls-ca", "file of the CAs that must have signed the clients' certificates"),
         _option("TLS_CRL", "tls-crl", "file of lists of revoked client certificates"),
+        _option(
+            "CERTIFICATE_ROLE", "certificate-role", "role of client certificates that name none (`reader`)"
+        ),
         _option("AUDIT", "audit", "file for the audit: one JSON line for each event"),
         _option("TOKENS", "tokens", "file of the tokens that callers must show"),
         _option(

@@ -20,7 +20,7 @@ mod top;
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
-use fastps_server::{Server, ServerConfig, TlsFiles, WebAddress};
+use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
 use log::{Format, Log};
 use std::ffi::OsString;
@@ -92,6 +92,10 @@ struct ServeArgs {
     /// Let only callers in that show a token of this file, or a certificate with a role.
     #[arg(long, value_name = "FILE", env = "FASTPS_TOKENS")]
     tokens: Option<PathBuf>,
+    /// With --tls-ca and without --tokens: role of client certificates that name none, one of reader, worker,
+    /// admin and server.
+    #[arg(long, value_name = "ROLE", default_value = "reader", env = "FASTPS_CERTIFICATE_ROLE")]
+    certificate_role: Role,
     /// Show the token of role server in this file to the other servers of the cluster.
     #[arg(long, value_name = "FILE", env = "FASTPS_SERVER_TOKEN_FILE")]
     server_token_file: Option<PathBuf>,
@@ -252,6 +256,7 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
             audit: args.audit,
             local: args.local,
             tokens: args.tokens,
+            certificate_role: args.certificate_role,
             server_token: args.server_token_file,
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),

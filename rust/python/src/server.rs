@@ -6,7 +6,7 @@ use crate::errors::{self, OrRaise};
 use crate::resolver;
 use fastps_client::{Ack, ConnectOptions, TlsFiles, Transport};
 use fastps_core::text;
-use fastps_server::ServerConfig;
+use fastps_server::{Role, ServerConfig};
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -116,6 +116,7 @@ impl Server {
         server_token: Option<PathBuf>,
         tls_crl: Option<PathBuf>,
         audit: Option<PathBuf>,
+        certificate_role: &str,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
@@ -138,6 +139,7 @@ impl Server {
             tokens,
             server_token,
             tls_crl,
+            certificate_role: certificate_role.parse::<Role>().or_raise(py)?,
             audit,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()

@@ -1,5 +1,6 @@
 //! The settings of a server: where it listens, which cluster it belongs to, and its limits.
 
+use crate::auth::role::Role;
 use crate::human;
 use crate::listeners::Listeners;
 use crate::machine_memory::MachineMemory;
@@ -68,9 +69,11 @@ pub struct ServerConfig {
     /// With `tls.ca` or `tokens`: still offer clients on this machine the abstract Unix socket, without a
     /// certificate; without `tokens`, shared memory too. A server with neither always offers both.
     pub local: bool,
-    /// The file of tokens: callers must show one, or a certificate with a role. `None`: who reaches the
-    /// server may do everything, unless its certificate names a role.
+    /// The file of tokens: callers must show one, or a certificate with a role. `None`: certificates decide
+    /// where `tls.ca` asks for them; elsewhere who reaches the server may do everything.
     pub tokens: Option<PathBuf>,
+    /// The role of client certificates that name none, without `tokens`.
+    pub certificate_role: Role,
     /// The file of the token that this server shows to the others of its cluster.
     pub server_token: Option<PathBuf>,
     /// Allow addresses other than loopback without TLS, or without tokens and client certificates.
@@ -122,6 +125,7 @@ impl Default for ServerConfig {
             audit: None,
             local: false,
             tokens: None,
+            certificate_role: Role::Reader,
             server_token: None,
             insecure: false,
             spin: DEFAULT_SPIN,

@@ -70,7 +70,7 @@ impl Server {
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
         let audit = Audit::open(config.audit.as_deref())?;
-        let access = Access::open(config.tokens.as_deref(), audit.clone())?;
+        let access = Access::open(config.tokens.as_deref(), config.certificate_role, audit.clone())?;
         let tls_watch = TlsWatch::new(tls.clone(), audit.clone());
         let others = Others {
             tls: tls.as_ref().map(|tls| tls.others.clone()),

@@ -13,7 +13,7 @@ use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
-use fastps_server::{Server, ServerConfig};
+use fastps_server::{Role, Server, ServerConfig};
 use fastps_transport::convert::{self, Answer, Read, Route};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -151,8 +151,9 @@ async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays
 async fn servers_settle_over_tls() {
     let ca = Ca::new();
     let settled = async |tls| {
+        let more = ServerConfig { certificate_role: Role::Worker, ..config() };
         let server =
-            Server::start(&ServerConfig { shards: 2, reservation_lease: SHORT, tls, ..config() }).unwrap();
+            Server::start(&ServerConfig { shards: 2, reservation_lease: SHORT, tls, ..more }).unwrap();
         let [first, second] = [0, 1].map(|shard| server.addresses()[shard].clone());
         let first = Shard::over(channel(&first, &ca.client()).await, CLIENT).await;
         let second = Shard::over(channel(&second, &ca.client()).await, CLIENT).await;

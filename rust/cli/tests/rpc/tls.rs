@@ -10,7 +10,7 @@ use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushOptions};
-use fastps_server::{Server, ServerConfig, TlsFiles};
+use fastps_server::{Role, Server, ServerConfig, TlsFiles};
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -253,6 +253,7 @@ fn off_loopback_tls_is_enough() {
     };
     let error = Server::start(&config).unwrap_err();
     assert!(error.to_string().contains("--tls-cert"), "{error}");
-    let server = Server::start(&ServerConfig { tls: ca.mutual(), ..config }).unwrap();
+    let config = ServerConfig { tls: ca.mutual(), certificate_role: Role::Worker, ..config };
+    let server = Server::start(&config).unwrap();
     check(&Client::connect(server.addresses(), options(ca.client())).unwrap(), "w");
 }

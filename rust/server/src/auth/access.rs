@@ -4,6 +4,7 @@ use crate::answers::StreamState;
 use crate::auth::audit::Audit;
 use crate::auth::principal::Principal;
 use crate::auth::rate::Rate;
+use crate::auth::role::Role;
 use crate::auth::token_file::TokenFile;
 use crate::human;
 use fastps_core::error::{Error, Kind, Result};
@@ -39,6 +40,8 @@ pub(crate) struct Known {
 pub(crate) struct Access {
     tokens: Option<Tokens>,
     anybody: Arc<Principal>,
+    /// The holder of a certificate without a role.
+    nameless: Arc<Principal>,
     streams: Mutex<Vec<(Known, Weak<StreamState>)>>,
     refused: AtomicU64,
     log: Rate,
@@ -61,19 +64,24 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Access {
-    /// Reads the token file. Without one, every caller may do everything, unless its certificate names a
-    /// role.
-    pub(crate) fn open(tokens: Option<&Path>, audit: Arc<Audit>) -> Result<Arc<Self>> {
+    /// Reads the token file. Without one, a certificate decides, which has `role` if it names none; and a
+    /// caller without a certificate, where none is asked for, may do everything.
+    pub(crate) fn open(tokens: Option<&Path>, role: Role, audit: Arc<Audit>) -> Result<Arc<Self>> {
         let tokens = tokens.map(Tokens::open).transpose()?;
-        let anybody = Arc::new(Principal::anybody());
+        let (anybody, nameless) = (Arc::new(Principal::anybody()), Arc::new(Principal::nameless(role)));
         let (streams, refused) = (Mutex::default(), AtomicU64::new(0));
         let log = Rate::new(LOG_BURST, LOGS_PER_SECOND);
-        Ok(Arc::new(Self { tokens, anybody, streams, refused, log, audit }))
+        Ok(Arc::new(Self { tokens, anybody, nameless, streams, refused, log, audit }))
     }
 
     /// Returns whether callers must show a token, or a certificate with a role.
     pub(crate) fn asks(&self) -> bool {
         self.tokens.is_some()
+    }
+
+    /// The principal of a certificate without a role; `None`: only a token tells.
+    pub(crate) fn nameless(&self) -> Option<Arc<Principal>> {
+        (!self.asks()).then(|| self.nameless.clone())
     }
 
     /// The caller with these headers, on a connection with this principal in its client's certificate. A
@@ -249,7 +257,7 @@ mod tests {
         };
         let good = format!("alice worker * {}\n", "0".repeat(64));
         write(&good);
-        let access = Access::open(Some(&path), Arc::default()).unwrap();
+        let access = Access::open(Some(&path), Role::Reader, Arc::default()).unwrap();
         let failed = || access.counters()[2].1;
         for (text, expected) in [("alice", 1), ("alice wroker", 2), (&good, 2), ("alice", 3)] {
             write(text);

@@ -36,9 +36,14 @@ impl Principal {
         Self { name: Some(name.into()), role, scope, limits: Limits::default() }
     }
 
-    /// Everybody who reaches a server without tokens, and a certificate without a role.
+    /// Everybody who reaches a server without tokens and client certificates.
     pub(crate) fn anybody() -> Self {
-        Self { name: None, role: Role::Server, scope: Scope::Everything, limits: Limits::default() }
+        Self::nameless(Role::Server)
+    }
+
+    /// A caller without a name.
+    pub(crate) fn nameless(role: Role) -> Self {
+        Self { name: None, role, scope: Scope::Everything, limits: Limits::default() }
     }
 
     /// Fails unless the principal may make a call that needs this role.
@@ -46,13 +51,17 @@ impl Principal {
         if self.role.to_wire() >= needed {
             return Ok(());
         }
-        let error = Error::new(Kind::Denied, "the principal's role does not allow this");
+        let why = match self.name {
+            Some(_) => "the principal's role does not allow this",
+            None => "the certificate names no role, and the server's --certificate-role does not allow this",
+        };
+        let error = Error::new(Kind::Denied, why);
         Err(error.expected(needed.as_str_name(), self.role.to_wire().as_str_name()))
     }
 
     /// The role in the answer to a Hello. Servers without tokens always said admin.
     pub(crate) fn shown_role(&self) -> Role {
-        if self.name.is_some() { self.role } else { Role::Admin }
+        if self.name.is_some() { self.role } else { self.role.min(Role::Admin) }
     }
 }
 

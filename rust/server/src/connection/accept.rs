@@ -2,6 +2,7 @@
 //! `native` for native clients, tonic for all others. A native client is known by its first SETTINGS, which
 //! every HTTP/2 client sends before anything else.
 
+use crate::auth::access::Access;
 use crate::auth::principal::Principal;
 use crate::auth::principal_uri;
 use crate::cluster::node::{Node, Phase};
@@ -141,7 +142,7 @@ impl Opening {
                 socket
             }
         };
-        let certificate = match principal(&io) {
+        let certificate = match principal(&io, &node.access) {
             Ok(certificate) => certificate,
             Err(error) => {
                 node.connections_refused.fetch_add(1, Ordering::Relaxed);
@@ -174,13 +175,13 @@ impl Opening {
     }
 }
 
-/// The principal that the client's certificate names, if it names one.
-pub(crate) fn principal(io: &Socket) -> Result<Option<Arc<Principal>>> {
+/// The principal of the client's certificate, if it shows one that tells.
+pub(crate) fn principal(io: &Socket, access: &Access) -> Result<Option<Arc<Principal>>> {
     let Some([der, ..]) = io.peer_certificates() else { return Ok(None) };
     let uris = Certificate::parse(der)?.uris;
     let mut ours = uris.iter().filter(|uri| uri.starts_with(principal_uri::SCHEME));
     match (ours.next(), ours.next()) {
-        (None, _) => Ok(None),
+        (None, _) => Ok(access.nameless()),
         (Some(uri), None) => principal_uri::parse(uri).map(Arc::new).map(Some),
         (Some(_), Some(_)) => {
             let error = Error::new(Kind::Config, "a client's certificate names two principals");

@@ -1,6 +1,7 @@
 //! The caller of a request to the web listener: its address and its certificate.
 
 use super::site::Site;
+use crate::auth::access::Access;
 use crate::auth::principal::Principal;
 use crate::connection::accept::principal;
 use fastps_core::error::{Error, Kind, Result};
@@ -32,10 +33,10 @@ impl WebCaller {
 
     /// After a handshake in which the server `asks` for a certificate. Fails if that names no valid
     /// principal.
-    pub(super) fn secure(io: &Socket, asks: bool) -> Result<Self> {
+    pub(super) fn secure(io: &Socket, asks: bool, access: &Access) -> Result<Self> {
         let chain = io.peer_certificates().unwrap_or_default().to_vec();
         let lacks_certificate = asks && chain.is_empty();
-        Ok(Self { address: io.peer_address(), certificate: principal(io)?, chain, lacks_certificate })
+        Ok(Self { address: io.peer_address(), certificate: principal(io, access)?, chain, lacks_certificate })
     }
 
     /// Returns whether a request comes without the credentials that the server asks for, as probes of health

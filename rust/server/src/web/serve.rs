@@ -101,7 +101,9 @@ async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(So
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept_web(tcp)).await.ok()? {
         Ok(stream) => {
             let io = Socket::from(stream);
-            let caller = WebCaller::secure(&io, tls.asks).inspect_err(|error| failed(error)).ok()?;
+            let caller = WebCaller::secure(&io, tls.asks, &site.subject.access)
+                .inspect_err(|error| failed(error))
+                .ok()?;
             Some((io, caller))
         }
         Err((error, mut tcp)) => {

@@ -20,8 +20,8 @@ const RETRY_AFTER_MS: u64 = 500;
 const SERVERS_TRUST: &str = "servers trust the CAs of --tls-ca or, without it, those behind their own \
                              certificate in --tls-cert, and check the name of shard 0 in --cluster";
 /// Likely cause when shard 0 does not know the caller.
-const SERVERS_PROVE: &str = "servers with --tokens show a token of role server, in --server-token-file, or a \
-                             certificate of that role";
+const SERVERS_PROVE: &str = "servers show a certificate of role server (fastps certs issue --server) or, with \
+                             --tokens, a token of that role in --server-token-file";
 
 /// Path from a shard to shard 0.
 #[derive(Debug)]
