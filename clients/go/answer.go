@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 // FateKind is the outcome of a slice's push that was in doubt.

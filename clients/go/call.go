@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 // call is a push or pull under way: frames, each of which gets one result.

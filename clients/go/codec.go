@@ -5,7 +5,7 @@ import (
 	"math"
 	"math/bits"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 // Codec encodes the values of a push; the zero value is Float32. The bytes are in section 7 of protos/README.md.

@@ -19,6 +19,14 @@ It speaks plain gRPC, as protos/README.md describes it. A [Client] keeps one str
 in the background, and connects again after a failure. Programs in examples/ are complete: examples/logistic trains
 logistic regression beside a Python worker on the same tensor.
 
+The module's path has no public address yet: a program uses the module from a checkout, by go.work
+
+	go work init . ../fastps/clients/go
+
+or by a line in its go.mod, where CHECKOUT is the checkout:
+
+	replace fastps.example/go => CHECKOUT/clients/go
+
 Where servers ask for tokens, [Options.TokenFile] names the file with one. The client reads it again for each new
 connection.
 

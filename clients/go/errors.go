@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"

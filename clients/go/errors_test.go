@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	rpc "google.golang.org/genproto/googleapis/rpc/status"

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"

@@ -1,4 +1,6 @@
-module fastps/clients/go
+module fastps.example/go
+
+// No public address serves this path yet. CONTRIBUTING.md ("Generated code") says how to change it.
 
 go 1.26.0
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 // Mode says how the workers of a group wait for each other: Free, Bounded or Sync.

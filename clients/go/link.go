@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"

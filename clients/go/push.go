@@ -4,7 +4,7 @@ import (
 	"context"
 	"math"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 // Gradient is one for a whole tensor, or for some of its rows.

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 func TestRowsAreSplitByTheBordersOfSlices(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	pb "fastps/clients/go/fastpsv1"
+	pb "fastps.example/go/fastpsv1"
 )
 
 // sliceLen is the number of float32 elements of a slice.

@@ -15,7 +15,9 @@ import pytest
 from clients.toolchain import GO_FOLDER, MODULE, ROOT, Go, go_environment, program_of_go
 from faults.shards import PATIENT, Shards
 
-PACKAGE = "fastps/clients/go/fastpsv1;fastpsv1"
+#: The module's path stands in go.mod; what imports it must follow.
+PATH = (MODULE / "go.mod").read_text().split()[1]
+PACKAGE = f"{PATH}/fastpsv1;fastpsv1"
 
 
 def test_the_module_is_clean_and_its_tests_pass(go: Go) -> None:
@@ -28,6 +30,10 @@ def test_the_module_is_clean_and_its_tests_pass(go: Go) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     sources = [*MODULE.glob("*.go"), *MODULE.glob("internal/**/*.go"), *MODULE.glob("examples/**/*.go")]
     assert unformatted(*sources) == ""
+
+
+def test_the_module_may_be_served_from_anywhere() -> None:
+    assert "." in PATH.partition("/")[0], "paths without a dot there are those of Go's own library"
 
 
 def unformatted(*sources: Path) -> str:
@@ -49,7 +55,7 @@ def test_the_generated_code_is_that_of_the_protos(go: Go, tmp_path: Path) -> Non
     into = MODULE if os.environ.get("FASTPS_REGENERATE") else tmp_path
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
     for plugin in ("go", "go-grpc"):
-        command += [f"--{plugin}_out={into}", f"--{plugin}_opt=module=fastps/clients/go"]
+        command += [f"--{plugin}_out={into}", f"--{plugin}_opt=module={PATH}"]
         command += [f"--{plugin}_opt=Mfastps/v1/fastps.proto={PACKAGE}"]
     environment = os.environ | {"PATH": f"{bins}:{os.environ['PATH']}"}
     subprocess.run([*command, "fastps/v1/fastps.proto"], env=environment, check=True)
@@ -87,7 +93,7 @@ def test_the_guide_leads_to_a_training_loop(go: Go, clusters: Callable[..., Shar
     guide = (ROOT / "docs/how-to/other-languages.md").read_text()
     section = guide.partition("## From nothing to a training loop in Go\n")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```go\n(.*?)```", section, re.DOTALL)
-    begin, start = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    begin, start, replace = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     (tmp_path / "fastps/clients").mkdir(parents=True)
     (tmp_path / "fastps/clients/go").symlink_to(MODULE)
     run_shell(begin, tmp_path)
@@ -97,6 +103,8 @@ def test_the_guide_leads_to_a_training_loop(go: Go, clusters: Callable[..., Shar
     )
     assert printed == start.partition("# ")[2]
     assert unformatted(tmp_path / "training/main.go") == ""
+    (tmp_path / "training/go.work").unlink()
+    run_shell(f"{replace}go build .", tmp_path / "training")
 
 
 def run_shell(script: str, folder: Path) -> str:

@@ -19,7 +19,7 @@ import (
 	"strings"
 	"time"
 
-	fastps "fastps/clients/go"
+	fastps "fastps.example/go"
 )
 
 const features = 124 // the first is always 1

@@ -15,7 +15,7 @@ import (
 	"runtime"
 	"time"
 
-	fastps "fastps/clients/go"
+	fastps "fastps.example/go"
 )
 
 // floats are float32 values, little-endian, in base64.

@@ -15,8 +15,8 @@ import (
 	"slices"
 	"time"
 
-	fastps "fastps/clients/go"
-	pb "fastps/clients/go/fastpsv1"
+	fastps "fastps.example/go"
+	pb "fastps.example/go/fastpsv1"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
