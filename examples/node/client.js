@@ -163,6 +163,8 @@ class Client {
 }
 
 async function main(address, length = 600_000) {
+  // gRPC would take another port.
+  if (!/^[^/@]+:[0-9]+$/.test(address)) throw new Error('invalid address: expected host:port');
   const client = await Client.connect(address);
   const sgd = {name: 'sgd', settings: {lr: 0.5}};
   const tensor = await client.register('node', new Float32Array(length), sgd);
@@ -173,7 +175,10 @@ async function main(address, length = 600_000) {
   await client.close();
 }
 
-main(process.argv[2] ?? '127.0.0.1:7070').catch((error) => {
-  console.error(error);
+const address = process.argv[2] ?? '127.0.0.1:7070';
+main(address).catch((error) => {
+  // How HTTP/2 says that a server wants TLS.
+  const hint = /Protocol not secure enough/.test(error.message) ? '; this port speaks TLS, and this example does not' : '';
+  console.error(`${address}: ${error.message}${hint}`);
   process.exitCode = 1;
 });

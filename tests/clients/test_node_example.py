@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,17 +39,29 @@ def modules() -> Path:
     return MODULES / "node_modules"
 
 
+def node(address: str) -> subprocess.CompletedProcess[str]:
+    """Runs the example."""
+    environment = os.environ | {"NODE_PATH": str(modules())}
+    command = ["node", str(EXAMPLE / "client.js"), address]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENT)
+
+
 def test_the_client_in_node_trains(clusters: Callable[..., Shards]) -> None:
-    found = modules()
     addresses = clusters().addresses
-    done = subprocess.run(
-        ["node", str(EXAMPLE / "client.js"), addresses[1]],
-        env=os.environ | {"NODE_PATH": str(found)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENT,
-    )
+    done = node(addresses[1])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"versions": ["11"] * 3, "first": -5, "last": -5, "length": 600_000}
     with fastps.connect(addresses[0]) as ps:
         assert (ps.pull("node") == -5).all()
+
+
+def test_the_client_in_node_says_what_is_wrong_with_an_address(
+    clusters: Callable[..., Shards], ca: Any
+) -> None:
+    options = [f"--{name.replace('_', '-')}={file}" for name, file in ca.server.items()]
+    secure = clusters(*options, "--insecure", shards=1).addresses[0]
+    for address, words in ((secure, "speaks TLS"), ("localhost", "host:port"), (f"http://{secure}", "host:port")):
+        done = node(address)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
+        assert done.stderr.startswith(f"{address}: "), done
+        assert words in done.stderr, done
