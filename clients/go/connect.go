@@ -1,6 +1,7 @@
 package fastps
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"crypto/rand"
@@ -8,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -33,7 +35,7 @@ const (
 
 // Options are those of a client; the zero value connects in plain text.
 type Options struct {
-	// Name is shown in the server's logs and statistics.
+	// Name is shown in the server's logs and statistics. Default: "pid N".
 	Name string
 	// TLS is the configuration of the connections; nil: plain text. See [TLSFiles].
 	TLS *tls.Config
@@ -44,6 +46,10 @@ type Options struct {
 	Timeout time.Duration
 	// Logged asks for receipts of what is in the server's log on disk. The server needs a data directory.
 	Logged bool
+	// DialOptions are added to those of each connection, and come last: interceptors, a dialer, other credentials.
+	DialOptions []grpc.DialOption
+	// Logger is told when connections and sessions begin, and why they end; nil: nobody is.
+	Logger *slog.Logger
 }
 
 // TLSFiles reads the certificate of the servers' authority, and the client's own certificate with its key, which are
@@ -95,6 +101,12 @@ func Connect(ctx context.Context, addresses []string, options Options) (*Client,
 	if options.Timeout <= 0 {
 		options.Timeout = 30 * time.Second
 	}
+	if options.Name == "" {
+		options.Name = fmt.Sprintf("pid %d", os.Getpid())
+	}
+	if options.Logger == nil {
+		options.Logger = slog.New(slog.DiscardHandler)
+	}
 	if len(addresses) == 0 {
 		return nil, newError(Config, "no address to connect to").expected("host:port or unix:///path", "nothing")
 	}
@@ -136,6 +148,11 @@ func (c *Client) meetAll(ctx context.Context, addresses []string) error {
 	for waiting := slices.Clone(addresses); len(waiting) > 0; {
 		var answer *pb.HelloResponse
 		for _, address := range waiting {
+			if refusal := cmp.Or(checkAddress(address), c.token.check(address, c.options.TLS != nil)); refusal != nil {
+				return refusal
+			}
+		}
+		for _, address := range waiting {
 			met, err := c.meet(ctx, address)
 			if err != nil {
 				return err
@@ -157,10 +174,7 @@ func (c *Client) meetAll(ctx context.Context, addresses []string) error {
 
 // meet says hello to an address, again while nothing answers there, until the deadline.
 func (c *Client) meet(ctx context.Context, address string) (*pb.HelloResponse, error) {
-	if err := c.token.check(address, c.options.TLS != nil); err != nil {
-		return nil, err
-	}
-	conn, err := dial(address, c.options.TLS, c.token)
+	conn, watch, err := c.dial(address)
 	if err != nil {
 		return nil, newError(Config, "%s is no address: %v", address, err)
 	}
@@ -168,8 +182,17 @@ func (c *Client) meet(ctx context.Context, address string) (*pb.HelloResponse, e
 		data: pb.NewDataClient(conn), wake: make(chan struct{}, 1), unsent: list.New(), sent: map[uint64]*frame{},
 		paused: map[*frame]bool{}, known: map[uint64]*known{}, toAsk: map[uint64]bool{}, incarnation: random()}
 	l.checksums = c.options.TLS == nil && !isLocal(address)
+	told := false
 	answer, refusal := again(ctx, address, func(ctx context.Context) (*pb.HelloResponse, *Error) {
-		return hello(ctx, l.control, c, l.incarnation, false)
+		answer, err := hello(ctx, l.control, c, l.incarnation, false)
+		if err != nil && (err.Kind == Connection || err.Kind == Internal) {
+			err = cmp.Or(watch.refusal.Load(), err)
+		}
+		if err != nil && err.passes() && !told {
+			told = true
+			c.options.Logger.Info("waiting for the server", "address", address, "error", err)
+		}
+		return answer, err
 	})
 	if refusal == nil {
 		refusal = c.add(l, answer)
@@ -221,15 +244,16 @@ func isLocal(address string) bool {
 	return strings.HasPrefix(address, "unix:") || err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-func dial(address string, config *tls.Config, token *bearer) (*grpc.ClientConn, error) {
+func (c *Client) dial(address string) (*grpc.ClientConn, *watch, error) {
 	target, transport := "passthrough:///"+address, insecure.NewCredentials()
 	if strings.HasPrefix(address, "unix:") {
 		target = address
-	} else if config != nil {
-		transport = credentials.NewTLS(config)
+	} else if c.options.TLS != nil {
+		transport = credentials.NewTLS(c.options.TLS)
 	}
+	watch := &watch{TransportCredentials: transport}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(transport),
+		grpc.WithTransportCredentials(watch),
 		grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: firstPause, Multiplier: 2, Jitter: .3, MaxDelay: longestPause},
@@ -239,10 +263,11 @@ func dial(address string, config *tls.Config, token *bearer) (*grpc.ClientConn, 
 		grpc.WithInitialWindowSize(2 << 20), grpc.WithInitialConnWindowSize(4 << 20),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 	}
-	if token != nil {
-		options = append(options, grpc.WithPerRPCCredentials(token))
+	if c.token != nil {
+		options = append(options, grpc.WithPerRPCCredentials(c.token))
 	}
-	return grpc.NewClient(target, options...)
+	conn, err := grpc.NewClient(target, append(options, c.options.DialOptions...)...)
+	return conn, watch, err
 }
 
 // hello opens or renews a session, without retries.
@@ -274,7 +299,7 @@ func again[T any](ctx context.Context, address string, call func(context.Context
 		if ctx.Err() != nil {
 			return answer, ended(ctx, address, last)
 		}
-		if !err.passes() || strings.Contains(err.Message, "handshake failed") {
+		if !err.passes() {
 			return answer, err
 		}
 		last = err
@@ -357,6 +382,7 @@ func (c *Client) fence(why *Error) *Error {
 	if c.end == nil {
 		c.end = why
 		c.cancel()
+		c.options.Logger.Error("the client has ended", "error", why)
 	}
 	return c.end
 }

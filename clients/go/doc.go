@@ -36,7 +36,10 @@ Every call ends with its context, or after [Options.Timeout] if that has no dead
 answer is missing is sent again under its identity, which servers apply once. After that it is never sent again: the
 error is a [PartialPush] with one [Doubt] per slice, whose outcome the client finds out in the background.
 
-Errors are [Error] values with a [Kind]; use [errors.As]:
+[Connect] waits for servers that are not there yet. Where no retry can help (an address that is none, a web server, plain
+text or TLS where the server has the other, a certificate of another name) it fails at once.
+
+Errors are [Error] values with a [Kind], and have a code of gRPC ([status.Code]); use [errors.As]:
 
 	var refused *fastps.Error
 	if errors.As(err, &refused) && refused.Kind == fastps.StalePush {
@@ -45,5 +48,6 @@ Errors are [Error] values with a [Kind]; use [errors.As]:
 
 A VersionsLost error is raised once, by the next call, after a server restarted without changes that it had
 acknowledged. A Fenced error ends the client: the tensors are gone.
+[status.Code]: https://pkg.go.dev/google.golang.org/grpc/status#Code
 */
 package fastps

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,9 +41,13 @@ const (
 	VersionsLost    Kind = "versions_lost"
 )
 
-// The kinds that a server sends.
-var kinds = []Kind{UnknownTensor, Shape, DType, NonFinite, Frame, Config, Precondition, Capacity, StaleEpoch, StalePush, Lease,
-	Fenced, UnknownOutcome, Unauthenticated, Denied, Unavailable, Deadline, Internal}
+// The kinds that a server sends, with their codes.
+var kinds = map[Kind]codes.Code{UnknownTensor: codes.NotFound, Shape: codes.InvalidArgument, DType: codes.InvalidArgument,
+	NonFinite: codes.InvalidArgument, Frame: codes.InvalidArgument, Config: codes.InvalidArgument,
+	Precondition: codes.FailedPrecondition, Capacity: codes.ResourceExhausted, StaleEpoch: codes.FailedPrecondition,
+	StalePush: codes.Aborted, Lease: codes.FailedPrecondition, Fenced: codes.Aborted, UnknownOutcome: codes.DataLoss,
+	Unauthenticated: codes.Unauthenticated, Denied: codes.PermissionDenied, Unavailable: codes.Unavailable,
+	Deadline: codes.DeadlineExceeded, Internal: codes.Internal}
 
 // Error is every error of this package except [PartialPush], which wraps one. Get it with [errors.As].
 type Error struct {
@@ -105,6 +108,22 @@ func (e *Error) Error() string {
 // Unwrap returns the context's error if the call ended with its context.
 func (e *Error) Unwrap() error { return e.cause }
 
+// GRPCStatus gives the error a code of gRPC, for [status.FromError] and [status.Code].
+func (e *Error) GRPCStatus() *status.Status {
+	code, ok := kinds[e.Kind]
+	switch {
+	case errors.Is(e.cause, context.Canceled) || e.Kind == Closed:
+		code = codes.Canceled
+	case e.cause != nil:
+		code = codes.DeadlineExceeded
+	case e.Kind == VersionsLost:
+		code = codes.DataLoss
+	case !ok: // Connection
+		code = codes.Unavailable
+	}
+	return status.New(code, e.Error())
+}
+
 func newError(kind Kind, format string, args ...any) *Error {
 	return &Error{Kind: kind, Message: fmt.Sprintf(format, args...), Shard: -1, RetryAfter: -1}
 }
@@ -128,7 +147,7 @@ func (e *Error) of(tensor string, shard int) *Error {
 
 func fromRefusal(refusal *pb.Refusal) *Error {
 	kind := Kind(refusal.GetKind())
-	if !slices.Contains(kinds, kind) {
+	if _, ok := kinds[kind]; !ok {
 		kind = Internal
 	}
 	e := newError(kind, "%s", refusal.GetMessage())
@@ -152,8 +171,10 @@ func fromStatus(err error) *Error {
 	}
 	kind := Internal
 	switch known.Code() {
-	case codes.Unavailable, codes.Canceled, codes.Unimplemented, codes.Unknown:
+	case codes.Unavailable, codes.Canceled, codes.Unknown:
 		kind = Connection
+	case codes.Unimplemented:
+		return newError(Precondition, "Operation is not implemented or not supported: %s", known.Message())
 	case codes.DeadlineExceeded:
 		kind = Deadline
 	case codes.Unauthenticated:

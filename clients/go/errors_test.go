@@ -89,6 +89,9 @@ func TestEveryRefusalIsRead(t *testing.T) {
 		if e.Error() != want.Error() || e.Kind != want.Kind || e.RetryAfter != want.RetryAfter {
 			t.Errorf("read %+v, not %+v", e, want)
 		}
+		if status.Code(e) != code {
+			t.Errorf("the code of %v is %v, not %v", e, status.Code(e), code)
+		}
 		if e.Error() != c.Message && e.RetryAfter < 0 {
 			t.Errorf("the text is %q, not %q", e, c.Message)
 		}
@@ -102,6 +105,19 @@ func TestErrorsAreFoundByTheirTypes(t *testing.T) {
 	var e *Error
 	if !errors.As(err, &e) || e.Kind != Deadline || !errors.Is(err, context.Canceled) {
 		t.Errorf("%v is neither", err)
+	}
+	for _, c := range []struct {
+		err  error
+		code codes.Code
+	}{
+		{err, codes.Canceled},
+		{errClosed(), codes.Canceled},
+		{newError(Connection, "gone"), codes.Unavailable},
+		{newError(VersionsLost, "lost"), codes.DataLoss},
+	} {
+		if read, ok := status.FromError(c.err); !ok || read.Code() != c.code || read.Message() != c.err.Error() {
+			t.Errorf("the status of %v is %v", c.err, read)
+		}
 	}
 	if fromRefusal(nil).Kind != Internal || fromRefusal(&pb.Refusal{Kind: "tomorrow"}).Kind != Internal {
 		t.Error("an unknown kind is internal")

@@ -209,6 +209,9 @@ func (l *link) drive(ctx context.Context) {
 		begun := time.Now()
 		err := l.session(ctx)
 		l.mu.Lock()
+		if l.end != nil && ctx.Err() == nil {
+			l.client.options.Logger.Warn("the connection has ended", "shard", l.shard, "address", l.address, "error", err)
+		}
 		l.end, l.lastError = nil, asError(err)
 		drained := l.drained()
 		l.mu.Unlock()
@@ -289,6 +292,7 @@ func (l *link) open(ctx context.Context) error {
 			return err
 		}
 	}
+	l.client.options.Logger.Warn("the server has forgotten this client, which begins a new session", "shard", l.shard)
 	l.renew()
 	if err := l.hello(ctx, false); err != nil {
 		return err
@@ -347,6 +351,7 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 func (l *link) begin(end context.CancelCauseFunc) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.client.options.Logger.Info("connected", "shard", l.shard, "address", l.address)
 	l.end, l.lastError = end, nil
 	frames := l.openFrames()
 	clear(l.sent)

@@ -118,8 +118,25 @@ func (c *Client) lookUp(ctx context.Context, names []string) ([]*entry, uint64, 
 	}
 }
 
-// fetch gets these tensors of the map; without names, all.
+// fetch keeps these tensors of the map; without names, all.
 func (c *Client) fetch(ctx context.Context, names []string) error {
+	for {
+		asked := names[:min(len(names), maxNames)]
+		err := c.listed(ctx, asked, func(listed *pb.MapEntry) *Error {
+			e, err := newEntry(listed.Spec, listed.Placement, len(c.links))
+			if err == nil {
+				c.keep(e)
+			}
+			return err
+		})
+		if names = names[len(asked):]; err != nil || len(names) == 0 {
+			return err
+		}
+	}
+}
+
+// listed hands tensors of the map to take, in the order of their names; without names, all.
+func (c *Client) listed(ctx context.Context, names []string, take func(*pb.MapEntry) *Error) error {
 	after := ""
 	for {
 		page, refusal := unary(ctx, c.links[0], c.links[0].control.GetMap, func(uint64) *pb.GetMapRequest {
@@ -129,11 +146,9 @@ func (c *Client) fetch(ctx context.Context, names []string) error {
 			return refusal
 		}
 		for _, listed := range page.Entries {
-			e, err := newEntry(listed.Spec, listed.Placement, len(c.links))
-			if err != nil {
+			if err := take(listed); err != nil {
 				return err
 			}
-			c.keep(e)
 		}
 		c.mu.Lock()
 		c.epoch = page.Epoch
@@ -161,6 +176,7 @@ func (c *Client) forgetMap() {
 }
 
 const (
+	maxNames         = 1024 // of a request, whose size is limited
 	renewReservation = 5 * time.Second
 	slicesInFlight   = 16
 )
@@ -309,14 +325,100 @@ func (c *Client) drop(e *entry) {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTime)
 	defer cancel()
 	for shard, l := range c.links {
-		request := &pb.DropRequest{}
-		for k, at := range e.shards {
-			if at == shard || shard == 0 {
-				request.Slices = append(request.Slices, e.ids[k])
-			}
+		request := e.dropOn(shard)
+		if shard == 0 {
+			request.Slices = e.ids
 		}
 		if len(request.Slices) > 0 {
 			_, _ = l.control.Drop(l.metadata(ctx), request)
 		}
 	}
+}
+
+// Names lists all tensors, sorted.
+func (c *Client) Names(ctx context.Context) ([]string, error) {
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	var names []string
+	err = c.listed(ctx, nil, func(listed *pb.MapEntry) *Error {
+		names = append(names, listed.Spec.GetName())
+		return nil
+	})
+	return names, err
+}
+
+// Unregister removes a tensor. If its name is not registered the error is UnknownTensor.
+func (c *Client) Unregister(ctx context.Context, name string) error {
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	found, _, err := c.lookUp(ctx, []string{name})
+	if err != nil {
+		return err
+	}
+	removed := found[0]
+	answer, refusal := unary(ctx, c.links[0], c.links[0].control.Unregister, func(uint64) *pb.UnregisterRequest {
+		return &pb.UnregisterRequest{Name: name}
+	})
+	// It may be gone by an attempt of this call whose answer was lost, and its slices still there.
+	if refusal != nil && refusal.Kind != UnknownTensor {
+		return refusal.of(name, 0)
+	}
+	if refusal == nil {
+		placed, err := newEntry(removed.spec, answer.Placement, len(c.links))
+		if err != nil {
+			return err
+		}
+		removed = placed
+	}
+	for shard, l := range c.links {
+		if request := removed.dropOn(shard); len(request.Slices) > 0 {
+			_, err := unary(ctx, l, l.control.Drop, func(uint64) *pb.DropRequest { return request })
+			if err != nil {
+				return err.of(name, shard)
+			}
+		}
+	}
+	// Kept until now, so that a failed call may be repeated.
+	c.mu.Lock()
+	delete(c.tensors, name)
+	c.mu.Unlock()
+	if refusal != nil {
+		return refusal.of(name, 0)
+	}
+	return nil
+}
+
+// dropOn names the slices on a shard.
+func (e *entry) dropOn(shard int) *pb.DropRequest {
+	request := &pb.DropRequest{}
+	for k, at := range e.shards {
+		if at == shard {
+			request.Slices = append(request.Slices, e.ids[k])
+		}
+	}
+	return request
+}
+
+// Stats asks each shard for its counters (docs/reference/servers.md), sessions and groups.
+func (c *Client) Stats(ctx context.Context) ([]*pb.StatsResponse, error) {
+	ctx, cancel, err := c.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	stats := make([]*pb.StatsResponse, len(c.links))
+	for shard, l := range c.links {
+		answer, err := unary(ctx, l, l.control.Stats, func(uint64) *pb.StatsRequest { return &pb.StatsRequest{} })
+		if err != nil {
+			return nil, err
+		}
+		stats[shard] = answer
+	}
+	return stats, nil
 }

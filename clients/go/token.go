@@ -86,6 +86,9 @@ func (b *bearer) GetRequestMetadata(context.Context, ...string) (map[string]stri
 func (b *bearer) RequireTransportSecurity() bool { return false }
 
 func readToken(file string) (string, *Error) {
+	if strings.HasPrefix(strings.TrimSpace(file), tokenPrefix) {
+		return "", newError(Config, "Options.TokenFile is a token").expected("the name of a file with the token", "a token")
+	}
 	text, err := readPrivate(file)
 	if err != nil {
 		return "", err

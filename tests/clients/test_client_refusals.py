@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,7 @@ def test_refusals_of_a_server(cluster: Shards, drivers: Callable[..., Driver], n
 
     def check(error: dict[str, Any], kind: str, **fields: Any) -> None:
         assert error["kind"] == kind, error
+        assert error["code"] not in ("Unknown", "OK"), error
         assert error["tensor"] == name, error
         assert {field: error[field] for field in fields} == fields, error
 
@@ -107,6 +111,74 @@ def test_arguments_are_checked_before_anything_is_sent(
         assert op == "close" or answer["error"]["kind"] == "closed"
 
 
+class Stranger(socketserver.StreamRequestHandler):
+    """Answers whatever comes by the server's `answer`."""
+
+    def handle(self) -> None:
+        self.request.recv(1 << 16)
+        self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def stranger(answer: bytes) -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Stranger) as server:
+        server.answer = answer  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_connections_that_cannot_be_fail_at_once_with_the_words_of_python(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver], ca: Any
+) -> None:
+    files = ca.issue("server", "localhost", "127.0.0.1") | ca.trust
+    options = [f"--{name.replace('_', '-')}={file}" for name, file in files.items()]
+    (secure,), (plain,) = clusters(*options, shards=1).addresses, clusters(shards=1).addresses
+    wrong, own = ca.issue("other", "other")["tls_cert"], ca.client
+    go = {"ca": ca.file, "cert": own["tls_cert"], "key": own["tls_key"]}
+    driver = drivers([secure], connected=False)
+    with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web, stranger(b"SSH-2.0-x\r\n") as banner:
+        cases: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
+            (secure, {}, {}, "denied"),
+            (plain, go, own, "denied"),
+            (secure, go | {"name": "other"}, own | {"tls_server_name": "other"}, "denied"),
+            (secure, go | {"ca": wrong}, own | {"tls_ca": wrong}, "denied"),
+            (web, {}, {}, "config"),
+            (banner, {}, {}, "config"),
+            (banner, go, own, "denied"),
+            *(
+                (address, {}, {}, "config")
+                for address in (
+                    "localhost",
+                    f"http://{plain}",
+                    f"dns:///{plain}",
+                    "localhost:",
+                    "localhost:0",
+                    "localhost:65536",
+                    "localhost:http",
+                    "me@localhost:70",
+                    "localhost:70/x",
+                    "::1",
+                    "unix:x",
+                    "unix://x",
+                )
+            ),
+        ]
+        for address, tls, settings, kind in cases:
+            error = driver.refused("connect", addresses=[address], tls=tls or None)
+            with pytest.raises(fastps.FastpsError) as native:
+                fastps.connect(address, **settings)
+            # A setting has the name that it has in the language.
+            same = str(native.value).partition(": expected tls_ca")[0].replace("tls_ca", "Options.TLS")
+            assert (error["kind"], error["deadline"]) == (kind, False), error
+            assert error["message"].startswith(same), (error, same)
+    refused = driver.connect(tls={"ca": ca.file})["error"]
+    assert (refused["kind"], "asks for a client's certificate" in refused["message"]) == ("denied", True)
+    for fields in ({"addresses": ["fps_secret"]}, {"token": "fps_secret"}):
+        error = driver.refused("connect", **{"addresses": [plain]} | fields)
+        assert (error["kind"], "secret" in str(error)) == ("config", False), error
+
+
 def test_connections_that_cannot_be_are_typed_errors(
     clusters: Callable[..., Shards], drivers: Callable[..., Driver], ca: Any
 ) -> None:
@@ -122,7 +194,7 @@ def test_connections_that_cannot_be_are_typed_errors(
     }
     for case, fields in cases.items():
         error = driver.connect(**fields, timeout_ms=1000)["error"]
-        assert error["kind"] in ("connection", "deadline"), (case, error)
+        assert error["kind"] == "denied", (case, error)
         assert cluster.addresses[0] in error["message"], (case, error)
     assert driver.connect(tls={"ca": "/nowhere"})["error"]["kind"] == "config"
     assert driver.ask("connect", addresses=[])["error"]["kind"] == "config"

@@ -110,3 +110,26 @@ def test_push_pull_rows_and_settings_are_those_of_the_native_client(
         ps.push("go", dense)
         based = driver.do("push", gradients=[{"tensor": "go", "values": packed(dense)}], based_on="v")
         assert based["receipts"]["go"]["Staleness"] == 1
+
+
+def test_tensors_are_listed_counted_and_removed(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver]
+) -> None:
+    cluster = clusters()
+    driver = drivers(cluster.addresses)
+    for name in ("b", "a"):
+        driver.register(name, np.zeros(600_000))
+    assert driver.do("names")["names"] == ["a", "b"]
+    with fastps.connect(",".join(cluster.addresses)) as ps:
+        used = [shard["counters"]["memory_used"] for shard in ps.stats()["shards"]]
+        shards = driver.do("stats")["shards"]
+        assert [shard.get("shard", 0) for shard in shards] == [0, 1]
+        assert f"pid {driver.process.pid}" in {session["name"] for session in shards[0]["sessions"]}
+        assert shards[1]["counters"]["memory_used"] > 0
+        driver.do("unregister", tensors=["a"])
+        assert ps.names() == driver.do("names")["names"] == ["b"]
+        left = [shard["counters"]["memory_used"] for shard in ps.stats()["shards"]]
+        assert all(now < before for now, before in zip(left, used, strict=True)), (used, left)
+    for op in ("unregister", "pull"):
+        error = driver.refused(op, tensors=["a"])
+        assert (error["kind"], error["code"], error["tensor"]) == ("unknown_tensor", "NotFound", "a"), error

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	fastps "fastps.example/go"
+
+	"google.golang.org/grpc/status"
 )
 
 // floats are float32 values, little-endian, in base64.
@@ -61,6 +63,7 @@ type command struct {
 		CA   string `json:"ca"`
 		Cert string `json:"cert"`
 		Key  string `json:"key"`
+		Name string `json:"name"`
 	} `json:"tls"`
 	Tensor struct {
 		Name      string             `json:"name"`
@@ -127,7 +130,8 @@ func main() {
 
 // describe gives the fields of an error.
 func (d *driver) describe(err error) answer {
-	fields := answer{"message": err.Error(), "deadline": errors.Is(err, context.DeadlineExceeded)}
+	fields := answer{"message": err.Error(), "deadline": errors.Is(err, context.DeadlineExceeded),
+		"code": status.Code(err).String()}
 	var e *fastps.Error
 	if errors.As(err, &e) {
 		fields["kind"], fields["text"], fields["tensor"], fields["shard"] = e.Kind, e.Message, e.Tensor, e.Shard
@@ -201,6 +205,14 @@ func (d *driver) run(c command) (answer, error) {
 	case "versions":
 		versions, err := client.Versions(ctx, c.Tensors...)
 		return d.pulled(c, &fastps.Pulled{Versions: versions}, err), err
+	case "names":
+		names, err := client.Names(ctx)
+		return answer{"names": names}, err
+	case "unregister":
+		return nil, client.Unregister(ctx, c.Tensors[0])
+	case "stats":
+		stats, err := client.Stats(ctx)
+		return answer{"shards": stats}, err
 	case "join":
 		modes := map[string]fastps.Mode{"free": fastps.Free{}, "bounded": fastps.Bounded{Staleness: c.Staleness},
 			"sync": fastps.Sync{Workers: c.Workers}}
@@ -229,6 +241,9 @@ func (c command) connectOptions() (options fastps.Options, err error) {
 	options = fastps.Options{Name: c.Name, Logged: c.Logged, TokenFile: c.Token}
 	if c.TLS != nil {
 		options.TLS, err = fastps.TLSFiles(c.TLS.CA, c.TLS.Cert, c.TLS.Key)
+		if err == nil {
+			options.TLS.ServerName = c.TLS.Name
+		}
 	}
 	return options, err
 }
