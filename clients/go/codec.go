@@ -44,6 +44,18 @@ func (c Codec) number() pb.PayloadCodec {
 	return c.id
 }
 
+func (c Codec) name() string {
+	switch c.number() {
+	case pb.PayloadCodec_CODEC_BFLOAT16:
+		return "BFloat16"
+	case pb.PayloadCodec_CODEC_INT8:
+		return "Int8"
+	case pb.PayloadCodec_CODEC_ONEBIT:
+		return "OneBit"
+	}
+	return "Float32"
+}
+
 func (c Codec) bodyLen(n int) int {
 	switch c.number() {
 	case pb.PayloadCodec_CODEC_BFLOAT16:

@@ -79,6 +79,7 @@ type Client struct {
 	options Options
 	secret  []byte
 	token   *bearer
+	worker  *worker
 	links   []*link
 	cancel  context.CancelFunc
 	done    <-chan struct{}
@@ -118,7 +119,7 @@ func Connect(ctx context.Context, addresses []string, options Options) (*Client,
 	defer cancel()
 	running, stop := context.WithCancel(context.Background())
 	c := &Client{options: options, secret: make([]byte, 16), token: token, cancel: stop, done: running.Done(),
-		tensors: map[string]*entry{}, places: map[string]*place{}}
+		worker: newWorker(), tensors: map[string]*entry{}, places: map[string]*place{}}
 	if _, err := rand.Read(c.secret); err != nil {
 		return nil, newError(Internal, "no random numbers: %v", err)
 	}
@@ -184,7 +185,7 @@ func (c *Client) meet(ctx context.Context, address string) (*pb.HelloResponse, e
 	l.checksums = c.options.TLS == nil && !isLocal(address)
 	told := false
 	answer, refusal := again(ctx, address, func(ctx context.Context) (*pb.HelloResponse, *Error) {
-		answer, err := hello(ctx, l.control, c, l.incarnation, false)
+		answer, err := hello(ctx, l.control, c, l.incarnation, false, nil)
 		if err != nil && (err.Kind == Connection || err.Kind == Internal) {
 			err = cmp.Or(watch.refusal.Load(), err)
 		}
@@ -271,9 +272,10 @@ func (c *Client) dial(address string) (*grpc.ClientConn, *watch, error) {
 }
 
 // hello opens or renews a session, without retries.
-func hello(ctx context.Context, control pb.ControlClient, c *Client, client uint64, renew bool) (*pb.HelloResponse, *Error) {
+func hello(ctx context.Context, control pb.ControlClient, c *Client, client uint64, renew bool,
+	report *pb.WorkerReport) (*pb.HelloResponse, *Error) {
 	request := &pb.HelloRequest{ProtocolMinor: protocolMinor, Client: client, Name: c.options.Name, Renew: renew,
-		Secret: c.secret, Ack: pb.Ack_ACK_APPLIED}
+		Secret: c.secret, Ack: pb.Ack_ACK_APPLIED, Report: report}
 	if c.options.Logged {
 		request.Ack = pb.Ack_ACK_LOGGED
 	}
@@ -359,7 +361,11 @@ func (c *Client) begin(ctx context.Context) (context.Context, context.CancelFunc
 		return nil, nil, err
 	}
 	ctx, cancel := c.options.limit(ctx)
-	return ctx, cancel, nil
+	begun := time.Now()
+	return ctx, func() {
+		cancel()
+		c.worker.wait(time.Since(begun))
+	}, nil
 }
 
 func (c *Client) check() *Error {

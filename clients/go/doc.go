@@ -27,6 +27,9 @@ or by a line in its go.mod, where CHECKOUT is the checkout:
 
 	replace fastps.example/go => CHECKOUT/clients/go
 
+A client that pushes gradients or joins a group is a worker, and reports its steps to shard 0, which "fastps status" and
+metrics show: a step is an [Client.Advance], or else a push.
+
 Where servers ask for tokens, [Options.TokenFile] names the file with one. The client reads it again for each new
 connection.
 

@@ -92,6 +92,7 @@ func (c *Client) Join(ctx context.Context, wanted Place) error {
 			p.clock, p.acknowledged = clock, clock
 		}
 	}
+	c.worker.joined(wanted)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.places[wanted.Group] = p
@@ -233,6 +234,7 @@ func (c *Client) Advance(ctx context.Context, group string, steps uint64) error 
 	c.mu.Lock()
 	p.clock += steps
 	c.mu.Unlock()
+	c.worker.advance(group, steps)
 	l := c.links[0]
 	var behind []string
 	for {
@@ -290,6 +292,7 @@ func (c *Client) Leave(ctx context.Context, group string) error {
 	delete(c.places, group)
 	c.mu.Unlock()
 	if p != nil {
+		c.worker.joined(Place{})
 		for _, l := range p.concerned(c.links) {
 			c.leaveOne(ctx, l, p.group)
 		}

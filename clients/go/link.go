@@ -305,7 +305,11 @@ func (l *link) hello(ctx context.Context, renew bool) *Error {
 	l.mu.Lock()
 	client := l.incarnation
 	l.mu.Unlock()
-	answer, err := hello(l.metadata(ctx), l.control, l.client, client, renew)
+	var report *pb.WorkerReport
+	if l.shard == 0 {
+		report = l.client.worker.report()
+	}
+	answer, err := hello(l.metadata(ctx), l.control, l.client, client, renew, report)
 	if err != nil {
 		if err.Kind == Fenced {
 			l.client.fence(err.of("", l.shard))
@@ -416,14 +420,24 @@ func (l *link) receive(stream pb.Data_ExchangeClient) error {
 	}
 }
 
-// heartbeat keeps the lease.
+// heartbeat keeps the lease, and reports the worker.
 func (l *link) heartbeat(ctx context.Context) error {
+	interval := l.lease / 3
+	due := time.Now().Add(interval)
 	for missed := 0; ; {
-		wait(ctx, l.lease/3)
+		pause := time.Until(due)
+		if l.shard == 0 {
+			pause = min(pause, reportInterval)
+		}
+		wait(ctx, pause)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		within, cancel := context.WithTimeout(ctx, l.lease/3)
+		if time.Now().Before(due) && (l.shard != 0 || !l.client.worker.hasNews()) {
+			continue
+		}
+		due = time.Now().Add(interval)
+		within, cancel := context.WithTimeout(ctx, interval)
 		err := l.hello(within, true)
 		late := within.Err() != nil
 		cancel()

@@ -25,6 +25,8 @@ type PushOptions struct {
 	// LR replaces the optimizer's learning rate for this push; Scale is a factor on the gradients.
 	LR    *float64
 	Scale *float32
+	// Loss of the step, which fastps status and metrics show.
+	Loss *float64
 }
 
 // Pulled are values and their versions.
@@ -47,12 +49,15 @@ func (c *Client) PushPull(ctx context.Context, gradients []Gradient, options Pus
 	return pulled, receipts, err
 }
 
-func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOptions, pulled *Pulled) (map[string]Receipt, error) {
+func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOptions, pulled *Pulled) (receipts map[string]Receipt,
+	err error) {
 	ctx, cancel, err := c.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
+	bytes := 0
+	defer func() { c.worker.pushed(receipts, err, bytes, options) }()
 	names := make([]string, len(gradients))
 	for i, gradient := range gradients {
 		names[i] = gradient.Tensor
@@ -87,6 +92,9 @@ func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOpt
 	})
 	if err != nil {
 		return nil, err
+	}
+	for _, f := range sent.frames {
+		bytes += len(f.payload)
 	}
 	sent.wait(ctx)
 	if pulled == nil {

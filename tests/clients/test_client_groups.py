@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -107,3 +110,43 @@ def test_bounded_with_a_python_worker(
             driver.do("advance", group="default")
             driver.do("leave", group="default")
         assert (ps.pull("w") == -3).all()
+
+
+def test_a_worker_is_seen_with_its_steps(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver]
+) -> None:
+    cluster = clusters()
+    driver = drivers(cluster.addresses)
+    driver.register("w", np.zeros(10))
+    driver.do("join", group="default", mode="bounded", staleness=1, rank=3)
+
+    def train(loss: float) -> None:
+        driver.do("pull", tensors=["w"], keep="v")
+        gradients = [{"tensor": "w", "values": packed(np.ones(10))}]
+        driver.do("push", gradients=gradients, based_on="v", codec="int8", loss=loss)
+        driver.do("advance", group="default")
+
+    name = f"pid {driver.process.pid}"
+    with fastps.connect(cluster.addresses[0]) as ps:
+
+        def reported(steps: int) -> dict[str, Any]:
+            deadline = time.monotonic() + PATIENT
+            while time.monotonic() < deadline:
+                (session,) = (one for one in ps.stats()["workers"] if one["name"] == name)
+                if session["report"] and session["report"]["steps"] == steps:
+                    report: dict[str, Any] = session["report"]
+                    return report
+                time.sleep(0.1)
+            raise AssertionError(f"no report of step {steps}")
+
+        train(0.5)
+        reported(1)
+        train(0.25)
+        driver.refused("push", gradients=[{"tensor": "w", "values": packed(np.full(10, np.nan))}])
+        train(0.125)
+        report = reported(3)
+    fixed = {"rank": 3, "pushes": 3, "bytes": 33, "rejected": 1, "loss": 0.125, "mode": "Bounded"}
+    fixed |= {"codec": "Int8", "staleness_p50": 0, "staleness_p99": 0, "host": platform.node()}
+    assert {name: report[name] for name in fixed} == fixed
+    assert report["step_seconds"] > 0
+    assert 0 <= report["waited"] <= 1
