@@ -55,6 +55,9 @@ type Options struct {
 // TLSFiles reads the certificate of the servers' authority, and the client's own certificate with its key, which are
 // empty if the server asks for none.
 func TLSFiles(authority, certificate, key string) (*tls.Config, error) {
+	if isToken(authority) || isToken(certificate) || isToken(key) {
+		return nil, newError(Config, "TLSFiles got a token").expected("names of files", "a token")
+	}
 	pem, err := os.ReadFile(authority)
 	if err != nil {
 		return nil, newError(Config, "the certificate of the authority cannot be read: %v", err)
@@ -175,7 +178,10 @@ func (c *Client) meetAll(ctx context.Context, addresses []string) error {
 
 // meet says hello to an address, again while nothing answers there, until the deadline.
 func (c *Client) meet(ctx context.Context, address string) (*pb.HelloResponse, error) {
-	conn, watch, err := c.dial(address)
+	attempt, stop := context.WithCancel(ctx)
+	defer stop()
+	watch := &watch{stop: stop}
+	conn, err := c.dial(address, watch)
 	if err != nil {
 		return nil, newError(Config, "%s is no address: %v", address, err)
 	}
@@ -184,8 +190,8 @@ func (c *Client) meet(ctx context.Context, address string) (*pb.HelloResponse, e
 		paused: map[*frame]bool{}, known: map[uint64]*known{}, toAsk: map[uint64]bool{}, incarnation: random()}
 	l.checksums = c.options.TLS == nil && !isLocal(address)
 	told := false
-	answer, refusal := again(ctx, address, func(ctx context.Context) (*pb.HelloResponse, *Error) {
-		answer, err := hello(ctx, l.control, c, l.incarnation, false, nil)
+	answer, refusal := again(ctx, address, func(context.Context) (*pb.HelloResponse, *Error) {
+		answer, err := hello(attempt, l.control, c, l.incarnation, false, nil)
 		if err != nil && (err.Kind == Connection || err.Kind == Internal) {
 			err = cmp.Or(watch.refusal.Load(), err)
 		}
@@ -245,14 +251,14 @@ func isLocal(address string) bool {
 	return strings.HasPrefix(address, "unix:") || err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-func (c *Client) dial(address string) (*grpc.ClientConn, *watch, error) {
-	target, transport := "passthrough:///"+address, insecure.NewCredentials()
+func (c *Client) dial(address string, watch *watch) (*grpc.ClientConn, error) {
+	target := "passthrough:///" + address
+	watch.TransportCredentials = insecure.NewCredentials()
 	if strings.HasPrefix(address, "unix:") {
 		target = address
 	} else if c.options.TLS != nil {
-		transport = credentials.NewTLS(c.options.TLS)
+		watch.TransportCredentials = credentials.NewTLS(c.options.TLS)
 	}
-	watch := &watch{TransportCredentials: transport}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(watch),
 		grpc.WithNoProxy(),
@@ -267,8 +273,7 @@ func (c *Client) dial(address string) (*grpc.ClientConn, *watch, error) {
 	if c.token != nil {
 		options = append(options, grpc.WithPerRPCCredentials(c.token))
 	}
-	conn, err := grpc.NewClient(target, append(options, c.options.DialOptions...)...)
-	return conn, watch, err
+	return grpc.NewClient(target, append(options, c.options.DialOptions...)...)
 }
 
 // hello opens or renews a session, without retries.

@@ -23,44 +23,46 @@ import (
 
 // checkAddress fails if no server can have the address.
 func checkAddress(address string) *Error {
+	if isToken(address) {
+		return newError(Config, "invalid address").expected("host:port or unix:///path", "a token")
+	}
 	if strings.HasPrefix(address, "unix:") {
 		path, ok := strings.CutPrefix(address, "unix://")
 		if ok && filepath.IsAbs(path) {
 			return nil
 		}
-		return newError(Config, "not the address of a Unix socket").expected("unix:///path", withoutToken(address))
+		return newError(Config, "not the address of a Unix socket").expected("unix:///path", address)
 	}
 	host, text, err := net.SplitHostPort(address)
 	port, noPort := strconv.ParseUint(text, 10, 16)
 	if err != nil || noPort != nil || port == 0 || host == "" || strings.ContainsAny(host, "/@ ") {
-		return newError(Config, "invalid address").expected("host:port or unix:///path",
-			withoutToken(strconv.Quote(address)))
+		return newError(Config, "invalid address").expected("host:port or unix:///path", strconv.Quote(address))
 	}
 	return nil
-}
-
-// withoutToken hides a value that may be a token.
-func withoutToken(value string) string {
-	if strings.Contains(value, tokenPrefix) {
-		return "a token, which is not shown"
-	}
-	return value
 }
 
 // openingBytes is how much of what a connection reads first is kept.
 const openingBytes = 60
 
-// watch is the security of a link's connections. It keeps the reason why the last one cannot serve, if a retry cannot help.
+// watch is the security of a link's connections. It keeps the first reason that no retry changes, and ends the attempt
+// to connect, in which gRPC would try again.
 type watch struct {
 	credentials.TransportCredentials
 	refusal atomic.Pointer[Error]
+	stop    context.CancelFunc
+}
+
+func (w *watch) refuse(why *Error) {
+	if why != nil && w.refusal.CompareAndSwap(nil, why) {
+		w.stop()
+	}
 }
 
 func (w *watch) Clone() credentials.TransportCredentials { return w }
 
 func (w *watch) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, raw)
-	w.refusal.Store(refusedByTLS(err))
+	w.refuse(refusedByTLS(err))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -78,7 +80,7 @@ func (c *watched) Read(into []byte) (int, error) {
 	n, err := c.Conn.Read(into)
 	if missing := openingBytes - len(c.opening); missing > 0 {
 		c.opening = append(c.opening, into[:min(n, missing)]...)
-		c.watch.refusal.Store(cmp.Or(stranger(c.opening), refusedByTLS(err)))
+		c.watch.refuse(cmp.Or(stranger(c.opening), refusedByTLS(err)))
 	}
 	return n, err
 }
@@ -97,8 +99,11 @@ func stranger(opening []byte) *Error {
 		return nil
 	}
 	got := fmt.Sprintf("another program that answers %q", line)
-	if words := strings.Split(line, " "); len(words) > 1 && strings.HasPrefix(line, "HTTP/") {
+	switch words := strings.Split(line, " "); {
+	case len(words) > 1 && strings.HasPrefix(line, "HTTP/"):
 		got = fmt.Sprintf("a web server that answers %s %s", words[0], words[1])
+	case line[0] == '<': // a page, without a status
+		got = fmt.Sprintf("a web server that answers %s", line)
 	}
 	return newError(Config, "no server of fastps listens there; check host and port").expected("a server of fastps", got)
 }

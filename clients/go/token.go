@@ -85,8 +85,11 @@ func (b *bearer) GetRequestMetadata(context.Context, ...string) (map[string]stri
 // RequireTransportSecurity is false for servers of this machine; [bearer.check] refuses the others.
 func (b *bearer) RequireTransportSecurity() bool { return false }
 
+// isToken reports whether a value that should be something else may be a token, which no error shows.
+func isToken(value string) bool { return strings.HasPrefix(strings.TrimSpace(value), tokenPrefix) }
+
 func readToken(file string) (string, *Error) {
-	if strings.HasPrefix(strings.TrimSpace(file), tokenPrefix) {
+	if isToken(file) {
 		return "", newError(Config, "Options.TokenFile is a token").expected("the name of a file with the token", "a token")
 	}
 	text, err := readPrivate(file)

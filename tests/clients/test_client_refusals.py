@@ -137,7 +137,11 @@ def test_connections_that_cannot_be_fail_at_once_with_the_words_of_python(
     wrong, own = ca.issue("other", "other")["tls_cert"], ca.client
     go = {"ca": ca.file, "cert": own["tls_cert"], "key": own["tls_key"]}
     driver = drivers([secure], connected=False)
-    with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web, stranger(b"SSH-2.0-x\r\n") as banner:
+    with (
+        stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web,
+        stranger(b"SSH-2.0-x\r\n") as banner,
+        stranger(b"<!DOCTYPE HTML>\n<html>") as page,
+    ):
         cases: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
             (secure, {}, {}, "denied"),
             (plain, go, own, "denied"),
@@ -172,9 +176,11 @@ def test_connections_that_cannot_be_fail_at_once_with_the_words_of_python(
             same = str(native.value).partition(": expected tls_ca")[0].replace("tls_ca", "Options.TLS")
             assert (error["kind"], error["deadline"]) == (kind, False), error
             assert error["message"].startswith(same), (error, same)
+        assert "a web server" in driver.refused("connect", addresses=[page])["message"]
     refused = driver.connect(tls={"ca": ca.file})["error"]
     assert (refused["kind"], "asks for a client's certificate" in refused["message"]) == ("denied", True)
-    for fields in ({"addresses": ["fps_secret"]}, {"token": "fps_secret"}):
+    wrong_fields: list[dict[str, Any]] = [{"addresses": ["fps_secret:70"]}, {"token": "fps_secret"}]
+    for fields in (*wrong_fields, {"tls": {"ca": "fps_secret"}}):
         error = driver.refused("connect", **{"addresses": [plain]} | fields)
         assert (error["kind"], "secret" in str(error)) == ("config", False), error
 

@@ -60,7 +60,11 @@ def test_the_client_in_node_says_what_is_wrong_with_an_address(
 ) -> None:
     options = [f"--{name.replace('_', '-')}={file}" for name, file in ca.server.items()]
     secure = clusters(*options, "--insecure", shards=1).addresses[0]
-    for address, words in ((secure, "speaks TLS"), ("localhost", "host:port"), (f"http://{secure}", "host:port")):
+    for address, words in (
+        (secure, "speaks TLS"),
+        ("localhost", "host:port"),
+        (f"http://{secure}", "host:port"),
+    ):
         done = node(address)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
         assert done.stderr.startswith(f"{address}: "), done
