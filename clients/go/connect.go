@@ -393,7 +393,6 @@ func (c *Client) fence(why *Error) *Error {
 	if c.end == nil {
 		c.end = why
 		c.cancel()
-		c.options.Logger.Error("the client has ended", "error", why)
 	}
 	return c.end
 }

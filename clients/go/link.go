@@ -209,12 +209,13 @@ func (l *link) drive(ctx context.Context) {
 		begun := time.Now()
 		err := l.session(ctx)
 		l.mu.Lock()
-		if l.end != nil && ctx.Err() == nil {
-			l.client.options.Logger.Warn("the connection has ended", "shard", l.shard, "address", l.address, "error", err)
-		}
+		hadBegun := l.end != nil
 		l.end, l.lastError = nil, asError(err)
 		drained := l.drained()
 		l.mu.Unlock()
+		if hadBegun && ctx.Err() == nil {
+			l.client.options.Logger.Warn("the connection has ended", "shard", l.shard, "address", l.address, "error", err)
+		}
 		if drained {
 			continue
 		}
@@ -225,7 +226,11 @@ func (l *link) drive(ctx context.Context) {
 		// A restarted server waits one lease for its clients.
 		pause = min(2*pause, longestPause, l.lease/4)
 	}
-	l.close(l.client.ended())
+	why := l.client.ended()
+	if why.Kind != Closed {
+		l.client.options.Logger.Error("the client has ended", "shard", l.shard, "error", why)
+	}
+	l.close(why)
 }
 
 func asError(err error) *Error {
@@ -353,9 +358,9 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 
 // begin starts a stream, on which all unanswered frames will be sent, in order.
 func (l *link) begin(end context.CancelCauseFunc) {
+	l.client.options.Logger.Info("connected", "shard", l.shard, "address", l.address)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.client.options.Logger.Info("connected", "shard", l.shard, "address", l.address)
 	l.end, l.lastError = end, nil
 	frames := l.openFrames()
 	clear(l.sent)
