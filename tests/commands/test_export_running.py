@@ -99,7 +99,7 @@ def test_the_error_beside_a_running_server_names_it(
             (["--servers", server.addresses, "new", "--namespace", "a/b"], 1, "invalid namespace"),
             (["--servers", "127.0.0.1:1", "new", "--timeout", "0.1"], 1, "cannot connect to 127.0.0.1:1"),
             (["--servers", server.addresses, str(data), "new"], 2, "cannot be used with"),
-            (["--servers", server.addresses, "new", "--cut"], 2, "cannot be used with"),
+            (["--servers", server.addresses, "new", "--consistent"], 2, "cannot be used with"),
             ([str(data), "new", "--namespace", "a"], 1, "for --servers"),
             ([str(data), "new", "--tls-ca", "ca.pem"], 1, "for --servers"),
             (["new"], 2, "required"),

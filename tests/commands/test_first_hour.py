@@ -123,8 +123,8 @@ def test_the_first_hour(tmp_path: Path) -> None:
         # Look, save, evaluate and export while it trains.
         assert re.search(r"^-\s+w\s+50\s+float32\s+SGD", fastps("ls", addresses), re.MULTILINE)
         assert addresses.split(",")[1] in fastps("status", addresses)
-        assert "shard 1" in fastps("checkpoint", "save", addresses, "--cut")
-        fastps("checkpoint", "export", "data", "saved.safetensors", "--cut")
+        assert "shard 1" in fastps("checkpoint", "save", addresses, "--consistent")
+        fastps("checkpoint", "export", "data", "saved.safetensors", "--consistent")
         fastps("checkpoint", "export", "--servers", addresses, "running.safetensors", "--state")
         evaluate = [sys.executable, "evaluate.py", addresses]
         judged = subprocess.check_output(evaluate, cwd=folder, env=environment, text=True, timeout=LIMIT)

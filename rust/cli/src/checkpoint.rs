@@ -33,7 +33,7 @@ enum Command {
         /// Save the tensors of this group as of one moment on all shards. Pushes wait for some milliseconds
         /// when the snapshot begins. Until it is written, it takes memory for up to one more copy of the
         /// group's optimizer state.
-        #[arg(long, alias = "cut", value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+        #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
         consistent: Option<String>,
         /// Print one JSON object.
         #[arg(long)]
@@ -72,7 +72,7 @@ enum Command {
         #[arg(long)]
         accept_loss: bool,
         /// Use the newest consistent snapshot of all shards, without later changes. Servers may be running.
-        #[arg(long, alias = "cut", conflicts_with = "accept_loss")]
+        #[arg(long, conflicts_with = "accept_loss")]
         consistent: bool,
     },
     /// Build a new data directory from the newest copy of each shard. It lacks all changes after these
@@ -83,7 +83,7 @@ enum Command {
         /// The directory to write; it must not exist or must be empty.
         dir: PathBuf,
         /// Fetch the newest consistent snapshot of all shards instead of each shard's newest copy.
-        #[arg(long, alias = "cut")]
+        #[arg(long)]
         consistent: bool,
     },
     /// Copy the newest snapshot of each shard, as a server does with --copy-to. No server may use the
@@ -113,7 +113,7 @@ enum Command {
         #[arg(long)]
         accept_loss: bool,
         /// Use the newest consistent snapshot of all shards, without later changes. Servers may be running.
-        #[arg(long, alias = "cut", conflicts_with = "accept_loss")]
+        #[arg(long, conflicts_with = "accept_loss")]
         consistent: bool,
         /// Read from these running servers instead: host:port,host:port. All tensors are as of one moment;
         /// pushes wait meanwhile, at most 2 seconds at a time.
@@ -158,16 +158,7 @@ fn reading(accept_loss: bool, consistent: bool) -> Reading {
 
 /// Runs the command and returns the exit status.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
-    let args: Vec<_> = args.into_iter().collect();
-    if has_deprecated_cut(&args) {
-        note("--cut is deprecated; use --consistent");
-    }
     command::run(args, |args: CheckpointArgs| execute(args.command))
-}
-
-fn has_deprecated_cut(args: &[OsString]) -> bool {
-    let mut options = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--");
-    options.any(|arg| arg == "--cut" || arg.starts_with("--cut="))
 }
 
 fn connect(addresses: Vec<String>, options: ConnectOptions) -> Result<Arc<Client>> {

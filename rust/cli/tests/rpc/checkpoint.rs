@@ -168,7 +168,7 @@ fn two_shards_become_five() {
     reshape(2, 5);
 }
 
-/// The smallest and largest value of a tensor that `checkpoint export --cut` wrote.
+/// The smallest and largest value of a tensor that `checkpoint export --consistent` wrote.
 fn exported(served: &Served, file: &Path, name: &str) -> (f32, f32) {
     let bytes = std::fs::read(file).unwrap();
     assert!(served.child.is_some(), "a server is at work there");
@@ -190,7 +190,8 @@ fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
     let unknown = client.checkpoint_of_cut("absent", PATIENT).unwrap_err();
     assert!(unknown.message.contains("group \"absent\""), "{unknown}");
     let none = |cut: &[&str]| run(&["checkpoint", "export"], &[&served.folder.0, Path::new("/no/file")], cut);
-    assert!(said(&none(&["--cut"])).contains("no cut over all shards"), "{}", said(&none(&["--cut"])));
+    let refused = said(&none(&["--consistent"]));
+    assert!(refused.contains("no cut over all shards"), "{refused}");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let end = AtTheEnd(&stop);
@@ -209,13 +210,13 @@ fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
         for round in 0..5 {
             let file = served.folder.0.join(format!("cut-{round}"));
             if round == 4 {
-                let args = ["checkpoint", "save", &served.address(), "--cut"];
+                let args = ["checkpoint", "save", &served.address(), "--consistent"];
                 let saved = run(&args, &[], &[]);
                 assert!(saved.status.success(), "{}", said(&saved));
             } else {
                 client.checkpoint_of_cut("default", PATIENT).unwrap();
             }
-            let written = run(&["checkpoint", "export"], &[&served.folder.0, &file], &["--cut"]);
+            let written = run(&["checkpoint", "export"], &[&served.folder.0, &file], &["--consistent"]);
             assert!(written.status.success(), "{}", said(&written));
             let (a, b) = (exported(&served, &file, "a"), exported(&served, &file, "b"));
             // Whole pushes of each client, except for its last one, which had no answer yet.

@@ -153,7 +153,7 @@ impl Client {
 fn changed() -> Error {
     let why = "tensors changed while they were read: writes are held for at most 2 seconds";
     Error::new(Kind::Deadline, why).expected(
-        "a faster connection, or a snapshot of the servers: fastps checkpoint save --cut",
+        "a faster connection, or a snapshot of the servers: fastps checkpoint save --consistent",
         "a longer read",
     )
 }

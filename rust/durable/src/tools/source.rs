@@ -57,8 +57,8 @@ pub(crate) struct Tensor<'a> {
 fn in_use(mut error: Error) -> Error {
     if error.kind == Kind::Config {
         error.message.push_str(
-            ". Stop it first, or read from it with `fastps checkpoint export --servers ADDRESSES FILE`; --cut reads its \
-             newest cut",
+            ". Stop it first, or read from it with `fastps checkpoint export --servers ADDRESSES FILE`; \
+             --consistent reads its newest consistent snapshot",
         );
     }
     error
@@ -119,7 +119,7 @@ impl Source {
         else {
             let why = format!("{} has no cut over all shards", data_dir.display());
             return Err(Error::new(Kind::Config, why).expected(
-                "snapshots taken with `fastps checkpoint save --cut=GROUP`",
+                "snapshots taken with `fastps checkpoint save --consistent=GROUP`",
                 "only snapshots without a common cut",
             ));
         };

@@ -280,7 +280,7 @@ async fn newest_cut(bucket: &Bucket) -> Result<Vec<Latest>> {
     cuts.map(|(id, _)| *id).find_map(of).ok_or_else(|| {
         let message = format!("{} has no cut over all shards", bucket.url);
         Error::new(Kind::Config, message)
-            .expected("copies of snapshots by `fastps checkpoint save --cut=GROUP`", "only others")
+            .expected("copies of snapshots by `fastps checkpoint save --consistent=GROUP`", "only others")
     })
 }
 
