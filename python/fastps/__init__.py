@@ -67,7 +67,6 @@ if _typing.TYPE_CHECKING:
     from fastps import loggers as loggers
     from fastps import mpi as mpi
     from fastps import optimize as optimize
-    from fastps import record as record
     from fastps import rl as rl
     from fastps import simulate as simulate
     from fastps import torch as torch
@@ -152,7 +151,6 @@ _EXTRAS = (
     "loggers",
     "mpi",
     "optimize",
-    "record",
     "rl",
     "simulate",
     "torch",

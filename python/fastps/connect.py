@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, SupportsIndex
 
@@ -104,7 +103,6 @@ def connect(
     namespace: str | None = None,
     wait: float | None = None,
     name: str | None = None,
-    run: str | None = None,
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
@@ -145,7 +143,6 @@ def connect(
             as `timeout`.
         name: The client's name in logs and statistics of the servers, at most 256 bytes; None: ``"pid N"``.
             Control, bidirectional and invisible characters in it are escaped.
-        run: Deprecated spelling of `namespace`.
         tls_ca: Use TLS, and trust servers whose certificate is signed by a CA in this PEM file.
         tls_cert: This client's certificate (PEM), followed by its issuers, for servers that require one.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
@@ -197,11 +194,6 @@ def connect(
         "tls_server_name": tls_server_name,
         "token_file": token_file or os.environ.get(_TOKEN_FILE) or None,
     }
-    if run is not None:
-        if namespace is not None:
-            raise ConfigError("run= is the old name of namespace=", expected="one of the two", got="both")
-        warnings.warn("connect(run=) is now connect(namespace=)", DeprecationWarning, stacklevel=2)
-        namespace = run
     if namespace is not None:
         options["namespace"] = namespace
     if resolver is not None:

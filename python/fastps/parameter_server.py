@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -634,12 +633,6 @@ class ParameterServer:
         """The namespace given to `connect`, or None."""
         namespace: str | None = None if self._reattach is None else self._reattach[1].get("namespace")
         return namespace
-
-    @property
-    def run(self) -> str | None:
-        """Deprecated spelling of `namespace`."""
-        warnings.warn("ps.run is now ps.namespace", DeprecationWarning, stacklevel=2)
-        return self.namespace
 
     @property
     def closed(self) -> bool:

@@ -23,11 +23,13 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
 import fastps
+from fastps.commands import cli
 from interpreter import Interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -414,6 +416,37 @@ def test_named_exceptions_exist(page: Path) -> None:
     for exception in set(re.findall(r"\b[A-Z]\w+Error\b|\bPartialPush\b", page.read_text())):
         places = ("builtins", "fastps", "fastps.rl", "fastps.simulate", "fastps.torch.parallel")
         assert any(hasattr(importlib.import_module(place), exception) for place in places), exception
+
+
+def attribute(path: str) -> object:
+    """What a dotted name such as `fastps.torch.load` means; modules are imported."""
+    found: object = fastps
+    for part in path.split(".")[1:]:
+        if not hasattr(found, part) and isinstance(found, ModuleType):
+            importlib.import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in EXECUTED if "internals" not in page.parts], ids=name)
+def test_named_functions_and_classes_exist(page: Path) -> None:
+    files = r"(?:toml|proto|v1|run|sha256)\b"
+    for path in set(re.findall(rf"\bfastps(?:\.(?!{files})[a-zA-Z]\w*)+", page.read_text())):
+        attribute(path)
+
+
+def test_named_commands_have_their_options() -> None:
+    """On pages, and in messages."""
+    known = {name for command in cli.all_commands() for option in command.options for name in option.names}
+    sources = [
+        path
+        for folder, kind in (("python/fastps", "py"), ("rust", "rs"))
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    ]
+    for text in (page.read_text() for page in [*PAGES, *sources] if page.name != "CHANGELOG.md"):
+        for command in re.findall(r"\bfastps (?!run\b)[a-z]+[^`\"'\n;|&#]*", text):
+            if "helm" not in command:
+                assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", command)) <= known, command
 
 
 def section(title: str) -> str:

@@ -73,7 +73,7 @@ def test_parts_with_packages_of_their_own_are_imported_when_they_are_named():
 def test_dir_shows_every_subpackage():
     code = "import sys, fastps; print(dir(fastps)); assert 'fastps.torch' not in sys.modules"
     shown = run(code)
-    names = "checkpoint data engines hogwild jax mpi optimize record rl simulate torch"
+    names = "checkpoint data engines hogwild jax mpi optimize rl simulate torch"
     for name in names.split():
         assert f"'{name}'" in shown
 

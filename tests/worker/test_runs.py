@@ -62,26 +62,8 @@ def test_each_run_has_names_of_its_own(runs):
     assert none.names() == ["run:b/w", "w"]
 
 
-def test_the_former_spelling_works_and_warns(server, capfd):
-    """One release long: `connect(run=)`, `ps.run`, `--run` and the JSON key."""
-    with pytest.warns(DeprecationWarning, match=r"connect\(run=\) is now connect\(namespace=\)") as warned:
-        ps = fastps.connect(server, run="a")
-    assert warned[0].filename == __file__
-    with ps:
-        filled(ps, 0)
-        with pytest.warns(DeprecationWarning, match=r"ps.run is now ps.namespace"):
-            assert ps.run == ps.namespace == "a"
-    with pytest.raises(fastps.ConfigError, match="run= is the old name of namespace="):
-        fastps.connect(server, run="a", namespace="a")
-    assert cli.main(["ls", server.addresses, "--run", "a", "--json"]) == 0
-    printed = capfd.readouterr()
-    (one,) = json.loads(printed.out)
-    assert (one["namespace"], one["run"]) == ("a", "a")
-    assert "--run is deprecated: write --namespace" in printed.err
-    assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
-    assert capfd.readouterr().out.startswith("freed namespace a: 1 tensor")
-    for arguments in (["--run", "a", "--namespace", "a"], []):
-        assert cli.main(["rm", server.addresses, *arguments]) == 2
+def test_rm_needs_a_namespace(server):
+    assert cli.main(["rm", server.addresses]) == 2
 
 
 def test_groups_and_portions_are_a_run_s(runs):

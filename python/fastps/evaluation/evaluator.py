@@ -14,7 +14,6 @@ import numpy as np
 from fastps._fastps import Versions
 from fastps._shared import tensor_file
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
-from fastps._shared.idioms.deprecated import renamed_argument
 from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
@@ -208,7 +207,6 @@ class Evaluator:
         return found
 
 
-@renamed_argument("cut", "consistent")
 def evaluator(
     ps: ParameterServer,
     fn: Callable[[dict[str, Array]], Mapping[str, float]],

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastps._shared.checks import given, integer
-from fastps._shared.idioms.deprecated import renamed_argument, warn_renamed
 from fastps.optimize.method import COMMON, Accepted, Method
 from fastps.optimize.vectors import Operation, Vectors, exact_sum
 
@@ -20,7 +19,6 @@ _MOST_VECTORS = 64
 _CURVATURE = 1e-10
 
 
-@renamed_argument("history", "history_size")
 @dataclass(frozen=True)
 class LBFGS(Method):
     """Limited-memory BFGS: the direction is -Hg, where H approximates the inverse of the second derivatives
@@ -48,12 +46,6 @@ class LBFGS(Method):
     def __post_init__(self) -> None:
         most = (_MOST_VECTORS - len(COMMON)) // 2
         given(self, "history_size", integer("history_size", self.history_size, 1, most))
-
-    @property
-    def history(self) -> int:
-        """Deprecated: `history_size`."""
-        warn_renamed("LBFGS.history", "LBFGS.history_size")
-        return self.history_size
 
     @property
     def vectors(self) -> tuple[str, ...]:

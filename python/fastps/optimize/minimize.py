@@ -174,8 +174,7 @@ def _stored(v: Vectors, settings: str) -> State:
             advice="call minimize without resume=True",
         )
     state = State.from_json(v.stored)
-    # States of version 0.1 have the deprecated name of the argument.
-    if state.settings.replace("LBFGS(history=", "LBFGS(history_size=") != settings:
+    if state.settings != settings:
         raise ConfigError(
             f'the run of space "{v.space}" had other settings', expected=state.settings, got=settings
         )

@@ -15,9 +15,6 @@ Needs gymnasium and torch: ``pip install gymnasium torch``.
 (500, 5)
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from fastps._shared.idioms.deprecated import renamed_names as _renamed_names
 from fastps._shared.idioms.missing import missing as _missing
 
 try:
@@ -60,8 +57,5 @@ __all__ = [
     "train",
     "train_round_robin",
 ]
-
-if not _TYPE_CHECKING:
-    __getattr__ = _renamed_names(__name__, {"take_turns": "train_round_robin", "work": "run_worker"})
 
 del _gymnasium, _torch

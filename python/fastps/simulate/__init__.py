@@ -16,9 +16,6 @@ optimizers are those of the store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from fastps._shared.idioms.deprecated import renamed_names as _renamed_names
 from fastps.simulate.durations import Constant, Duration, Exponential, Pareto
 from fastps.simulate.errors import DeadlockError, GradientError
 from fastps.simulate.events import Event, Join, Kill, Pause
@@ -41,6 +38,3 @@ __all__ = [
     "Trace",
     "run",
 ]
-
-if not _TYPE_CHECKING:
-    __getattr__ = _renamed_names(__name__, {"Happened": "EventRecord", "StandstillError": "DeadlockError"})

@@ -10,7 +10,6 @@ import numpy as np
 
 from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
-from fastps._shared.idioms.deprecated import warn_renamed
 from fastps._shared.lost import warn_of
 from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
@@ -232,11 +231,6 @@ class Worker:
             raise
         if self._local is None:
             self._fetches.restart()  # those under way know no versions of the new ones
-
-    def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
-        """Deprecated: `add_params`."""
-        warn_renamed("Worker.add", "Worker.add_params")
-        self.add_params(params, copy=copy)
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._views or copy:

@@ -32,8 +32,6 @@ struct LsArgs {
     /// List only the tensors of this namespace.
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    #[arg(long, hide = true, conflicts_with = "namespace")]
-    run: Option<String>,
     /// Print one JSON list.
     #[arg(long)]
     json: bool,
@@ -49,10 +47,8 @@ struct RmArgs {
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = crate::seconds)]
     timeout: Duration,
     /// The namespace whose tensors are freed.
-    #[arg(long, value_name = "NAME", required_unless_present = "run")]
-    namespace: Option<String>,
-    #[arg(long, hide = true, conflicts_with = "namespace")]
-    run: Option<String>,
+    #[arg(long, value_name = "NAME")]
+    namespace: String,
 }
 
 #[derive(Debug, Args)]
@@ -67,8 +63,7 @@ struct Cluster {
 /// Runs `ls` and returns the exit status. The first argument is the program's name.
 pub(crate) fn ls(args: impl IntoIterator<Item = OsString>) -> i32 {
     show(args, |args: LsArgs| {
-        let namespace = new_spelling("ls", args.namespace, args.run);
-        let (found, tensors) = args.cluster.list(namespace.as_deref(), args.timeout)?;
+        let (found, tensors) = args.cluster.list(args.namespace.as_deref(), args.timeout)?;
         let silent = warn_of_silent(&found);
         let lines = if args.json {
             vec![in_json(&tensors.iter().map(as_json).collect::<Vec<_>>())?]
@@ -84,8 +79,8 @@ pub(crate) fn rm(args: impl IntoIterator<Item = OsString>) -> i32 {
     show(args, |args: RmArgs| {
         let end = Instant::now() + args.timeout;
         let left = || end.saturating_duration_since(Instant::now());
-        let namespace = new_spelling("rm", args.namespace, args.run).unwrap_or_default();
-        let (found, tensors) = args.cluster.list(Some(&namespace), args.timeout.min(LIST_TIMEOUT))?;
+        let namespace = &args.namespace;
+        let (found, tensors) = args.cluster.list(Some(namespace.as_str()), args.timeout.min(LIST_TIMEOUT))?;
         if warn_of_silent(&found) > 0 {
             let why = "nothing was freed, because not every shard answers";
             return Err(Error::new(Kind::Connection, why));
@@ -118,14 +113,6 @@ impl Cluster {
         tensors.sort_by(|a, b| parts(&a.spec.name).cmp(&parts(&b.spec.name)));
         Ok((found, tensors))
     }
-}
-
-/// The namespace, also by its former option.
-fn new_spelling(command: &str, namespace: Option<String>, run: Option<String>) -> Option<String> {
-    if run.is_some() {
-        note(format_args!("{command}: --run is deprecated: write --namespace"));
-    }
-    namespace.or(run)
 }
 
 /// Names the shards that do not answer on standard error. Returns their number.
@@ -189,7 +176,6 @@ fn as_json(one: &ListedTensor) -> serde_json::Value {
     let (namespace, name) = parts(&spec.name);
     json!({
         "namespace": namespace,
-        "run": namespace, // the former name
         "name": name,
         "shape": spec.shape,
         "dtype": spec.dtype.name(),

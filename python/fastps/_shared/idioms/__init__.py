@@ -1,1 +1,1 @@
-"""Idioms of Python: old names that warn, packages that are missing, and context managers that close."""
+"""Idioms of Python: packages that are missing, and context managers that close."""

@@ -22,7 +22,6 @@ from fastps.commands.demo.config import (
 
 if TYPE_CHECKING:
     from fastps.commands.demo.output.view import View
-from fastps.commands.kit.parser import add_dataset_dir
 
 EPILOG = """\
 With --compare, each mode trains in turn for the same time, with the same
@@ -141,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="data set: digits at random places, digits, or MNIST (default: mnist if FASTPS_DATA_DIR has it, "
         "otherwise shifted)",
     )
-    add_dataset_dir(group, "folder with the four original MNIST .gz files")
+    group.add_argument("--dataset-dir", metavar="DIR", help="folder with the four original MNIST .gz files")
     group.add_argument(
         "--seconds",
         type=_positive,

@@ -1,17 +1,16 @@
-"""A parser of arguments whose errors name the nearest word, and an option that several commands have."""
+"""A parser of arguments whose errors name the nearest word."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from fastps._fastps import without_secrets
 from fastps._shared.text import meant
 
-__all__ = ["Parser", "add_dataset_dir"]
+__all__ = ["Parser"]
 
 _CHOICES = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
@@ -35,36 +34,3 @@ class Parser(argparse.ArgumentParser):
         if choice is not None:
             message += meant(choice[1], re.findall(r"[\w-]+", choice[2]), "{}")
         super().error(without_secrets(message))
-
-
-class _Renamed(argparse.Action):
-    """An old spelling of an option: says so, and sets the value of the new one, its `const`."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        print(f"fastps: {option_string} is deprecated; use {self.const}", file=sys.stderr)
-        setattr(namespace, self.dest, values)
-
-
-class _Options(Protocol):
-    """A parser or a group of its options."""
-
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
-
-
-def add_dataset_dir(parser: _Options, meaning: str) -> None:
-    """Adds ``--dataset-dir``, the folder of a data set's files, and its old spelling."""
-    parser.add_argument("--dataset-dir", metavar="DIR", help=meaning)
-    parser.add_argument(
-        "--data-dir",
-        dest="dataset_dir",
-        action=_Renamed,
-        const="--dataset-dir",
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps._shared.text import meant
-from fastps.commands.kit.parser import add_dataset_dir
 from fastps.commands.kit.plot import has_matplotlib
 from fastps.commands.repro.bar import Bar
 from fastps.commands.repro.catalogue import CLAIMS, find
@@ -73,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="use the digits in the package; takes less than 3 minutes"
     )
-    add_dataset_dir(parser, "folder with mnist/ and other data, for the full form")
+    parser.add_argument(
+        "--dataset-dir", metavar="DIR", help="folder with mnist/ and other data, for the full form"
+    )
     parser.add_argument(
         "--out", default="fastps-repro", metavar="DIR", help="folder for all files (./fastps-repro)"
     )

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps.commands.kit import problems
-from fastps.commands.kit.parser import add_dataset_dir
 from fastps.commands.sandblaster.run import METHODS, Config, Curve, run
 
 __all__ = ["add_arguments", "execute"]
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="digits",
         help="data set (digits; it needs no files)",
     )
-    add_dataset_dir(parser, "folder with the files of the data set")
+    parser.add_argument("--dataset-dir", metavar="DIR", help="folder with the files of the data set")
     parser.add_argument(
         "--shards",
         type=_count,
