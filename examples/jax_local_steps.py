@@ -2,8 +2,9 @@
 
 Needs the extra jax.
 
-fastps serve                                            # terminal 1: a server at port 7070
-python examples/jax_local_steps.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
+fastps run -n 2 examples/jax_local_steps.py        # a server and two workers; or, on any machines:
+fastps serve                                       # terminal 1: a server at port 7070
+python examples/jax_local_steps.py 127.0.0.1:7070  # terminal 2, 3, ...: a worker each
 """
 
 import os
@@ -15,8 +16,6 @@ import optax
 
 import fastps.jax
 
-if len(sys.argv) < 2:
-    sys.exit(__doc__)
 keys = jax.random.split(jax.random.key(0), 3)
 x = jax.random.uniform(keys[0], (4096, 2), minval=-1.0)
 y = jnp.sum(x**2, 1) < 0.5  # inside the circle?
@@ -42,7 +41,7 @@ def step(params: dict, state: optax.OptState, key: jax.Array) -> tuple:
 
 optimizer = optax.adam(0.01)
 state = optimizer.init(params)
-with fastps.connect(sys.argv[1]) as ps:
+with fastps.connect(*sys.argv[1:2]) as ps:
     fastps.jax.register(ps, params, fastps.SGD(lr=0.7, momentum=0.5, nesterov=True))
     key = jax.random.key(os.getpid())
     for turn in range(30):

@@ -263,6 +263,8 @@ def wait_for_step(run, log, step):
 
 def whole(arguments):
     """Trains with a kill, a stop and a new start, exports, and serves."""
+    if "FASTPS_RANK" in os.environ:
+        sys.exit("this starts its own servers and workers: use python FILE, without fastps run")
     arguments.output.mkdir(parents=True, exist_ok=True)
     logs = [arguments.output / f"run{k}.jsonl" for k in range(2)]
     begin = time.monotonic()

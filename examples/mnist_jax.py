@@ -2,8 +2,9 @@
 
 Needs the extra jax.
 
-    fastps serve                                     # terminal 1: a server at port 7070
-    python examples/mnist_jax.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
+    fastps run -n 2 examples/mnist_jax.py        # a server and two workers; or, on any machines:
+    fastps serve                                # terminal 1: a server at port 7070
+    python examples/mnist_jax.py 127.0.0.1:7070  # terminal 2, 3, ...: a worker each
 
 The images are the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits
 that come with fastps. An optional second argument is the number of epochs (default 5).
@@ -17,8 +18,6 @@ import jax.numpy as jnp
 
 import fastps.jax
 
-if len(sys.argv) < 2:
-    sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
 data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
@@ -41,9 +40,9 @@ def gradients(params: list, x: jax.Array, y: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(logs, y[:, None], 1).mean()
 
 
-with fastps.connect(sys.argv[1]) as ps:
+with fastps.connect(*sys.argv[1:2]) as ps:
     fastps.jax.register(ps, params, fastps.Adam(lr=3e-3))  # the first worker's values win
-    with fastps.jax.Worker(ps, params, mode=fastps.Async()) as worker:
+    with fastps.jax.Worker(ps, params) as worker:
         portions = fastps.data.Portions(ps, n=len(data.train_x), size=64, name="mnist")
         while portions.epoch < epochs:
             for indices in portions:

@@ -2,8 +2,9 @@
 
 Needs no extra.
 
-    fastps serve                                       # terminal 1: a server at port 7070
-    python examples/mnist_numpy.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
+    fastps run -n 2 examples/mnist_numpy.py      # a server and two workers; or, on any machines:
+    fastps serve                                # terminal 1: a server at port 7070
+    python examples/mnist_numpy.py 127.0.0.1:7070# terminal 2, 3, ...: a worker each
 
 The images are the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits
 that come with fastps. An optional second argument is the number of epochs (default 5).
@@ -36,8 +37,6 @@ def gradients(params, x, y):
     return {"w1": x.T @ back, "b1": back.sum(axis=0), "w2": hidden.T @ p, "b2": p.sum(axis=0)}
 
 
-if len(sys.argv) < 2:
-    sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
 data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
@@ -49,10 +48,10 @@ params = {
     "b2": np.zeros(CLASSES, np.float32),
 }
 
-with fastps.connect(sys.argv[1]) as ps:
+with fastps.connect(*sys.argv[1:2]) as ps:
     for name, values in params.items():
         ps.register(name, values, fastps.Adam(lr=3e-3))  # the first worker's values win
-    with fastps.Worker(ps, params, mode=fastps.Async()) as worker:
+    with fastps.Worker(ps, params) as worker:
         portions = fastps.data.Portions(ps, n=len(data.train_x), size=64, name="mnist")
         while portions.epoch < epochs:
             for indices in portions:

@@ -2,8 +2,9 @@
 
 Needs the extra torch.
 
-    fastps serve                                       # terminal 1: a server at port 7070
-    python examples/mnist_torch.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
+    fastps run -n 2 examples/mnist_torch.py      # a server and two workers; or, on any machines:
+    fastps serve                                # terminal 1: a server at port 7070
+    python examples/mnist_torch.py 127.0.0.1:7070# terminal 2, 3, ...: a worker each
 
 The images are the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits
 that come with fastps. An optional second argument is the number of epochs (default 5).
@@ -18,8 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fastps.torch
 
-if len(sys.argv) < 2:
-    sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
 data = fastps.data.mnist(f"{folder}/mnist") if folder else fastps.data.digits()
@@ -28,7 +27,7 @@ test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(data.inputs, 64), nn.ReLU(), nn.Linear(64, 10))
-with fastps.connect(sys.argv[1]) as ps:
+with fastps.connect(*sys.argv[1:2]) as ps:
     optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, fastps.Adam(lr=3e-3))
     portions = fastps.data.Portions(ps, n=len(train), size=64, name="mnist")
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(portions) * epochs, eta_min=1e-4)

@@ -2,6 +2,7 @@
 
 Needs the extra torch.
 
+    fastps run -n 2 examples/model_parallel.py   # a server, two replicas in one process each; or:
     fastps serve                                                           # terminal 1: a server at port 7070
     torchrun --nproc-per-node 2 examples/model_parallel.py 127.0.0.1:7070  # terminal 2: a replica of 2 parts
 
@@ -92,7 +93,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("servers", help="addresses of the servers")
+    parser.add_argument("servers", nargs="?", help="addresses of the servers")
     parser.add_argument("--partition", choices=("layers", "rows"), default="layers")
     parser.add_argument("--parts", type=int, choices=(1, 2, 4), help="default: as many as processes, or 2")
     parser.add_argument("--epochs", type=int, default=3)

@@ -116,6 +116,8 @@ def main():
     parser.add_argument("--epochs", type=int, help="default: 2 for MNIST, 120 for the digits")
     parser.add_argument("--output", type=Path, default=Path("demo-parallel.png"))
     arguments = parser.parse_args()
+    if "FASTPS_RANK" in os.environ:
+        sys.exit("this starts its own servers and replicas: use python FILE, without fastps run")
     mnist = bool(os.environ.get("FASTPS_DATA_DIR"))
     arguments.epochs = arguments.epochs or (2 if mnist else 120)
     portions = 938 if mnist else 23

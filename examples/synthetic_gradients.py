@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -199,6 +200,8 @@ def main():
         parser.error("expected at least 2 parts, each with a layer")
     if arguments.steps < 20:
         parser.error("expected at least 20 steps")
+    if "FASTPS_RANK" in os.environ:
+        sys.exit("this starts its own server and parts: use python FILE, without fastps run")
     runs = {how: run(how, arguments) for how in (HOWS if arguments.all else [arguments.how])}
     if arguments.all:
         slow = f", part {arguments.slow[0]} sleeps {arguments.slow[1]} ms a step" if arguments.slow else ""

@@ -2,12 +2,11 @@
 
 Needs the extra torch.
 
+fastps run -n 2 examples/torch_server.py        # a server and two workers; or, on any machines:
 fastps serve                                    # terminal 1: a server at port 7070
 python examples/torch_server.py 127.0.0.1:7070  # terminal 2, 3, ...: a worker each
-fastps run -n 2 examples/torch_server.py        # or a server and several workers at once
 """
 
-import os
 import sys
 
 import torch
@@ -22,7 +21,7 @@ y = (x.square().sum(1) < 0.5).long()  # inside the circle?
 
 model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
-ps = fastps.connect(sys.argv[1:] or os.environ.get("FASTPS_ADDRESSES") or sys.exit(__doc__))
+ps = fastps.connect(*sys.argv[1:2])
 optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, fastps.Adam(lr=3e-3))
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3 * len(data))
 

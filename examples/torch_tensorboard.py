@@ -2,9 +2,10 @@
 
 Needs the extras torch and tensorboard.
 
-fastps serve                                              # terminal 1: a server at port 7070
-python examples/torch_tensorboard.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
-tensorboard --logdir runs                                 # a page with the curves
+fastps run -n 2 examples/torch_tensorboard.py        # a server and two workers; or, on any machines:
+fastps serve                                         # terminal 1: a server at port 7070
+python examples/torch_tensorboard.py 127.0.0.1:7070  # terminal 2, 3, ...: a worker each
+tensorboard --logdir runs                            # a page with the curves
 """
 
 import os
@@ -22,7 +23,7 @@ y = (x.square().sum(1) < 0.5).long()  # inside the circle?
 
 model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
-ps = fastps.connect(sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__))
+ps = fastps.connect(*sys.argv[1:2])
 logger = fastps.loggers.TensorBoard(f"runs/worker-{os.getpid()}")
 optimizer = fastps.torch.ParameterServerOptimizer(
     model.named_parameters(), ps, fastps.Adam(lr=3e-3), on_step=logger

@@ -2,8 +2,9 @@
 
 Needs no extra.
 
-    fastps serve --shards 2                                       # terminal 1: servers at ports 7070 and 7071
-    python examples/train.py 127.0.0.1:7070,127.0.0.1:7071        # terminal 2, 3, ...: a worker each
+    fastps run -n 2 --shards 2 examples/train.py            # two servers, two workers; or, on any machines:
+    fastps serve --shards 2                                 # terminal 1: servers at ports 7070 and 7071
+    python examples/train.py 127.0.0.1:7070,127.0.0.1:7071  # terminal 2, 3, ...: a worker each
 
 Every worker has its own data, made from the same true weights. The servers hold the parameters: a worker that
 joins late starts from the current values, and the pushes of a worker that leaves remain.
@@ -23,7 +24,7 @@ FEATURES = 1_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("servers", help="addresses of all shards, separated by commas")
+    parser.add_argument("servers", nargs="?", help="addresses of all shards, separated by commas")
     parser.add_argument("--steps", type=int, default=2_000, help="minibatches (2000)")
     parser.add_argument("--tls-ca", metavar="FILE", help="use TLS, and trust servers certified by this CA")
     args = parser.parse_args()

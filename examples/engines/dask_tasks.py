@@ -25,7 +25,7 @@ def train(task: int, addresses: str, steps: int) -> int:
     rng = np.random.default_rng(task)
     with fastps.connect(addresses) as ps:
         ps.register("w", np.zeros_like(TRUTH), fastps.SGD(lr=0.05))
-        with fastps.Worker(ps, {"w": TRUTH}, fastps.Async()) as worker:
+        with fastps.Worker(ps, {"w": TRUTH}) as worker:
             for _ in range(steps):
                 x = rng.standard_normal((64, TRUTH.size), np.float32)
                 worker.step({"w": x.T @ (x @ (worker.params["w"] - TRUTH)) / len(x)})

@@ -27,7 +27,7 @@ def main(steps: int = 300) -> None:
     with fastps.connect(wait=60) as ps:
         ps.register("w", np.zeros_like(TRUTH), fastps.SGD(lr=0.05))
         rng = np.random.default_rng(fastps.worker_seed(7, ps))
-        with fastps.Worker(ps, {"w": TRUTH}, fastps.Async()) as worker:
+        with fastps.Worker(ps, {"w": TRUTH}) as worker:
             for _ in range(steps):
                 x = rng.standard_normal((64, TRUTH.size), np.float32)
                 worker.step({"w": x.T @ (x @ (worker.params["w"] - TRUTH)) / len(x)})

@@ -30,7 +30,7 @@ from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError
-from fastps.modes import Mode
+from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, PushOptions, check_ps
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
@@ -122,7 +122,7 @@ class Worker:
     >>> store = fastps.Store()
     >>> fastps.jax.register(store, start, fastps.SGD(lr=0.5))
     >>> gradient = jax.jit(jax.grad(lambda params: jnp.sum((params["w"] - 1) ** 2)))
-    >>> with fastps.jax.Worker(store, start, mode=fastps.Async()) as worker:
+    >>> with fastps.jax.Worker(store, start) as worker:
     ...     for _ in range(3):
     ...         worker.step(gradient(worker.params))
     >>> worker.params["w"].tolist()
@@ -133,7 +133,7 @@ class Worker:
         self,
         ps: ParameterServer,
         params: Any,
-        mode: Mode,
+        mode: Mode = Async(),  # noqa: B008 a value
         codec: Codec | None = None,
         *,
         prefix: str = "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,29 @@ FILES = sorted(
     if path.suffix in (".py", ".ipynb", ".sbatch") and ".ipynb_checkpoints" not in path.parts
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+ALONE = (1, r"rank 1 \| this starts its own .* without fastps run")
+TRAINED = (0, r"epoch 2 .* accuracy 0\.9|epoch 2 .* accuracy 1\.0")
+LAUNCHED = {
+    "evaluate": (0, r"rank 0 \| best: version \d+ +0\.[89]"),
+    "jax_local_steps": (0, r"turn 29  accuracy 0\.9"),
+    "language_model": ALONE,
+    "mnist_jax": (0, r"epoch 5  accuracy 0\.[89]"),
+    "mnist_numpy": (0, r"epoch 5  accuracy 0\.[89]"),
+    "mnist_torch": (0, r"epoch 5  accuracy 0\.[89]"),
+    "model_parallel --epochs 1": (0, r"epoch 1  accuracy 0\."),
+    "model_parallel_demo": ALONE,
+    "quickstart": (0, r"rank 1 \| \[-?0\.  1\.  2\."),
+    "recommender": (0, r"rank 1 \| RMSE 0\."),
+    "rl_custom": (0, r"rank 1 \| mean return 0\.2"),
+    "synthetic_gradients": ALONE,
+    "text_classification": (0, r"rank 1 \| accuracy 0\.9"),
+    "torch_plain": TRAINED,
+    "torch_server": TRAINED,
+    "torch_tensorboard": TRAINED,
+    "train --steps 300": (0, r"rank 1 \| largest error of a weight: 0\.0"),
+}
+"""Each script with its exit code and a line that two workers of `fastps run` print."""
 
 # Packages that a requirement installs under another name, or as its own requirement.
 BRINGS = {"scikit-learn": {"sklearn", "scipy"}}
@@ -100,3 +124,25 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "file").touch()
     assert cli.main(["examples", "--to", str(tmp_path / "file")]) == 1
     assert "is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", LAUNCHED)
+def test_two_workers_of_a_script_run_under_the_launcher(example: str, tmp_path: Path) -> None:
+    """Without an address, and on the digits of the package."""
+    name, *options = example.split()
+    for package in imported(f"{name}.py"):
+        pytest.importorskip(package)
+    env = {
+        key: value for key, value in os.environ.items() if key not in ("FASTPS_DATA_DIR", "FASTPS_ADDRESSES")
+    }
+    command = [sys.executable, "-m", "fastps", "run", "-n", "2", str(FOLDER / f"{name}.py"), *options]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    code, line = LAUNCHED[example]
+    assert ran.returncode == code, ran.stderr
+    assert re.search(line, ran.stdout + ran.stderr), ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_every_script_is_tried_under_the_launcher() -> None:
+    assert sorted(f"{example.split()[0]}.py" for example in LAUNCHED) == [n for n in FILES if "/" not in n]

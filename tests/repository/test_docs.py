@@ -285,14 +285,6 @@ def test_several_workers_of_the_training_example() -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_jax_example_trains() -> None:
-    with fastps.serve() as server:
-        command = [sys.executable, str(ROOT / "examples/jax_local_steps.py"), server.addresses]
-        output = run(command, ROOT / "tests", 200)
-    assert float(re.findall(r"accuracy (\S+)", output)[-1]) > 0.9, output
-
-
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("example", "tensor"), [("numpy", "w1"), ("torch", "0.weight"), ("jax", "0/w")])
 def test_two_workers_of_an_mnist_example_train_one_model(example: str, tensor: str) -> None:
     """On the package's digits: every portion of every epoch is one push, whichever worker took it."""
@@ -332,35 +324,6 @@ def test_the_mnist_example_reads_the_original_files() -> None:
         output = run(command, ROOT / "tests", 200)
         assert ps.versions("w1")["w1"] == 1 + 938
     assert float(re.findall(r"epoch 1  accuracy (\S+)", output)[0]) > 0.9, output
-
-
-@pytest.mark.timeout(240)
-def test_the_reinforcement_learning_example_finds_the_way(run_script: Callable[..., str]) -> None:
-    with fastps.serve() as server:
-        output = run_script([str(ROOT / "examples/rl_custom.py"), server.addresses, "0"], ROOT / "tests")
-    assert float(re.findall(r"mean return (\S+)", output)[0]) == pytest.approx(0.2), output
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "example",
-    [
-        "evaluate",
-        "jax_local_steps",
-        "mnist_jax",
-        "mnist_numpy",
-        "mnist_torch",
-        "rl_custom",
-        "torch_server",
-        "torch_tensorboard",
-    ],
-)
-def test_an_example_without_an_address_says_how_it_is_used(
-    example: str, run_script: Callable[..., str]
-) -> None:
-    output = run_script([str(ROOT / f"examples/{example}.py")], ROOT / "tests", code=1)
-    assert f"python examples/{example}.py 127.0.0.1:7070" in output
-    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -16,7 +16,7 @@ from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
 from fastps.errors import ConfigError, Lost, NonFiniteError
-from fastps.modes import Mode
+from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.worker.arguments import (
@@ -111,7 +111,7 @@ class Worker:
         self,
         ps: ParameterServer,
         params: Mapping[str, Any],
-        mode: Mode,
+        mode: Mode = Async(),  # noqa: B008 a value
         codec: Codec | None = None,
         *,
         copy: bool = True,
