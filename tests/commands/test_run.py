@@ -8,9 +8,11 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,6 +243,34 @@ else:
     assert [one["code"] for one in events(log, "exit") if one["rank"] == 1] == [137, 137, 0]
 
 
+def test_a_worker_is_killed_by_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' launchers have another folder, and one that was killed has left its socket there."""
+    folder = tempfile.mkdtemp()
+    monkeypatch.setenv("TMPDIR", folder)
+    with running("--", "sleep", "1000") as process:
+        wait_until(lambda: list(Path(folder).glob("*/*.sock")))
+        process.kill()
+    log, again = tmp_path / "log", tmp_path / "again"
+    text = f"import pathlib, time\nwhile not pathlib.Path({str(again)!r}).exists(): time.sleep(0.02)"
+    with running("-n", "2", "--restart", "1", "--json", str(log), script(tmp_path, text)) as process:
+        wait_until(lambda: len(events(log, "start")) == 2)
+        for words, code, answer in (
+            (["7"], 1, "there is no rank 7 here: the ranks are 0 to 1"),
+            (["1"], 0, f"killed rank 1 (process {events(log, 'start')[1]['pid']})"),
+        ):
+            ran = run("kill", *words)
+            assert (ran.returncode, answer in ran.stdout + ran.stderr) == (code, True), ran
+        wait_until(lambda: len(events(log, "start")) == 3)
+        with running("-n", "1", "--", "sleep", "1000"):
+            wait_until(lambda: len(list(Path(folder).glob("*/*.sock"))) == 2)
+            assert "several fastps run" in run("kill", "0").stderr
+        again.touch()
+        assert process.wait(LIMIT) == 0
+    assert [one["code"] for one in events(log, "exit") if one["rank"] == 1] == [137, 0]
+    assert list(Path(folder).glob("*/*.sock")) == []
+    shutil.rmtree(folder)
+
+
 def test_used_up_restarts_are_the_exit_code_and_the_others_end_first(tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = f"""
@@ -299,6 +329,33 @@ except KeyboardInterrupt:
         assert process.stdout.readline() == "rank 0 | ready\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "rank 0 | saved\n"
+
+
+def test_ctrl_c_is_a_line_per_rank_and_no_traceback_of_it(tmp_path: Path) -> None:
+    text = """
+import os, time
+print("ready", flush=True)
+try:
+    time.sleep(1000)
+except KeyboardInterrupt:
+    if os.environ["RANK"] == "1":
+        raise ValueError("not saved")
+    raise
+"""
+    with running("-n", "3", script(tmp_path, text)) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline()[6:] for _ in range(3)] == [" | ready\n"] * 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) == 130
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert [line for line in said.splitlines() if "fastps run: rank" in line] == [
+        "fastps run: rank 0 stopped by Ctrl-C",
+        "fastps run: rank 1 ended with exit code 1",
+        "fastps run: rank 2 stopped by Ctrl-C",
+    ]
+    assert said.count("Traceback") == 1, said
+    assert "rank 1 | ValueError: not saved" in said
 
 
 def test_a_reader_that_has_left_ends_the_run(tmp_path: Path) -> None:
@@ -392,7 +449,11 @@ def test_a_server_that_cannot_start_ends_the_run(tmp_path: Path) -> None:
         (["-n", "0", "x.py"], 2, "expected 1 or more"),
         (["--restart", "-1", "x.py"], 2, "expected 0 or more"),
         (["--stagger", "nan", "x.py"], 2, "expected seconds"),
+        (["-n", "x.py"], 2, "-n takes a number, got 'x.py'; write -n 2 x.py"),
+        (["--stagger", "2s", "x.py"], 2, "--stagger takes a number, got '2s'"),
         (["-n", "2"], 2, "nothing to run"),
+        (["kill"], 1, "takes a rank.*got none"),
+        (["kill", "1", "0"], 1, "no fastps run 0 of this user"),
         (["missing.py"], 1, "there is no script missing.py in .*: .*fastps examples --to examples"),
         (["--", "no-such-program"], 1, "cannot run no-such-program: .* torchrun as -m torch.distributed.run"),
         (["--json", "/nowhere/log", "--", "true"], 1, "cannot write --json /nowhere/log: No such file"),
@@ -402,6 +463,14 @@ def test_wrong_arguments_are_named(arguments: list[str], code: int, message: str
     ran = run(*arguments)
     assert ran.returncode == code
     assert re.search(message, ran.stderr), ran.stderr
+
+
+def test_options_after_the_script_are_the_script_s(tmp_path: Path) -> None:
+    show = script(tmp_path, "import sys; print(*sys.argv[1:])")
+    ran = run(show, "-n", "2", "--lr", "1")
+    assert ran.stdout == "rank 0 | -n 2 --lr 1\n", ran.stderr
+    said = [line for line in ran.stderr.splitlines() if "come before the script" in line]
+    assert said == [f"fastps run: {show} gets -n: options of fastps run come before the script"]
 
 
 def test_help_lists_it() -> None:

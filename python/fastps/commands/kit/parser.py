@@ -12,6 +12,8 @@ from fastps._shared.text import meant
 
 __all__ = ["Parser"]
 
+#: A value that the function of an option cannot read as a number.
+_NO_NUMBER = re.compile(r"argument ([^\s/:]+)\S*: invalid (?:_\w+|int|float) value: '(.*)'$")
 _CHOICES = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
 
@@ -33,4 +35,9 @@ class Parser(argparse.ArgumentParser):
         choice = _CHOICES.search(message)
         if choice is not None:
             message += meant(choice[1], re.findall(r"[\w-]+", choice[2]), "{}")
+        if (wrong := _NO_NUMBER.search(message)) is not None:
+            option, text = wrong.groups()
+            message = f"{option} takes a number, got {text!r}"
+            if text.endswith(".py"):
+                message += f"; write {option} 2 {text}"
         super().error(without_secrets(message))

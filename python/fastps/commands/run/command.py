@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastps._shared.addresses import VARIABLE
 from fastps._shared.process import EXIT_USAGE, CommandError, signals_raise
+from fastps.commands.run.door import kill
 from fastps.commands.run.launch import Launch, Plan
 from fastps.commands.run.output import Output
 
@@ -20,13 +21,28 @@ USAGE = """\
 fastps run -n WORKERS [options] SCRIPT.py [ARGUMENTS]
        fastps run -n WORKERS [options] -- COMMAND [ARGUMENTS]
        fastps run -n WORKERS --nnodes M --node-rank K --servers ADDRESSES [options] SCRIPT.py [ARGUMENTS]
-       fastps run --servers-only [options] -- COMMAND [ARGUMENTS]"""
+       fastps run --servers-only [options] -- COMMAND [ARGUMENTS]
+       fastps run kill RANK [PROCESS]"""
 
 EPILOG = """\
 Each worker gets FASTPS_ADDRESSES, which fastps.connect() reads, FASTPS_RANK, FASTPS_WORKERS and RANK. The
 exit code is 0 if every worker has ended with 0; else that of the first worker that has used up its restarts
 (128 + n after signal n); 1 if a server without --data-dir has ended; 130 after Ctrl-C. However the launcher
-ends, its servers and workers end, too."""
+ends, its servers and workers end, too. fastps run kill RANK kills one worker of a run on this machine;
+PROCESS is that of the launcher, if several run."""
+
+#: Options that a script seldom has itself.
+_OWN = (
+    "-n",
+    "--workers",
+    "--nnodes",
+    "--node-rank",
+    "--shards",
+    "--servers",
+    "--restart",
+    "--stagger",
+    "--torch-env",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,9 +105,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Runs servers and workers; returns the exit code."""
-    plan = _plan(args)
+    if args.script[:1] == ["kill"]:
+        return kill(args.script[1:])
+    plan, output = _plan(args), Output(args.json)
+    for word in args.script[1:] if args.script[0] != "--" else []:
+        if word.partition("=")[0] in _OWN:
+            output.say(f"{args.script[0]} gets {word}: options of fastps run come before the script")
     with signals_raise():
-        return Launch(plan, Output(args.json)).run()
+        return Launch(plan, output).run()
 
 
 def _plan(args: argparse.Namespace) -> Plan:

@@ -14,6 +14,7 @@ from fastps._shared.addresses import VARIABLE
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError, Interrupted
 from fastps._shared.text import counted
 from fastps.commands.kit.servers import free_ports
+from fastps.commands.run.door import DONE, Door
 from fastps.commands.run.output import Output
 from fastps.commands.run.process import Server, Worker
 
@@ -97,6 +98,7 @@ class Launch:
         self._deaths: dict[int, int] = {}
         self._ranks: list[Rank] = []
         self._failed = EXIT_OK
+        self._door = Door()
 
     def run(self) -> int:
         """Runs until every rank has ended; returns the exit code.
@@ -105,15 +107,16 @@ class Launch:
             CommandError: A server has ended without a data directory, or cannot start.
             Interrupted: A signal has arrived. All processes have ended.
         """
-        code, ending = EXIT_FAILED, int(signal.SIGTERM)
+        code, stopped = EXIT_FAILED, None
         try:
             self._watch(self._plan.addresses or self._start_servers())
             code = self._failed
         except Interrupted as stop:
-            code, ending = stop.exit_code, stop.exit_code - 128
+            code, stopped = stop.exit_code, stop
             raise
         finally:
-            self._end(ending)
+            self._door.close()
+            self._end(stopped)
             self._output.event("end", code=code)
         return code
 
@@ -178,6 +181,7 @@ class Launch:
             if all(rank.code is not None for rank in self._ranks):
                 return
             self._check_servers()
+            self._door.answer(self._kill)
             if self._output.broken:
                 raise BrokenPipeError
             time.sleep(_PERIOD)
@@ -221,10 +225,22 @@ class Launch:
         left = self._plan.restarts - rank.restarts
         self._output.say(f"rank {rank.number} ended with exit code {code}; it starts again ({left} left)")
 
+    def _kill(self, number: int) -> str:
+        """Kills the worker of a rank that somebody asks to; returns the answer."""
+        ranks = {rank.number: rank for rank in self._ranks}
+        if number not in ranks:
+            return f"there is no rank {number} here: the ranks are {min(ranks)} to {max(ranks)}"
+        worker = ranks[number].worker
+        if worker is None or worker.exit_code() is not None:
+            return f"rank {number} is not running"
+        worker.process.kill()
+        return f"{DONE} rank {number} (process {worker.process.pid})"
+
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def _end(self, number: int) -> None:
-        """Ends workers with this signal, then servers; kills what remains."""
+    def _end(self, stopped: Interrupted | None) -> None:
+        """Ends workers with the signal that has stopped the run, then servers; kills what remains."""
+        number = int(signal.SIGTERM) if stopped is None else stopped.exit_code - 128
         workers = [rank.worker for rank in self._ranks if rank.worker is not None]
         done = bool(self._ranks) and not workers
         for worker in workers:
@@ -235,7 +251,13 @@ class Launch:
         for server in self._servers:
             server.signal(signal.SIGTERM)
         for worker in workers:
+            code = worker.exit_code()
             worker.close(_INTERRUPTED_LINES)
+            if stopped is not None and self._plan.workers is not None:
+                how = "had to be killed" if code is None else f"ended with exit code {code}"
+                self._output.say(
+                    f"{worker.name} {stopped}" if code in (0, 128 + number) else f"{worker.name} {how}"
+                )
         deadline = time.monotonic() + (_SERVERS_SAVE if done else _SERVERS_END)
         for server in self._servers:
             server.wait(deadline - time.monotonic())

@@ -14,10 +14,42 @@ from typing import Any
 from fastps._shared.process import CommandError
 from fastps._shared.text import printable
 
-__all__ = ["Output"]
+__all__ = ["Held", "Output"]
 
 #: Colours of the names on a terminal, in turn: cyan, green, yellow, blue, magenta.
 _COLOURS = (36, 32, 33, 34, 35)
+
+
+#: Lines of a traceback before its last one, and between two tracebacks of one end.
+_TRACEBACK, _BETWEEN = (
+    b"Traceback (most recent call last):",
+    (b"", b"During handling of the above exception,"),
+)
+
+
+class Held:
+    """Holds a traceback back until its last line, and drops it if that is a `KeyboardInterrupt`.
+
+    Attributes:
+        lines: Lines that wait for the last one.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self._dropped = False
+
+    def pass_on(self, line: bytes, interrupted: bool) -> list[bytes]:
+        """Takes a line; returns those to show. Only after an interruption are lines held."""
+        begins = interrupted and line == _TRACEBACK
+        if not begins and not self.lines:
+            self._dropped = self._dropped and line.startswith(_BETWEEN[1]) | (line == _BETWEEN[0])
+            return [] if self._dropped else [line]
+        self.lines.append(line)
+        if begins or line.startswith(b" "):
+            return []
+        held, self.lines = self.lines, []
+        self._dropped = line.startswith(b"KeyboardInterrupt")
+        return [] if self._dropped else held
 
 
 class Output:

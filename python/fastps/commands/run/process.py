@@ -18,7 +18,7 @@ from typing import IO
 
 from fastps._shared.process import LIFELINE, CommandError
 from fastps.commands.kit.children import inherited, python_module
-from fastps.commands.run.output import Output
+from fastps.commands.run.output import Held, Output
 
 __all__ = ["Process", "Server", "Worker"]
 
@@ -41,16 +41,21 @@ class Process:
 
     name: str
     process: subprocess.Popen[bytes]
+    _interrupted = False
 
     def _begin(self, output: Output, number: int, stdout_is_error: bool) -> None:
         """Reads its output on threads."""
 
         def read(pipe: IO[bytes], error: bool) -> None:
+            held = Held()
             with pipe:
                 while line := pipe.readline(_LONGEST_LINE):
                     text = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # the last state of a progress bar
-                    output.line(self.name, number, text, error)
+                    for one in held.pass_on(text, self._interrupted):
+                        output.line(self.name, number, one, error)
                     self._on_line(text)
+            for one in held.lines:
+                output.line(self.name, number, one, error)
 
         self._readers = [
             threading.Thread(target=read, args=(pipe, error), name="fastps-output", daemon=True)
@@ -75,7 +80,8 @@ class Process:
         return 128 - code if code is not None and code < 0 else code
 
     def signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal, unless it has ended. After SIGINT its traceback of that is not shown."""
+        self._interrupted = number == signal.SIGINT
         if self.process.poll() is None:
             self.process.send_signal(number)
             self.process.send_signal(signal.SIGCONT)  # a stopped process takes no other signal
