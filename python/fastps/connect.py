@@ -35,6 +35,11 @@ def _addresses(given: Any) -> str:
         listed = [_address(one) for one in given]
     else:
         return _address(given)
+    if len(listed) == 2 and ":" not in listed[0]:
+        port = listed[1].removeprefix("127.0.0.1:")
+        if port.isdecimal():
+            pair, got = f"one str, '{listed[0]}:{port}'", f"host and port, {given!r}"
+            raise ConfigError("invalid addresses", expected=pair, got=got)
     if len(listed) > 1 and all(len(one) <= 1 for one in listed):
         expected = "server.addresses as it is, a str, or the list server.address_list"
         got = f"the characters of a str, {listed[0]!r}, {listed[1]!r}, ..."

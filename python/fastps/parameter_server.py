@@ -123,7 +123,7 @@ class ParameterServer:
         self,
         name: str,
         array: Any,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None = None,
         apply: Literal["exact", "hogwild"] = "exact",
         group: str = "default",
         *,
@@ -134,7 +134,7 @@ class ParameterServer:
         Args:
             name: 1 to 1024 bytes of UTF-8.
             array: Initial values, which also define the shape and the dtype: float32 or float64.
-            optimizer: For example ``fastps.Adagrad(lr=0.1)``.
+            optimizer: Always needed; for example ``fastps.Adagrad(lr=0.1)``.
             apply: See `TensorSpec`.
             group: See `TensorSpec`.
 
@@ -150,6 +150,12 @@ class ParameterServer:
         >>> store.spec("w").shape
         (2, 3)
         """
+        if not isinstance(name, str):
+            order = "the name comes first: register(name, array, optimizer), once for each tensor"
+            raise ConfigError("invalid name", expected="a str", got=type(name).__name__, advice=order)
+        if optimizer is None:
+            needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
+            raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
         self._native.register(name, array, optimizer, apply, group, timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -191,13 +192,30 @@ def serve(
     except ConfigError as error:
         own = _on_port(error.got)
         if own is None or not error.message.startswith("cannot listen"):
-            raise
+            raise _in_python(error) from None
         raise ConfigError(
             f"cannot listen on port {error.got}",
             expected=error.expected,
             got=error.got,
             advice=f"{own!r} of this process uses it: stop() that, or use fastps.connect({error.got})",
         ) from None
+
+
+def _in_python(error: ConfigError) -> ConfigError:
+    """The same error, with options of the command line as arguments of `serve`."""
+
+    def spelled(text: str | None) -> str | None:
+        if text is None:
+            return None
+        text = re.sub(r"--(insecure|local|accept-loss)\b", r"--\1=True", text)
+        return re.sub(
+            r"--([a-z][a-z-]*)(=True)?(?: (?=[A-Z]{2}))?",
+            lambda m: m[1].replace("-", "_") + (m[2] or "="),
+            text,
+        )
+
+    fields = {name: spelled(getattr(error, name)) for name in ("expected", "got", "advice")}
+    return ConfigError(spelled(error.message) or "", tensor=error.tensor, shard=error.shard, **fields)
 
 
 def _on_port(port: str | None) -> Server | None:

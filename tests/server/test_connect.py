@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fastps
+from cases import case
 
 ONES = np.ones(3, np.float32)
 
@@ -63,6 +64,15 @@ def test_what_is_no_address_is_refused(wrong: object) -> None:
         fastps.connect(wrong)  # type: ignore[arg-type]
 
 
+def test_host_and_port_are_one_text() -> None:
+    for wrong in (("host-a", 7070), ["host-a", 7070], ("host-a", "7070"), "host-a,7070"):
+        with (
+            case(wrong),
+            pytest.raises(fastps.ConfigError, match="expected one str, 'host-a:7070', got host"),
+        ):
+            fastps.connect(wrong)
+
+
 @pytest.mark.parametrize(
     "wrong", [list("127.0.0.1:7070"), ",".join("127.0.0.1:7070,127.0.0.1:7071")], ids=["list", "str"]
 )
@@ -71,6 +81,18 @@ def test_the_characters_of_addresses_are_no_addresses(wrong: str | list[str]) ->
         fastps.ConfigError, match=r"server\.address_list, got the characters of a str, '1', '2'"
     ):
         fastps.connect(wrong)
+
+
+def test_serve_names_its_arguments_and_no_options() -> None:
+    for arguments, text in (
+        ({"listen": "0.0.0.0:0"}, "tls_cert=, tls_key= and tokens= (or tls_ca=); or insecure=True"),
+        ({"listen": "0.0.0.0:7070", "cluster": "a:1,b:2", "insecure": True}, "expected advertise=HOST"),
+        ({"copy_to": "file:///nowhere"}, "expected copy_to= with data_dir=, got only copy_to="),
+    ):
+        with case(text), pytest.raises(fastps.ConfigError) as caught:
+            fastps.serve(**arguments)
+        assert text in str(caught.value)
+        assert "--" not in str(caught.value)
 
 
 # -- waiting -------------------------------------------------------------------------------------------------

@@ -209,6 +209,25 @@ def test_servers_that_go_away(leaving):
         np.testing.assert_array_equal(rest, grads[name], name)
 
 
+def test_register_says_what_comes_where_and_what_is_missing(ps):
+    w, sgd = f32(0, 0), fastps.SGD(lr=1.0)
+    for arguments, text in (
+        (
+            (w, "w", sgd),
+            "invalid name: expected a str, got ndarray; the name comes first: register(name, array,",
+        ),
+        (
+            ({"w": w}, sgd),
+            "invalid name: expected a str, got dict; the name comes first: register(name, array,",
+        ),
+        (("w", w), "fastps.SGD(lr=0.1)"),
+    ):
+        with case(text), pytest.raises(fastps.ConfigError) as caught:
+            ps.register(*arguments)
+        assert text in str(caught.value)
+    assert ps.names() == []
+
+
 NO_ARRAY = "an array with the name"
 NO_NAME = "a tensor's name with the array"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import re
 import time
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import fastps
+from cases import case
 
 SHAPES = {"w": (3, 5), "b": (4,), "s": ()}
 OPTIMIZERS = [
@@ -488,6 +490,22 @@ def test_what_a_mode_is_made_of():
             fastps.Async(**wrong)
         assert next(iter(wrong)) in str(caught.value)
     assert fastps.Async() == fastps.Async(None, "scale", True, True)
+    for mode, call in {
+        fastps.Sync: "Sync(workers=...)",
+        fastps.Local: "Local(lr=...)",
+        fastps.Bounded: "Bounded(staleness=...)",
+        fastps.WarmStart: "WarmStart(steps=..., then=...)",
+    }.items():
+        with case(call), pytest.raises(fastps.ConfigError, match=re.escape(f"expected fastps.{call}")):
+            mode()
+    with pytest.raises(TypeError, match="bakup"):
+        fastps.Sync(1, bakup=1)
+
+
+def test_the_default_is_async(store):
+    register(store, fastps.SGD(lr=1.0))
+    with fastps.Worker(store, zeros()) as worker:
+        assert worker.mode == fastps.Async()
 
 
 @pytest.mark.parametrize("mode", [fastps.Async(), fastps.Local(push_every=5, lr=1.0)], ids=str)

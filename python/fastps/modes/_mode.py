@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fastps.errors import ConfigError
 
 __all__ = ["Correction", "Mode"]
 
@@ -11,7 +14,30 @@ __all__ = ["Correction", "Mode"]
 Correction = tuple[bool, int | None, bool, bool]
 
 
-class Mode:
+class _Checked(type):
+    """Classes whose call names the arguments that it lacks."""
+
+    if not TYPE_CHECKING:  # which sees the arguments of each class
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError:
+                own = list(inspect.signature(cls.__init__).parameters.values())[1:]
+                given = {*kwargs, *(one.name for one in own[: len(args)])}
+                lacking = [one.name for one in own if one.default is one.empty and one.name not in given]
+                if not lacking:
+                    raise
+            name, arguments = f"fastps.{cls.__name__}", ", ".join(f"{one}=..." for one in lacking)
+            raise ConfigError(
+                f"{name} needs {' and '.join(lacking)}",
+                expected=f"{name}({arguments})",
+                got="no value",
+                advice=f"help({name}) describes it",
+            )
+
+
+class Mode(metaclass=_Checked):
     """Mode in which a worker keeps pace with the other workers; a value.
 
     `Worker` reads these properties and knows none of the modes. A mode overrides those in which it differs
