@@ -7,6 +7,10 @@ use fastps_server::human::{duration, size};
 
 /// A worker is slow if its steps take this many times the median.
 const SLOW: f64 = 3.0;
+/// A shorter step, in seconds, is not slow: no user would look for its cause.
+const SLOW_STEP_S: f64 = 0.05;
+/// Workers from which on one can be slower than the others: of two, either may be the odd one.
+const SLOW_OF: usize = 3;
 /// Percent of the memory limit from which on it is reported.
 const FULL: u64 = 90;
 /// Seconds of silence from which on a worker is reported.
@@ -47,7 +51,7 @@ fn median_step(workers: &[(&WorkerState, &WorkerReport)]) -> Option<f64> {
 pub(crate) fn slowness(workers: &[(&WorkerState, &WorkerReport)], report: &WorkerReport) -> Option<f64> {
     let (median, own) = (median_step(workers)?, report.step_seconds?);
     let times = own / median;
-    (workers.len() > 1 && median > 0.0 && times >= SLOW).then_some(times)
+    (workers.len() >= SLOW_OF && median > 0.0 && own >= SLOW_STEP_S && times >= SLOW).then_some(times)
 }
 
 fn of_shard(view: &ShardView) -> Vec<String> {
@@ -193,6 +197,16 @@ mod tests {
         let answer = Err(Error::new(Kind::Connection, "refused"));
         let found = warned(ShardView { address: "b:2".into(), shard: Some(1), answer });
         assert!(found[0].starts_with("shard 1 at b:2 does not answer: refused"), "{found:?}");
+    }
+
+    #[test]
+    fn one_of_two_workers_or_one_with_short_steps_is_not_slow() {
+        let warnings = |steps: &[f64]| {
+            let workers = steps.iter().map(|step| worker("a", *step)).collect();
+            warned(shard(&[], workers)).len()
+        };
+        assert_eq!([0.1, 4.0, 0.01, 0.04, 0.06].map(|step| warnings(&[0.01, step])), [0; 5]);
+        assert_eq!([0.02, 0.04, 0.06, 4.0].map(|step| warnings(&[0.01, 0.01, step])), [0, 0, 1, 1]);
     }
 
     #[test]
