@@ -204,6 +204,8 @@ def test_servers_that_go_away(leaving):
         with pytest.raises(fastps.ConnectionLostError) as caught:
             call()
         leaving.check(caught.value)
+    with pytest.raises(fastps.ConnectionLostError, match="if that server has stopped, start it again"):
+        one.push("w", grads["w"], timeout=0.5)
     # A gradient that was never sent is in the residual, whole.
     for name, rest in onebit.feedback.state_dict().items():
         np.testing.assert_array_equal(rest, grads[name], name)

@@ -136,6 +136,11 @@ pub(crate) fn scope(groups: &[String], namespaces: &[String]) -> Result<Scope> {
     if groups.iter().chain(namespaces).all(|name| name == "*") {
         return Ok(Scope::Everything);
     }
+    if groups.iter().chain(namespaces).any(|name| name == "*") && groups != ["*"] {
+        let why = "* is not the name of a group or namespace";
+        let expected = "names, or neither --groups nor --namespaces, which allows everything";
+        return Err(Error::new(Kind::Config, why).expected(expected, "*"));
+    }
     let namespaces = namespaces.iter().map(|name| format!("namespace:{name}"));
     groups.iter().cloned().chain(namespaces).collect::<Vec<_>>().join(",").parse()
 }

@@ -167,9 +167,14 @@ impl Link {
         let address = self.address();
         match &queue.last_error {
             Some(error) => {
-                let message =
+                let mut message =
                     format!("{what} without a connection to {address}: {}", self.in_trouble(&error.message));
                 let refused = error.kind == Kind::Unauthenticated;
+                if !refused && !queue.closed {
+                    message.push_str(
+                        "; if that server has stopped, start it again: with --data-dir it keeps what it held",
+                    );
+                }
                 Error::new(if refused { error.kind } else { Kind::Connection }, message)
             }
             None => Error::new(kind, format!("{what} before {address} answered")),
