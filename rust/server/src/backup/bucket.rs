@@ -107,10 +107,10 @@ impl Bucket {
         check_endpoint(url, &builder)?;
         match builder.build() {
             Ok(store) => Ok(Self { url: url.to_owned(), store: Arc::new(store), prefix, folder: None }),
-            Err(error) => Err(Error::new(
-                Kind::Config,
-                format!("the settings for {url} (AWS_...) are not valid: {}", reason(&error)),
-            )),
+            Err(error) => Err(without_roots(url).unwrap_or_else(|| {
+                let why = reason(&error);
+                Error::new(Kind::Config, format!("the settings for {url} (AWS_...) are not valid: {why}"))
+            })),
         }
     }
 
@@ -135,14 +135,18 @@ impl Bucket {
     /// Error of a failed request.
     pub(super) fn failed(&self, what: &str, place: &Path, error: &object_store::Error) -> Error {
         use object_store::Error as E;
+        let reason = reason(error);
         let (kind, hint) = match error {
+            _ if reason.contains("UnknownIssuer") => {
+                (Kind::Config, ": SSL_CERT_FILE must name the certificates of its CAs (PEM)")
+            }
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
                 (Kind::Config, ": do AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY permit this?")
             }
             E::NotFound { .. } | E::NotImplemented { .. } => (Kind::Config, ""),
             _ => (Kind::Unavailable, ""),
         };
-        Error::new(kind, format!("cannot {what} {}: {}{hint}", self.name(place), reason(error)))
+        Error::new(kind, format!("cannot {what} {}: {reason}{hint}", self.name(place)))
     }
 
     /// Reads a small object; `None` if it does not exist.
@@ -245,6 +249,20 @@ fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
         return refused("is not encrypted", "https://..., or AWS_ALLOW_HTTP=true");
     }
     Ok(())
+}
+
+/// The error of a system without certificates of CAs: the library's does not name them.
+fn without_roots(url: &str) -> Option<Error> {
+    let found = rustls_native_certs::load_native_certs();
+    if !found.certs.is_empty() {
+        return None;
+    }
+    let got = match std::env::var_os("SSL_CERT_FILE") {
+        Some(file) => format!("none in {}", file.display()),
+        None => "none in the folders of this system".to_owned(),
+    };
+    let message = format!("no certificates of CAs verify the servers of {url}");
+    Some(Error::new(Kind::Config, message).expected("a file of them (PEM) that SSL_CERT_FILE names", got))
 }
 
 /// Reason for a failed request, without the rest of a server's or library's text: an answer may repeat
