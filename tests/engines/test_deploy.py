@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import re
+import select
 import shutil
 import signal
+import socket
 import ssl
+import struct
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +30,9 @@ from server_image import DEPLOY, MOST, ROOT, USER, fill
 UNIT = (DEPLOY / "fastps-server.service").read_text()
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+NUMBERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+LIBC = ctypes.CDLL(None)
+LIBC.prctl.argtypes, LIBC.ptrace.argtypes = [ctypes.c_ulong] * 5, [ctypes.c_ulong] * 4
 
 
 @pytest.fixture
@@ -157,3 +166,102 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit.write_text(UNIT + "\n[Service]\nNoSuchSetting=1\n")  # it looks at the settings
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert "NoSuchSetting" in done.stderr
+    command = ["systemd-analyze", "security", "--offline=true", str(DEPLOY / "fastps-server.service")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:  # systemd 250 and later
+        (exposure,) = re.findall(r"Overall exposure level.*: ([\d.]+)", done.stdout)
+        assert float(exposure) < 2.5
+
+
+def test_systemd_learns_what_a_server_does(tmp_path: Path) -> None:
+    """That it serves, that the threads of its shards run, and that it stops."""
+    for name in (str(tmp_path / "notify"), f"\0fastps-{os.getpid()}"):
+        told = {"NOTIFY_SOCKET": name.replace("\0", "@"), "WATCHDOG_USEC": "1000000"}
+        command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(name)
+            manager.settimeout(60)
+            server = subprocess.Popen(command, env=os.environ | told, stdout=subprocess.PIPE)
+            try:
+                assert manager.recv(99) == b"READY=1"
+                assert select.select([server.stdout], [], [], 0)[0], "it listens before"
+                assert manager.recv(99) == manager.recv(99) == b"WATCHDOG=1"
+                hang(server.pid, "fastps-shard-0", manager)
+                assert manager.recv(99) == b"WATCHDOG=1"
+                server.terminate()
+                while (said := manager.recv(99)) == b"WATCHDOG=1":
+                    pass
+                assert said == b"STOPPING=1"
+                assert server.wait(60) == 0
+            finally:
+                server.kill()
+                server.communicate()
+
+
+def hang(pid: int, thread: str, manager: socket.socket) -> None:
+    """Stops a thread until nothing has been heard of the process for a while, and lets it go on."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    (task,) = [int(one.name) for one in tasks if (one / "comm").read_text().strip() == thread]
+    seize, interrupt, detach = 0x4206, 0x4207, 17
+    if LIBC.ptrace(seize, task, 0, 0):
+        pytest.skip("ptrace is not allowed here")
+    LIBC.ptrace(interrupt, task, 0, 0)
+    try:
+        while select.select([manager], [], [], 5)[0]:
+            assert manager.recv(99) == b"WATCHDOG=1"
+    finally:
+        os.waitpid(task, 0x40000000)  # __WALL
+        assert LIBC.ptrace(detach, task, 0, 0) == 0
+
+
+def calls(name: str) -> set[str]:
+    """The system calls of one of systemd's sets."""
+    command = ["systemd-analyze", "syscall-filter", name]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[1:]
+    names = [line.strip() for line in lines if not line.strip().startswith("#")]
+    return {call for name in names for call in (calls(name) if name.startswith("@") else {name})}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not NUMBERS.exists(), reason="no numbers of calls")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_a_server_runs_with_the_rights_of_the_unit(tmp_path: Path) -> None:
+    """Any other system call, and memory that is written and executed, would end it or fail."""
+    assert "\nMemoryDenyWriteExecute=yes\n" in UNIT
+    (allowed, denied) = re.findall(r"^SystemCallFilter=(.*)", UNIT, re.MULTILINE)
+    assert denied.startswith("~")
+    names = calls(allowed) - set().union(*map(calls, denied[1:].split()))
+    assert "read" in names
+    assert "mount" not in names
+    numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", NUMBERS.read_text()))
+    kept = [int(numbers[name]) for name in sorted(names & numbers.keys())]
+    # Each instruction of the filter: code, jumps, operand. It loads the number and compares.
+    allow, kill = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x80000000)
+    rules = [(0x20, 0, 0, 0), *(rule for nr in kept for rule in ((0x15, 0, 1, nr), allow)), kill]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code)))
+
+    def confine() -> None:
+        LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        LIBC.prctl(65, 1, 0, 0, 0)  # PR_SET_MDWE, from Linux 6.3
+        assert LIBC.prctl(22, 2, ctypes.addressof(program), 0, 0) == 0  # PR_SET_SECCOMP
+
+    fill(tmp_path / "image")
+    options = ("--listen=127.0.0.1:0", f"--data-dir={tmp_path}/data", f"--copy-to=file://{tmp_path}/copies")
+    command = [str(tmp_path / "image/fastps-server"), *options, f"--audit={tmp_path}/audit"]
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, preexec_fn=confine, stdout=pipe, stderr=pipe, text=True)
+    address = address_of(server)
+    try:
+        assert "\nSeccomp:\t2\n" in Path(f"/proc/{server.pid}/status").read_text()
+        for transport in (None, "tcp"):
+            with fastps.connect(address, transport=transport, ack="logged") as ps:
+                ps.register("w", np.zeros(600_000, np.float32), fastps.SGD(lr=1.0))
+                ps.push("w", np.ones(600_000, np.float32))
+                assert ps.pull("w")[-1] < 0
+        server.terminate()
+        assert server.wait(60) == 0, server.communicate()[1]
+    finally:
+        server.kill()
+        said = server.communicate()[1]
+    assert "copied snapshot" in said
+    assert " WARN " not in said

@@ -13,6 +13,7 @@ mod log;
 mod new_cluster;
 mod signals;
 mod status;
+mod systemd;
 mod tensors;
 mod token;
 mod top;
@@ -272,7 +273,12 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
         })?;
         log.flush(); // warnings of the start come first
         announce(&server);
-        signals.stop(server.reloads().then_some(|| server.reload())).await;
+        systemd::tell("READY=1");
+        tokio::select! {
+            () = signals.stop(server.reloads().then_some(|| server.reload())) => {}
+            () = systemd::keep_alive(&server) => {}
+        }
+        systemd::tell("STOPPING=1");
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })

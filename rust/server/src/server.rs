@@ -32,7 +32,7 @@ use fastps_transport::bearer::Bearer;
 use fastps_transport::tls::ServerTls;
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -158,6 +158,7 @@ impl Server {
                 frames: AtomicU64::new(0),
                 measures: Arc::default(),
                 frames_swept: AtomicU64::new(0),
+                swept: AtomicBool::new(false),
             });
             if let Some(loss) = loss::found_at_start(&node)?.filter(|_| !config.accept_loss) {
                 return Err(node.lost(&loss));
@@ -212,6 +213,12 @@ impl Server {
     /// Counters of this process's shards, without a connection.
     pub fn counters(&self) -> Vec<Vec<(&'static str, u64)>> {
         self.nodes.iter().map(|node| node.counters()).collect()
+    }
+
+    /// Returns whether the thread of each shard has looked after its sessions since the last call, which it
+    /// does at least every second.
+    pub fn swept(&self) -> bool {
+        self.nodes.iter().fold(true, |all, node| node.swept.swap(false, Ordering::Relaxed) && all)
     }
 
     /// Reads the token file and the TLS files again, as it also happens every 5 s.

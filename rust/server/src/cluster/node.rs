@@ -31,7 +31,7 @@ use fastps_core::verbs::GroupState;
 use fastps_proto::v1 as pb;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
@@ -107,6 +107,8 @@ pub(crate) struct Node {
     pub(crate) measures: Arc<Measures>,
     /// Frames read until the last sweep.
     pub(crate) frames_swept: AtomicU64,
+    /// Set by each sweep, and taken by the watchdog.
+    pub(crate) swept: AtomicBool,
 }
 
 impl Node {
@@ -251,6 +253,7 @@ impl Node {
 
     /// Ends expired leases.
     pub(crate) fn sweep(&self, period: Duration) {
+        self.swept.store(true, Ordering::Relaxed);
         let now = Instant::now();
         for over in self.sessions.sweep(now, period) {
             let (session, name) = (over.number, &over.name);
