@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from manifests import VERSIONS, check_pod, needs_namespaces, of_guide
+from manifests import VERSIONS, check_pod, needs_namespaces, of_guide, schema_of, secrets
 from pods import run_pods
 
-from clients.toolchain import ROOT, go_environment, program_of_go
+from clients.toolchain import ROOT
 
 RUNTIME = ROOT / "deploy/kubeflow/runtime.yaml"
-
-
-def strictly(schema: Any) -> Any:
-    """A schema of a CRD that refuses unknown fields, which the API server would drop."""
-    if isinstance(schema, list):
-        return [strictly(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    strict = {name: strictly(one) for name, one in schema.items()}
-    free = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
-    if schema.get("type") == "object" and "properties" in schema and not free:
-        strict["additionalProperties"] = False
-    return strict
-
-
-def schema_of(module: str, file: str, version: str) -> dict[str, Any]:
-    """The schema of a CRD that a module of Go carries."""
-    go = program_of_go("go")
-    if go is None:
-        pytest.skip("the CRDs come from modules of Go, and go was not found")
-    command = [go, "mod", "download", "-json", module]
-    done = subprocess.run(
-        command, cwd=ROOT / "deploy", env=go_environment(), capture_output=True, text=True, timeout=100
-    )
-    if done.returncode:
-        pytest.skip(f"the module {module} cannot be had: {done.stdout[-300:]}")
-    text = (Path(json.loads(done.stdout)["Dir"]) / file).read_text()
-    (found,) = [
-        one for one in yaml.load(text, yaml.CSafeLoader)["spec"]["versions"] if one["name"] == version
-    ]
-    return strictly(found["schema"]["openAPIV3Schema"])
 
 
 @pytest.fixture
@@ -91,16 +58,21 @@ def test_kubernetes_takes_the_jobs_of_the_runtime(runtime: dict[str, Any]) -> No
 
 @needs_namespaces
 def test_a_server_starts_with_the_arguments_of_the_runtime(runtime: dict[str, Any], tmp_path: Path) -> None:
-    """Workers find it by the name of its pod, which JobSet makes of the TrainJob's."""
+    """Workers find it by the name of its pod, which JobSet makes of the TrainJob's, and show their token."""
     servers, workers = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     template = servers["template"]["spec"]["template"]["spec"]
     check_pod(template)
     (worker,) = workers["template"]["spec"]["template"]["spec"]["containers"]
     (addresses,) = [one["value"] for one in worker["env"] if one["name"] == "FASTPS_ADDRESSES"]
     args = [one.replace("$(TRAINJOB)", "mnist") for one in template["containers"][0]["args"]]
+    assert "--insecure" not in args
+    secret = secrets(tmp_path, "fastps")
+    args = [re.sub("/secrets/(tls|tokens)", str(secret), one) for one in args]
     pods = [{"args": args, "host": "mnist-server-0-0.mnist"}]
-    said = run_pods(tmp_path, pods, addresses.replace("$(TRAINJOB)", "mnist"))
-    assert "shard 0 is ready" in said
+    client = {"tls_ca": str(secret / "ca.crt"), "tls_server_name": "fastps"}
+    client["token_file"] = str(secret / "worker.token")
+    said = run_pods(tmp_path, pods, addresses.replace("$(TRAINJOB)", "mnist"), **client)
+    assert "trained on 1 shards" in said
 
 
 def test_the_runtime_has_the_version_of_the_server(runtime: dict[str, Any]) -> None:
