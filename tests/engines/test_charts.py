@@ -11,21 +11,20 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import trustme
 import yaml
-from manifests import GUIDE, VERSIONS, check_pod, needs_namespaces, of_guide, of_kind
+from manifests import GUIDE, VERSIONS, check_pod, needs_namespaces, of_guide, of_kind, schema_of, secrets
 from pods import run_pods
 
 from clients.toolchain import GO_FOLDER, ROOT
 
 CHART = ROOT / "deploy/helm/fastps"
 TLS = {"tls": {"secret": "server"}}
+MONITOR = {"interval": "15s", "tlsConfig": {"cert": {"secret": {"name": "reader", "key": "tls.crt"}}}}
 VALUES: dict[str, dict[str, Any]] = {
     "insecure": {"insecure": True},
     "TLS": TLS | {"shards": 2, "web": {"enabled": True}, "tokens": {"secret": "principals"}},
@@ -42,6 +41,16 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "many shards": {"insecure": True, "shards": 12, "web": {"enabled": True}},
     "tokens": TLS | {"tokens": {"secret": "principals", "key": "all", "serverKey": "own"}},
+    "monitored": TLS
+    | {
+        "tls": {"secret": "server", "clientCertificates": True},
+        "web": {"enabled": True},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "endpoint": MONITOR},
+        "networkPolicy": {"enabled": True, "monitoring": [{"namespaceSelector": {}}]},
+        "roots": {"configMap": "cas", "key": "all.pem"},
+        "extraVolumes": [{"name": "scratch", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    },
 }
 #: Values that are refused, and what the message says.
 REFUSED = (
@@ -49,6 +58,7 @@ REFUSED = (
     (TLS, "with TLS alone everyone in the network can read and change the parameters: set tokens.secret"),
     ({"insecure": True, "tokens": {"secret": "principals"}}, "tokens.secret needs tls.secret"),
     ({"insecure": True, "tls": {"clientCertificates": True}}, "tls.clientCertificates needs tls.secret"),
+    ({"insecure": True, "serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs web.enabled"),
     ({"insecure": True, "shard": 2}, "shard"),
     ({"insecure": True, "shards": 0}, "shards"),
     ({"insecure": True, "shards": "2"}, "shards"),
@@ -120,8 +130,9 @@ def test_the_chart_has_what_each_value_set_asks_for(tmp_path: Path) -> None:
         assert all(one.get("scheme", "HTTP") == ("HTTPS" if tls else "HTTP") for one in probes)
         assert len(probes) == (0 if not web else 2 if tls else 1)
         assert ("--tls-cert=/secrets/tls/tls.crt" in args) == tls
-        assert ("--tls-ca=/secrets/tls/ca.crt" in args) == (name == "mutual TLS")
-        assert ("--certificate-role=server" in args) == (name == "mutual TLS")
+        mutual = name in ("mutual TLS", "monitored")
+        assert ("--tls-ca=/secrets/tls/ca.crt" in args) == mutual
+        assert ("--certificate-role=server" in args) == mutual
         assert ("--tokens=/secrets/tokens/tokens" in args) == (name == "TLS")
         assert ("--server-token-file=/secrets/tokens/server.token" in args) == (name == "TLS")
         assert ("--tokens=/secrets/tokens/all" in args) == (name == "tokens")
@@ -138,13 +149,39 @@ def test_kubernetes_takes_what_the_chart_renders(tmp_path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for values in VALUES.values():
         for one in template(tmp_path, values):
-            for version in VERSIONS:
+            for version in VERSIONS if one["kind"] != "ServiceMonitor" else ():
                 validate(one, version, strict=True)
     (workload,) = of_kind(template(tmp_path, VALUES["insecure"]), "StatefulSet")
     workload["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
     with pytest.raises(jsonschema.ValidationError):
         validate(workload, VERSIONS[0], strict=True)
     validate(of_guide("Job"), VERSIONS[0], strict=True)
+
+
+def test_the_chart_is_watched_and_closed_as_asked(tmp_path: Path) -> None:
+    objects = template(tmp_path, VALUES["monitored"])
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    ca = {"secret": {"name": "server", "key": "ca.crt"}}
+    tls = {"ca": ca, "serverName": "fastps-0.models.svc"} | MONITOR["tlsConfig"]
+    assert endpoint == {"port": "web", "scheme": "https", "interval": "15s", "tlsConfig": tls}
+    (policy,) = of_kind(objects, "NetworkPolicy")
+    (workload,) = of_kind(objects, "StatefulSet")
+    assert policy["spec"]["podSelector"] == workload["spec"]["selector"]
+    clients, monitoring = policy["spec"]["ingress"]
+    assert clients["ports"] == [{"port": "grpc"}]
+    assert clients["from"] == [{"podSelector": workload["spec"]["selector"]}, {"podSelector": {}}]
+    assert monitoring == {"ports": [{"port": "web"}], "from": [{"namespaceSelector": {}}]}
+    plain = template(tmp_path, VALUES["many shards"] | {"networkPolicy": {"enabled": True}})
+    (policy,) = of_kind(plain, "NetworkPolicy")
+    assert len(policy["spec"]["ingress"]) == 1, "without peers nobody reaches the port"
+    (server,) = pod(objects)["containers"]
+    assert {"name": "SSL_CERT_FILE", "value": "/roots/all.pem"} in server["env"]
+    assert {"name": "roots", "configMap": {"name": "cas"}} in pod(objects)["volumes"]
+    file = "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"
+    schema = schema_of("github.com/prometheus-operator/prometheus-operator@v0.85.0", file, "v1")
+    jsonschema.Draft202012Validator(schema).validate(monitor)
 
 
 def test_wrong_values_are_refused(tmp_path: Path) -> None:
@@ -182,28 +219,7 @@ def test_names_come_from_the_release(tmp_path: Path) -> None:
 @needs_namespaces
 def test_servers_start_with_the_arguments_of_the_pods(tmp_path: Path) -> None:
     """With the names of the services, plain and with a certificate that shards and clients share."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("*.models.svc")
-    secret = tmp_path / "secret"
-    secret.mkdir()
-    certificate.cert_chain_pems[0].write_to_path(secret / "tls.crt")
-    authority.cert_pem.write_to_path(secret / "tls.crt", append=True)
-    authority.cert_pem.write_to_path(secret / "ca.crt")
-    certificate.private_key_pem.write_to_path(secret / "tls.key")
-    (secret / "tls.key").chmod(0o600)
-    for role, token in (("server", "server.token"), ("worker", "worker.token")):
-        command = [
-            sys.executable,
-            "-m",
-            "fastps",
-            "token",
-            "new",
-            str(secret / "tokens"),
-            role,
-            "--role",
-            role,
-        ]
-        subprocess.run([*command, "--out", str(secret / token)], check=True, timeout=100)
+    secret = secrets(tmp_path, "*.models.svc")
     own = {f"tls_{name}": str(secret / file) for name, file in (("cert", "tls.crt"), ("key", "tls.key"))}
     authorities = {"tls_ca": str(secret / "ca.crt")}
     token = {"token_file": str(secret / "worker.token")}

@@ -54,4 +54,7 @@ tcpSocket:
 {{- if and .Values.tls.clientCertificates (not .Values.tls.secret) -}}
 {{- fail "tls.clientCertificates needs tls.secret" -}}
 {{- end -}}
+{{- if and .Values.serviceMonitor.enabled (not .Values.web.enabled) -}}
+{{- fail "serviceMonitor.enabled needs web.enabled: by default metrics are on loopback" -}}
+{{- end -}}
 {{- end }}
