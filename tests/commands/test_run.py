@@ -308,6 +308,31 @@ def test_a_signal_ends_all_also_workers_that_ignore_it(tmp_path: Path, number: s
         assert_gone(family)
 
 
+def test_process_1_of_a_container_reaps_orphans_and_passes_signals_on(tmp_path: Path) -> None:
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare and permission to make name spaces")
+    text = """
+import os, subprocess, time
+orphans = [subprocess.check_output(["sh", "-c", "sleep 0.2 >&2 & echo $!"], text=True) for _ in range(3)]
+for _ in range(600):
+    left = [pid for pid in orphans if os.path.exists("/proc/" + pid.strip())]
+    time.sleep(0.1 * bool(left))
+print("left", left, flush=True)
+time.sleep(1000)
+"""
+    command = [*alone, *RUN, "--servers", "127.0.0.1:1", script(tmp_path, text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "rank 0 | left []\n"
+            (first,) = psutil.Process(process.pid).children()
+            first.terminate()
+            assert process.wait(LIMIT) == 128 + signal.SIGTERM
+        finally:
+            process.kill()  # and with it, the name space
+
+
 def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with running("-n", "2", "--shards", "2", script(tmp_path, STUBBORN)) as process:
         family = own_of(process, 2)

@@ -60,6 +60,29 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def run_as_init() -> int:
+    """Runs this command line again in a child, as process 1 of a container, and returns its exit code.
+
+    Meanwhile it passes signals on, and reaps every process of the container that has lost its parent.
+    """
+    passed = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    awaited = {*passed, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    child = os.posix_spawn(sys.executable, command, os.environ, setsigmask=before)
+    while True:
+        arrived = signal.sigwaitinfo(awaited)
+        if arrived.si_signo != signal.SIGCHLD:
+            if arrived.si_code <= 0:  # sent by a process: those of a terminal reach its whole group
+                os.kill(child, arrived.si_signo)
+            continue
+        with contextlib.suppress(ChildProcessError):  # one SIGCHLD stands for several children
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    return code if code >= 0 else 128 - code
+
+
 def hold_on_to(parent: int) -> None:
     """Has the kernel (Linux) kill this process when its parent dies; exits now if the parent is gone."""
     if sys.platform == "linux":

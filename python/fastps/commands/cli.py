@@ -24,6 +24,7 @@ from fastps._shared.process import (
     CommandError,
     Interrupted,
     attach_server,
+    run_as_init,
 )
 from fastps._shared.text import printable
 
@@ -84,6 +85,8 @@ def _run(arguments: list[str]) -> int:
         return _serve(arguments[1:])
     if arguments and arguments[0] in _IN_RUST:  # so are theirs
         return _in_rust(arguments[0], arguments[1:])
+    if os.getpid() == 1:  # of a container, where it adopts what the processes of a command leave behind
+        return run_as_init()
     if arguments[:1] == ["rl"]:  # imports torch
         from fastps.commands.rl import command
 
