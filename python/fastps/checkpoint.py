@@ -213,6 +213,8 @@ def _said(
             raise tensor_file.damaged(path, f"slots of {dtype}", "a slot of another dtype", name)
         if not all(type(step) is int and step >= 0 for step in steps):
             raise tensor_file.damaged(path, "whole numbers of steps", ", ".join(map(str, steps)), name)
+        if not isinstance(said["group"], str):
+            raise tensor_file.damaged(path, "the name of a group", type(said["group"]).__name__, name)
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in said["settings"].items()}
         if said["optimizer"] not in optim.__all__:
             expected, got = (

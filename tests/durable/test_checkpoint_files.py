@@ -262,6 +262,11 @@ def test_what_does_not_fit_changes_nothing(store, tmp_path):
     save_file({"w": np.ones(2, np.float32)}, path, {"fastps": json.dumps(lists)})
     with pytest.raises(fastps.DamagedFileError, match="every array that the metadata lists"):
         fastps.checkpoint.load(store, path)
+    lists = {"slots": {}, "steps": [], "optimizer": "SGD", "settings": {}, "group": 7, "apply": "exact"}
+    about = json.dumps({"format": 1, "tensors": {"w": lists}})
+    save_file({"w": np.ones(2, np.float32)}, path, {"fastps": about})
+    with pytest.raises(fastps.DamagedFileError, match=r'"w".*expected the name of a group, got int'):
+        fastps.checkpoint.load(store, path)
     with pytest.raises(OSError, match="missing"):
         fastps.checkpoint.load(store, tmp_path / "missing")
 

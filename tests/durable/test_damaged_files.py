@@ -51,6 +51,10 @@ DAMAGES = {
     "too long": (file_of({"a": entry(0, 8)}, 11), None, "expected 8 bytes of values, got 11"),
     "shape": (file_of({"a": entry(0, 8, shape=[3])}, 8), "a", r"expected 12 bytes for F32\[3\], got 8"),
     "shape of 2^80": (file_of({"a": entry(0, 8, shape=[1 << 40] * 2)}, 8), "a", "got 8 bytes"),
+    "empty of 2^62 rows": (file_of({"a": entry(0, 0, shape=[0, 1 << 62])}, 0), "a", r"got \(0, 46116"),
+    "65 dimensions": (file_of({"a": entry(0, 4, shape=[1] * 65)}, 4), "a", "a shape that NumPy takes"),
+    "infinite offset": (file_of({"a": entry(0, float("inf"))}, 8), "a", "got OverflowError"),
+    "a number of 3,000 digits": (file_of({"a": entry(0, 10**3000)}, 8), "a", "expected 8 bytes"),
     "dtype": (file_of({"a": entry(0, 8, "X9")}, 8), "a", "expected float32 or float64, got X9"),
     "metadata": (file_of({"__metadata__": {"fastps": 7}, "a": entry(0, 8)}, 8), None, "a safetensors file"),
 }

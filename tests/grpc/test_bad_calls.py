@@ -48,6 +48,7 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     ),
     "2^60 elements": (registering(shape=(1 << 60,)), "shape", "bad", "2^57", str(1 << 60)),
     "2^80 elements": (registering(shape=(1 << 40, 1 << 40)), "shape", "bad", "2^57", str(1 << 40)),
+    "no elements, and 2^62 rows": (registering(shape=(0, 1 << 62)), "shape", "bad", "2^57", str(1 << 62)),
     "33 dimensions": (registering(shape=(1,) * 33), "shape", "bad", "32", "33"),
     "no name": (registering(name=""), "config", "", "1 to 1024", "0"),
     "a name of 1025 bytes": (registering(name="x" * 1025), "config", LONG, "1 to 1024", "1025"),

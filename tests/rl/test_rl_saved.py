@@ -154,6 +154,11 @@ def test_files_that_are_no_policies_are_refused(store: fastps.Store, tmp_path: P
         ("{", fastps.DamagedFileError, "metadata of fastps.rl"),
         ('{"format": 2}', fastps.ConfigError, "of another version: expected format 1, got format 2"),
         ('{"format": 1}', fastps.DamagedFileError, "metadata of fastps.rl"),
+        (
+            '{"format": 1, "observations": null, "mean_return": null, "frames": Infinity, "episodes": 0}',
+            fastps.DamagedFileError,
+            "OverflowError",
+        ),
     ]:
         tensor_file.write(path, {"policy.0.weight": np.zeros((2, 2), np.float32)}, {"fastps.rl": about})
         with pytest.raises(kind, match=text):

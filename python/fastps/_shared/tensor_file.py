@@ -78,7 +78,7 @@ def read(path: File, verify: bool) -> tuple[dict[str, str], dict[str, Array]]:
             types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
             for key, dtype in types.items():  # before any is read: NumPy lacks some types
                 _check_dtype(path, key, dtype)
-            arrays = {key: file.get_tensor(key) for key in types}
+            arrays = {key: _array(path, key, file) for key in types}
     except own.SafetensorError as error:
         raise _diagnosed(path, error) from error
     digests = about.pop(DIGESTS, None)
@@ -137,6 +137,15 @@ def _check_dtype(path: File, key: str, dtype: str) -> None:
         )
 
 
+def _array(path: File, key: str, file: Any) -> Array:
+    try:
+        array: Array = file.get_tensor(key)
+        return array
+    except ValueError as error:  # an empty tensor may have any other dimensions
+        shape = tuple(file.get_slice(key).get_shape())
+        raise damaged(path, "a shape that NumPy takes", str(shape), key) from error
+
+
 def _diagnosed(path: File, error: Exception) -> DamagedFileError:
     """Diagnoses a file that safetensors refuses: the package mostly names no tensor and no sizes."""
     with open(path, "rb") as file:
@@ -172,7 +181,7 @@ def _offsets(path: File, name: str, entry: Any) -> tuple[int, int]:
     try:
         first, last = map(int, entry["data_offsets"])
         dtype, shape = str(entry["dtype"]), [int(length) for length in entry["shape"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         expected = "a type, a shape and two offsets"
         raise damaged(path, expected, f"{type(error).__name__} {error}", name) from error
     sizes = {code: known.itemsize for known, code in _DTYPES.items()}

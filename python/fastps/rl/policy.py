@@ -199,7 +199,7 @@ def read(path: File, verify: bool = True) -> Saved:
         return Saved(dict(said["settings"]), str(said["env"]), frames, result, episodes, moments, arrays)
     except ConfigError:
         raise
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         got = f"{type(error).__name__} {error}"
         raise tensor_file.damaged(path, f"metadata of {_KEY}", got) from error
 

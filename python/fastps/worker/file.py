@@ -66,6 +66,7 @@ def read(path: File) -> dict[str, Any]:
         AttributeError,
         EOFError,
         MemoryError,
+        OverflowError,
         RecursionError,
         NotImplementedError,
         zipfile.BadZipFile,

@@ -17,12 +17,9 @@ pub(super) struct Seats(Vec<((u32, bool), u64)>);
 impl Store {
     /// The number of a group, assigned when its first tensor or worker comes.
     pub(super) fn group(&self, name: &str) -> u32 {
-        let mut names = lock(&self.shared.groups);
-        let found = names.iter().position(|known| &**known == name);
-        found.unwrap_or_else(|| {
-            names.push(name.into());
-            names.len() - 1
-        }) as u32
+        let mut groups = lock(&self.shared.groups);
+        let next = groups.len() as u32;
+        groups.get(name).copied().unwrap_or_else(|| *groups.entry(name.into()).or_insert(next))
     }
 }
 

@@ -100,8 +100,8 @@ struct Shared {
     /// Changes when a tensor is removed; bound lists then look their tensors up again.
     generation: AtomicU64,
     registering: Mutex<()>,
-    /// Names of groups; a group's number is its index.
-    groups: Mutex<Vec<Arc<str>>>,
+    /// The number of each group, by name.
+    groups: Mutex<HashMap<Arc<str>, u32, RandomState>>,
     portions: Mutex<Portions>,
     spaces: Mutex<Spaces>,
     deadlines: Deadlines,

@@ -25,7 +25,7 @@ impl TensorRegistry for Store {
         if let Some(directory) = &self.shared.directory {
             return self.publish(directory, &spec, values, timeout);
         }
-        if let Ok(tensor) = self.tensor(&spec.name) {
+        if let Some(tensor) = self.tensors().get(&spec.name) {
             return same_spec(&tensor.spec, &spec);
         }
         spec.check_new_names()?;

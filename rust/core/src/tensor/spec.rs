@@ -128,12 +128,14 @@ impl TensorSpec {
             })
     }
 
+    /// Number of elements. As in NumPy, the other dimensions of an empty tensor must have a product, too.
     fn checked_elements(&self) -> Result<usize> {
         self.shape
             .iter()
+            .filter(|d| **d != 0)
             .try_fold(1_u64, |n, d| n.checked_mul(*d))
             .filter(|n| *n <= (isize::MAX as u64) / 64)
-            .map(|n| n as usize)
+            .map(|n| if self.shape.contains(&0) { 0 } else { n as usize })
             .ok_or_else(|| {
                 Error::new(Kind::Shape, "the shape has too many elements")
                     .tensor(self.name.clone())
@@ -146,11 +148,9 @@ impl TensorSpec {
         self.checked_elements().unwrap_or(0)
     }
 
-    /// Elements of a row, which is one index of the first dimension; 0 if the rows of an empty tensor would
-    /// have too many.
+    /// Elements of a row, which is one index of the first dimension.
     pub fn row_width(&self) -> usize {
-        let width = self.shape.iter().skip(1).try_fold(1_u64, |n, d| n.checked_mul(*d));
-        width.unwrap_or(0) as usize
+        self.shape.iter().skip(1).product::<u64>() as usize
     }
 
     /// Number of slices; an empty tensor has one empty slice.
@@ -216,9 +216,11 @@ mod tests {
         assert_eq!(spec(&[1 << 60]).validate().unwrap_err().kind, Kind::Shape);
         assert_eq!(spec(&[1 << 40, 1 << 40]).validate().unwrap_err().kind, Kind::Shape);
         assert_eq!(spec(&[1; 33]).validate().unwrap_err().kind, Kind::Shape);
-        // An empty tensor is valid, however large its rows would be.
-        let empty = spec(&[0, 1 << 40, 1 << 40]);
+        for rows in [&[0, 1 << 62][..], &[1 << 62, 0], &[0, 1 << 40, 1 << 40], &[0, u64::MAX]] {
+            assert_eq!(spec(rows).validate().unwrap_err().kind, Kind::Shape, "{rows:?}");
+        }
+        let empty = spec(&[0, 1 << 40]);
         assert!(empty.validate().is_ok());
-        assert_eq!((empty.elements(), empty.row_width()), (0, 0));
+        assert_eq!((empty.elements(), empty.row_width()), (0, 1 << 40));
     }
 }

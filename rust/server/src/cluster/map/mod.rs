@@ -394,15 +394,18 @@ impl Map {
         }
     }
 
+    fn shown(&self, name: &str, scope: &Scope) -> Option<&MapEntry> {
+        self.entries.get(name).filter(|entry| entry.is_within(scope))
+    }
+
     /// The specification of a tensor within `scope`.
     pub(crate) fn spec(&self, name: &str, scope: &Scope) -> Result<Arc<TensorSpec>> {
-        let entry = self.entries.get(name).filter(|entry| entry.is_within(scope));
-        Ok(entry.ok_or_else(|| self.unknown(name, scope))?.spec.clone())
+        Ok(self.shown(name, scope).ok_or_else(|| self.unknown(name, scope))?.spec.clone())
     }
 
     /// Returns whether a tensor of this name is registered, within `scope`.
     pub(crate) fn has(&self, name: &str, scope: &Scope) -> bool {
-        self.entries.get(name).is_some_and(|entry| entry.is_within(scope))
+        self.shown(name, scope).is_some()
     }
 
     fn unknown(&self, name: &str, scope: &Scope) -> Error {
