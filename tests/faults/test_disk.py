@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -134,6 +135,46 @@ def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path,
         process, address = serve(small_disk / "data", log_file)
         with fastps.connect(address) as ps:
             np.testing.assert_array_equal(ps.pull("w"), 22 * ONES)
+    finally:
+        end(process)
+
+
+def test_a_server_that_was_killed_on_a_full_disk_starts_again(small_disk: Path, tmp_path: Path) -> None:
+    """Whatever the full disk cut off: it serves what the log has, and is durable once there is space."""
+    filler, log_file = small_disk / "filler", tmp_path / "log_file"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 7 * N))
+    process, address = serve(small_disk / "data", log_file)
+    try:
+        with fastps.connect(address) as ps:
+            ps.register("w", np.zeros(N, np.float32), optimizer=fastps.SGD(lr=1.0))
+            for _ in range(20):
+                ps.push("w", -ONES)
+            until(lambda: re.search(r"ERROR.*no snapshot.*No space left", log_file.read_text()) is not None)
+        for _ in range(3):
+            end(process)
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as rest:
+                while rest.write(bytes(512)):
+                    pass
+            log_file.write_text("")
+            process, address = serve(small_disk / "data", log_file)
+            with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
+                held = logged.pull("w")
+                assert held.min() == held.max()
+                with pytest.raises(fastps.UnavailableError, match="log cannot be written"):
+                    logged.push("w", -ONES)
+                applied.push("w", -ONES)
+                np.testing.assert_array_equal(applied.pull("w"), held + ONES)
+                until(lambda: "nothing is durable" in log_file.read_text())
+        status = subprocess.run([sys.executable, "-m", "fastps", "status", address], capture_output=True)
+        assert b"changes are not durable" in status.stdout, status
+        filler.unlink()
+        with fastps.connect(address, ack="logged") as logged:
+            until(lambda: not refused(logged, -ONES))
+            held = logged.pull("w")
+        end(process)
+        process, address = serve(small_disk / "data", log_file)
+        with fastps.connect(address) as ps:
+            np.testing.assert_array_equal(ps.pull("w"), held)
     finally:
         end(process)
 

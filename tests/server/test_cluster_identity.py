@@ -133,3 +133,20 @@ def test_a_cluster_keeps_its_identity_with_its_data(tmp_path: Path) -> None:
     with fastps.serve(2, listen, data_dir=tmp_path / "empty"):
         assert "another cluster" in fenced(lambda: ps.push("w", np.ones(600_000, np.float32)))
         ps.close()
+
+
+def test_clients_of_another_number_of_shards_end_at_once(tmp_path: Path) -> None:
+    """Also those whose push waits for a shard that no longer exists."""
+    listen, folder, values = [f"127.0.0.1:{port}" for port in free_ports(3)], tmp_path / "2", np.ones(600_000)
+    command = [sys.executable, "-m", "fastps", "checkpoint", "restore", folder]
+    with fastps.serve(2, listen[:2], data_dir=folder), fastps.connect(listen[:2]) as ps:
+        ps.register("w", values.astype(np.float32), optimizer=SGD)
+    for shards in (1, 3):
+        other = tmp_path / str(shards)
+        subprocess.run([*command, other, f"--shards={shards}"], timeout=60, check=True)
+        with fastps.serve(2, listen[:2], data_dir=folder):
+            ps = fastps.connect(listen[:2], timeout=600)
+        with fastps.serve(shards, listen[:shards], data_dir=other), ps:
+            error = fenced(lambda ps=ps: ps.push("w", values.astype(np.float32)))
+            assert "another number of shards than before" in error
+            assert "create a new client" in error

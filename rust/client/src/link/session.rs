@@ -6,6 +6,7 @@ use crate::link::memberships;
 use crate::link::state::Link;
 use crate::link::stream::{Stream, broken};
 use crate::link::unary::{self, CONNECT_TIMEOUT, Who};
+use crate::state::fence::another_number_of_shards;
 use crate::state::time::jitter;
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
@@ -52,6 +53,10 @@ pub(crate) async fn drive(link: Arc<Link>) {
         tracing::debug!(shard = link.shard(), %error, "session ended");
         let lease_lost = link.is_drained();
         link.end(error);
+        if link.shared.fence.check().is_err() {
+            // Another link has ended the client; this one's server may be gone for ever.
+            link.close();
+        }
         if link.is_closed() || lease_lost {
             continue;
         }
@@ -120,8 +125,11 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
             .expected(link.shard(), answer.shard));
     }
     if answer.cluster.len() != link.shards {
-        let why = "the cluster has another number of shards now: connect again";
-        return Err(Error::new(Kind::Connection, why).expected(link.shards, answer.cluster.len()));
+        return Err(link.fenced(another_number_of_shards(
+            &link.address(),
+            link.shards,
+            answer.cluster.len(),
+        )));
     }
     link.met(&answer);
     Ok(())

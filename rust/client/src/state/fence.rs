@@ -44,3 +44,13 @@ pub(crate) fn another_cluster(address: &str, known: u64, received: u64) -> Error
     Error::new(Kind::Fenced, message)
         .expected(format!("cluster {known:016x}"), format!("cluster {received:016x}"))
 }
+
+/// Error for a server at this address whose cluster has had its tensors divided anew.
+pub(crate) fn another_number_of_shards(address: &str, known: usize, now: usize) -> Error {
+    let message = format!(
+        "the cluster of the server at {address} has another number of shards than before, and its tensors other \
+         places: create a new client (fastps.connect)"
+    );
+    let shards = |n: usize| if n == 1 { "1 shard".to_owned() } else { format!("{n} shards") };
+    Error::new(Kind::Fenced, message).expected(shards(known), shards(now))
+}

@@ -112,8 +112,10 @@ impl LockedFile {
         }
         // For human readers: the lock itself is the system's.
         let noted = note.set_len(0).and_then(|()| writeln!(note, "{}", std::process::id()));
-        noted.map_err(|error| fail(&error))?;
-        Ok(held)
+        match noted.map_err(|error| fail(&error)) {
+            Err(error) if error.kind != Kind::Unavailable => Err(error),
+            _ => Ok(held),
+        }
     }
 
     fn lock(mut file: File, folder: &Path) -> Result<Self> {

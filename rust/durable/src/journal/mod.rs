@@ -92,10 +92,7 @@ impl Journal {
         self.set_unusable_aside(&mut found)?;
         let author = Author { incarnation: self.incarnation, predecessor: found.history.newest() };
         let lineage = found.history.lineage(&UsedFiles::default()).followed_by(found.origin.id, author);
-        let segment = Segment::create(&self.directory, found.segment, false, found.origin, author)?;
-        if let Some((last, end)) = found.last {
-            Segment::reopen(&self.directory, last, end)?.end(&mut [], found.segment)?;
-        }
+        let segment = self.first_segment(&found, author)?;
         let writer = self.start_writer(found.catalog, segment, shard.meter().limit())?;
         *files = Some(JournalState {
             origin: found.origin,
@@ -109,11 +106,41 @@ impl Journal {
             writer: Some(writer),
         });
         drop(files);
-        if found.renew {
-            // A new snapshot makes the unreadable parts unnecessary.
-            self.snapshot(shard)?;
+        if found.renew
+            && let Err(error) = self.snapshot(shard)
+        {
+            // A new snapshot would make the unreadable parts unnecessary.
+            self.wait_for_space(error)?;
         }
         Ok(found.report)
+    }
+
+    /// Creates the segment in which the log continues. Without space for it, the log starts broken.
+    fn first_segment(&self, found: &Recovered, author: Author) -> Result<Segment> {
+        let after_gap = found.renew && found.last.is_none();
+        let created = Segment::create(&self.directory, found.segment, after_gap, found.origin, author);
+        let segment = match created {
+            Ok(segment) => segment,
+            Err(error) => {
+                self.wait_for_space(error)?;
+                return Segment::missing(&self.directory, found.segment);
+            }
+        };
+        if let Some((last, end)) = found.last
+            && let Err(error) = Segment::reopen(&self.directory, last, end)?.end(&mut [], found.segment)
+        {
+            self.wait_for_space(error)?;
+        }
+        Ok(segment)
+    }
+
+    /// Marks the log as broken if the disk is full, until a snapshot fits; fails for any other reason.
+    fn wait_for_space(&self, error: Error) -> Result<()> {
+        if error.kind != Kind::Unavailable {
+            return Err(error);
+        }
+        self.log.give_up(&error);
+        Ok(())
     }
 
     /// Renames damaged snapshots and the files of other servers, and reports that.

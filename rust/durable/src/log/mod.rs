@@ -242,7 +242,7 @@ impl Log {
         Ok(catalog)
     }
 
-    /// The files no longer belong to this log: nothing becomes durable until a snapshot closes the gap.
+    /// The segment cannot be used: nothing becomes durable until a snapshot closes the gap.
     pub(crate) fn give_up(&self, why: &Error) {
         let mut queue = self.queue();
         queue.mark_broken(why.clone());

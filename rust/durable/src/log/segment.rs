@@ -92,6 +92,13 @@ impl Segment {
         Ok(Self::new(path, number, file, end, directory.lock().clone()))
     }
 
+    /// Stands in for a segment that could not be created: the file is the directory, which takes no writes.
+    pub(crate) fn missing(directory: &Directory, number: u64) -> Result<Self> {
+        let path = directory.path();
+        let file = File::open(path).map_err(|error| failed("open", path, &error))?;
+        Ok(Self::new(directory.segment(number), number, file, 0, directory.lock().clone()))
+    }
+
     fn new(path: PathBuf, number: u64, file: File, length: u64, lock: Arc<Lock>) -> Self {
         let (direct_file, dropped_pages_end) = (None, length);
         Self {
