@@ -114,9 +114,8 @@ def serve(
         tls_cert: Use TLS with this certificate (PEM), followed by its issuers.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
         tls_ca: Require client certificates signed by a CA in this PEM file.
-        local: With `tls_ca` or `tokens`: admit processes of this user on this machine without a certificate,
-            through a Unix socket, as servers with neither do. With `tokens` they show a token, too, and
-            get no shared memory.
+        local: With `tls_ca`: admit processes of this user on this machine without a certificate,
+            through a Unix socket, as servers without do. With `tokens` they show a token.
         tokens: Let only callers in that show a token of this file (``fastps token new``), or a certificate
             with a role. Only its owner may read the file, which is read again every 5 s.
         server_token_file: A file with a token of role server, which this process shows to the other servers

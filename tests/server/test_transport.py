@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -40,8 +41,9 @@ def all_sockets() -> set[tuple[str, str]]:
 
 
 def memory() -> set[str]:
-    """The memory that this process shares with others: a line for each mapping, with its inode."""
-    return {line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:fastps" in line}
+    """The memory that this process shares with others: the first line of each mapping, with its inode."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line for line in lines if "s 00000000 " in line and "memfd:fastps" in line}
 
 
 def until(true, seconds: float = 20.0) -> None:
@@ -73,6 +75,7 @@ def test_sockets_and_memory_go_with_their_server():
         ps.register("w", np.zeros(LARGE, np.float32), optimizer=fastps.SGD(lr=1.0))
         made = sockets() - before
         assert len(made) == 2
+        ps.pull("w")
         # Both ends are this process: each has mapped the rings, and the values.
         assert len(memory() - mapped) == 8
     assert not made & {name for name, _ in all_sockets()}
@@ -220,6 +223,28 @@ def test_a_step_whose_wait_a_stopped_server_did_not_answer_counts():
                 fast._native.advance("default", False, 1, 5.0)
             slow._native.advance("default", False, 1, 30.0)
             assert fast._native.advance("default", False, 0, 30.0)[0] == 1
+
+
+NARROW = """
+import resource, sys, numpy, fastps
+with fastps.connect(sys.argv[1]) as ps:
+    ps.pull("small")
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20), resource.RLIM_INFINITY))
+    assert (ps.pull("w") == 1).all()
+    print(*ps.transport.values())
+"""
+
+
+@linux
+def test_a_client_without_room_for_the_values_memory_receives_them():
+    with fastps.serve() as server, fastps.connect(server) as ps:
+        for name, n in (("small", 8), ("w", 63 * 4096)):
+            ps.register(name, np.ones(n, np.float32), optimizer=fastps.SGD(lr=1.0))
+        out = subprocess.run(
+            [sys.executable, "-c", NARROW, server.addresses], capture_output=True, text=True, timeout=120
+        )
+        assert out.stdout.startswith("unix: no values of the server: "), (out.stdout, out.stderr)
 
 
 def test_another_transport_is_refused():

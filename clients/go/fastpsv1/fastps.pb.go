@@ -1471,10 +1471,10 @@ func (x *Op) GetBatch() uint64 {
 	return 0
 }
 
-// Values that the client reads in memory which the server shared when the connection began, and then returns.
+// Values that the client reads in memory whose file the server passed before, and then returns.
 type Lent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Offset in that memory, in bytes.
+	// Offset in the memory of all files, in bytes; each file says where it begins.
 	Offset uint64 `protobuf:"fixed64,1,opt,name=offset,proto3" json:"offset,omitempty"`
 	// Length in bytes.
 	Bytes uint32 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`

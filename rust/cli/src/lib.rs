@@ -86,8 +86,8 @@ struct ServeArgs {
     /// With --tls-ca: refuse certificates that are on these lists of revoked ones (CRLs, PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CRL")]
     tls_crl: Option<PathBuf>,
-    /// With --tls-ca or --tokens: still accept processes of this user on this machine without a certificate,
-    /// through a Unix socket. With --tokens they show a token, too.
+    /// With --tls-ca: still accept processes of this user on this machine without a certificate,
+    /// through a Unix socket. With --tokens they show a token.
     #[arg(long)]
     local: bool,
     /// Let only callers in that show a token of this file, or a certificate with a role.

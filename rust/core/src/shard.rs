@@ -20,7 +20,7 @@ use crate::tensor::{SliceId, SpaceId, TensorSpec};
 use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-pub use crate::memory::{Charge, Exposed, Meter, Purpose};
+pub use crate::memory::{Charge, EXPOSED_TAIL_BYTES, Exposed, ExposedFile, Meter, Purpose};
 
 /// The configuration of a shard.
 #[derive(Clone, Debug)]

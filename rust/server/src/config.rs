@@ -66,8 +66,8 @@ pub struct ServerConfig {
     pub audit: Option<PathBuf>,
     /// The certificates of clients that are revoked (CRLs, PEM), where the CAs of `tls` ask for them.
     pub tls_crl: Option<PathBuf>,
-    /// With `tls.ca` or `tokens`: still offer clients on this machine the abstract Unix socket, without a
-    /// certificate; without `tokens`, shared memory too. A server with neither always offers both.
+    /// With `tls.ca`: still offer clients on this machine the abstract Unix socket, without a certificate. A
+    /// server without always offers it.
     pub local: bool,
     /// The file of tokens: callers must show one, or a certificate with a role. `None`: certificates decide
     /// where `tls.ca` asks for them; elsewhere who reaches the server may do everything.
@@ -304,11 +304,9 @@ impl ServerConfig {
     }
 
     /// Start of the name of each shard's abstract Unix socket; `None` if there is none. Any process of this
-    /// user in the same network namespace can connect to it, so a server that asks who calls must enable it
-    /// explicitly.
+    /// user in the same network namespace can connect to it, and show a token there but no certificate.
     pub(crate) fn local_socket(&self) -> Option<&'static str> {
-        let asks = self.tls.ca.is_some() || self.tokens.is_some();
-        (self.local || !asks).then_some(self.socket)
+        (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }
 
     /// Memory limit of this process in bytes, and its source.

@@ -3,7 +3,6 @@
 use crate::tls::{self, ClientTls, Secure};
 use crate::unix;
 use crate::wire::{Borrower, Lender, LocalStream};
-use fastps_core::shard::Exposed;
 use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -93,10 +92,10 @@ impl Socket {
         &mut self,
         permitted: Result<(), String>,
         spin: Duration,
-        exposed: Option<&Arc<Exposed>>,
+        lends: bool,
     ) -> io::Result<()> {
         match self {
-            Self::Local(local) => local.share(permitted, spin, exposed).await,
+            Self::Local(local) => local.share(permitted, spin, lends).await,
             Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }

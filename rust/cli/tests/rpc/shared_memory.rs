@@ -196,7 +196,7 @@ fn who_asks_again_is_not_served() {
         config.memory_limit = Some(14 << 20);
         config.listen_unix = vec![path.clone()];
     });
-    let ask = b"fastps shared memory 2\n";
+    let ask = b"fastps shared memory 3\n";
     let mut socket = UnixStream::connect(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     socket.write_all(ask).unwrap();

@@ -7,14 +7,15 @@ use crate::state::runtime::lock;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_transport::Socket;
+use fastps_transport::bearer::Bearer;
 use fastps_transport::open_files;
 use fastps_transport::tls::ClientTls;
 use fastps_transport::unix;
 use fastps_transport::wire::LocalStream;
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 /// The route to one server.
@@ -30,12 +31,14 @@ pub(crate) struct ServerRoute {
     spin: Duration,
     /// The transport in use, and the reason.
     present: Mutex<String>,
+    /// Why this process cannot map the server's memory.
+    unmapped: OnceLock<String>,
 }
 
 impl ServerRoute {
     pub(crate) fn new(address: String, asked: Transport, tls: Option<ClientTls>, spin: Duration) -> Self {
         let (direct, present) = (AtomicBool::new(false), Mutex::new("not connected yet".to_owned()));
-        Self { address, asked, direct, tls, spin, present }
+        Self { address, asked, direct, tls, spin, present, unmapped: OnceLock::new() }
     }
 
     /// The route to a server at another address.
@@ -59,8 +62,13 @@ impl ServerRoute {
         lock(&self.present).clone()
     }
 
-    /// Connects to the server of this incarnation.
-    pub(crate) async fn connect(&self, server: u64) -> Result<Socket> {
+    /// Asks for no more shared memory, since this process cannot map what the server lends.
+    pub(crate) fn stay_a_socket(&self, why: &Error) {
+        let _ = self.unmapped.set(why.message.clone());
+    }
+
+    /// Connects to the server of this incarnation, and shows a token where calls cannot.
+    pub(crate) async fn connect(&self, server: u64, bearer: &Bearer) -> Result<Socket> {
         let address = &*self.address;
         let named = unix::path(address);
         let local = named.map_or_else(|| unix::of(server).into(), Path::to_owned);
@@ -69,7 +77,7 @@ impl ServerRoute {
             Transport::Auto if named.is_none() && !self.direct.load(Ordering::Relaxed) => {
                 self.tcp(address, "the server's own address is another one").await?
             }
-            Transport::Auto => match shared(&local, self.spin).await {
+            Transport::Auto => match self.shared(&local, bearer).await {
                 Ok(Ok(socket)) => (socket, SHM.to_owned()),
                 Ok(Err((socket, why))) => (socket, format!("unix: {why}")),
                 Err(error) if named.is_some() => return Err(absent(error, address)),
@@ -81,7 +89,7 @@ impl ServerRoute {
                 let socket = unix::connect(&local).await.map_err(|error| absent(error, address))?;
                 (socket.into(), "unix: asked for".to_owned())
             }
-            Transport::Shm => match shared(&local, self.spin).await {
+            Transport::Shm => match self.shared(&local, bearer).await {
                 Ok(Ok(socket)) => (socket, SHM.to_owned()),
                 Ok(Err((_, why))) => {
                     return Err(Error::new(Kind::Connection, why).expected("shared memory", address));
@@ -98,20 +106,29 @@ impl ServerRoute {
         let how = if self.tls().is_some() { "tcp with TLS" } else { "tcp" };
         Ok((socket, format!("{how}: {why}")))
     }
+
+    /// Shared memory with the server at this socket; the inner error has its socket and the reason.
+    async fn shared(
+        &self,
+        socket: &Path,
+        bearer: &Bearer,
+    ) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
+        let mut local = LocalStream::from(unix::connect(socket).await?);
+        if let Some(why) = self.unmapped.get() {
+            return Ok(Err((Socket::Local(local), why.clone())));
+        }
+        match local.ask(bearer.present().as_ref(), self.spin).await {
+            Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
+            Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
+            // The state of that connection's two ends is unknown.
+            Err(error) => {
+                Ok(Err((unix::connect(socket).await?.into(), format!("no shared memory: {error}"))))
+            }
+        }
+    }
 }
 
 const SHM: &str = "shm: the server is on this machine";
-
-/// Shared memory with the server at this socket; the inner error has its socket and the reason.
-async fn shared(socket: &Path, spin: Duration) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
-    let mut local = LocalStream::from(unix::connect(socket).await?);
-    match local.ask(spin).await {
-        Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
-        Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
-        // The state of that connection's two ends is unknown.
-        Err(error) => Ok(Err((unix::connect(socket).await?.into(), format!("no shared memory: {error}")))),
-    }
-}
 
 fn failed(error: io::Error) -> Error {
     let failed = || Error::new(Kind::Connection, format!("cannot connect: {error}"));

@@ -36,6 +36,7 @@ pub(crate) async fn drive(link: Arc<Link>) {
                 link.opened();
                 (pause, moved) = (FIRST_RETRY_PAUSE, false);
                 let Stream { mut connection, outbox, messages, borrower } = stream;
+                let files = borrower.clone();
                 let pings = connection.ping_pong();
                 tokio::select! {
                     biased;
@@ -44,7 +45,7 @@ pub(crate) async fn drive(link: Arc<Link>) {
                     error = send(&link, session, outbox) => error,
                     result = connection => broken(result),
                     error = receive(&link, messages, borrower) => error,
-                    error = heartbeat(&link) => error,
+                    error = heartbeat(&link, files.as_deref()) => error,
                     () = keep_alive(pings, KEEP_ALIVE_INTERVAL) => Error::new(Kind::Connection, "the server is silent"),
                 }
             }
@@ -169,9 +170,9 @@ async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<
     loop {
         match poll_fn(|cx| messages.poll_next(cx)).await {
             Ok(Some(frame)) => {
-                let answered =
-                    borrow(frame, borrower.as_ref()).and_then(|(frame, lent)| link.answer(frame, lent));
-                if let Err(error) = answered {
+                let borrowed = borrow(frame, borrower.as_ref());
+                let borrowed = borrowed.inspect_err(|error| link.route().stay_a_socket(error));
+                if let Err(error) = borrowed.and_then(|(frame, lent)| link.answer(frame, lent)) {
                     return error;
                 }
             }
@@ -214,13 +215,17 @@ async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
     }
 }
 
-/// Keeps the lease; returns when it is lost or the server does not answer for a whole lease.
-async fn heartbeat(link: &Arc<Link>) -> Error {
+/// Keeps the lease, and unmaps memory that the server has given back; returns when the lease is lost or the
+/// server does not answer for a whole lease.
+async fn heartbeat(link: &Arc<Link>, borrower: Option<&Borrower>) -> Error {
     let (mut missed, interval) = (0, link.lease / 3);
     let mut due = Instant::now() + interval;
     loop {
         let pause = due.saturating_duration_since(Instant::now());
         tokio::time::sleep(if link.shard() == 0 { pause.min(REPORT_INTERVAL) } else { pause }).await;
+        if let Some(borrower) = borrower {
+            borrower.forget_gone();
+        }
         let reports = link.shard() == 0 && link.shared.report.is_unsent();
         if Instant::now() < due && !reports {
             continue;

@@ -34,7 +34,7 @@ impl Stream {
     /// Connects to the server with this incarnation, with the secret and the token of the client.
     pub(crate) async fn open(route: &ServerRoute, server: u64, shared: &Shared) -> Result<Self> {
         let (scheme, authority) = (tls::scheme(route.tls()), unix::authority(&route.address));
-        let socket = route.connect(server).await?;
+        let socket = route.connect(server, &shared.bearer).await?;
         let borrower = socket.borrower();
         let (mut requests, mut connection) = Builder::new()
             .max_frame_size(MAX_FRAME)

@@ -1,5 +1,6 @@
 //! Plain, aligned memory for one array of an `exact` slice: values or one slot of optimizer state.
 
+use super::exposed::ExposedFile;
 use super::meter::Charge;
 use super::pieces::{Piece, Pieces};
 use crate::base::dtype::DType;
@@ -96,10 +97,13 @@ impl Buffer {
         cast_slice_mut(&mut memory[start..end])
     }
 
-    /// The offset of the values in the shard's exposed memory, if that contains them.
-    pub(crate) fn exposed_at(&self) -> Option<usize> {
+    /// File and offset of the values in the shard's exposed memory, if that contains them.
+    pub(crate) fn exposed_at(&self) -> Option<(&ExposedFile, u64)> {
         match &self.memory {
-            BufferMemory::Piece(piece) => Some(piece.exposed_at()? + self.start),
+            BufferMemory::Piece(piece) => {
+                let (file, offset) = piece.exposed_at()?;
+                Some((file, offset + self.start as u64))
+            }
             BufferMemory::Lines(_) => None,
         }
     }

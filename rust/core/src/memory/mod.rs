@@ -19,7 +19,7 @@ mod shared;
 pub(crate) use buffer::Buffer;
 pub(crate) use cell::{LINE, LineKernel, Lines, RacyBuffer, run_lines, run_scalar_lines};
 pub(crate) use counts::Counts;
-pub use exposed::Exposed;
+pub use exposed::{EXPOSED_TAIL_BYTES, Exposed, ExposedFile};
 pub use meter::{Charge, Meter, Purpose};
 pub(crate) use pieces::Pieces;
 pub(crate) use shared::{Region, SharedMemory};

@@ -5,7 +5,7 @@
 //!
 //! If the clients of a shard may read its values in place, the values come out of its `exposed` memory.
 
-use super::exposed::{Exposed, ExposedPiece};
+use super::exposed::{Exposed, ExposedFile, ExposedPiece};
 use crate::base::sync::Arc;
 use memmap2::MmapMut;
 use std::ops::{Deref, DerefMut};
@@ -66,7 +66,7 @@ impl Pieces {
         if len != self.len {
             return None;
         }
-        let exposed = self.exposed.as_ref().filter(|_| array == 0).and_then(|memory| memory.take(len, false));
+        let exposed = self.exposed.as_ref().filter(|_| array == 0).and_then(|memory| memory.take(len));
         exposed.map(Piece::Exposed).or_else(|| self.free.pop().map(Piece::Own))
     }
 }
@@ -75,15 +75,15 @@ impl Piece {
     /// Memory for a copy, exposed if this piece is.
     pub(super) fn spare(&self) -> Option<Self> {
         match self {
-            Self::Exposed(piece) => piece.memory.take(piece.len(), true).map(Self::Exposed),
+            Self::Exposed(piece) => piece.from.take(piece.len()).map(Self::Exposed),
             Self::Own(_) => None,
         }
     }
 
-    /// Its offset in the exposed memory.
-    pub(super) fn exposed_at(&self) -> Option<usize> {
+    /// Its file and offset in the exposed memory.
+    pub(super) fn exposed_at(&self) -> Option<(&ExposedFile, u64)> {
         match self {
-            Self::Exposed(piece) => Some(piece.offset()),
+            Self::Exposed(piece) => Some((&piece.file, piece.offset())),
             Self::Own(_) => None,
         }
     }

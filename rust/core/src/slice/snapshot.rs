@@ -4,7 +4,7 @@
 use crate::base::dtype::DType;
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Counted};
-use crate::memory::{Buffer, Charge, Meter, Purpose};
+use crate::memory::{Buffer, Charge, ExposedFile, Meter, Purpose};
 
 /// Values or state of one slice at one version; an `exact` slice's values are pinned, not copied.
 #[derive(Clone, Debug)]
@@ -55,8 +55,9 @@ impl Snapshot {
         Self { dtype, version: 0, own: 0, step: 0, bytes }
     }
 
-    /// Offset of the bytes in the shard's [`Exposed`](crate::shard::Exposed) memory, if that contains them.
-    pub fn exposed_at(&self) -> Option<usize> {
+    /// File and offset of the bytes in the shard's [`Exposed`](crate::shard::Exposed) memory, if that contains
+    /// them.
+    pub fn exposed_at(&self) -> Option<(&ExposedFile, u64)> {
         match &self.bytes {
             Bytes::Pinned(buffer) => buffer.exposed_at(),
             Bytes::Copied(_) => None,

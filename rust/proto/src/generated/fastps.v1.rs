@@ -174,10 +174,10 @@ pub struct Op {
     #[prost(fixed64, tag = "5")]
     pub batch: u64,
 }
-/// Values that the client reads in memory which the server shared when the connection began, and then returns.
+/// Values that the client reads in memory whose file the server passed before, and then returns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lent {
-    /// Offset in that memory, in bytes.
+    /// Offset in the memory of all files, in bytes; each file says where it begins.
     #[prost(fixed64, tag = "1")]
     pub offset: u64,
     /// Length in bytes.

@@ -12,11 +12,14 @@ use crate::connection::not_grpc::{is_http1, refuse_http1};
 use crate::connection::reject::Farewell;
 use crate::connection::trim;
 use bytes::{Bytes, BytesMut};
-use fastps_core::error::{Error, Kind};
+use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
+use fastps_proto::v1 as pb;
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{ASK, Lender, MAX_BORROWED_PAGES, MAX_FRAME, NATIVE_SETTING, SHARED_BYTES};
 use fastps_transport::{Medium, Socket};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,6 +36,8 @@ pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 /// Memory to leave free beside a connection's shared memory, so that others can work.
 const FREE_BESIDE_SHARED_BYTES: u64 = 12 << 20;
+/// Longest request for shared memory: a token is shorter.
+const MAX_ASK_BYTES: usize = 256;
 /// How long a resting connection waits for memory to work.
 const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
@@ -104,12 +109,14 @@ impl Connection {
         let mut opening = BytesMut::with_capacity(128);
         let mut asked = false;
         let native = loop {
-            if opening == ASK {
+            let shown = opening.strip_prefix(ASK).and_then(|rest| rest.strip_suffix(b"\n"));
+            if let Some(shown) = shown.filter(|shown| shown.is_empty() || shown[0] == b' ') {
+                let shown = shown.trim_ascii().to_vec();
                 if std::mem::replace(&mut asked, true) {
                     break false;
                 }
                 opening.clear();
-                self.share().await?;
+                self.share(&shown).await?;
             }
             match is_native(&opening) {
                 Some(native) => break native,
@@ -204,30 +211,39 @@ impl Connection {
         }
     }
 
-    /// Gives a client on this machine shared memory, if there is room for it beside other clients. A stranger
-    /// gets none: the descriptor of the values, once passed, reads all of them and cannot be taken back.
-    async fn share(&mut self) -> io::Result<()> {
-        if self.is_strange() {
-            let refused = Err("the server asks for tokens, so it shares no memory".to_owned());
-            return self.io.get_mut().share(refused, self.node.spin, None).await;
-        }
-        let meter = self.node.shard.meter();
-        let free = meter.take(Purpose::Connections, FREE_BESIDE_SHARED_BYTES);
-        // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then
-        // make.
-        let pages = if self.node.shard.exposed().is_some() { MAX_BORROWED_PAGES } else { 0 };
-        let lent = pages as u64 * u64::from(MAX_FRAME);
-        let shared = free.and_then(|_free| meter.take(Purpose::Connections, SHARED_BYTES + lent));
-        let (shared, permitted) = match shared {
-            Ok(shared) => {
+    /// Gives a client on this machine that shows who it is shared memory, if there is room for it beside other
+    /// clients. Only one that may read everything borrows values: a file with values, once passed, shows all
+    /// of them and cannot be taken back.
+    async fn share(&mut self, shown: &[u8]) -> io::Result<()> {
+        let permitted = match self.charge_shared(shown) {
+            Ok((shared, pages)) => {
                 self.peer.pins.add_permits(pages.saturating_sub(MAX_PINS));
                 self.peer.medium = Medium::SharedMemory;
-                (Some(shared), Ok(()))
+                self.shared = Some(shared);
+                Ok(pages > 0)
             }
-            Err(error) => (None, Err(error.to_string())),
+            Err(error) => Err(error.to_string()),
         };
-        self.shared = shared;
-        self.io.get_mut().share(permitted, self.node.spin, self.node.shard.exposed()).await
+        let lends = permitted.as_ref().is_ok_and(|lends| *lends);
+        self.io.get_mut().share(permitted.map(|_| ()), self.node.spin, lends).await
+    }
+
+    /// Takes the memory that a client with this token shares. Returns how many values it may borrow at once.
+    fn charge_shared(&self, shown: &[u8]) -> Result<(Charge, usize)> {
+        let node = &self.node;
+        let mut headers = HeaderMap::new();
+        if let (false, Ok(shown)) = (shown.is_empty(), HeaderValue::from_bytes(shown)) {
+            headers.insert(AUTHORIZATION, shown);
+        }
+        let known = node.access.admit(self.peer.origin(), &headers, pb::Role::Reader)?;
+        let lends = node.shard.exposed().is_some() && known.principal.scope.is_everything();
+        let pages = if lends { MAX_BORROWED_PAGES } else { 0 };
+        // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then
+        // make.
+        let bytes = SHARED_BYTES + pages as u64 * u64::from(MAX_FRAME);
+        let meter = node.shard.meter();
+        let _free = meter.take(Purpose::Connections, FREE_BESIDE_SHARED_BYTES)?;
+        Ok((meter.take(Purpose::Connections, bytes)?, pages))
     }
 }
 
@@ -235,7 +251,7 @@ impl Connection {
 fn is_native(opening: &[u8]) -> Option<bool> {
     const SETTINGS: u8 = 4;
     const MAX_HEADER_LIST_SIZE: u16 = 6;
-    if ASK.starts_with(opening) {
+    if ASK.starts_with(&opening[..opening.len().min(ASK.len())]) && opening.len() < MAX_ASK_BYTES {
         return None;
     }
     let preface = opening.len().min(PREFACE.len());

@@ -158,6 +158,7 @@ async fn exchange(
     // A log is written while the shard sleeps, also between the parts of something large.
     let pace = if node.files.journal().is_some() { PollCycle::default() } else { cycle.clone() };
     let frames = FrameSource::Native(messages, Spin::new(node.spin), pace);
+    let lender = lender.filter(|_| stream_of.reads_everything());
     let reading = stream_of.serve(frames, answers);
     let answers = Answers { queue, shared: shared.clone(), measures: node.measures.clone(), medium };
     let writing = write(answers, Outbox::new(stream, cycle), &node, lender);

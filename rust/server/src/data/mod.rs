@@ -137,6 +137,11 @@ impl Exchange {
         Ok(Self { node: node.clone(), caller: Arc::new(caller), shared })
     }
 
+    /// Returns whether the caller may read all values.
+    pub(crate) fn reads_everything(&self) -> bool {
+        self.caller.principal.scope.is_everything()
+    }
+
     /// Reads and answers until either side ends the stream.
     pub(crate) async fn serve(&self, frames: FrameSource, answers: Sender<QueuedAnswer>) {
         tokio::select! {

@@ -6,16 +6,18 @@
 //! lent values pinned until the client has closed its end, too.
 
 use super::memory::{Half, MAX_BORROWED_PAGES, Values};
+use super::pass;
 use super::ring::{give_back, is_back};
 use super::sync::Ordering;
 use fastps_core::slice::Snapshot;
 use fastps_proto::v1 as pb;
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::runtime::Handle;
 
 /// Wakes the peer. A full socket has bytes that the peer has not read yet; a closed one ends the stream.
@@ -32,6 +34,8 @@ pub struct Lender {
 
 struct LenderState {
     lent: [Option<Lent>; MAX_BORROWED_PAGES],
+    /// The files that the client has got, by their offset.
+    passed: HashSet<u64>,
     /// A second handle of the server's end of the socket, held as long as the connection lasts.
     socket: Option<UnixStream>,
 }
@@ -42,7 +46,8 @@ type Lent = (Snapshot, Box<dyn Send>);
 impl Lender {
     pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
         let socket = Some(UnixStream::from(socket.as_fd().try_clone_to_owned()?));
-        let state = Mutex::new(LenderState { lent: [const { None }; MAX_BORROWED_PAGES], socket });
+        let lent = [const { None }; MAX_BORROWED_PAGES];
+        let state = Mutex::new(LenderState { lent, passed: HashSet::new(), socket });
         Ok(Arc::new(Self { half, state }))
     }
 
@@ -50,8 +55,9 @@ impl Lender {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends values, and keeps `place` until they are returned. Refuses, and returns both, if the client
-    /// cannot map their memory, if no slot is free, and after the end.
+    /// Lends values, and keeps `place` until they are returned; the client gets their file before its first
+    /// values. Refuses, and returns both, if their memory is not shared or its file cannot be passed, if no
+    /// slot is free, and after the end.
     pub fn lend<T: Send + 'static>(
         &self,
         values: Snapshot,
@@ -60,10 +66,17 @@ impl Lender {
         self.take_back();
         let mut state = self.state();
         let slot = state.lent.iter().position(Option::is_none);
-        let (Some(offset), Some(slot), true) = (values.exposed_at(), slot, state.socket.is_some()) else {
+        let (Some((file, offset)), Some(slot), Some(socket)) = (values.exposed_at(), slot, &state.socket)
+        else {
             return Err((values, place));
         };
-        let lent = pb::Lent { offset: offset as u64, bytes: values.as_ref().len() as u32, slot: slot as u32 };
+        if !state.passed.contains(&file.offset()) {
+            if pass::hand(socket, file.readable().as_fd()).is_err() {
+                return Err((values, place));
+            }
+            state.passed.insert(file.offset());
+        }
+        let lent = pb::Lent { offset, bytes: values.as_ref().len() as u32, slot: slot as u32 };
         self.half.borrowed(slot).store(1, Ordering::Relaxed);
         state.lent[slot] = Some((values, Box::new(place)));
         Ok(lent)
@@ -141,25 +154,70 @@ impl Drop for Left {
 pub struct Borrower {
     /// The ring that the server reads.
     half: Half,
-    values: Values,
+    /// The files that the server has passed, by their offset.
+    files: Mutex<BTreeMap<u64, Arc<Values>>>,
+    /// Why this process could not map one.
+    trouble: OnceLock<Error>,
     /// Keeps the client's end open.
     socket: OwnedFd,
 }
 
 impl Borrower {
-    pub(super) fn new(half: Half, values: &OwnedFd, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
+    pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
         let socket = socket.as_fd().try_clone_to_owned()?;
-        Ok(Arc::new(Self { half, values: Values::map(values)?, socket }))
+        Ok(Arc::new(Self { half, files: Mutex::default(), trouble: OnceLock::new(), socket }))
     }
 
-    /// Takes the values that the server has lent.
-    pub fn take(self: &Arc<Self>, lent: &pb::Lent) -> Result<BorrowedPage> {
-        let (at, len, slot) = (lent.offset as usize, lent.bytes as usize, lent.slot as usize);
-        if slot >= MAX_BORROWED_PAGES || at.checked_add(len).is_none_or(|end| end > self.values.len()) {
-            let why = format!("the server lends {len} bytes at {at}, to be returned by counter {slot}");
-            return Err(Error::new(ErrorKind::InvalidData, why));
+    fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Values>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Receives bytes that wake this end, and maps the file beside them if there is one. Returns the number
+    /// of bytes.
+    pub(super) fn receive(&self) -> Result<usize> {
+        let (bytes, file) = pass::receive(&self.socket, &mut [0; 64])?;
+        match file.map(|file| Values::map(&file?)) {
+            Some(Ok(file)) => {
+                self.forget_gone();
+                self.files().insert(file.offset(), Arc::new(file));
+            }
+            // Its values end the connection, if any are lent.
+            Some(Err(error)) => drop(self.trouble.set(error)),
+            None => {}
         }
-        Ok(BorrowedPage { from: self.clone(), at, len, slot })
+        Ok(bytes)
+    }
+
+    /// Unmaps files that the server has given back.
+    pub fn forget_gone(&self) {
+        self.files().retain(|_, file| !file.is_gone());
+    }
+
+    /// The file with these bytes, and their place in it.
+    fn find(&self, offset: u64, len: usize) -> Option<(Arc<Values>, usize)> {
+        let files = self.files();
+        let (first, file) = files.range(..=offset).next_back()?;
+        let at = usize::try_from(offset - first).ok()?;
+        (at.checked_add(len)? <= file.len()).then(|| (file.clone(), at))
+    }
+
+    /// Takes the values that the server has lent. It has passed their file before.
+    pub fn take(self: &Arc<Self>, lent: &pb::Lent) -> Result<BorrowedPage> {
+        let (offset, len, slot) = (lent.offset, lent.bytes as usize, lent.slot as usize);
+        let mut found = self.find(offset, len);
+        while found.is_none() {
+            match self.receive() {
+                Ok(1..) => found = self.find(offset, len),
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+                _ => break,
+            }
+        }
+        let Some((values, at)) = found.filter(|_| slot < MAX_BORROWED_PAGES) else {
+            let lent = format!("the server lends {len} bytes at {offset}, to be returned by counter {slot}");
+            let why = self.trouble.get().map_or(lent, Error::to_string);
+            return Err(Error::new(ErrorKind::InvalidData, why));
+        };
+        Ok(BorrowedPage { from: self.clone(), values, at, len, slot })
     }
 }
 
@@ -167,6 +225,7 @@ impl Borrower {
 #[derive(Debug)]
 pub struct BorrowedPage {
     from: Arc<Borrower>,
+    values: Arc<Values>,
     at: usize,
     len: usize,
     slot: usize,
@@ -174,7 +233,7 @@ pub struct BorrowedPage {
 
 impl AsRef<[u8]> for BorrowedPage {
     fn as_ref(&self) -> &[u8] {
-        self.from.values.bytes(self.at, self.len)
+        self.values.bytes(self.at, self.len)
     }
 }
 
@@ -236,10 +295,9 @@ mod tests {
     }
 
     /// A shard with `slices` whole slices whose bytes are their numbers, counted from 1.
-    fn shard(slices: u64) -> (Arc<Exposed>, Shard) {
-        let exposed = Exposed::new(64 << 20).unwrap();
+    fn shard(slices: u64) -> Shard {
         let config = ShardConfig::new(0, 64 << 20, Isa::best());
-        let shard = Shard::new(ShardConfig { exposed: Some(exposed.clone()), ..config });
+        let shard = Shard::new(ShardConfig { exposed: Some(Exposed::new(64 << 20).unwrap()), ..config });
         let spec = TensorSpec {
             name: "w".into(),
             shape: vec![slices * DType::Float32.slice_len() as u64],
@@ -254,20 +312,20 @@ mod tests {
             let slice = shard.slice(slice).unwrap();
             slice.restore(&Standing::default(), &vec![k as u8 + 1; slice.bytes()], &[]).unwrap();
         }
-        (exposed, shard)
+        shard
     }
 
     /// A client and a server on this machine.
-    async fn pair(exposed: &Arc<Exposed>) -> (LocalStream, LocalStream) {
+    async fn pair() -> (LocalStream, LocalStream) {
         let (client, server) = tokio::net::UnixStream::pair().unwrap();
         let (mut client, mut server) = (LocalStream::from(client), LocalStream::from(server));
         let serve = async {
-            let mut question = vec![0; super::super::ASK.len()];
+            let mut question = vec![0; super::super::ASK.len() + 1];
             server.read_exact(&mut question).await.unwrap();
-            server.share(Ok(()), DEFAULT_SPIN, Some(exposed)).await.unwrap();
+            server.share(Ok(()), DEFAULT_SPIN, true).await.unwrap();
             server
         };
-        let (answer, server) = within(async { tokio::join!(client.ask(DEFAULT_SPIN), serve) }).await;
+        let (answer, server) = within(async { tokio::join!(client.ask(None, DEFAULT_SPIN), serve) }).await;
         answer.unwrap().unwrap();
         (client, server)
     }
@@ -283,8 +341,8 @@ mod tests {
 
     #[tokio::test]
     async fn values_are_read_where_they_lie_and_given_back() {
-        let (exposed, shard) = shard(2);
-        let (client, server) = pair(&exposed).await;
+        let shard = shard(2);
+        let (client, server) = pair().await;
         let (borrower, kept) = (client.borrower().unwrap(), count());
         let mut pages = Vec::new();
         for _ in 0..MAX_BORROWED_PAGES {
@@ -307,8 +365,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_lender_that_sleeps_hears_of_what_is_given_back() {
-        let (exposed, shard) = shard(1);
-        let (client, mut server) = pair(&exposed).await;
+        let shard = shard(1);
+        let (client, mut server) = pair().await;
         let (borrower, kept) = (client.borrower().unwrap(), count());
         server.never_spin();
         for pause in [0, 20, 0, 20] {
@@ -328,16 +386,17 @@ mod tests {
 
     /// Returns whether only the slice itself has its values, so that a push may write there.
     fn is_free(shard: &Shard) -> bool {
-        let before = shard.pull(0, SliceId(0)).unwrap().exposed_at();
+        let at = || shard.pull(0, SliceId(0)).unwrap().exposed_at().map(|(_, offset)| offset);
+        let before = at();
         let slice = shard.slice(SliceId(0)).unwrap();
         slice.restore(&Standing::default(), &vec![1; slice.bytes()], &[]).unwrap();
-        shard.pull(0, SliceId(0)).unwrap().exposed_at() == before
+        at() == before
     }
 
     #[tokio::test]
     async fn what_is_lent_stays_as_it_is_until_the_clients_end_is_closed() {
-        let (exposed, shard) = shard(1);
-        let (mut client, server) = pair(&exposed).await;
+        let shard = shard(1);
+        let (mut client, server) = pair().await;
         let (kept, lender) = (count(), server.lender().unwrap());
         assert!(is_free(&shard));
         let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
@@ -360,10 +419,10 @@ mod tests {
 
     #[test]
     fn what_is_read_when_the_server_stops_is_never_used_again() {
-        let (exposed, shard) = shard(1);
+        let shard = shard(1);
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (clients, servers) = (runtime(), runtime());
-        let (client, server) = clients.block_on(pair(&exposed));
+        let (client, server) = clients.block_on(pair());
         let lent = lend(&server, &shard, 0, ()).unwrap();
         let page = client.borrower().unwrap().take(&lent).unwrap();
         {
@@ -371,20 +430,21 @@ mod tests {
             drop(server);
         }
         drop(servers);
-        drop((shard, exposed));
+        drop(shard);
         assert!(page.as_ref().iter().all(|byte| *byte == 1));
         drop(clients);
     }
 
     #[tokio::test]
     async fn nonsense_is_refused() {
-        let (exposed, shard) = shard(1);
-        let (client, server) = pair(&exposed).await;
+        let shard = shard(1);
+        let (client, server) = pair().await;
         let borrower = client.borrower().unwrap();
         let good = lend(&server, &shard, 0, ()).unwrap();
         for bad in [
             pb::Lent { slot: MAX_BORROWED_PAGES as u32, ..good },
-            pb::Lent { offset: 64 << 20, ..good },
+            pb::Lent { offset: 63 << 20, ..good },
+            pb::Lent { offset: (64 << 20) + 4096, ..good },
             pb::Lent { offset: u64::MAX, ..good },
             pb::Lent { bytes: u32::MAX, ..good },
         ] {

@@ -6,7 +6,8 @@
 //! nothing is decided by them.
 #![allow(unsafe_code)]
 
-use super::sync::{AtomicU32, AtomicU64};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+use fastps_core::shard::EXPOSED_TAIL_BYTES;
 use memmap2::{MmapOptions, MmapRaw};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -103,14 +104,14 @@ pub(super) fn map(memory: OwnedFd) -> Result<[Half; 2]> {
     Ok([0, 1].map(|index| Half { memory: memory.clone(), index, size }))
 }
 
-/// Values of a server, which this process reads in the server's memory.
+/// A file with values of a server, which this process reads in the server's memory.
 #[derive(Debug)]
 pub(super) struct Values(MmapRaw);
 
 impl Values {
     pub(super) fn map(memory: &OwnedFd) -> Result<Self> {
         let bytes = rustix::fs::fstat(memory.as_fd())?.st_size as usize;
-        if !is_sealed(memory)? {
+        if bytes < EXPOSED_TAIL_BYTES || !bytes.is_multiple_of(EXPOSED_TAIL_BYTES) || !is_sealed(memory)? {
             return Err(Error::new(ErrorKind::InvalidData, "values in memory that may shrink"));
         }
         let values = MmapOptions::new().len(bytes).map_raw_read_only(memory.as_raw_fd())?;
@@ -121,7 +122,24 @@ impl Values {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.0.len() - EXPOSED_TAIL_BYTES
+    }
+
+    #[allow(clippy::cast_ptr_alignment, reason = "the tail begins with a page")]
+    fn tail(&self) -> &[AtomicU64; 2] {
+        // SAFETY: the last bytes of the mapping, at a multiple of a page; it lives as long as `self`, cannot
+        // shrink, and is initialised. The server changes them with atomic stores alone, and nobody else can.
+        unsafe { &*self.0.as_ptr().add(self.len()).cast() }
+    }
+
+    /// Offset of the first byte in the server's memory.
+    pub(super) fn offset(&self) -> u64 {
+        self.tail()[0].load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the server has given the file back.
+    pub(super) fn is_gone(&self) -> bool {
+        self.tail()[1].load(Ordering::Relaxed) != 0
     }
 
     /// Values that the server has lent.

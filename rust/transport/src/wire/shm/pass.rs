@@ -1,35 +1,39 @@
 //! Passes memory from the server to the client over their Unix socket, before anything else.
 //!
-//! The client sends [`ASK`]. The server answers with one byte: 0 together with the memory of the rings and
-//! perhaps of its values, or the length of the reason why there is none, and the reason.
+//! The client sends [`ASK`], what shows who it is, if anything, and a line feed. The server answers with one
+//! byte: 0 together with the memory of the rings, or the length of the reason why there is none, and the
+//! reason. Later, it passes files with values beside bytes that wake the client.
 
+use http::HeaderValue;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
-/// A client's request; no HTTP client begins like that.
-pub const ASK: &[u8] = b"fastps shared memory 2\n";
+/// Start of a client's request; no HTTP client begins like that.
+pub const ASK: &[u8] = b"fastps shared memory 3";
 /// The longest reason.
 const MAX_REASON_BYTES: usize = 255;
-/// Most descriptors passed.
-const MAX_DESCRIPTORS: usize = 2;
-const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
+const SPACE: usize = rustix::cmsg_space!(ScmRights(1));
 
-/// Asks the server for memory: of the rings, then of its values, if it lends any. An inner error is the
-/// server's reason for a refusal.
-pub(super) async fn ask(socket: &mut UnixStream) -> Result<std::result::Result<Vec<OwnedFd>, String>> {
-    socket.write_all(ASK).await?;
+/// Asks the server for the memory of the rings. An inner error is the server's reason for a refusal.
+pub(super) async fn ask(
+    socket: &mut UnixStream,
+    token: Option<&HeaderValue>,
+) -> Result<std::result::Result<OwnedFd, String>> {
+    let space: &[u8] = if token.is_some() { b" " } else { b"" };
+    let token = token.map_or(&b""[..], HeaderValue::as_bytes);
+    socket.write_all(&[ASK, space, token, b"\n"].concat()).await?;
     let mut bytes = [0; 1 + MAX_REASON_BYTES];
-    let (n, memory) = socket.async_io(Interest::READABLE, || receive(socket, &mut bytes)).await?;
+    let (n, memory) = socket.async_io(Interest::READABLE, || receive(&socket, &mut bytes)).await?;
     match (&bytes[..n], memory) {
-        ([0, ..], memory) if !memory.is_empty() => Ok(Ok(memory)),
-        ([n, reason @ ..], memory) if *n > 0 && usize::from(*n) == reason.len() && memory.is_empty() => {
+        ([0], Some(memory)) => memory.map(Ok),
+        ([n, reason @ ..], None) if *n > 0 && usize::from(*n) == reason.len() => {
             Ok(Err(String::from_utf8_lossy(reason).into_owned()))
         }
         _ => Err(Error::new(ErrorKind::InvalidData, "the server does not know of shared memory")),
@@ -39,7 +43,7 @@ pub(super) async fn ask(socket: &mut UnixStream) -> Result<std::result::Result<V
 /// Answers a client that has asked.
 pub(super) async fn answer(
     socket: &UnixStream,
-    memory: std::result::Result<&[BorrowedFd<'_>], &str>,
+    memory: std::result::Result<BorrowedFd<'_>, &str>,
 ) -> Result<()> {
     let mut bytes = vec![0];
     if let Err(reason) = memory {
@@ -47,31 +51,39 @@ pub(super) async fn answer(
         bytes[0] = reason.len() as u8;
         bytes.extend(reason.as_bytes());
     }
-    let sent = socket.async_io(Interest::WRITABLE, || send(socket, &bytes, memory.unwrap_or(&[]))).await?;
+    let sent = socket.async_io(Interest::WRITABLE, || send(&socket, &bytes, memory.ok())).await?;
     if sent == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
-fn receive(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    if got.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(Error::other("there is no descriptor left for shared memory"));
-    }
-    let mut memory = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = message {
-            memory.extend(files);
-        }
-    }
-    Ok((got.bytes, memory))
+/// Passes a file to a client with rings, unless its socket is full.
+pub(super) fn hand(socket: impl AsFd, file: BorrowedFd<'_>) -> Result<()> {
+    send(socket, &[0], Some(file)).map(|_| ())
 }
 
-fn send(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<usize> {
+/// Receives bytes, and the file beside them if there is one; an inner error says why this process has none.
+pub(super) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> Result<(usize, Option<Result<OwnedFd>>)> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Ok((got.bytes, Some(Err(Error::other("there is no descriptor left for shared memory")))));
+    }
+    let mut file = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            file = files.last().map(Ok);
+        }
+    }
+    Ok((got.bytes, file))
+}
+
+fn send(socket: impl AsFd, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> Result<usize> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = file.as_slice();
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(ErrorKind::OutOfMemory.into());
     }
-    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
 }

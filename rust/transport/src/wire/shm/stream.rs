@@ -4,7 +4,7 @@ use super::adaptive_spin::AdaptiveSpin;
 use super::borrow::{Borrower, Lender, wake};
 use super::ring::{Reader, Writer};
 use super::{memory, pass};
-use fastps_core::shard::Exposed;
+use http::HeaderValue;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_send_buffer_size};
 use std::io::{ErrorKind, IoSlice, Result};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::task::coop::poll_proceed;
 
@@ -27,8 +27,6 @@ const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 pub struct LocalStream {
     socket: UnixStream,
     rings: Option<Box<Rings>>,
-    /// Set on a client whose server lends values.
-    borrower: Option<Arc<Borrower>>,
 }
 
 /// This process's ends of the two rings.
@@ -43,6 +41,8 @@ struct Rings {
     ended: bool,
     /// Set on a server that lends values.
     lender: Option<Arc<Lender>>,
+    /// Set on a client.
+    borrower: Option<Arc<Borrower>>,
 }
 
 impl From<UnixStream> for LocalStream {
@@ -51,33 +51,37 @@ impl From<UnixStream> for LocalStream {
         if socket_send_buffer_size(&socket).is_ok_and(|held| held < SOCKET_BUFFER_BYTES) {
             let _ = set_socket_send_buffer_size(&socket, SOCKET_BUFFER_BYTES);
         }
-        Self { socket, rings: None, borrower: None }
+        Self { socket, rings: None }
     }
 }
 
 impl LocalStream {
-    /// Asks the server for shared memory; the inner error is its reason for staying with the socket.
-    pub async fn ask(&mut self, spin: Duration) -> Result<std::result::Result<(), String>> {
-        match pass::ask(&mut self.socket).await? {
-            Ok(memory) => {
-                let mut memory = memory.into_iter();
-                let rings = memory.next().ok_or(ErrorKind::InvalidData)?;
+    /// Asks the server for shared memory and shows it a token; the inner error is its reason for staying with
+    /// the socket.
+    pub async fn ask(
+        &mut self,
+        token: Option<&HeaderValue>,
+        spin: Duration,
+    ) -> Result<std::result::Result<(), String>> {
+        match pass::ask(&mut self.socket, token).await? {
+            Ok(rings) => {
                 let [to_server, to_client] = memory::map(rings)?;
-                let borrow = |values| Borrower::new(to_server.clone(), &values, &self.socket);
-                self.borrower = memory.next().map(borrow).transpose()?;
-                self.rings = Some(Box::new(Rings::new(Reader::new(to_client), Writer::new(to_server), spin)));
+                let borrower = Some(Borrower::new(to_server.clone(), &self.socket)?);
+                let rings = Rings::new(Reader::new(to_client), Writer::new(to_server), spin);
+                self.rings = Some(Box::new(Rings { borrower, ..rings }));
                 Ok(Ok(()))
             }
             Err(reason) => Ok(Err(reason)),
         }
     }
 
-    /// Gives a client that has asked its shared memory, or the reason why there is none, and lends it values.
+    /// Gives a client that has asked its shared memory, or the reason why there is none. With `lends`, the
+    /// stream has a lender.
     pub async fn share(
         &mut self,
         permitted: std::result::Result<(), String>,
         spin: Duration,
-        exposed: Option<&Arc<Exposed>>,
+        lends: bool,
     ) -> Result<()> {
         let made =
             permitted.and_then(|()| memory::make().map_err(|error| format!("no shared memory: {error}")));
@@ -85,11 +89,9 @@ impl LocalStream {
             Ok(rings) => rings,
             Err(reason) => return pass::answer(&self.socket, Err(&reason)).await,
         };
-        let both: Vec<_> =
-            std::iter::once(rings.as_fd()).chain(exposed.map(|exposed| exposed.readable().as_fd())).collect();
-        pass::answer(&self.socket, Ok(&both)).await?;
+        pass::answer(&self.socket, Ok(rings.as_fd())).await?;
         let [to_server, to_client] = memory::map(rings)?;
-        let lender = exposed.map(|_| Lender::new(to_server.clone(), &self.socket)).transpose()?;
+        let lender = lends.then(|| Lender::new(to_server.clone(), &self.socket)).transpose()?;
         let rings = Rings::new(Reader::new(to_server), Writer::new(to_client), spin);
         self.rings = Some(Box::new(Rings { lender, ..rings }));
         Ok(())
@@ -102,7 +104,7 @@ impl LocalStream {
 
     /// Takes values that the server lends.
     pub fn borrower(&self) -> Option<Arc<Borrower>> {
-        self.borrower.clone()
+        self.rings.as_ref()?.borrower.clone()
     }
 
     /// Disables spinning on this stream.
@@ -124,7 +126,7 @@ impl Drop for LocalStream {
 impl Rings {
     fn new(reader: Reader, writer: Writer, spin: Duration) -> Self {
         let spin_state = AdaptiveSpin::new(spin);
-        Self { reader, writer, spin_state, asleep: false, ended: false, lender: None }
+        Self { reader, writer, spin_state, asleep: false, ended: false, lender: None, borrower: None }
     }
 
     fn take_back(&self) {
@@ -223,7 +225,11 @@ impl Rings {
         self.take_back();
         loop {
             ready!(socket.poll_read_ready(cx))?;
-            match socket.try_read(&mut [0; 64]) {
+            let read = match &self.borrower {
+                Some(borrower) => socket.try_io(Interest::READABLE, || borrower.receive()),
+                None => socket.try_read(&mut [0; 64]),
+            };
+            match read {
                 Ok(1..) => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 // A peer that leaves without reading all of our bytes resets the socket, which is fine.
@@ -257,7 +263,7 @@ impl AsyncWrite for LocalStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        if self.borrower.is_some() {
+        if self.borrower().is_some() {
             // Closing the socket returns all borrowed values, so it waits until they are.
             return Poll::Ready(Ok(()));
         }
@@ -305,10 +311,10 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Ok(()), DEFAULT_SPIN, None).await.unwrap();
+            server.share(Ok(()), DEFAULT_SPIN, false).await.unwrap();
             server
         };
-        let (answer, server) = within(async { tokio::join!(client.ask(DEFAULT_SPIN), serve) }).await;
+        let (answer, server) = within(async { tokio::join!(client.ask(None, DEFAULT_SPIN), serve) }).await;
         answer.unwrap().unwrap();
         (client, server)
     }
@@ -394,11 +400,11 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Err("none to give ".repeat(100)), DEFAULT_SPIN, None).await.unwrap();
+            server.share(Err("none to give ".repeat(100)), DEFAULT_SPIN, false).await.unwrap();
             server.write_all(b"by socket").await.unwrap();
             server
         };
-        let (answer, _server) = within(async { tokio::join!(client.ask(DEFAULT_SPIN), serve) }).await;
+        let (answer, _server) = within(async { tokio::join!(client.ask(None, DEFAULT_SPIN), serve) }).await;
         assert!(answer.unwrap().unwrap_err().starts_with("none to give none to give"));
         let mut got = [0; 9];
         within(client.read_exact(&mut got)).await.unwrap();
@@ -410,9 +416,9 @@ mod tests {
         let (client, mut server) = UnixStream::pair().unwrap();
         let mut client = LocalStream::from(client);
         server.write_all(b"HTTP/1.1 400").await.unwrap();
-        assert_eq!(within(client.ask(DEFAULT_SPIN)).await.unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(within(client.ask(None, DEFAULT_SPIN)).await.unwrap_err().kind(), ErrorKind::InvalidData);
         drop(server);
-        assert!(within(client.ask(DEFAULT_SPIN)).await.is_err());
+        assert!(within(client.ask(None, DEFAULT_SPIN)).await.is_err());
     }
 
     /// A client that writes invalid counts ends its own stream, with an error.
@@ -426,7 +432,7 @@ mod tests {
             let serve = async {
                 asked(&mut server).await;
                 let mut server = LocalStream::from(server);
-                server.share(Ok(()), DEFAULT_SPIN, None).await.unwrap();
+                server.share(Ok(()), DEFAULT_SPIN, false).await.unwrap();
                 server
             };
             let (memory, mut server) = within(async { tokio::join!(pass::ask(&mut client), serve) }).await;
