@@ -481,7 +481,10 @@ impl Shard {
             ("memory_answers", self.meter.used_for(Purpose::Answers)),
             ("memory_held", self.meter.used_for(Purpose::Held)),
             ("memory_identities", self.meter.used_for(Purpose::Identities)),
-            ("memory_connections", self.meter.used_for(Purpose::Connections)),
+            (
+                "memory_connections",
+                self.meter.used_for(Purpose::Connections) + self.meter.used_for(Purpose::Rings),
+            ),
             ("memory_map", self.meter.used_for(Purpose::Map)),
             ("memory_vectors", self.meter.used_for(Purpose::Vectors)),
             ("pushes", pushes),

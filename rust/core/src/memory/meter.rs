@@ -19,17 +19,28 @@ pub enum Purpose {
     Identities,
     /// Windows and buffers of connections.
     Connections,
+    /// Memory that connections share with clients on this machine, and copies of values that these borrow.
+    Rings,
     /// The map of tensors and groups; registrations in progress.
     Map,
     /// Vectors of spaces, and the sums of their batches.
     Vectors,
 }
 
-const PURPOSES: usize = 8;
+const PURPOSES: usize = 9;
 
 /// Name of each purpose, in order.
-const NAMES: [&str; PURPOSES] =
-    ["slices", "copies", "answers", "held pushes", "clients and spaces", "connections", "the map", "vectors"];
+const NAMES: [&str; PURPOSES] = [
+    "slices",
+    "copies",
+    "answers",
+    "held pushes",
+    "clients and spaces",
+    "connections",
+    "shared memory",
+    "the map",
+    "vectors",
+];
 
 /// Bytes in use, and their limit.
 #[derive(Debug)]

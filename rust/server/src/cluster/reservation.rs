@@ -5,7 +5,7 @@
 use crate::auth::budget::{Budget, Held, hold};
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::shard::{Purpose, Shard};
+use fastps_core::shard::{Charge, Meter, Purpose, Shard};
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
@@ -220,14 +220,36 @@ impl Reservations {
         own.filter(|own| !table.open.contains_key(own)).copied().collect()
     }
 
+    /// Free memory beside the room for workers, once tensors take `more` bytes; and that room.
+    fn free_beside_workers(&self, meter: &Meter, more: u64) -> (u64, u64) {
+        let frame = (meter.used_for(Purpose::Slices) + more).min(u64::from(MAX_FRAME));
+        let room = self.room_for_workers * (WORKER_BYTES + frame);
+        let missing = room.saturating_sub(meter.used_for(Purpose::Connections));
+        (meter.limit().saturating_sub(meter.used()).saturating_sub(missing), room)
+    }
+
+    /// Takes memory that a connection shares with its client, of at most half the shard's, and of what is
+    /// left beside the room for workers.
+    pub(crate) fn charge_rings(&self, meter: &Arc<Meter>, bytes: u64) -> Result<Charge> {
+        let (free, room) = self.free_beside_workers(meter, 0);
+        let half = (meter.limit() / 2).saturating_sub(meter.used_for(Purpose::Rings));
+        if bytes <= free.min(half) {
+            return meter.take(Purpose::Rings, bytes);
+        }
+        let workers = self.room_for_workers;
+        let why = format!(
+            "the shard's memory is full: shared memory must leave room for {workers} workers ({room} bytes), and half of the shard's {} bytes",
+            meter.limit()
+        );
+        let error = Error::new(Kind::Capacity, why).retry_after_ms(1000);
+        Err(error.expected(format!("at most {} free bytes", free.min(half)), format!("{bytes} bytes")))
+    }
+
     /// Fails if tensors would leave no room for workers.
     fn check_room(&self, shard: &Shard, wish: &Reserve) -> Result<()> {
         let (meter, workers) = (shard.meter(), self.room_for_workers);
         let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
-        let frame = (meter.used_for(Purpose::Slices) + needed).min(u64::from(MAX_FRAME));
-        let room = workers * (WORKER_BYTES + frame);
-        let missing = room.saturating_sub(meter.used_for(Purpose::Connections));
-        let free = meter.limit().saturating_sub(meter.used()).saturating_sub(missing);
+        let (free, room) = self.free_beside_workers(meter, needed);
         if needed <= free {
             return Ok(());
         }

@@ -13,7 +13,7 @@ use crate::connection::reject::Farewell;
 use crate::connection::trim;
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::shard::{Charge, Purpose};
+use fastps_core::shard::Charge;
 use fastps_proto::v1 as pb;
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{ASK, Lender, MAX_BORROWED_PAGES, MAX_FRAME, NATIVE_SETTING, SHARED_BYTES};
@@ -34,8 +34,6 @@ use tonic::transport::server::Connected;
 /// stream leaves room for the others.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
-/// Memory to leave free beside a connection's shared memory, so that others can work.
-const FREE_BESIDE_SHARED_BYTES: u64 = 12 << 20;
 /// Longest request for shared memory: a token is shorter.
 const MAX_ASK_BYTES: usize = 256;
 /// How long a resting connection waits for memory to work.
@@ -241,9 +239,7 @@ impl Connection {
         // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then
         // make.
         let bytes = SHARED_BYTES + pages as u64 * u64::from(MAX_FRAME);
-        let meter = node.shard.meter();
-        let _free = meter.take(Purpose::Connections, FREE_BESIDE_SHARED_BYTES)?;
-        Ok((meter.take(Purpose::Connections, bytes)?, pages))
+        Ok((node.reservations.charge_rings(node.shard.meter(), bytes)?, pages))
     }
 }
 
