@@ -242,8 +242,7 @@ def test_a_recorded_history_is_the_source_of_the_same_actions() -> None:
 
 
 def run_torture(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-    # As under nohup: its servers must end at SIGHUP all the same.
-    command = ["nohup", sys.executable, "-m", "fastps", "torture", "--json", *arguments]
+    command = [sys.executable, "-m", "fastps", "torture", "--json", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=110.0, env=os.environ | variables)
     assert run.returncode == code, run.stderr
     return run

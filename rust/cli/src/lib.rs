@@ -19,6 +19,7 @@ mod token;
 mod top;
 
 use clap::Parser;
+use config::AtStart;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
@@ -173,9 +174,8 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or, unless there are files to read again, SIGHUP, and returns the exit
-/// status. The first argument is the program's name. If the second is one of [`COMMANDS`], runs that command
-/// instead.
+/// Serves until SIGTERM, SIGINT or the end of its terminal, and returns the exit status. The first argument is
+/// the program's name. If the second is one of [`COMMANDS`], runs that command instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if let Some(command) =
@@ -183,8 +183,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     {
         return run_command(command, args.iter().skip(1).cloned());
     }
-    let args = match config::arguments(args) {
-        Ok(args) => args,
+    let (args, at_start) = match config::arguments(args) {
+        Ok(found) => found,
         Err(code) => return code,
     };
     let filter = match log_filter(&std::env::var("FASTPS_LOG").unwrap_or_default()) {
@@ -203,7 +203,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     };
     log.install(filter, args.log_format);
     open_files::raise();
-    match serve(args, log) {
+    match serve(args, &at_start, log) {
         Ok(()) => {
             log.flush();
             0
@@ -238,12 +238,13 @@ pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i
     }
 }
 
-fn serve(args: ServeArgs, log: &Log) -> Result<()> {
+fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
     let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
         // Before the server is reachable, so that no signal is missed.
         let signals = signals::Signals::catch().map_err(io)?;
+        let has_terminal = signals::has_terminal();
         let server = Server::start(&ServerConfig {
             listen: args.listen,
             listen_unix: args.listen_unix,
@@ -274,14 +275,26 @@ fn serve(args: ServeArgs, log: &Log) -> Result<()> {
         log.flush(); // warnings of the start come first
         announce(&server);
         systemd::tell("READY=1");
+        let outlives_hangup = server.reloads() || !has_terminal;
         tokio::select! {
-            () = signals.stop(server.reloads().then_some(|| server.reload())) => {}
+            () = signals.stop(outlives_hangup.then_some(|| reload(&server, at_start))) => {}
             () = systemd::keep_alive(&server) => {}
         }
         systemd::tell("STOPPING=1");
         tracing::info!("stopping");
         server.stop(STOP_TIMEOUT)
     })
+}
+
+/// Reads all files again that a server may read while it runs.
+fn reload(server: &Server, at_start: &AtStart) {
+    if !server.reloads() && !at_start.has_file() {
+        tracing::info!("SIGHUP: there are no certificates, tokens or configuration to read again");
+        return;
+    }
+    tracing::info!("SIGHUP: certificates, tokens and configuration are read again");
+    server.reload();
+    at_start.compare();
 }
 
 fn web_address(wanted: Option<String>) -> WebAddress {

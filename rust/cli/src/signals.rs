@@ -12,7 +12,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Catches SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal) unless that is ignored.
+    /// Catches SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal, or a request to read files again)
+    /// unless that is ignored.
     pub(crate) fn catch() -> Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -20,7 +21,7 @@ impl Signals {
         Ok(Self { terminate, interrupt, hangup })
     }
 
-    /// Waits for one that stops the server. SIGHUP calls `reload`; without it, it stops the server.
+    /// Waits for one that stops the process. SIGHUP calls `reload`; without it, it stops the process.
     pub(crate) async fn stop(mut self, reload: Option<impl Fn()>) {
         loop {
             let hung_up = async {
@@ -39,6 +40,11 @@ impl Signals {
             }
         }
     }
+}
+
+/// Returns whether this process has a controlling terminal, whose end SIGHUP reports.
+pub(crate) fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 /// Returns whether SIGHUP is ignored, as far as the system tells.

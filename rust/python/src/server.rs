@@ -159,7 +159,7 @@ impl Server {
     }
 }
 
-/// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or SIGHUP; returns the exit status.
+/// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or the end of its terminal; returns the exit status.
 #[pyfunction]
 pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))

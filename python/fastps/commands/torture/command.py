@@ -184,21 +184,13 @@ def _live_line(run: Any, stream: Any) -> Iterator[None]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first.
-
-    If SIGHUP was ignored, as under ``nohup``, it does nothing here, but the servers get its default back: a
-    child process inherits a signal that is ignored, and not one that is handled.
-    """
+    """Makes SIGTERM and SIGHUP, unless ignored, end the command as Ctrl-C does: its children end first."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise Interrupted(number)
 
-    def ignore(_number: int, _frame: FrameType | None) -> None:
-        pass
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    ignored = {number for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
-    kept = {number: signal.signal(number, ignore if number in ignored else interrupt) for number in numbers}
+    handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    kept = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:

@@ -94,7 +94,7 @@ def _kill(chance: _Chance) -> dict[str, Any]:
 
 
 def _terminate(chance: _Chance) -> dict[str, Any]:
-    return {**_kill(chance), "signal": chance.choice(["SIGTERM", "SIGHUP"])}
+    return {**_kill(chance), "signal": chance.choice(["SIGTERM", "SIGINT"])}
 
 
 def _for_a_while(chance: _Chance) -> dict[str, Any]:

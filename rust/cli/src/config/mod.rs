@@ -40,24 +40,55 @@ impl Refused {
             }
         }
     }
+
+    /// The reason in one line.
+    fn reason(&self) -> String {
+        let text = match self {
+            Self::Usage(error) => error.to_string(),
+            Self::File(error) => error.to_string(),
+        };
+        text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    }
+}
+
+/// The settings with which a server has started.
+#[derive(Debug)]
+pub(crate) struct AtStart {
+    args: Vec<OsString>,
+    settings: Settings,
+}
+
+impl AtStart {
+    /// Returns whether some may come from a file.
+    pub(crate) fn has_file(&self) -> bool {
+        self.settings.file.is_some()
+    }
+
+    /// Reads the file again, and reports settings that the next start would change, or that would prevent it.
+    pub(crate) fn compare(&self) {
+        if !self.has_file() {
+            return;
+        }
+        let now = match read(self.args.clone()) {
+            Ok(settings) => show::values(&settings),
+            Err(refused) => {
+                return tracing::error!(error = %refused.reason(), "the next start would fail");
+            }
+        };
+        let before = show::values(&self.settings);
+        let changed: Vec<_> = now.into_iter().filter(|value| !before.contains(value)).collect();
+        if !changed.is_empty() {
+            tracing::warn!(settings = %changed.join("; "), "changed settings take effect at the next start");
+        }
+    }
 }
 
 /// The arguments of a server; the exit status if there are none. The first argument is the program's name.
-pub(crate) fn arguments(args: Vec<OsString>) -> Result<ServeArgs, i32> {
-    let settings = read(args).map_err(Refused::tell)?;
-    ServeArgs::from_arg_matches(&settings.all).map_err(|error| Refused::Usage(error).tell())
-}
-
-fn read(args: Vec<OsString>) -> Result<Settings, Refused> {
-    let command = ServeArgs::command();
-    let given = command.clone().try_get_matches_from(&args).map_err(Refused::Usage)?;
-    let Some(path) = given.get_one::<PathBuf>("config") else {
-        return Ok(Settings { all: given.clone(), given, file: None });
-    };
-    let file = ConfigFile::read(path, &command).map_err(Refused::File)?;
-    let more: Vec<_> = file.options(&given).collect();
-    let all = command.try_get_matches_from(args.into_iter().chain(more)).map_err(Refused::Usage)?;
-    Ok(Settings { given, all, file: Some(file) })
+pub(crate) fn arguments(args: Vec<OsString>) -> Result<(ServeArgs, AtStart), i32> {
+    let settings = read(args.clone()).map_err(Refused::tell)?;
+    let found = ServeArgs::from_arg_matches(&settings.all);
+    let found = found.map_err(|error| Refused::Usage(error).tell())?;
+    Ok((found, AtStart { args, settings }))
 }
 
 /// Show the settings of a server, or check a configuration file.
@@ -183,6 +214,9 @@ mod tests {
             let refused = settings(text, &[]).unwrap_err();
             assert!(refused.starts_with(error), "{text}: {refused}");
         }
-        assert!(matches!(arguments(vec!["x".into(), "--config".into(), "/no such file".into()]), Err(2)));
+        assert!(matches!(
+            arguments(vec!["x".into(), "--config".into(), "/no such file".into()]),
+            Err(2)
+        ));
     }
 }

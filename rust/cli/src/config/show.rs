@@ -5,19 +5,28 @@ use super::file::{ConfigFile, id};
 use crate::ServeArgs;
 use clap::{Arg, ArgAction, CommandFactory, parser::ValueSource};
 
+/// Every option with its value.
+pub(super) fn values(settings: &Settings) -> Vec<String> {
+    lines(settings).into_iter().map(|(text, _)| text.trim_start_matches("# ").to_owned()).collect()
+}
+
 /// One line for each option.
 pub(super) fn text(settings: &Settings) -> String {
-    let command = ServeArgs::command();
-    let options = command
-        .get_arguments()
-        .filter(|arg| arg.get_long().is_some_and(|name| !["config", "help", "version"].contains(&name)));
-    let lines: Vec<_> = options.map(|arg| line(arg, settings)).collect();
+    let lines = lines(settings);
     let widest = lines.iter().filter(|(_, origin)| origin.is_some()).map(|(text, _)| text.len()).max();
     let shown = lines.into_iter().map(|(text, origin)| match origin {
         Some(origin) => format!("{text:width$}  # {origin}\n", width = widest.unwrap_or(0).min(50)),
         None => format!("{text}\n"),
     });
     shown.collect()
+}
+
+fn lines(settings: &Settings) -> Vec<(String, Option<String>)> {
+    let command = ServeArgs::command();
+    let options = command
+        .get_arguments()
+        .filter(|arg| arg.get_long().is_some_and(|name| !["config", "help", "version"].contains(&name)));
+    options.map(|arg| line(arg, settings)).collect()
 }
 
 /// The setting, and where it comes from.

@@ -414,23 +414,6 @@ fn a_start_that_repeated_much_is_followed_by_a_snapshot() {
 }
 
 #[test]
-fn a_closed_terminal_ends_a_server_as_sigterm_does() {
-    let mut served = Served::new(1);
-    // The tests may run under `nohup`, where children ignore SIGHUP; not every system's `env` can undo that.
-    let default = "env --default-signal=HUP";
-    served.start_after(&format!("{default} true 2>/dev/null && exec {default} \"$0\" \"$@\";"), &[]);
-    let client = served.connect(Ack::Applied);
-    register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
-    for _ in 0..100 {
-        push_one(&client, "w", 10);
-    }
-    served.signal(Signal::HUP);
-    assert_eq!(served.wait(), Some(0));
-    assert_eq!(newest_snapshot(&served.folder), Some(1));
-    assert!(value_on_disk(&served.folder.0.join("shard-0")).eq(&100.0));
-}
-
-#[test]
 fn a_server_that_is_to_outlive_its_terminal_does() {
     let mut served = Served::new(1);
     served.start_after("trap '' HUP;", &[]);
