@@ -111,6 +111,23 @@ def test_health_version_and_the_cluster(served: Served) -> None:
     assert int(headers["Content-Length"]) > 1000
 
 
+def test_the_listener_knows_its_names() -> None:
+    options = ["--insecure", "--advertise", "fastps-0.models.svc", "--web-host", "one.example"]
+    options += ["--web-host", "two.example"]
+    served = Served(*options, listen="0.0.0.0:0")
+    try:
+        port = served.port
+        names = [f"fastps-0.models.svc:{port}", f"{socket.gethostname()}:{port}", f"10.1.2.3:{port}"]
+        for host in (*names, "one.example", "TWO.example:443", f"fastps-0.models.svc.:{port}"):
+            assert served.ask("/metrics", host=host)[0] == 200, host
+        for host in ("three.example", "fastps-0.models.svc:1", "models.svc"):
+            status, text, _ = served.ask("/metrics", host=host)
+            assert (status, "--web-host" in text) == (421, True), host
+    finally:
+        served.process.kill()
+        served.process.communicate()
+
+
 def test_nothing_can_be_changed_and_foreign_pages_are_refused(served: Served) -> None:
     own = f"127.0.0.1:{served.port}"
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
@@ -119,9 +136,10 @@ def test_nothing_can_be_changed_and_foreign_pages_are_refused(served: Served) ->
     for path in ("/", "/metrics/", "/metrics/../healthz", "//metrics", "/%6detrics", "/api/v1", "/METRICS"):
         assert served.ask(path)[0] == 404, path
     assert served.ask("/metrics?x=1")[0] == 200
-    for host in ("", "evil.example", f"evil.example:{served.port}", "127.0.0.1:1", f"x@{own}"):
+    for host in ("", "evil.example", f"evil.example:{served.port}", f"{socket.gethostname()}:1", f"x@{own}"):
         assert served.ask("/metrics", host=host)[0] in (400, 421), host
-    for host in (own, f"localhost:{served.port}", "localhost"):
+        assert served.ask("/healthz", host=host)[0] == served.ask("/readyz", host=host)[0] == 200, host
+    for host in (own, f"localhost:{served.port}", "localhost", "localhost:9", "127.0.0.1:9", "[::1]:9"):
         assert served.ask("/metrics", host=host)[0] == 200, host
     assert served.ask("/metrics", Origin="http://evil.example")[0] == 403
     assert served.ask("/metrics", Origin="null")[0] == 403

@@ -105,9 +105,10 @@ def test_https_asks_for_the_token_of_a_reader(authorities: Authorities, tmp_path
             f"{HOST}:{served.port}",
             "localhost",
         ):
-            assert served.ask("/healthz", host=host, tls=tls)[0] == 200, host
+            assert served.ask("/metrics", host=host, tls=tls, **bearer(reader))[0] == 200, host
         for host in ("host-b", "example.org", "a.b.example.org", "host-a:1", "x@host-a"):
-            assert served.ask("/healthz", host=host, tls=tls)[0] == 421, host
+            assert served.ask("/metrics", host=host, tls=tls, **bearer(reader))[0] == 421, host
+            assert served.ask("/healthz", host=host, tls=tls)[0] == 200, host
         for origin, status in (("https", 200), ("http", 403)):
             answer = served.ask("/healthz", tls=tls, Origin=f"{origin}://host-a:{served.port}")
             assert answer[0] == status

@@ -134,6 +134,10 @@ struct ServeArgs {
     /// address other than loopback, and with --tls-ca [default: 127.0.0.1:7069, if it is free].
     #[arg(long, value_name = "HOST:PORT", env = "FASTPS_WEB")]
     web: Option<String>,
+    /// Another name by which --web is asked, such as that of a proxy or a service; may be repeated. The machine's
+    /// name, those of --listen, --advertise, --cluster and the certificate, and addresses need none.
+    #[arg(long, value_delimiter = ',', value_name = "NAME", env = "FASTPS_WEB_HOST")]
+    web_host: Vec<String>,
     /// Format of the log on standard error: text, or json with one object a line.
     #[arg(
         long,
@@ -270,6 +274,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             copy_to: args.copy_to,
             accept_loss: args.accept_loss,
             web: web_address(args.web),
+            web_hosts: args.web_host,
             ..ServerConfig::default()
         })?;
         log.flush(); // warnings of the start come first

@@ -106,6 +106,8 @@ pub struct ServerConfig {
     pub accept_loss: bool,
     /// Where the web listener is, which shows metrics, health and the state of the shards.
     pub web: WebAddress,
+    /// More names by which the web listener is asked, with any port.
+    pub web_hosts: Vec<String>,
 }
 
 impl Default for ServerConfig {
@@ -140,6 +142,7 @@ impl Default for ServerConfig {
             copy_to: None,
             accept_loss: false,
             web: WebAddress::Off,
+            web_hosts: Vec::new(),
         }
     }
 }

@@ -14,7 +14,7 @@ use http_body_util::Full;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-/// State for callers that may not read everything: the reason can name tensors.
+/// State for callers that may not read everything, or foreign pages: the reason can name tensors.
 const NOT_READY: &str = "a shard does not serve yet, or no more; a reader of everything sees why";
 const PATHS: &str = "/metrics, /healthz, /readyz, /version and /api/v1/cluster";
 
@@ -36,6 +36,11 @@ fn refuse(status: StatusCode, why: &str) -> Answer {
 
 /// Answers a request.
 pub(super) fn answer<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -> Answer {
+    let is_foreign = !is_known(request, &site.hosts);
+    if is_foreign && !is_health(request) {
+        let why = "the Host header names another server: expected an address, localhost, or a name of --web-host, --listen, --advertise or --cluster";
+        return refuse(StatusCode::MISDIRECTED_REQUEST, why);
+    }
     if let Some(refusal) = refusal(request, &site.hosts).or_else(|| unknown(request, site, caller)) {
         return refusal;
     }
@@ -53,7 +58,8 @@ pub(super) fn answer<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -
             None => respond(StatusCode::OK, TEXT, "ok\n".to_owned()),
             Some(trouble) => {
                 let headers = request.headers();
-                let may_know = !caller.is_bare(headers, site) && caller.check(headers, site).is_ok();
+                let may_know =
+                    !is_foreign && !caller.is_bare(headers, site) && caller.check(headers, site).is_ok();
                 refuse(StatusCode::SERVICE_UNAVAILABLE, if may_know { &trouble } else { NOT_READY })
             }
         },
@@ -67,7 +73,7 @@ pub(super) fn answer<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -
 
 /// Refuses a caller that may not read everything. Health is for everybody.
 fn unknown<B>(request: &Request<B>, site: &Site, caller: &WebCaller) -> Option<Answer> {
-    if matches!(request.uri().path(), "/healthz" | "/readyz") {
+    if is_health(request) {
         return None;
     }
     let error = caller.check(request.headers(), site).err()?;
@@ -83,6 +89,18 @@ fn text<'a>(headers: &'a HeaderMap, name: &http::HeaderName) -> Option<&'a str> 
     headers.get(name)?.to_str().ok()
 }
 
+/// Health is for everybody, by every name: probes choose their `Host` header.
+fn is_health<B>(request: &Request<B>) -> bool {
+    matches!(request.uri().path(), "/healthz" | "/readyz")
+}
+
+/// Returns whether the one `Host` header names this listener.
+fn is_known<B>(request: &Request<B>, hosts: &Hosts) -> bool {
+    let mut given = request.headers().get_all(HOST).iter();
+    let host = given.next().and_then(|host| host.to_str().ok());
+    given.next().is_none() && host.is_some_and(|host| hosts.knows(host))
+}
+
 /// Refuses requests that could change something, and those of foreign pages.
 fn refusal<B>(request: &Request<B>, hosts: &Hosts) -> Option<Answer> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -92,13 +110,8 @@ fn refusal<B>(request: &Request<B>, hosts: &Hosts) -> Option<Answer> {
         return Some(answer);
     }
     let headers = request.headers();
-    let mut given = headers.get_all(HOST).iter();
-    let host = given.next().and_then(|host| host.to_str().ok());
-    if given.next().is_some() || !host.is_some_and(|host| hosts.knows(host)) {
-        let why = "the Host header names another server; use the address that --web has";
-        return Some(refuse(StatusCode::MISDIRECTED_REQUEST, why));
-    }
-    if headers.contains_key(ORIGIN) && !text(headers, &ORIGIN).is_some_and(|origin| hosts.is_own(origin)) {
+    let is_own = |origin| hosts.is_own(origin, text(headers, &HOST));
+    if headers.contains_key(ORIGIN) && !text(headers, &ORIGIN).is_some_and(is_own) {
         return Some(refuse(StatusCode::FORBIDDEN, "requests of foreign pages are refused"));
     }
     None

@@ -110,7 +110,7 @@ impl Web {
         };
         let first = listeners.addresses().map_err(failed)?.into_iter().next();
         let address = first.ok_or_else(|| Error::new(Kind::Config, "the web listener has no address"))?;
-        let hosts = Hosts::new(text, address.port(), tls.clone());
+        let hosts = Hosts::new(text, address.port(), config, tls.clone())?;
         let url = format!("{}://{address}", hosts.scheme());
         let site = Arc::new(Site::new(hosts, subject, tls));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
