@@ -74,7 +74,7 @@ def test_dashboard_and_alerts_use_the_names_of_the_list() -> None:
     parts = {name + part for name in NAMES["histograms"] for part in ("_bucket", "_sum", "_count")}
     known = {one["name"] for one in NAMES["shard"].values()} | set(NAMES["others"]) | parts
     expressions = dashboard_expressions() + alert_expressions()
-    used = {name for expression in expressions for name in re.findall(r"fastps_\w+", expression)}
+    used = {name for expression in expressions for name in re.findall(r"(?:fastps|process)_\w+", expression)}
     assert used <= known
     assert len(used) > 30
 
@@ -259,7 +259,15 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'fastps_log_broken{shard="0"}': "1x20", 'fastps_log_broken{shard="1"}': "0x20"},
         {"shard": "0"},
     ),
-    "NoSnapshot": ({'fastps_snapshot_age_seconds{shard="0"}': "0+60x20"}, {"shard": "0"}),
+    "NoSnapshot": (
+        {
+            'fastps_snapshot_timestamp_seconds{shard="0"}': "0x20",
+            'fastps_snapshot_interval_seconds{shard="0"}': "300x20",
+            'fastps_snapshot_timestamp_seconds{shard="1"}': "0x20",
+            'fastps_snapshot_interval_seconds{shard="1"}': "3600x20",
+        },
+        {"shard": "0"},
+    ),
     "CopiesFail": ({'fastps_copies_failed_total{shard="0"}': "0x10 1+1x10"}, {"shard": "0"}),
     "Stale": (
         {

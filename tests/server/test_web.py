@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
@@ -20,6 +22,8 @@ from served import FASTPS, Served, samples, serving
 import fastps
 
 ROOT = Path(__file__).parents[1]
+MAX_WORKERS = 64
+OTHERS = "fastps_worker_steps_total", (("worker", "(others)"),)
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -81,7 +85,64 @@ def test_the_names_are_those_of_the_list(served: Served) -> None:
     found = {sample.name for family in prometheus(served.get("/metrics")) for sample in family.samples}
     assert found <= allowed | parts
     assert {one["name"] for one in names["shard"].values()} | parts <= found
-    assert all(re.fullmatch(r"fastps_[a-z0-9_]+", name) for name in allowed)
+    assert all(re.fullmatch(r"(fastps|process)_[a-z0-9_]+", name) for name in allowed)
+
+
+def test_the_process_and_the_times(served: Served) -> None:
+    found = samples(served.get("/metrics"))
+    [build] = [dict(labels) for name, labels in found if name == "fastps_build_info"]
+    assert build["version"] == fastps.__version__
+    now, start = time.time(), found["process_start_time_seconds", ()]
+    # The kernel's clocks differ by some ticks.
+    assert now - 3600 < start < now + 1
+    for shard in ("0", "1"):
+        label = (("shard", shard),)
+        assert found["fastps_snapshot_interval_seconds", label] == 300
+        for name in ("fastps_snapshot_timestamp_seconds", "fastps_copy_timestamp_seconds"):
+            assert start - 2 < found[name, label] < now + 1, name
+    usage = psutil.Process(served.process.pid)
+    assert found["process_max_fds", ()] == usage.rlimit(psutil.RLIMIT_NOFILE)[0]
+    assert abs(found["process_open_fds", ()] - usage.num_fds()) < 20
+    assert found["process_resident_memory_bytes", ()] > 1 << 20
+    assert found["process_virtual_memory_bytes", ()] > found["process_resident_memory_bytes", ()]
+    assert found["process_cpu_seconds_total", ()] > 0
+
+
+def test_no_counter_falls_when_workers_and_tensors_leave(served: Served) -> None:
+    last: dict[tuple, float] = {}
+    zeros = {"w": np.zeros(3, np.float32)}
+
+    def look() -> None:
+        for family in prometheus(served.get("/metrics")):
+            for sample in family.samples if family.type == "counter" else ():
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                assert sample.value >= last.get(key, 0), key
+                last[key] = sample.value
+
+    with fastps.connect(served.addresses) as ps:
+        for name, apply in (("w", "exact"), ("h", "hogwild")):
+            ps.register(name, np.zeros(3, np.float32), fastps.SGD(lr=1e-6), apply=apply)
+            ps.push(name, np.ones(3, np.float32))
+        with contextlib.ExitStack() as workers:
+            for number in range(MAX_WORKERS + 4):
+                client = workers.enter_context(fastps.connect(served.addresses, transport="tcp"))
+                worker = fastps.Worker(client, zeros, fastps.Async(), name=f"worker {number}")
+                workers.enter_context(worker).step(zeros)
+                for _ in range(20 * (number < MAX_WORKERS)):
+                    worker.step(zeros)
+            deadline = time.monotonic() + 60
+            while OTHERS not in last:
+                assert time.monotonic() < deadline
+                look()
+                time.sleep(0.1)
+        shown = set()
+        while not shown or shown > {OTHERS}:
+            assert time.monotonic() < deadline + 60, shown
+            look()
+            shown = {key for key in samples(served.get("/metrics")) if key[0] == OTHERS[0]}
+        for name in ("w", "h"):
+            ps.unregister(name)
+        look()
 
 
 def test_both_formats_are_well_formed(served: Served) -> None:
@@ -206,7 +267,7 @@ def test_the_page_and_the_alerts_have_the_names_of_the_list() -> None:
     every = {one["name"] for one in names["shard"].values()} | set(names["others"]) | set(names["histograms"])
     docs = ROOT.parent / "docs"
     page = (docs / "reference/metrics.md").read_text()
-    assert set(re.findall(r"^\| `(fastps_\w+)` \|", page, re.MULTILINE)) == every
+    assert set(re.findall(r"^\| `((?:fastps|process)_\w+)` \|", page, re.MULTILINE)) == every
     alerts = (docs / "how-to/monitoring/alerts.yml").read_text()
     used = {name for line in re.findall(r"expr: (.*)", alerts) for name in re.findall(r"fastps_\w+", line)}
     assert used

@@ -123,10 +123,22 @@ ROWS = {
             },
         ),
         Panel("Sessions ended", "ops", {rate("fastps_sessions_ended_total", "reason"): "{{reason}}"}),
+        Panel(
+            "Processor time of a server",
+            "percentunit",
+            {'rate(process_cpu_seconds_total{job="fastps"}[$__rate_interval])': "{{instance}}"},
+            "100 % are one core.",
+        ),
+        Panel(
+            "File descriptors in use",
+            "percentunit",
+            {'process_open_fds{job="fastps"} / process_max_fds{job="fastps"}': "{{instance}}"},
+            "Without one a server refuses connections.",
+        ),
     ],
     "Durability": [
-        Panel("Age of the newest snapshot", "s", {"fastps_snapshot_age_seconds": "shard {{shard}}"}),
-        Panel("Age of the newest copy", "s", {"fastps_copy_age_seconds": "shard {{shard}}"}),
+        Panel("Age of the newest snapshot", "s", {"time() - fastps_snapshot_timestamp_seconds": "shard {{shard}}"}),
+        Panel("Age of the newest copy", "s", {"time() - fastps_copy_timestamp_seconds": "shard {{shard}}"}),
         Panel("Changes that are not durable yet", "bytes", {"fastps_log_pending_bytes": "shard {{shard}}"}),
         Panel(
             "Failures",

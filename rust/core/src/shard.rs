@@ -468,7 +468,8 @@ impl Shard {
             },
         );
         let probed = slices.iter().map(|slice| slice.probed());
-        let (probed, lost) = probed.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let dropped = (count(&self.counters.updates_probed), count(&self.counters.updates_lost));
+        let (probed, lost) = probed.fold(dropped, |sum, one| (sum.0 + one.0, sum.1 + one.1));
         vec![
             ("slices", slices.len() as u64),
             ("slices_touched", count(&self.touched)),

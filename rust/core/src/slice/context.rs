@@ -41,9 +41,11 @@ pub struct SliceContext {
 /// Counters that a shard keeps for all its slices.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Of dropped slices, as `assigns`; a live slice counts its own.
+    /// Of dropped slices, as the next three; a live slice counts its own.
     pub(crate) pushes: AtomicU64,
     pub(crate) assigns: AtomicU64,
+    pub(crate) updates_probed: AtomicU64,
+    pub(crate) updates_lost: AtomicU64,
     pub(crate) duplicates: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) pulls: AtomicU64,

@@ -382,8 +382,11 @@ fn answer_all(waiting: Vec<Completion>, applied: Applied) {
 impl Drop for Slice {
     fn drop(&mut self) {
         let (pushes, assigns) = self.changes();
+        let (probed, lost) = self.probed();
         self.counters.pushes.fetch_add(pushes, Ordering::Relaxed);
         self.counters.assigns.fetch_add(assigns, Ordering::Relaxed);
+        self.counters.updates_probed.fetch_add(probed, Ordering::Relaxed);
+        self.counters.updates_lost.fetch_add(lost, Ordering::Relaxed);
         if let SliceMemory::Exact(memory) = &self.memory {
             let bytes = Buffer::bytes_for(self.spec.dtype, self.len);
             memory.lock().leave_to_readers(bytes, &mut self.charge);

@@ -47,6 +47,18 @@ struct Kept {
     /// Number of snapshots being written or waiting for another one.
     writing: AtomicU64,
     deferral: Deferral,
+    /// Time between automatic snapshots.
+    every: Duration,
+}
+
+/// Times of snapshots and copies: of the newest, or of the server's start, in seconds since 1970.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) snapshot: u64,
+    /// `None`: none are made.
+    pub(crate) copy: Option<u64>,
+    /// Time between automatic snapshots.
+    pub(crate) every: Duration,
 }
 
 /// Counts of snapshots, or of copies, for the statistics.
@@ -110,7 +122,8 @@ impl Files {
         let copies = config.copy_to.is_some().then(Made::none);
         let (steps, snapshots, writing) = (AtomicU64::new(0), Made::none(), AtomicU64::new(0));
         let deferral = Deferral::none();
-        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies, writing, deferral }))))
+        let every = config.snapshot_every;
+        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies, writing, deferral, every }))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
@@ -134,6 +147,13 @@ impl Files {
             counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);
         }
         counters
+    }
+
+    /// The times; `None` without a data directory.
+    pub(crate) fn times(&self) -> Option<Times> {
+        let Kept { snapshots, copies, every, .. } = self.0.as_deref()?;
+        let since = |made: &Made| made.since.load(Ordering::Relaxed);
+        Some(Times { snapshot: since(snapshots), copy: copies.as_ref().map(since), every: *every })
     }
 
     /// Counts a copy of the snapshot with this number, or a failed copy.

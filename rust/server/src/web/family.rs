@@ -45,6 +45,7 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 /// A metric with its series.
 #[derive(Debug)]
 pub(super) struct Family {
+    /// Without the prefix `fastps_`, unless it begins with `process_`, as in every program.
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) help: &'static str,
@@ -53,7 +54,7 @@ pub(super) struct Family {
 
 /// The text of these metrics.
 pub(super) fn encode(families: Vec<Family>, form: Form) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("fastps");
+    let mut registry = Registry::default();
     registry.register_collector(Box::new(Families(families)));
     let mut out = String::new();
     match form {
@@ -76,7 +77,9 @@ impl Collector for Families {
             };
             // The registry adds the full stop that the format asks for to its own metrics only.
             let help = format!("{help}.");
-            let mut metric = encoder.encode_descriptor(name, &help, None, of_kind)?;
+            let prefix = if name.starts_with("process_") { "" } else { "fastps_" };
+            let name = format!("{prefix}{name}");
+            let mut metric = encoder.encode_descriptor(&name, &help, None, of_kind)?;
             for (labels, value) in series {
                 let mut point = metric.encode_family(labels)?;
                 match (kind, value) {

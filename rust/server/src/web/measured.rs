@@ -4,13 +4,34 @@ use super::family::{Family, Labels, Value};
 use super::names::Kind;
 use crate::cluster::node::Node;
 use crate::measures::{Observed, Traffic};
+use crate::persistence::Times;
 use std::sync::Arc;
 
 const NANOSECONDS: f64 = 1e9;
 
 /// The families of all shards.
 pub(super) fn families(nodes: &[Arc<Node>]) -> Vec<Family> {
+    let time = |name, help, value: fn(Times) -> Option<Value>| {
+        let series = |node: &Node| {
+            let value = node.files.times().and_then(value);
+            value.map(|value| (Vec::new(), value)).into_iter().collect()
+        };
+        Family { name, kind: Kind::Gauge, help, series: each(nodes, series) }
+    };
     vec![
+        time(
+            "snapshot_timestamp_seconds",
+            "Time of the newest snapshot, or of the server's start, in seconds since 1970",
+            |times| Some(Value::Whole(times.snapshot)),
+        ),
+        time("snapshot_interval_seconds", "Time between automatic snapshots (--snapshot-every)", |times| {
+            Some(Value::Real(times.every.as_secs_f64()))
+        }),
+        time(
+            "copy_timestamp_seconds",
+            "Time of the last copy, or of the server's start, in seconds since 1970",
+            |times| times.copy.map(Value::Whole),
+        ),
         Family {
             name: "push_staleness",
             kind: Kind::Histogram,

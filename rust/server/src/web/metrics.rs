@@ -4,10 +4,14 @@ use super::Subject;
 use super::family::{Family, Form, Value, encode};
 use super::measured;
 use super::names::{Kind, SHARD};
+use super::process;
+use super::totals;
 use crate::auth::scope::Scope;
+use crate::human;
 use fastps_core::verbs::{GroupState, WorkerReport, WorkerState};
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Most workers with series of their own: of each principal those with most steps. The others are summed.
@@ -17,12 +21,14 @@ const OTHERS: &str = "(others)";
 
 /// The text of all metrics.
 pub(super) fn text(subject: &Subject, form: Form) -> Result<String, fmt::Error> {
-    let mut families = vec![ready(subject)];
-    families.extend(shards(subject));
+    let mut totals = subject.totals.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut families = vec![ready(subject), build()];
+    families.extend(process::families());
+    families.extend(shards(subject, &mut totals));
     families.extend(measured::families(subject.nodes()));
     if let Some(first) = subject.nodes().iter().find(|node| node.index() == 0) {
         families.extend(groups(&first.group_states(&Scope::Everything)));
-        families.extend(workers(first.sessions.workers(Instant::now())));
+        families.extend(workers(first.sessions.workers(Instant::now()), &mut totals));
     }
     families.retain(|family| !family.series.is_empty());
     encode(families, form)
@@ -34,18 +40,25 @@ fn ready(subject: &Subject) -> Family {
     Family { name: "ready", kind: Kind::Gauge, help, series: vec![(Vec::new(), value)] }
 }
 
-fn shards(subject: &Subject) -> Vec<Family> {
-    let counters: Vec<(String, HashMap<&str, u64>)> = subject
-        .nodes()
-        .iter()
-        .map(|node| (node.index().to_string(), node.counters().into_iter().collect()))
-        .collect();
+fn build() -> Family {
+    let labels = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
+    let series = vec![(labels.map(|(name, value)| (name, value.to_owned())).to_vec(), Value::Whole(1))];
+    Family { name: "build_info", kind: Kind::Gauge, help: "1, with the version of the program", series }
+}
+
+fn shards(subject: &Subject, totals: &mut Totals) -> Vec<Family> {
+    let counters: Vec<(u32, HashMap<&str, u64>)> =
+        subject.nodes().iter().map(|node| (node.index(), node.counters().into_iter().collect())).collect();
     let mut families: Vec<Family> = Vec::new();
     for metric in SHARD {
         let series = counters.iter().filter_map(|(shard, counters)| {
-            let mut labels = vec![("shard", shard.clone())];
+            let mut labels = vec![("shard", shard.to_string())];
             labels.extend(metric.label.map(|(label, value)| (label, value.to_owned())));
-            Some((labels, Value::Whole(*counters.get(metric.counter)?)))
+            let mut value = *counters.get(metric.counter)?;
+            if metric.kind == Kind::Counter {
+                value = totals.of_shard(*shard, metric.counter, value);
+            }
+            Some((labels, Value::Whole(value)))
         });
         match families.last_mut().filter(|last| last.name == metric.name) {
             Some(last) => last.series.extend(series),
@@ -135,33 +148,47 @@ const WORKER: &[OfWorker] = &[
     gauge("worker_momentum", "Momentum (beta1 of Adam) of the steps by the worker's latest push", |_, r| {
         r.momentum.map(Value::Real)
     }),
-    gauge("worker_idle_seconds", "Time since the worker's last message", |s, _| {
-        Some(Value::Real(s.idle.as_secs_f64()))
-    }),
+    gauge(
+        "worker_last_message_timestamp_seconds",
+        "Time of the worker's last message, in seconds since 1970",
+        |s, _| Some(Value::Whole((human::now_ms().saturating_sub(s.idle.as_millis() as u64) + 500) / 1000)),
+    ),
 ];
 
-fn workers(mut states: Vec<WorkerState>) -> Vec<Family> {
+/// What former answers have shown.
+pub(super) type Totals = totals::Totals<{ WORKER.len() }>;
+
+/// The counters of a worker, in the order of [`WORKER`]; 0 for those that are none.
+fn counts(state: &WorkerState) -> [u64; WORKER.len()] {
+    let report = state.report.clone().unwrap_or_default();
+    std::array::from_fn(|k| match (WORKER[k].kind, (WORKER[k].value)(state, &report)) {
+        (Kind::Counter, Some(Value::Whole(count))) => count,
+        _ => 0,
+    })
+}
+
+fn workers(mut states: Vec<WorkerState>, totals: &mut Totals) -> Vec<Family> {
     let mut named: HashMap<String, usize> = HashMap::new();
     for state in &states {
         *named.entry(state.shown_name().to_owned()).or_default() += 1;
     }
     let label = |state: &WorkerState| match named.get(state.shown_name()) {
-        Some(1) if !state.shown_name().is_empty() => state.shown_name().to_owned(),
+        Some(1) if !["", OTHERS].contains(&state.shown_name()) => state.shown_name().to_owned(),
         _ => format!("{}#{}", state.shown_name(), state.session),
     };
     let rest = states.split_off(states.len().min(MAX_WORKERS));
-    let family = |metric: &OfWorker| {
+    let each = |states: &[WorkerState]| states.iter().map(|state| (state.session, counts(state))).collect();
+    let others = totals.others(each(&states), each(&rest));
+    let family = |(k, metric): (usize, &OfWorker)| {
         let value = |state: &WorkerState| (metric.value)(state, state.report.as_ref()?);
         let series = states.iter().filter_map(|state| Some((vec![("worker", label(state))], value(state)?)));
         let mut series: Vec<_> = series.collect();
-        if metric.kind == Kind::Counter && !rest.is_empty() {
-            let whole = |value| if let Value::Whole(value) = value { value } else { 0 };
-            let sum = rest.iter().filter_map(value).map(whole).fold(0, u64::saturating_add);
-            series.push((vec![("worker", OTHERS.to_owned())], Value::Whole(sum)));
+        if let (Kind::Counter, Some(others)) = (metric.kind, &others) {
+            series.push((vec![("worker", OTHERS.to_owned())], Value::Whole(others[k])));
         }
         Family { name: metric.name, kind: metric.kind, help: metric.help, series }
     };
-    WORKER.iter().map(family).collect()
+    WORKER.iter().enumerate().map(family).collect()
 }
 
 #[cfg(test)]
@@ -174,7 +201,35 @@ mod tests {
     }
 
     fn of(states: Vec<WorkerState>) -> String {
-        encode(workers(states), Form::OpenMetrics).unwrap()
+        encode(workers(states, &mut Totals::default()), Form::OpenMetrics).unwrap()
+    }
+
+    fn others(states: Vec<WorkerState>, totals: &mut Totals) -> Option<u64> {
+        let text = encode(workers(states, totals), Form::OpenMetrics).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("fastps_worker_steps_total{worker=\"(others)\"} "));
+        line.map(|value| value.parse().unwrap())
+    }
+
+    #[test]
+    fn the_sum_of_the_others_never_falls() {
+        let mut totals = Totals::default();
+        let mut all: Vec<_> = (0..MAX_WORKERS as u64).map(|k| worker(k, "", 1000)).collect();
+        assert_eq!(others(all.clone(), &mut totals), None);
+        all.extend([worker(100, "a", 20), worker(101, "b", 30)]);
+        assert_eq!(others(all.clone(), &mut totals), Some(50));
+        all.pop(); // a worker leaves
+        all[64] = worker(100, "a", 25);
+        assert_eq!(others(all.clone(), &mut totals), Some(55));
+        all[64] = worker(100, "a", 4); // it begins again
+        assert_eq!(others(all.clone(), &mut totals), Some(59));
+        all[64] = worker(100, "a", 2000); // it gets a series of its own, and another loses it
+        all.swap(0, 64);
+        assert_eq!(others(all.clone(), &mut totals), Some(59));
+        all[1] = worker(1, "", 1003);
+        all.truncate(3);
+        assert_eq!(others(all.clone(), &mut totals), Some(59));
     }
 
     #[test]

@@ -13,8 +13,10 @@ mod hosts;
 mod measured;
 mod metrics;
 mod names;
+mod process;
 mod serve;
 mod site;
+mod totals;
 
 use crate::auth::access::Access;
 use crate::cluster::node::Node;
@@ -24,8 +26,9 @@ use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::tls::ServerTls;
 use hosts::Hosts;
+use metrics::Totals;
 use site::Site;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
@@ -36,11 +39,12 @@ pub(crate) struct Subject {
     nodes: OnceLock<Vec<Arc<Node>>>,
     /// Knows the callers.
     access: Arc<Access>,
+    totals: Mutex<Totals>,
 }
 
 impl Subject {
     pub(crate) fn new(files: Vec<(u32, Files)>, access: Arc<Access>) -> Arc<Self> {
-        Arc::new(Self { files, nodes: OnceLock::new(), access })
+        Arc::new(Self { files, nodes: OnceLock::new(), access, totals: Mutex::default() })
     }
 
     /// Shows the shards, which have recovered.

@@ -43,7 +43,8 @@ const SESSIONS_ENDED: &str = "Sessions that ended, by reason";
 const UPDATES: &str =
     "Updates of 64 elements of hogwild tensors that were probed, and those overwritten by a racing push";
 
-/// Every counter of a shard. Counters of one metric are neighbours.
+/// Every counter of a shard, except for ages: their metrics are the times. Counters of one metric are
+/// neighbours.
 pub(super) const SHARD: &[Metric] = &[
     metric("slices", "slices", Gauge, "Slices on the shard"),
     metric(
@@ -147,10 +148,8 @@ pub(super) const SHARD: &[Metric] = &[
     metric("log_syncs", "log_syncs", Counter, "Syncs of the log"),
     metric("log_broken", "log_broken", Gauge, "1 while changes cannot become durable"),
     metric("snapshot", "snapshot", Gauge, "Number of the newest snapshot; 0: none yet"),
-    metric("snapshot_age_s", "snapshot_age_seconds", Gauge, "Age of the newest snapshot, or of the server"),
     metric("snapshots_failed", "snapshots_failed", Counter, "Failed attempts to write a snapshot"),
     metric("copy", "copy", Gauge, "Number of the last snapshot copied; 0: none since the start"),
-    metric("copy_age_s", "copy_age_seconds", Gauge, "Time since the last copy, or since the start"),
     metric("copies_failed", "copies_failed", Counter, "Failed attempts to copy a snapshot"),
     metric("tensors", "tensors", Gauge, "Tensors in the map; shard 0 only"),
     metric("registrations", "registrations", Gauge, "Registrations in progress; shard 0 only"),
