@@ -77,7 +77,7 @@ def logging_server(log: Path, *options: str, **variables: str) -> Iterator[str]:
         )
     try:
         assert server.stdout is not None
-        yield server.stdout.readline().split()[-1]
+        yield re.findall(r"listening on ([\d.:]+)", server.stdout.readline())[0]
     finally:
         server.kill()
         server.communicate()
@@ -170,10 +170,56 @@ def test_both_formats_have_the_same_events_and_no_secret(tmp_path: Path) -> None
     }
 
 
-def test_the_end_of_a_server_is_json_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fastps", "serve", "--log-format", "json", "--listen", "127.0.0.1:99999"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 1
-    [line] = ran.stderr.splitlines()
-    event = json.loads(line)
-    assert (event["level"], "127.0.0.1:99999" in event["message"]) == ("ERROR", True)
+def test_every_line_of_a_server_is_json(tmp_path: Path) -> None:
+    """Also before there is a log, and of a server that does not start."""
+    config = tmp_path / "fastps.toml"
+    config.write_text('log-format = "json"\nno-such-key = 1\n')
+    form = ["--log-format", "json"]
+    by_variable = {"FASTPS_LOG_FORMAT": "json"}
+    cases: list[tuple[list[str], dict[str, str], int, list[str]]] = [
+        ([*form, "--listen", "127.0.0.1:99999"], {}, 1, ["127.0.0.1:99999"]),
+        (["--log-format=json", "--no-such-option"], {}, 2, ["--no-such-option"]),
+        ([*form, "--shards", "two"], {}, 2, ["--shards"]),
+        (["--shards", "two"], by_variable, 2, ["--shards"]),
+        (["--config", str(config)], {}, 2, ["no-such-key"]),
+        (form, {"FASTPS_LOG": "loud"}, 2, ["FASTPS_LOG"]),
+        ([*form, "--shards", "0"], {"FASTPS_LISTN": "x"}, 1, ["FASTPS_LISTEN", "number of shards"]),
+    ]
+    for options, variables, code, texts in cases:
+        command = [sys.executable, "-m", "fastps", "serve", *options]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | variables)
+        assert (ran.returncode, ran.stdout) == (code, ""), options
+        found = [json.loads(line) for line in ran.stderr.splitlines()]
+        assert [event["level"] for event in found] == ["WARN", "ERROR"][-len(texts) :], options
+        for event, text in zip(found, texts, strict=True):
+            assert text in event["message"] and not event["message"].startswith("error"), event
+            assert event["timestamp"].endswith("Z"), event
+    command = [sys.executable, "-m", "fastps", "serve", *form, "--listen", "127.0.0.1:0", "--web", "off"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        lines = [json.loads(server.stdout.readline()) for _ in range(2)]
+        server.terminate()
+        assert server.stdout.read() == ""
+    assert "shard 0 listening on 127.0.0.1:" in lines[0]["message"], lines
+    assert {line["level"] for line in lines} == {"INFO"}
+
+
+def test_routine_snapshots_write_no_lines(tmp_path: Path) -> None:
+    """Dozens of automatic snapshots and copies: one line of each kind."""
+    log, n = tmp_path / "log", 300_000
+    options = ["--data-dir", str(tmp_path / "data"), "--snapshot-every", "0.1", "--snapshot-after", "1"]
+    options += ["--copy-to", (tmp_path / "copies").as_uri()]
+    with logging_server(log, *options) as address, fastps.connect(address) as ps:
+        ps.register("w", np.zeros(n, np.float32), fastps.SGD(lr=1e-3))
+        deadline = time.monotonic() + 120
+        while (counters := ps.stats()["shards"][0]["counters"])["snapshot"] < 20 or counters["copy"] < 3:
+            assert time.monotonic() < deadline, counters
+            ps.push("w", np.ones(n, np.float32))
+        await_line(log, "copied snapshot")
+        text = log.read_text()
+        assert (len(re.findall("INFO.* snapshot ", text)), text.count("copied snapshot")) == (2, 1), text
+        before = len(text.splitlines())
+        for _ in range(20):
+            ps.push("w", np.ones(n, np.float32))
+            time.sleep(0.02)
+        assert len(log.read_text().splitlines()) == before

@@ -6,7 +6,8 @@ docs/reference/environment.md shows it. Importing fastps warns of variables that
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 from fastps._shared.text import meant
@@ -130,9 +131,26 @@ def warn_of_unknown(environment: MutableMapping[str, str] = os.environ) -> None:
     if not unknown:
         return
     environment[_WARNED] = " ".join([*warned, *unknown])
-    import logging  # slow to import, and rarely needed
+    import json  # these are slow to import, and rarely needed
+    import logging
+    from datetime import UTC, datetime
 
     names = [name.removeprefix(_PREFIX) for name in known]
     for name in unknown:
         hint = meant(name.removeprefix(_PREFIX), names, _PREFIX + "{}")
-        logging.getLogger("fastps").warning("the environment variable %s is unknown%s", name, hint)
+        text = f"the environment variable {name} is unknown{hint}"
+        if _is_server_with_json(environment):
+            now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            line = {"timestamp": now, "level": "WARN", "message": text, "target": "fastps"}
+            print(json.dumps(line), file=sys.stderr)
+        else:
+            logging.getLogger("fastps").warning("%s", text)
+
+
+def _is_server_with_json(environment: Mapping[str, str]) -> bool:
+    """Whether this process is ``fastps serve``, all of whose lines are to be JSON."""
+    program, *arguments = sys.argv or [""]
+    if not program.endswith("fastps-server") and arguments[:1] != ["serve"]:
+        return False
+    given = " ".join(arguments).replace("--log-format ", "--log-format=")
+    return "--log-format=json" in given or environment.get(_PREFIX + "LOG_FORMAT") == "json"

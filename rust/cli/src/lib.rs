@@ -24,11 +24,12 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
-use log::{Format, Log};
+use log::{Format, Log, last_line, noted};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
+use tracing::Level;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// How long stopping may take: less than the 5 s that service managers usually allow.
@@ -187,21 +188,25 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     {
         return run_command(command, args.iter().skip(1).cloned());
     }
-    let (args, at_start) = match config::arguments(args) {
+    let is_json = config::wants_json(&args);
+    let fail = |error: &str| {
+        let _ = std::io::stderr().write_all(last_line(is_json, error).as_bytes());
+    };
+    let (args, at_start) = match config::arguments(args, is_json) {
         Ok(found) => found,
         Err(code) => return code,
     };
     let filter = match log_filter(&std::env::var("FASTPS_LOG").unwrap_or_default()) {
         Ok(filter) => filter,
         Err(error) => {
-            command::failed(&error);
+            fail(&error.to_string());
             return 2;
         }
     };
     let log = match Log::of_process() {
         Ok(log) => log,
         Err(error) => {
-            command::note(format_args!("error: cannot start the log: {error}"));
+            fail(&format!("cannot start the log: {error}"));
             return 1;
         }
     };
@@ -278,7 +283,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             ..ServerConfig::default()
         })?;
         log.flush(); // warnings of the start come first
-        announce(&server);
+        announce(&server, args.log_format == Format::Json);
         systemd::tell("READY=1");
         let outlives_hangup = server.reloads() || !has_terminal;
         tokio::select! {
@@ -311,19 +316,14 @@ fn web_address(wanted: Option<String>) -> WebAddress {
 }
 
 /// Prints where the server listens. A reader that has closed the pipe, as `head -1` does, does not end it.
-fn announce(server: &Server) {
-    use std::fmt::Write as _;
-    let mut text = String::new();
-    for (index, address) in server.shards() {
-        let _ = writeln!(text, "fastps: shard {index} listening on {address}");
-    }
-    for (index, path) in server.sockets() {
-        let _ = writeln!(text, "fastps: shard {index} listening on unix://{}", path.display());
-    }
-    if let Some(url) = server.web() {
-        let _ = writeln!(text, "fastps: metrics and health at {url}");
-    }
-    let _ = writeln!(text, "fastps: {}", server.summary());
+fn announce(server: &Server, is_json: bool) {
+    let shards = server.shards().map(|(index, address)| format!("shard {index} listening on {address}"));
+    let sockets = server.sockets();
+    let sockets =
+        sockets.map(|(index, path)| format!("shard {index} listening on unix://{}", path.display()));
+    let web = server.web().map(|url| format!("metrics and health at {url}"));
+    let lines = shards.chain(sockets).chain(web).chain([server.summary().to_owned()]);
+    let text: String = lines.map(|line| noted(is_json, Level::INFO, &line)).collect();
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -2,7 +2,7 @@
 //! growing intervals, and each place in the code may write a limited number of lines in [`PAUSE`]. Each line
 //! is text for people, or one JSON object with the same fields.
 
-use fastps_core::text::printable;
+use fastps_core::text::{printable, without_secrets};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -88,6 +88,10 @@ impl Log {
     /// Makes this log that of the process. A second call keeps the first one's.
     pub(crate) fn install(&self, filter: Targets, format: Format) {
         self.is_json.store(format == Format::Json, Ordering::Relaxed);
+        if format == Format::Json {
+            let log = self.clone();
+            std::panic::set_hook(Box::new(move |panic| log.end(&panic.to_string())));
+        }
         let lines = tracing_subscriber::fmt::layer().with_writer(self.clone());
         let lines = match format {
             Format::Text => lines.boxed(),
@@ -113,9 +117,7 @@ impl Log {
 
     /// Adds an error as the last line, and waits a moment until all lines are written.
     pub(crate) fn end(&self, error: &str) {
-        let is_json = self.is_json.load(Ordering::Relaxed);
-        let text = if is_json { error.to_owned() } else { format!("error: {error}") };
-        let line = noted(is_json, Level::ERROR, &text);
+        let line = last_line(self.is_json.load(Ordering::Relaxed), error);
         self.send(Message::Line(line.into_bytes()), Instant::now() + LAST_LINES);
         self.flush();
     }
@@ -152,10 +154,17 @@ fn standard_error() -> io::Result<io::Stderr> {
     Ok(io::stderr())
 }
 
-/// A line that is no event: about the log itself, or the end of the process.
-fn noted(is_json: bool, level: Level, text: &str) -> String {
+/// The line of an error that ends the process.
+pub(crate) fn last_line(is_json: bool, error: &str) -> String {
+    let error = without_secrets(error);
+    let text = if is_json { error.into_owned() } else { format!("error: {error}") };
+    noted(is_json, Level::ERROR, &text)
+}
+
+/// A line that is no event: about the log itself, or the beginning or end of the process.
+pub(crate) fn noted(is_json: bool, level: Level, text: &str) -> String {
     if !is_json {
-        return format!("fastps: {text}\n");
+        return format!("fastps: {}\n", printable(text));
     }
     let mut timestamp = String::new();
     let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
@@ -163,7 +172,7 @@ fn noted(is_json: bool, level: Level, text: &str) -> String {
     let line = serde_json::json!({
         "timestamp": timestamp, "level": level, "message": text, "target": module_path!(),
     });
-    format!("{line}\n")
+    printable(&line.to_string()) + "\n"
 }
 
 fn write(mut out: impl Write, waiting: &Receiver<Message>, dropped: &AtomicU64, is_json: &AtomicBool) {

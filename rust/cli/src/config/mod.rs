@@ -5,7 +5,8 @@ mod file;
 mod show;
 
 use crate::ServeArgs;
-use crate::command::{failed, refuse};
+use crate::command::refuse;
+use crate::log::last_line;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fastps_core::error::Result;
 use file::ConfigFile;
@@ -31,14 +32,15 @@ enum Refused {
 
 impl Refused {
     /// Explains it, and returns the exit status.
-    fn tell(self) -> i32 {
-        match self {
-            Self::Usage(error) => refuse(&error),
-            Self::File(error) => {
-                failed(&error);
-                2
-            }
-        }
+    fn tell(self, is_json: bool) -> i32 {
+        let text = match self {
+            // Also help, and text for people, with colours.
+            Self::Usage(error) if !is_json || !error.use_stderr() => return refuse(&error),
+            Self::Usage(error) => error.to_string().trim_start_matches("error: ").trim_end().to_owned(),
+            Self::File(error) => error.to_string(),
+        };
+        let _ = std::io::stderr().write_all(last_line(is_json, &text).as_bytes());
+        2
     }
 
     /// The reason in one line.
@@ -84,11 +86,45 @@ impl AtStart {
 }
 
 /// The arguments of a server; the exit status if there are none. The first argument is the program's name.
-pub(crate) fn arguments(args: Vec<OsString>) -> Result<(ServeArgs, AtStart), i32> {
-    let settings = read(args.clone()).map_err(Refused::tell)?;
+pub(crate) fn arguments(args: Vec<OsString>, is_json: bool) -> Result<(ServeArgs, AtStart), i32> {
+    let settings = read(args.clone()).map_err(|refused| refused.tell(is_json))?;
     let found = ServeArgs::from_arg_matches(&settings.all);
-    let found = found.map_err(|error| Refused::Usage(error).tell())?;
+    let found = found.map_err(|error| Refused::Usage(error).tell(is_json))?;
     Ok((found, AtStart { args, settings }))
+}
+
+/// Returns whether the log is JSON, as far as settings tell that may be wrong.
+pub(crate) fn wants_json(args: &[OsString]) -> bool {
+    let given = |option: &str, variable: &str| {
+        let with = format!("{option}=");
+        let mut found = std::env::var(variable).ok();
+        let mut args = args.iter().filter_map(|arg| arg.to_str());
+        while let Some(arg) = args.next() {
+            let value = if arg == option { args.next() } else { arg.strip_prefix(&with) };
+            found = value.map(str::to_owned).or(found);
+        }
+        found
+    };
+    if let Some(format) = given("--log-format", "FASTPS_LOG_FORMAT") {
+        return format == "json";
+    }
+    let text = given("--config", "FASTPS_CONFIG").and_then(|file| std::fs::read_to_string(file).ok());
+    let is_wanted = |(key, value): (&str, &str)| {
+        key.trim() == "log-format" && value.trim().trim_matches(['"', '\'']) == "json"
+    };
+    text.is_some_and(|text| text.lines().filter_map(|line| line.split_once('=')).any(is_wanted))
+}
+
+fn read(args: Vec<OsString>) -> Result<Settings, Refused> {
+    let command = ServeArgs::command();
+    let given = command.clone().try_get_matches_from(&args).map_err(Refused::Usage)?;
+    let Some(path) = given.get_one::<PathBuf>("config") else {
+        return Ok(Settings { all: given.clone(), given, file: None });
+    };
+    let file = ConfigFile::read(path, &command).map_err(Refused::File)?;
+    let more: Vec<_> = file.options(&given).collect();
+    let all = command.try_get_matches_from(args.into_iter().chain(more)).map_err(Refused::Usage)?;
+    Ok(Settings { given, all, file: Some(file) })
 }
 
 /// Show the settings of a server, or check a configuration file.
@@ -118,14 +154,14 @@ enum ConfigCommand {
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let command = match ConfigArgs::try_parse_from(args) {
         Ok(args) => args.command,
-        Err(error) => return Refused::Usage(error).tell(),
+        Err(error) => return Refused::Usage(error).tell(false),
     };
     let text = match command {
         ConfigCommand::Show { options } => {
             let args = std::iter::once(OsString::from("fastps serve")).chain(options).collect();
             match read(args) {
                 Ok(settings) => show::text(&settings),
-                Err(refused) => return refused.tell(),
+                Err(refused) => return refused.tell(false),
             }
         }
         ConfigCommand::Check { file } => match ConfigFile::read(&file, &ServeArgs::command()) {
@@ -215,7 +251,7 @@ mod tests {
             assert!(refused.starts_with(error), "{text}: {refused}");
         }
         assert!(matches!(
-            arguments(vec!["x".into(), "--config".into(), "/no such file".into()]),
+            arguments(vec!["x".into(), "--config".into(), "/no such file".into()], false),
             Err(2)
         ));
     }

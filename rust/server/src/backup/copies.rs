@@ -132,19 +132,15 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
         Ok(held) => upload(bucket, &shard.directory, held, keep).await,
         Err(error) => Err(error),
     };
-    shard.node.files.count_copy(copied.as_ref().ok().map(|copied| copied.number));
+    let is_news = shard.node.files.count_copy(copied.as_ref().ok().map(|copied| copied.number));
     let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
     match copied {
         Ok(copied) => {
-            if !copied.was_there {
-                tracing::info!(
-                    shard,
-                    ms,
-                    "copied snapshot {} ({}) to {}",
-                    copied.number,
-                    size(copied.bytes),
-                    copied.place
-                );
+            let (number, bytes, place) = (copied.number, size(copied.bytes), copied.place);
+            match (copied.was_there, is_news) {
+                (true, _) => {}
+                (false, true) => tracing::info!(shard, ms, "copied snapshot {number} ({bytes}) to {place}"),
+                (false, false) => tracing::debug!(shard, ms, "copied snapshot {number} ({bytes}) to {place}"),
             }
             if let Some(error) = copied.left {
                 tracing::warn!(shard, %error, "older copies stay");

@@ -15,7 +15,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -69,11 +69,19 @@ struct Made {
     /// Its time, or the server's start, in seconds since 1970.
     since: AtomicU64,
     failed: AtomicU64,
+    /// Set while the last attempt since the start succeeded.
+    succeeds: AtomicBool,
 }
 
 impl Made {
     fn none() -> Self {
-        Self { newest: AtomicU64::new(0), since: AtomicU64::new(now()), failed: AtomicU64::new(0) }
+        let (newest, since, failed) = (AtomicU64::new(0), AtomicU64::new(now()), AtomicU64::new(0));
+        Self { newest, since, failed, succeeds: AtomicBool::new(false) }
+    }
+
+    /// Notes the result of an attempt. Returns whether it is news: the first success, or one after a failure.
+    fn is_news(&self, succeeds: bool) -> bool {
+        !self.succeeds.swap(succeeds, Ordering::Relaxed) && succeeds
     }
 
     /// Counts one with this number and time, or a failure.
@@ -156,11 +164,11 @@ impl Files {
         Some(Times { snapshot: since(snapshots), copy: copies.as_ref().map(since), every: *every })
     }
 
-    /// Counts a copy of the snapshot with this number, or a failed copy.
-    pub(crate) fn count_copy(&self, copied: Option<u64>) {
-        if let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) {
-            copies.count(copied.map(|number| (number, now())));
-        }
+    /// Counts a copy of the snapshot with this number, or a failed copy. Returns whether it is news.
+    pub(crate) fn count_copy(&self, copied: Option<u64>) -> bool {
+        let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) else { return false };
+        copies.count(copied.map(|number| (number, now())));
+        copies.is_news(copied.is_some())
     }
 
     /// Progress of the recovery, for people.
@@ -192,18 +200,29 @@ impl Files {
 
     /// Writes a snapshot now; given a cut, calls its function when the snapshot has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
-        self.write(shard, |Kept { journal, deferral, .. }| match cut {
+        self.write(shard, true, |Kept { journal, deferral, .. }| match cut {
             None => journal.snapshot(shard),
             Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun).inspect(|_| deferral.end()),
         })
     }
 
-    /// Writes a snapshot to replace a long log.
-    pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
-        self.write(shard, |kept| kept.journal.shorten(shard))
+    /// Writes a snapshot because it is time.
+    pub(crate) fn periodic(&self, shard: &Shard) -> Result<Summary> {
+        self.write(shard, false, |kept| kept.journal.snapshot(shard))
     }
 
-    fn write(&self, shard: &Shard, write: impl FnOnce(&Kept) -> Result<Summary>) -> Result<Summary> {
+    /// Writes a snapshot to replace a long log.
+    pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
+        self.write(shard, false, |kept| kept.journal.shorten(shard))
+    }
+
+    /// Writes a snapshot. One that nobody asked for is no event, unless it is news.
+    fn write(
+        &self,
+        shard: &Shard,
+        asked: bool,
+        write: impl FnOnce(&Kept) -> Result<Summary>,
+    ) -> Result<Summary> {
         let Some(kept) = self.0.as_deref() else {
             return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
@@ -217,10 +236,16 @@ impl Files {
         }
         writing.fetch_sub(1, Ordering::AcqRel);
         snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
+        let is_news = snapshots.is_news(made.is_ok());
         let summary = made?;
         let shard = shard.index();
         let ms = begin.elapsed().as_millis() as u64;
-        tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
+        let (bytes, number) = (summary.bytes, summary.generation);
+        if is_news || asked {
+            tracing::info!(shard, ms, bytes, "snapshot {number}");
+        } else {
+            tracing::debug!(shard, ms, bytes, "snapshot {number}");
+        }
         if !summary.not_finite.is_empty() {
             let tensors = summary.not_finite.join(", ");
             tracing::warn!(shard, "snapshot {} has NaN or infinity in {tensors}", summary.generation);

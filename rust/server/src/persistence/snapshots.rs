@@ -112,7 +112,7 @@ impl Turn {
             return left;
         }
         if broken.is_err() || now >= self.due {
-            if self.take(|files, shard| files.snapshot(shard, None)) {
+            if self.take(Files::periodic) {
                 self.due = Instant::now() + self.every;
             }
         } else if self.journal.is_overgrown() {
