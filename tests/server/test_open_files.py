@@ -1,7 +1,10 @@
 """Limits of open files: a client raises the soft limit, and its error names the limit that it hit."""
 
+import resource
 import subprocess
 import sys
+import time
+import urllib.request
 
 import pytest
 
@@ -36,6 +39,40 @@ for more in range(16, 0, -1):
 assert warnings >= 4, warnings
 assert first.names() == []
 """
+
+
+def test_a_server_without_files_says_so_at_once(tmp_path):
+    limit = 64
+    command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--web", "127.0.0.1:0"]
+    limits = (limit, limit)
+    server = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits),
+    )
+    clients = []
+    try:
+        address, web = (server.stdout.readline().split()[-1] for _ in range(2))
+        for transport in ("tcp", "shm", "tcp"):
+            with pytest.raises(fastps.CapacityError, match=f"at most {limit} .ulimit -n.*one more"):
+                for _ in range(limit):
+                    clients.append(fastps.connect(address, timeout=600, transport=transport))
+        with urllib.request.urlopen(f"{web}/metrics", timeout=60) as answer:
+            assert b"fastps_connections_refused_total" in answer.read()
+        # With a free descriptor it serves again, and keeps one in reserve again.
+        assert clients[0].names() == []
+        clients.pop().close()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                fastps.connect(address, timeout=600, transport="tcp").close()
+                break
+            except fastps.CapacityError:
+                assert time.monotonic() < deadline
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def run(script: str, *arguments: str) -> None:

@@ -11,6 +11,7 @@ use crate::connection::native;
 use crate::connection::not_grpc::{is_http1, refuse_http1};
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::connection::reject::{linger, reject};
+use crate::connection::spare::Spare;
 use crate::listeners::Accepting;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Socket;
@@ -44,8 +45,8 @@ fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
     budget.map_err(|error| error.shard(node.index()))
 }
 
-/// Accepts connections until the server stops. Waits after a failed accept (too many files, a departed
-/// peer), and refuses connections without room, with a reason. Serves native ones, and passes the others to
+/// Accepts connections until the server stops. Waits after a failed accept (a departed peer), and refuses
+/// connections without room or a file descriptor, with a reason. Serves native ones, and passes the others to
 /// `foreign`. Returns when the native ones have ended.
 pub(crate) async fn accept(
     listener: Accepting,
@@ -56,16 +57,18 @@ pub(crate) async fn accept(
 ) {
     let (serving, mut served) = mpsc::channel::<()>(1);
     let mut phase = node.phase.clone();
-    let door = Door { openings: Arc::default(), tls, node, foreign, serving };
+    let door = Door { openings: Arc::default(), spare: Spare::new(), tls, node, foreign, serving };
     let remote = async {
         loop {
-            door.admit(listener.accept().await.map(|(io, from)| (io.into(), Some(from.ip())))).await;
+            let accept = async || listener.accept().await.map(|(io, from)| (io.into(), Some(from.ip())));
+            door.admit(door.spare.accept(accept).await).await;
         }
     };
     // Accepted separately, so that local clients do not wait for too many others.
     let local = async {
         loop {
-            door.admit(poll_fn(|cx| poll_local(&locals, cx)).await.map(|io| (io, None))).await;
+            let accept = async || poll_fn(|cx| poll_local(&locals, cx)).await.map(|io| (io, None));
+            door.admit(door.spare.accept(accept).await).await;
         }
     };
     tokio::select! {
@@ -80,6 +83,7 @@ pub(crate) async fn accept(
 /// Entrance of connections.
 struct Door {
     openings: Arc<Openings>,
+    spare: Spare,
     tls: Option<ServerTls>,
     node: Arc<Node>,
     foreign: mpsc::Sender<io::Result<Connection>>,
@@ -87,9 +91,10 @@ struct Door {
 }
 
 impl Door {
-    /// Begins serving a connection from this address; waits after a failed accept.
-    async fn admit(&self, accepted: io::Result<(Socket, Option<IpAddr>)>) {
-        let (socket, from) = match accepted {
+    /// Begins serving a connection from this address, unless there is a reason to refuse it; waits after a
+    /// failed accept.
+    async fn admit(&self, accepted: io::Result<((Socket, Option<IpAddr>), Option<Error>)>) {
+        let ((socket, from), refusal) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(shard = self.node.index(), %error, "accepting a connection failed");
@@ -97,7 +102,10 @@ impl Door {
             }
         };
         let entrance = self.openings.enter(from).await;
-        let opening = Opening { socket, tls: self.tls.clone(), node: self.node.clone() };
+        if let Some(error) = &refusal {
+            tracing::warn!(shard = self.node.index(), %error, "accepting a connection failed");
+        }
+        let opening = Opening { socket, refusal, tls: self.tls.clone(), node: self.node.clone() };
         match entrance {
             Some(entrance) => {
                 tokio::spawn(begin(opening, entrance, self.foreign.clone(), self.serving.clone()));
@@ -116,6 +124,8 @@ fn poll_local(locals: &[Local], cx: &mut Context<'_>) -> Poll<io::Result<Socket>
 /// A connection of unknown kind.
 struct Opening {
     socket: Socket,
+    /// Why it must be refused.
+    refusal: Option<Error>,
     tls: Option<ServerTls>,
     node: Arc<Node>,
 }
@@ -128,7 +138,7 @@ impl Opening {
 
     /// The connection, and whether it is native; `None` if it is not served.
     async fn open(self, slot: &OpeningSlot) -> Option<(Connection, bool)> {
-        let Self { socket, tls, node } = self;
+        let Self { socket, refusal, tls, node } = self;
         let io = match socket {
             Socket::Tcp(tcp) => {
                 let first = slot.first_byte(&tcp).await?;
@@ -154,7 +164,11 @@ impl Opening {
         };
         let at_rest =
             AT_REST_BYTES + if matches!(io, Socket::Tls(_)) { tls::TLS_CONNECTION_BYTES } else { 0 };
-        let budget = match take_budget(&node, at_rest) {
+        let taken = match refusal {
+            Some(error) => Err(error.shard(node.index())),
+            None => take_budget(&node, at_rest),
+        };
+        let budget = match taken {
             Ok(budget) => budget,
             Err(error) => {
                 node.connections_refused.fetch_add(1, Ordering::Relaxed);

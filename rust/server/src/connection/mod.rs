@@ -9,4 +9,5 @@ pub(crate) mod not_grpc;
 pub(crate) mod openings;
 pub(crate) mod recovering;
 pub(crate) mod reject;
+pub(crate) mod spare;
 pub(crate) mod trim;

@@ -6,6 +6,7 @@ use super::site::Site;
 use crate::connection::not_grpc::answer_http1;
 use crate::connection::openings::{Entrance, OpeningSlot, Openings};
 use crate::connection::reject::linger;
+use crate::connection::spare::Spare;
 use crate::listeners::Listeners;
 use fastps_transport::Socket;
 use fastps_transport::tls::HANDSHAKE_RECORD;
@@ -40,10 +41,11 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
             return;
         }
     };
-    let openings = Arc::<Openings>::default();
+    let (openings, spare) = (Arc::<Openings>::default(), Spare::new());
     loop {
-        match accepting.accept().await {
-            Ok((tcp, from)) => {
+        // One request at a time is answered although no descriptor is left: its answer may say so.
+        match spare.accept(|| accepting.accept()).await {
+            Ok(((tcp, from), _)) => {
                 if let Some(entrance) = openings.enter(Some(from.ip())).await {
                     tokio::spawn(connection(tcp, entrance, site.clone()));
                 }
