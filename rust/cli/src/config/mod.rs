@@ -5,7 +5,7 @@ mod file;
 mod show;
 
 use crate::ServeArgs;
-use crate::command::refuse;
+use crate::command::{failed, refuse};
 use crate::log::last_line;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fastps_core::error::Result;
