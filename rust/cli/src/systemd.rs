@@ -1,4 +1,4 @@
-//! What a server tells systemd (`Type=notify`), as sd_notify(3) has it.
+//! What a server tells systemd (`Type=notify`), as `sd_notify(3)` has it.
 
 use fastps_server::Server;
 use std::ffi::OsStr;

@@ -218,7 +218,7 @@ impl Server {
     /// Returns whether the thread of each shard has looked after its sessions since the last call, which it
     /// does at least every second.
     pub fn swept(&self) -> bool {
-        self.nodes.iter().fold(true, |all, node| node.swept.swap(false, Ordering::Relaxed) && all)
+        self.nodes.iter().filter(|node| node.swept.swap(false, Ordering::Relaxed)).count() == self.nodes.len()
     }
 
     /// Reads the token file and the TLS files again, as it also happens every 5 s.
