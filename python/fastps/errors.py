@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fastps._fastps import without_secrets
-from fastps._shared.text import printable
 
 if TYPE_CHECKING:
     from fastps._fastps import InDoubt, Receipt
@@ -92,9 +91,7 @@ class FastpsError(Exception):
 
     def _text(self) -> str:
         """The message and the fields, as `Display` of the core's errors writes them."""
-        place = []
-        if self.tensor is not None:
-            place.append(f"tensor {printable(json.dumps(self.tensor, ensure_ascii=False))}")
+        place = [] if self.tensor is None else [f"tensor {json.dumps(self.tensor, ensure_ascii=False)}"]
         if self.shard is not None:
             place.append(f"shard {self.shard}")
         text = self.message + (f" ({', '.join(place)})" if place else "")

@@ -166,6 +166,16 @@ pub fn unknown_tensor<'a>(
     Error::new(Kind::UnknownTensor, message).tensor(name).expected(expected, format_args!("{name:?}"))
 }
 
+/// Fails for a new name that [`text::printable`] would change. `what` has it, such as "tensor name".
+pub fn check_printable(what: &str, name: &str) -> Result<()> {
+    let Some((at, hidden)) = name.chars().enumerate().find(|(_, c)| text::is_hidden(*c)) else {
+        return Ok(());
+    };
+    let got = format!("U+{:04X} at character {}", u32::from(hidden), at + 1);
+    let expected = "no control, bidirectional or invisible characters";
+    Err(Error::new(Kind::Config, format!("invalid {what}")).expected(expected, got))
+}
+
 impl From<Details> for Error {
     fn from(details: Details) -> Self {
         Self(Box::new(details))
@@ -221,3 +231,32 @@ impl fmt::Display for Details {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_characters_are_escaped_and_refused() {
+        for (name, code) in [
+            ("a\u{1b}]52;c;\u{7}", "U+001B at character 2"),
+            ("a\nb", "U+000A"),
+            ("\u{7f}", "U+007F at character 1"),
+            ("\u{85}", "U+0085"),
+            ("ab\u{202e}c", "U+202E at character 3"),
+            ("\u{2066}", "U+2066"),
+            ("\u{61c}", "U+061C"),
+            ("\u{2028}", "U+2028"),
+            ("\u{e0041}", "U+E0041"),
+        ] {
+            let error = check_printable("name of a tensor", name).unwrap_err();
+            assert!(error.got.as_ref().unwrap().starts_with(code), "{name:?}: {error}");
+            assert_eq!(check_printable("name", &text::printable(name)), Ok(()), "{name:?}");
+        }
+        assert_eq!(text::printable("a\u{1b}\n\u{202e}\u{e0041}"), r"a\u001b\u000a\u202e\udb40\udc41");
+        for name in ["w", "layer 1/weight", "e\u{301}", "الاسم", "می\u{200c}خواهم", "👨\u{200d}👩"]
+        {
+            assert_eq!((check_printable("name", name), text::printable(name).as_str()), (Ok(()), name));
+        }
+    }
+}

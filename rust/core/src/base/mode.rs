@@ -1,8 +1,7 @@
 //! The modes of a group as values, shared by the group table ([`crate::coordination::group`]) and its
 //! callers.
 
-use crate::base::error::{Error, Kind, Result};
-use crate::base::text::check_printable;
+use crate::base::error::{Error, Kind, Result, check_printable};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -1,7 +1,6 @@
 //! The form of values in messages: shapes as NumPy prints them, names quoted and joined, and what a terminal
 //! does not show as it is, escaped.
 
-use super::error::{Error, Kind, Result};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
@@ -45,14 +44,6 @@ pub fn printable(text: &str) -> String {
         }
     }
     shown
-}
-
-/// Fails for a new name that [`printable`] would change. `what` has it, such as "tensor name".
-pub fn check_printable(what: &str, name: &str) -> Result<()> {
-    let Some((at, hidden)) = name.chars().enumerate().find(|(_, c)| is_hidden(*c)) else { return Ok(()) };
-    let got = format!("U+{:04X} at character {}", u32::from(hidden), at + 1);
-    let expected = "no control, bidirectional or invisible characters";
-    Err(Error::new(Kind::Config, format!("invalid {what}")).expected(expected, got))
 }
 
 /// Start of tokens; more hexadecimal digits than a name would have follow.
@@ -129,29 +120,6 @@ mod tests {
     }
 
     #[test]
-    fn hidden_characters_are_escaped_and_refused() {
-        for (name, code) in [
-            ("a\u{1b}]52;c;\u{7}", "U+001B at character 2"),
-            ("a\nb", "U+000A"),
-            ("\u{7f}", "U+007F at character 1"),
-            ("\u{85}", "U+0085"),
-            ("ab\u{202e}c", "U+202E at character 3"),
-            ("\u{2066}", "U+2066"),
-            ("\u{61c}", "U+061C"),
-            ("\u{2028}", "U+2028"),
-            ("\u{e0041}", "U+E0041"),
-        ] {
-            let error = check_printable("name of a tensor", name).unwrap_err();
-            assert!(error.got.as_ref().unwrap().starts_with(code), "{name:?}: {error}");
-            assert_eq!(check_printable("name", &printable(name)), Ok(()), "{name:?}");
-        }
-        assert_eq!(printable("a\u{1b}\n\u{202e}\u{e0041}"), r"a\u001b\u000a\u202e\udb40\udc41");
-        for name in ["w", "layer 1/weight", "e\u{301}", "الاسم", "می\u{200c}خواهم", "👨\u{200d}👩"]
-        {
-            assert_eq!((check_printable("name", name), printable(name).as_str()), (Ok(()), name));
-        }
-    }
-
     #[test]
     fn secrets_are_left_out() {
         let token = format!("fps_{}", "0aF9".repeat(18));

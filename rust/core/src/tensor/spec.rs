@@ -2,7 +2,7 @@
 //! the number of shards.
 
 use crate::base::dtype::DType;
-use crate::base::error::{Error, Kind, Result};
+use crate::base::error::{Error, Kind, Result, check_printable};
 use crate::base::text;
 use crate::kernel::optim::Optimizer;
 use serde::{Deserialize, Serialize};
@@ -85,8 +85,8 @@ impl TensorSpec {
 
     /// Fails unless its names may be new.
     pub fn check_new_names(&self) -> Result<()> {
-        text::check_printable("tensor name", &self.name)
-            .and_then(|()| text::check_printable("tensor group", &self.group))
+        check_printable("tensor name", &self.name)
+            .and_then(|()| check_printable("tensor group", &self.group))
             .map_err(|error| error.tensor(self.name.clone()))
     }
 

@@ -1,7 +1,6 @@
 //! A worker's description of its training, which servers show to people.
 
-use crate::base::error::{Error, Kind, Result};
-use crate::base::text::check_printable;
+use crate::base::error::{Error, Kind, Result, check_printable};
 
 /// A worker's description of its training, for people.
 #[derive(Clone, Debug, Default, PartialEq)]

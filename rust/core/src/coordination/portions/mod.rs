@@ -13,9 +13,8 @@ mod tests;
 
 pub use request::{Ask, Given, PortionAnswer, PortionWaiter, Samples, Then};
 
-use crate::base::error::{Error, Kind, Result};
+use crate::base::error::{Error, Kind, Result, check_printable};
 use crate::base::sync::Arc;
-use crate::base::text::check_printable;
 use crate::memory::{Meter, Purpose};
 use std::collections::BTreeMap;
 use table::{PortionTable, TABLE_BYTES};

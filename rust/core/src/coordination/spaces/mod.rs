@@ -10,7 +10,7 @@ mod replicas;
 mod seat;
 
 use super::batch::{BatchTask, Finished, PortionFailure, ReplicaId};
-use crate::base::error::{Error, Kind, Result};
+use crate::base::error::{Error, Kind, Result, check_printable};
 use crate::base::sync::Arc;
 use crate::base::text;
 use crate::memory::{Charge, Meter, Purpose};
@@ -160,7 +160,7 @@ impl Spaces {
         let space = Arc::new(Space { id, name: name.clone(), vectors: vectors.to_vec() });
         space.check()?;
         for one in vectors.iter().chain([name]) {
-            text::check_printable("name of a space or a vector", one)?;
+            check_printable("name of a space or a vector", one)?;
         }
         let spec = SpaceSpec { space, tensors: tensors.to_vec(), keep_for_ms };
         if self.entries.len() >= MAX_SPACES {
@@ -318,7 +318,7 @@ fn check_name(what: &str, name: &str) -> Result<()> {
         return Err(Error::new(Kind::Config, format!("invalid name of a {what}"))
             .expected(format!("1 to {MAX_NAME} bytes"), format!("{} bytes", name.len())));
     }
-    text::check_printable(&format!("name of a {what}"), name)
+    check_printable(&format!("name of a {what}"), name)
 }
 
 #[cfg(test)]
