@@ -28,7 +28,7 @@ def options(ca: Any, kind: str) -> tuple[list[str], dict[str, str], dict[str, st
     """Of the server, of a driver and of the native client."""
     if kind == "plain":
         return [], {}, {}
-    server = ca.server | (ca.trust if kind == "mutual" else {})
+    server = ca.mutual | {"certificate_role": "server"} if kind == "mutual" else ca.server
     with Path(server["tls_cert"]).open("a") as certificates:  # shards trust each other by its issuer
         certificates.write(Path(ca.file).read_text())
     client = ca.client if kind == "mutual" else ca.trust

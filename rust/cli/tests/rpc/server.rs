@@ -151,7 +151,7 @@ async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays
 async fn servers_settle_over_tls() {
     let ca = Ca::new();
     let settled = async |tls| {
-        let more = ServerConfig { certificate_role: Role::Worker, ..config() };
+        let more = ServerConfig { certificate_role: Role::Server, ..config() };
         let server =
             Server::start(&ServerConfig { shards: 2, reservation_lease: SHORT, tls, ..more }).unwrap();
         let [first, second] = [0, 1].map(|shard| server.addresses()[shard].clone());
