@@ -103,6 +103,8 @@ pub(crate) fn upload(dir: &Path, url: &str, keep: usize) -> Result<bool> {
     });
     say(&lines.collect::<Vec<_>>())?;
     let left: Vec<_> = uploaded.iter().filter_map(|done| done.left.as_ref()).collect();
-    left.iter().for_each(|error| note(format_args!("older copies stay: {error}")));
+    for error in left {
+        note(format_args!("older copies stay: {error}"));
+    }
     Ok(true)
 }
