@@ -187,7 +187,7 @@ def test_bash_blocks(page: Path, tmp_path: Path) -> None:
         shell = subprocess.Popen(
             ["bash", "-euxo", "pipefail", "-c", on_this_machine(script)],
             cwd=tmp_path,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},  # `fastps run kill` finds no other test's run
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
