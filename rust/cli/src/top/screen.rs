@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn everything_fits_80_columns() {
         let state = state(&[("a worker with quite a long name", 0.1, 3), ("b", 0.1, 1), ("c", 4.0, 90)]);
-        let text = text(&state).unwrap();
+        let text = text(&state).unwrap().join("\n");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for part in [
             "1 shard serving, version 1.2.3; 3 workers",
@@ -225,7 +225,7 @@ mod tests {
             quick.chain((0..slow).map(|_| ("slow", 4.0, 1))).collect::<Vec<_>>()
         };
         for (slow, more) in [(4, None), (5, Some("! ... and 1 more"))] {
-            let text = text(&state(&workers(slow))).unwrap();
+            let text = text(&state(&workers(slow))).unwrap().join("\n");
             assert_eq!(text.matches("! worker slow is slow").count(), MAX_WARNINGS, "{text}");
             assert_eq!(more.is_some(), text.contains("more: fastps status"), "{text}");
             assert!(more.is_none_or(|more| text.contains(more)), "{text}");

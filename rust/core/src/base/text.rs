@@ -120,7 +120,6 @@ mod tests {
     }
 
     #[test]
-    #[test]
     fn secrets_are_left_out() {
         let token = format!("fps_{}", "0aF9".repeat(18));
         let pem = "-----BEGIN PRIVATE KEY-----\\nMIIB\\n-----END PRIVATE KEY-----";
