@@ -150,12 +150,7 @@ class ParameterServer:
         >>> store.spec("w").shape
         (2, 3)
         """
-        if not isinstance(name, str):
-            order = "the name comes first: register(name, array, optimizer), once for each tensor"
-            raise ConfigError("invalid name", expected="a str", got=type(name).__name__, advice=order)
-        if optimizer is None:
-            needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
-            raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
+        _check_registration(name, optimizer)
         self._native.register(name, array, optimizer, apply, group, timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:
@@ -774,6 +769,16 @@ def _check_gradient(name: Any, grad: Any) -> None:
     if isinstance(name, str):
         tensor, expected, got = name, "an array with the name", "None"
     raise ConfigError("wrong arguments", tensor=tensor, expected=expected, got=got)
+
+
+def _check_registration(name: object, optimizer: object) -> None:
+    """Raises `ConfigError` if `register` gets no name or no optimizer."""
+    if not isinstance(name, str):
+        order = "the name comes first: register(name, array, optimizer), once for each tensor"
+        raise ConfigError("invalid name", expected="a str", got=type(name).__name__, advice=order)
+    if optimizer is None:
+        needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
+        raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
 
 
 def check_ps(given: object, name: str = "ps") -> None:

@@ -213,8 +213,13 @@ def _in_python(error: ConfigError) -> ConfigError:
             text,
         )
 
-    fields = {name: spelled(getattr(error, name)) for name in ("expected", "got", "advice")}
-    return ConfigError(spelled(error.message) or "", tensor=error.tensor, shard=error.shard, **fields)
+    return type(error)(
+        spelled(error.message) or "",
+        shard=error.shard,
+        expected=spelled(error.expected),
+        got=spelled(error.got),
+        advice=spelled(error.advice),
+    )
 
 
 def _on_port(port: str | None) -> Server | None:

@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start servers and run COMMAND once, such as another launcher, with FASTPS_ADDRESSES",
     )
     parser.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="script and its arguments"
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="script and its arguments, or kill RANK"
     )
 
 
