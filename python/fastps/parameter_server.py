@@ -150,8 +150,8 @@ class ParameterServer:
         >>> store.spec("w").shape
         (2, 3)
         """
-        _check_registration(name, optimizer)
-        self._native.register(name, array, optimizer, apply, group, timeout)
+        rule = _checked_optimizer(name, optimizer)
+        self._native.register(name, array, rule, apply, group, timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:
         """Removes a tensor. Raises `UnknownTensorError` if it is not registered."""
@@ -771,14 +771,15 @@ def _check_gradient(name: Any, grad: Any) -> None:
     raise ConfigError("wrong arguments", tensor=tensor, expected=expected, got=got)
 
 
-def _check_registration(name: object, optimizer: object) -> None:
-    """Raises `ConfigError` if `register` gets no name or no optimizer."""
+def _checked_optimizer(name: object, optimizer: Optimizer | None) -> Optimizer:
+    """The optimizer; raises `ConfigError` if `register` gets no name or none."""
     if not isinstance(name, str):
         order = "the name comes first: register(name, array, optimizer), once for each tensor"
         raise ConfigError("invalid name", expected="a str", got=type(name).__name__, advice=order)
     if optimizer is None:
         needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
         raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
+    return optimizer
 
 
 def check_ps(given: object, name: str = "ps") -> None:
