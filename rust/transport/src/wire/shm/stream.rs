@@ -435,7 +435,8 @@ mod tests {
                 server.share(Ok(()), DEFAULT_SPIN, false).await.unwrap();
                 server
             };
-            let (memory, mut server) = within(async { tokio::join!(pass::ask(&mut client, None), serve) }).await;
+            let (memory, mut server) =
+                within(async { tokio::join!(pass::ask(&mut client, None), serve) }).await;
             let memory = memory.unwrap().unwrap();
             rustix::io::pwrite(&memory, &count.to_ne_bytes(), at).unwrap();
             let error = if reads {
