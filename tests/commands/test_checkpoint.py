@@ -113,7 +113,7 @@ def test_an_export_joins_the_shards_of_a_parameter(tmp_path: Path) -> None:
             ps.register(name, values, fastps.Adagrad(lr=0.1))
             ps.push(name, np.ones_like(values))
         held, state = ps.pull(list(tensors)), {name: ps.state(name) for name in tensors}
-        command = ["checkpoint", "export", "--state", "--servers", server.addresses]
+        command = ["checkpoint", "export", "--state", server.addresses]
         assert main([*command, str(tmp_path / "running")]) == 0
     assert main(["checkpoint", "export", "--state", str(tmp_path / "data"), str(tmp_path / "stopped")]) == 0
     whole = ["lost@1/2", "u", "u@0/2", "u@1/2", "torn@0/2", "torn@1/2"]

@@ -1,4 +1,4 @@
-"""`fastps checkpoint export --servers`: one moment of a cluster that keeps training."""
+"""`fastps checkpoint export` of servers: one moment of a cluster that keeps training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_all_tensors_are_of_one_moment_and_training_continues(tmp_path: Path, du
         try:
             for k in range(3):
                 file, before = tmp_path / f"{k}.safetensors", pushed
-                command = ["checkpoint", "export", "--servers", server.addresses, str(file), "--state"]
+                command = ["checkpoint", "export", server.addresses, str(file), "--state"]
                 assert main([*command, "--namespace", "exp1"]) == 0
                 found = safetensors.numpy.load_file(file)
                 assert sorted(found) == ["first", "first.momentum_buffer", "second"]
@@ -75,7 +75,7 @@ def test_all_tensors_are_of_one_moment_and_training_continues(tmp_path: Path, du
         assert not failed
         assert -int(ps.pull("second")) == pushed
         whole = tmp_path / "all.safetensors"
-        assert main(["checkpoint", "export", "--servers", server.addresses, str(whole)]) == 0
+        assert main(["checkpoint", "export", server.addresses, str(whole)]) == 0
         assert sorted(safetensors.numpy.load_file(whole)) == ["other", "run:exp1/first", "run:exp1/second"]
         with fastps.Store() as store:
             fastps.checkpoint.load(store, whole, fastps.SGD(lr=1.0))
@@ -90,18 +90,18 @@ def test_the_error_beside_a_running_server_names_it(
         ps.register("w", np.zeros(3, np.float32), fastps.SGD(lr=1.0))
         assert main(["checkpoint", "export", str(data), str(file)]) == 1
         refused = capfd.readouterr().err
-        assert "fastps checkpoint export --servers ADDRESSES FILE" in refused
-        assert main(["checkpoint", "export", "--servers", server.addresses, str(file)]) == 0
+        assert "fastps checkpoint export ADDRESSES FILE" in refused
+        assert main(["checkpoint", "export", server.addresses, str(file)]) == 0
         assert "1 tensors" in capfd.readouterr().out
         for arguments, code, message in [
-            (["--servers", server.addresses, str(file)], 1, "already exists"),
-            (["--servers", server.addresses, "new", "--namespace", "typo"], 1, "no tensor to export"),
-            (["--servers", server.addresses, "new", "--namespace", "a/b"], 1, "invalid namespace"),
-            (["--servers", "127.0.0.1:1", "new", "--timeout", "0.1"], 1, "cannot connect to 127.0.0.1:1"),
-            (["--servers", server.addresses, str(data), "new"], 2, "cannot be used with"),
-            (["--servers", server.addresses, "new", "--consistent"], 2, "cannot be used with"),
-            ([str(data), "new", "--namespace", "a"], 1, "for --servers"),
-            ([str(data), "new", "--tls-ca", "ca.pem"], 1, "for --servers"),
+            ([server.addresses, str(file)], 1, "already exists"),
+            ([server.addresses, "new", "--namespace", "typo"], 1, "no tensor to export"),
+            ([server.addresses, "new", "--namespace", "a/b"], 1, "invalid namespace"),
+            (["127.0.0.1:1", "new", "--timeout", "0.1"], 1, "cannot connect to 127.0.0.1:1"),
+            ([server.addresses, str(data), "new"], 2, "unexpected argument"),
+            ([server.addresses, "new", "--consistent"], 1, "are for files"),
+            ([str(data), "new", "--namespace", "a"], 1, "are for servers"),
+            ([str(data), "new", "--tls-ca", "ca.pem"], 1, "are for servers"),
             (["new"], 2, "required"),
         ]:
             assert main(["checkpoint", "export", *arguments]) == code, arguments

@@ -125,7 +125,7 @@ def test_the_first_hour(tmp_path: Path) -> None:
         assert addresses.split(",")[1] in fastps("status", addresses)
         assert "shard 1" in fastps("checkpoint", "save", addresses, "--consistent")
         fastps("checkpoint", "export", "data", "saved.safetensors", "--consistent")
-        fastps("checkpoint", "export", "--servers", addresses, "running.safetensors", "--state")
+        fastps("checkpoint", "export", addresses, "running.safetensors", "--state")
         evaluate = [sys.executable, "evaluate.py", addresses]
         judged = subprocess.check_output(evaluate, cwd=folder, env=environment, text=True, timeout=LIMIT)
         assert float(judged.split()[0]) < 2.0

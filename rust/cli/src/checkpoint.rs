@@ -11,7 +11,7 @@ use fastps_durable::Reading;
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
 use fastps_server::human::{duration, now, size};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,9 +101,9 @@ enum Command {
     /// uses, or from running servers. Needs memory for all tensors and their optimizer state.
     #[command(allow_missing_positional = true)]
     Export {
-        /// The data directory, unless --servers is given.
-        #[arg(required_unless_present = "servers")]
-        dir: Option<PathBuf>,
+        /// A data directory; or addresses of running servers: host:port,host:port. All tensors of servers are as of
+        /// one moment; pushes wait meanwhile, at most 2 seconds at a time.
+        source: String,
         /// The file to write; it must not exist.
         file: PathBuf,
         /// Also write optimizer state, as NAME.SLOT.
@@ -115,11 +115,7 @@ enum Command {
         /// Use the newest consistent snapshot of all shards, without later changes. Servers may be running.
         #[arg(long, conflicts_with = "accept_loss")]
         consistent: bool,
-        /// Read from these running servers instead: host:port,host:port. All tensors are as of one moment;
-        /// pushes wait meanwhile, at most 2 seconds at a time.
-        #[arg(long, value_delimiter = ',', value_name = "ADDRESSES", conflicts_with_all = ["dir", "accept_loss", "consistent"])]
-        servers: Vec<String>,
-        /// With --servers: only the tensors of this namespace, under their names in it.
+        /// Of servers: only the tensors of this namespace, under their names in it.
         #[arg(long, value_name = "NAME")]
         namespace: Option<String>,
         #[command(flatten)]
@@ -215,16 +211,23 @@ fn execute(command: Command) -> Result<bool> {
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
             Ok(true)
         }
-        Command::Export { dir, file, state, accept_loss, consistent, servers, namespace, reach } => {
-            let done = match dir {
-                Some(_) if namespace.is_some() || reach.has_tls() => {
-                    let why = "--namespace, --tls-ca, --tls-cert and --tls-key are for --servers";
-                    return Err(
-                        Error::new(Kind::Config, why).expected("--servers ADDRESSES", "a data directory")
-                    );
+        Command::Export { source, file, state, accept_loss, consistent, namespace, reach } => {
+            let wrong = |why: &str, expected: &str| {
+                Err(Error::new(Kind::Config, why).expected(expected, format!("{source:?}")))
+            };
+            let done = match (servers(&source), namespace.is_some() || reach.has_tls()) {
+                (None, true) => {
+                    let why = "--namespace, --tls-ca, --tls-cert and --tls-key are for servers";
+                    return wrong(why, "addresses of servers, such as host-a:7070");
                 }
-                Some(dir) => fastps_durable::export(&dir, &file, state, reading(accept_loss, consistent))?,
-                None => {
+                (Some(_), _) if accept_loss || consistent => {
+                    return wrong("--accept-loss and --consistent are for files", "a data directory");
+                }
+                (None, false) => {
+                    let reading = reading(accept_loss, consistent);
+                    fastps_durable::export(Path::new(&source), &file, state, reading)?
+                }
+                (Some(servers), _) => {
                     let timeout = reach.timeout;
                     let options = ConnectOptions { run: namespace, ..reach.options() };
                     crate::export::of_servers(&*connect(servers, options)?, &file, state, timeout)?
@@ -235,6 +238,12 @@ fn execute(command: Command) -> Result<bool> {
             Ok(true)
         }
     }
+}
+
+/// The addresses that a source of tensors names, unless it is a folder.
+fn servers(source: &str) -> Option<Vec<String>> {
+    let named = source.contains(':') && !Path::new(source).exists();
+    named.then(|| source.split(',').map(str::to_owned).collect())
 }
 
 fn saved((shard, snapshot): (usize, &client::Snapshot)) -> String {

@@ -1,4 +1,4 @@
-//! `fastps checkpoint export --servers`: the tensors of a running cluster, as of one moment, in one file.
+//! `fastps checkpoint export` of servers: the tensors of a running cluster, as of one moment, in one file.
 
 use fastps_client::Client;
 use fastps_core::dtype::Array;

@@ -70,14 +70,13 @@ impl Exposed {
         }
         let mut table = lock(&self.table);
         let with_room = table.files.iter_mut().filter(|(_, free)| !free.is_empty());
-        let (file, index) = match with_room.min_by_key(|(_, free)| free.len()) {
-            Some((file, free)) => (file.clone(), free.pop()?),
-            None => {
-                let file = Arc::new(ExposedFile::make(self.pieces, table.next).ok()?);
-                table.next += file.memory.len() as u64;
-                table.files.push((file.clone(), (1..self.pieces).rev().collect()));
-                (file, 0)
-            }
+        let (file, index) = if let Some((file, free)) = with_room.min_by_key(|(_, free)| free.len()) {
+            (file.clone(), free.pop()?)
+        } else {
+            let file = Arc::new(ExposedFile::make(self.pieces, table.next).ok()?);
+            table.next += file.memory.len() as u64;
+            table.files.push((file.clone(), (1..self.pieces).rev().collect()));
+            (file, 0)
         };
         Some(ExposedPiece { from: self.clone(), file, index, len })
     }

@@ -57,7 +57,7 @@ pub(crate) struct Tensor<'a> {
 fn in_use(mut error: Error) -> Error {
     if error.kind == Kind::Config {
         error.message.push_str(
-            ". Stop it first, or read from it with `fastps checkpoint export --servers ADDRESSES FILE`; \
+            ". Stop it first, or read from it with `fastps checkpoint export ADDRESSES FILE`; \
              --consistent reads its newest consistent snapshot",
         );
     }

@@ -64,13 +64,6 @@ impl Caller {
         error.expected(&self.principal.scope, format!("{name:?}"))
     }
 
-    /// Error of a name within the principal's groups that another group or namespace has taken.
-    pub(crate) fn taken(&self, name: &str) -> Error {
-        let error =
-            Error::new(Kind::Denied, format!("the name {name:?} is taken in another group or namespace"));
-        error.expected("a free name, or one of an own namespace (connect(namespace=))", format!("{name:?}"))
-    }
-
     /// Returns whether a slice is within the principal's scope. Names are compared once per slice and stream.
     pub(crate) fn may_use(&self, slice: &Slice) -> bool {
         let scope = &self.principal.scope;
@@ -90,4 +83,10 @@ impl Caller {
         }
         allowed
     }
+}
+
+/// Error of a name within the caller's groups that another group or namespace has taken.
+pub(crate) fn taken(name: &str) -> Error {
+    let error = Error::new(Kind::Denied, format!("the name {name:?} is taken in another group or namespace"));
+    error.expected("a free name, or one of an own namespace (connect(namespace=))", format!("{name:?}"))
 }

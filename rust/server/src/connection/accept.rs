@@ -80,6 +80,9 @@ pub(crate) async fn accept(
     served.recv().await;
 }
 
+/// A connection, its sender's address, and why it must be refused.
+type Accepted = ((Socket, Option<IpAddr>), Option<Error>);
+
 /// Entrance of connections.
 struct Door {
     openings: Arc<Openings>,
@@ -93,7 +96,7 @@ struct Door {
 impl Door {
     /// Begins serving a connection from this address, unless there is a reason to refuse it; waits after a
     /// failed accept.
-    async fn admit(&self, accepted: io::Result<((Socket, Option<IpAddr>), Option<Error>)>) {
+    async fn admit(&self, accepted: io::Result<Accepted>) {
         let ((socket, from), refusal) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {

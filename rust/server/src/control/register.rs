@@ -1,7 +1,7 @@
 //! The steps of a registration and of its end. Shard 0 reserves a place, each shard reserves and seals memory
 //! for its slices, and shard 0 commits; a shard that does not know a reservation asks shard 0 first.
 
-use crate::auth::caller::Caller;
+use crate::auth::caller::{Caller, taken};
 use crate::cluster::map::Registered;
 use crate::cluster::node::Node;
 use crate::cluster::reservation::{MAX_ASKED_RESERVATIONS, Reserve, lost};
@@ -26,7 +26,7 @@ pub(super) fn register(
         return Err(by.outside(&spec.name));
     }
     if map.hides(&spec.name, scope) {
-        return Err(by.taken(&spec.name));
+        return Err(taken(&spec.name));
     }
     let now = Instant::now();
     node.sessions.touch(m.client, now)?;

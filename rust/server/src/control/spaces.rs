@@ -1,7 +1,7 @@
 //! Opens, closes and lists spaces of vectors, and seats their coordinators.
 
 use crate::auth::budget::{Budget, Held, hold};
-use crate::auth::caller::Caller;
+use crate::auth::caller::{Caller, taken};
 use crate::cluster::node::Node;
 use crate::cluster::spaces::opened;
 use fastps_core::error::{Error, Kind, Result};
@@ -57,13 +57,12 @@ pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<p
 /// Frees a space; on other shards than shard 0 only if shard 0's answer `first` no longer lists it. One
 /// outside the scope of the caller, as shard 0 or the slices here have it, is ignored like an unknown one.
 pub(super) fn close(node: &Node, by: &Caller, space: u64, first: Option<&pb::SettleResponse>) -> Result<()> {
-    let within = match node.map {
-        Some(_) => check_within(node, by, SpaceId(space)).is_ok(),
-        None => {
-            let slices = node.shard.slices_of_space(SpaceId(space));
-            by.principal.scope.is_everything()
-                || !slices.is_empty() && slices.iter().all(|slice| by.may_use(slice))
-        }
+    let within = if node.map.is_some() {
+        check_within(node, by, SpaceId(space)).is_ok()
+    } else {
+        let slices = node.shard.slices_of_space(SpaceId(space));
+        by.principal.scope.is_everything()
+            || !slices.is_empty() && slices.iter().all(|slice| by.may_use(slice))
     };
     if !within {
         return Ok(());
@@ -134,11 +133,11 @@ fn check_name(node: &Node, by: &Caller, request: &pb::OpenSpaceRequest) -> Resul
         return Ok(());
     }
     let spaces = node.spaces()?.list();
-    let taken = spaces.iter().find(|(spec, _)| *spec.space.name == **name);
+    let holder = spaces.iter().find(|(spec, _)| *spec.space.name == **name);
     if !request.tensors.iter().all(|tensor| scope.allows_space(name, tensor)) {
         return Err(by.outside(name));
     }
-    if taken.is_none_or(|(spec, _)| is_within(node, by, spec)) { Ok(()) } else { Err(by.taken(name)) }
+    if holder.is_none_or(|(spec, _)| is_within(node, by, spec)) { Ok(()) } else { Err(taken(name)) }
 }
 
 /// The space of a request, as shard 0 lists it.

@@ -51,7 +51,7 @@ pub(super) async fn answer(
         bytes[0] = reason.len() as u8;
         bytes.extend(reason.as_bytes());
     }
-    let sent = socket.async_io(Interest::WRITABLE, || send(&socket, &bytes, memory.ok())).await?;
+    let sent = socket.async_io(Interest::WRITABLE, || send(socket, &bytes, memory.ok())).await?;
     if sent == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
