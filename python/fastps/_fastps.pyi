@@ -42,8 +42,10 @@ __all__ = [
     "forked",
     "instruction_set",
     "instruction_sets",
+    "printable",
     "serve_cli",
     "tearing",
+    "without_secrets",
 ]
 __version__: str
 

@@ -3938,7 +3938,7 @@ func (*DropResponse) Descriptor() ([]byte, []int) {
 // Asks for counters.
 type StatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Tensors of which it is asked when they last changed.
+	// Tensors of which it is asked when they last changed, and their versions.
 	Changed       []string `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4002,7 +4002,10 @@ type StatsResponse struct {
 	// Groups that have workers; on shard 0.
 	Groups []*GroupState `protobuf:"bytes,8,rep,name=groups,proto3" json:"groups,omitempty"`
 	// As in HelloResponse.
-	Insecure      bool `protobuf:"varint,9,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	Insecure bool `protobuf:"varint,9,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	// Of the tensors asked for, those with slices here: the smallest version of these slices. Empty: there are none, or
+	// the server is of an earlier version.
+	Versions      map[string]uint64 `protobuf:"bytes,10,rep,name=versions,proto3" json:"versions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4098,6 +4101,13 @@ func (x *StatsResponse) GetInsecure() bool {
 		return x.Insecure
 	}
 	return false
+}
+
+func (x *StatsResponse) GetVersions() map[string]uint64 {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
 }
 
 // A group of tensors that has workers.
@@ -6859,7 +6869,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06slices\x18\x01 \x03(\x06R\x06slices\"\x0e\n" +
 	"\fDropResponse\"(\n" +
 	"\fStatsRequest\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\x82\x04\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\x83\x05\n" +
 	"\rStatsResponse\x12B\n" +
 	"\bcounters\x18\x01 \x03(\v2&.fastps.v1.StatsResponse.CountersEntryR\bcounters\x12.\n" +
 	"\bsessions\x18\x02 \x03(\v2\x12.fastps.v1.SessionR\bsessions\x12P\n" +
@@ -6869,11 +6879,16 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12\x18\n" +
 	"\atrouble\x18\a \x01(\tR\atrouble\x12-\n" +
 	"\x06groups\x18\b \x03(\v2\x15.fastps.v1.GroupStateR\x06groups\x12\x1a\n" +
-	"\binsecure\x18\t \x01(\bR\binsecure\x1a;\n" +
+	"\binsecure\x18\t \x01(\bR\binsecure\x12B\n" +
+	"\bversions\x18\n" +
+	" \x03(\v2&.fastps.v1.StatsResponse.VersionsEntryR\bversions\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a?\n" +
 	"\x11ChangedMsAgoEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a;\n" +
+	"\rVersionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x82\x01\n" +
 	"\n" +
@@ -7206,7 +7221,7 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 }
 
 var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Role)(0),                             // 0: fastps.v1.Role
 	(Ack)(0),                              // 1: fastps.v1.Ack
@@ -7297,8 +7312,9 @@ var file_fastps_v1_fastps_proto_goTypes = []any{
 	nil,                                   // 86: fastps.v1.Optimizer.SettingsEntry
 	nil,                                   // 87: fastps.v1.StatsResponse.CountersEntry
 	nil,                                   // 88: fastps.v1.StatsResponse.ChangedMsAgoEntry
-	(*descriptorpb.MethodOptions)(nil),    // 89: google.protobuf.MethodOptions
-	(*descriptorpb.EnumValueOptions)(nil), // 90: google.protobuf.EnumValueOptions
+	nil,                                   // 89: fastps.v1.StatsResponse.VersionsEntry
+	(*descriptorpb.MethodOptions)(nil),    // 90: google.protobuf.MethodOptions
+	(*descriptorpb.EnumValueOptions)(nil), // 91: google.protobuf.EnumValueOptions
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	13, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
@@ -7343,76 +7359,77 @@ var file_fastps_v1_fastps_proto_depIdxs = []int32{
 	55, // 39: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
 	88, // 40: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
 	54, // 41: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
-	25, // 42: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
-	7,  // 43: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	56, // 44: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	8,  // 45: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
-	9,  // 46: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	71, // 47: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	10, // 48: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	74, // 49: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	77, // 50: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	11, // 51: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	11, // 52: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	78, // 53: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	9,  // 54: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	81, // 55: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	74, // 56: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	89, // 57: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
-	90, // 58: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
-	0,  // 59: fastps.v1.least_role:type_name -> fastps.v1.Role
-	0,  // 60: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
-	24, // 61: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	31, // 62: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	33, // 63: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	35, // 64: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	37, // 65: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	39, // 66: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	41, // 67: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	48, // 68: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	50, // 69: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	52, // 70: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	57, // 71: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	59, // 72: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	61, // 73: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	63, // 74: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	65, // 75: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	67, // 76: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	69, // 77: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	72, // 78: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	75, // 79: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	79, // 80: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	82, // 81: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	83, // 82: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	12, // 83: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	26, // 84: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	32, // 85: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	34, // 86: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	36, // 87: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	38, // 88: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	40, // 89: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	44, // 90: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	49, // 91: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	51, // 92: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	53, // 93: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	58, // 94: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	60, // 95: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	62, // 96: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	64, // 97: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	66, // 98: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	68, // 99: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	70, // 100: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	73, // 101: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	76, // 102: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	80, // 103: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	85, // 104: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	84, // 105: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	12, // 106: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	84, // [84:107] is the sub-list for method output_type
-	61, // [61:84] is the sub-list for method input_type
-	59, // [59:61] is the sub-list for extension type_name
-	57, // [57:59] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	89, // 42: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
+	25, // 43: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	7,  // 44: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
+	56, // 45: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	8,  // 46: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
+	9,  // 47: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	71, // 48: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	10, // 49: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	74, // 50: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	77, // 51: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	11, // 52: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	11, // 53: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	78, // 54: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	9,  // 55: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	81, // 56: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	74, // 57: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	90, // 58: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	91, // 59: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 60: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 61: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	24, // 62: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	31, // 63: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	33, // 64: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	35, // 65: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	37, // 66: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	39, // 67: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	41, // 68: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	48, // 69: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	50, // 70: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	52, // 71: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	57, // 72: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	59, // 73: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	61, // 74: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	63, // 75: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	65, // 76: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	67, // 77: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	69, // 78: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	72, // 79: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	75, // 80: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	79, // 81: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	82, // 82: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	83, // 83: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	12, // 84: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	26, // 85: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	32, // 86: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	34, // 87: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	36, // 88: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	38, // 89: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	40, // 90: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	44, // 91: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	49, // 92: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	51, // 93: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	53, // 94: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	58, // 95: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	60, // 96: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	62, // 97: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	64, // 98: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	66, // 99: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	68, // 100: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	70, // 101: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	73, // 102: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	76, // 103: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	80, // 104: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	85, // 105: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	84, // 106: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	12, // 107: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	85, // [85:108] is the sub-list for method output_type
+	62, // [62:85] is the sub-list for method input_type
+	60, // [60:62] is the sub-list for extension type_name
+	58, // [58:60] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }
@@ -7437,7 +7454,7 @@ func file_fastps_v1_fastps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   77,
+			NumMessages:   78,
 			NumExtensions: 2,
 			NumServices:   2,
 		},

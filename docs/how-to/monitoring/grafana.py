@@ -137,7 +137,11 @@ ROWS = {
         ),
     ],
     "Durability": [
-        Panel("Age of the newest snapshot", "s", {"time() - fastps_snapshot_timestamp_seconds": "shard {{shard}}"}),
+        Panel(
+            "Age of the newest snapshot",
+            "s",
+            {"time() - fastps_snapshot_timestamp_seconds": "shard {{shard}}"},
+        ),
         Panel("Age of the newest copy", "s", {"time() - fastps_copy_timestamp_seconds": "shard {{shard}}"}),
         Panel("Changes that are not durable yet", "bytes", {"fastps_log_pending_bytes": "shard {{shard}}"}),
         Panel(

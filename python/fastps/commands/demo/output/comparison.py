@@ -160,7 +160,8 @@ def _strips(drawn: Any, place: Any, comparison: Comparison, columns: int) -> Non
             axes.set_title("Workers", loc="left", fontsize=11, fontweight="bold")
     waits = ", ".join(f"{mode} {100 * waiting(run):.0f} %" for mode, run in comparison.runs.items())
     kills = " A killed worker stops no one for longer than its lease of 1 s." if run.moments else ""
-    panels.caption(axes, "", f"The normal workers' time spent waiting: {waits}.{kills}", columns, "wall time (s)")
+    sentence = f"The normal workers' time spent waiting: {waits}.{kills}"
+    panels.caption(axes, "", sentence, columns, "wall time (s)")
 
 
 def _bytes(axes: Any, comparison: Comparison) -> None:
