@@ -1,4 +1,4 @@
-"""Puts the page of `fastps live` into the site, as one file."""
+"""Puts the page of `fastps live`, as one file, and the changelog into the site."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-EXPORT = Path(__file__).parent.parent / "python/fastps/commands/live/export.py"
+ROOT = Path(__file__).parent.parent
+EXPORT = ROOT / "python/fastps/commands/live/export.py"
 
 
 def _export() -> ModuleType:
@@ -22,4 +23,5 @@ def _export() -> ModuleType:
 
 def on_files(files: Any, config: Any) -> Any:
     files.append(File.generated(config, "live-example.html", content=_export().one_file()))
+    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
     return files

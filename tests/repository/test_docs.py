@@ -393,7 +393,7 @@ def attribute(path: str) -> object:
 
 @pytest.mark.parametrize("page", [page for page in EXECUTED if "internals" not in page.parts], ids=name)
 def test_named_functions_and_classes_exist(page: Path) -> None:
-    files = r"(?:toml|proto|v1|run|sha256)\b"
+    files = r"(?:toml|proto|v1|run|sha256|pem|example)\b"
     for path in set(re.findall(rf"\bfastps(?:\.(?!{files})[a-zA-Z]\w*)+", page.read_text())):
         attribute(path)
 
