@@ -5,6 +5,7 @@ use crate::durable::{Served, options, pull, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, SLICE, gradient, until};
 use crate::stubs::{CLIENT, Shard, push, spec};
 use fastps_client::{Ack, Client};
+use fastps_core::error::Kind;
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::tensor::Apply;
 use fastps_core::verbs::prelude::*;
@@ -125,7 +126,10 @@ fn reshape(from: u16, to: u16) {
     if to == 1 {
         // A client of the old cluster gets an error as soon as it reaches the new one.
         let refusal = || client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
-        until("it must connect again", || refusal().message.contains("connect again"));
+        until("it ends with the number of shards", || {
+            let refusal = refusal();
+            refusal.kind == Kind::Fenced && refusal.got.as_deref() == Some("1 shard")
+        });
     }
     let client = fresh.connect(Ack::Logged);
     assert_eq!(see(&client), before);

@@ -14,6 +14,7 @@ use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Fate, Gradient, PushError, PushOptions};
+use fastps_server::Role;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,7 @@ impl World {
         let cluster = Cluster::of(3, |config| {
             config.socket = socket;
             config.tls = ca.map(Ca::mutual).unwrap_or_default();
+            config.certificate_role = Role::Worker;
         });
         let relays = relays(&cluster.addresses());
         let servers = relays.as_ref().map_or_else(|| cluster.addresses(), Relays::addresses);
