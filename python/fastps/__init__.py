@@ -13,14 +13,12 @@ client of a training loop. Importing fastps starts no thread.
 """
 
 import importlib as _importlib
-import logging as _logging
 import os as _os
 import typing as _typing
 from types import ModuleType as _ModuleType
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
-from fastps._shared.text import printable_record as _printable_record
 from fastps._shared.variables import warn_of_unknown as _warn_of_unknown
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
 from fastps.connect import connect
@@ -176,5 +174,4 @@ def __dir__() -> list[str]:
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_forked)
 
-_logging.getLogger("fastps").addFilter(_printable_record)
 _warn_of_unknown()

@@ -208,8 +208,8 @@ def _in_python(error: ConfigError) -> ConfigError:
             return None
         text = re.sub(r"--(insecure|local|accept-loss)\b", r"--\1=True", text)
         return re.sub(
-            r"--([a-z][a-z-]*)(=True)?(?: (?=[A-Z]{2}))?",
-            lambda m: m[1].replace("-", "_") + (m[2] or "="),
+            r"(fastps [a-z][^;()]*)|--([a-z][a-z-]*)(=True)?(?: (?=[A-Z]{2}))?",  # other commands stay
+            lambda m: m[1] or m[2].replace("-", "_") + (m[3] or "="),
             text,
         )
 

@@ -127,7 +127,7 @@ def test_bad_input_is_named_and_changes_nothing(
         ([*add, "bob"], 2, "--role"),
         ([*add, "a b", "--role", "worker"], 1, "name of a principal"),
         ([*add, "bob", "--role", "worker", "--groups", "a,"], 1, "groups or namespaces"),
-        ([*add, "bob", "--role", "worker", "--namespaces", "*"], 1, "neither --groups nor --namespaces"),
+        ([*add, "bob", "--role", "worker", "--namespaces", "*,a"], 1, "neither --groups nor --namespaces"),
         ([*add, "bob", "--role", "worker", "--memory", "lots"], 2, "--memory"),
         ([*add, "bob", "--role", "worker", "--frames-per-second", "0"], 2, "--frames-per-second"),
         ([*add, "bob", "--role", "worker", "--out", str(taken)], 1, "is not overwritten"),

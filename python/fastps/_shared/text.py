@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 
 from fastps import _fastps
@@ -15,7 +14,6 @@ __all__ = [
     "nearest",
     "numbers",
     "printable",
-    "printable_record",
     "quoted",
     "some",
     "table",
@@ -25,15 +23,6 @@ __all__ = [
 def printable(text: str) -> str:
     """One line of text for a terminal, with control and bidirectional characters as ``\\u001b``."""
     return _fastps.printable(text.encode("utf-8", "backslashreplace").decode())
-
-
-def printable_record(record: logging.LogRecord) -> bool:
-    """A filter of a logger that changes a message with names of others into one line."""
-    text = record.getMessage()
-    shown = printable(text)
-    if shown != text:
-        record.msg, record.args = shown, None
-    return True
 
 
 def ago(seconds: float | None) -> str:

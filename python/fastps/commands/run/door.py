@@ -54,10 +54,12 @@ class Door:
                 asker.sendall(to_kill(int(asker.recv(32))).encode())
 
     def close(self) -> None:
-        """Removes the socket."""
+        """Removes the socket, and the folder of the last launcher."""
         self._socket.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # that of other launchers is not empty
+                self._path.parent.rmdir()
 
 
 def kill(words: list[str]) -> int:
