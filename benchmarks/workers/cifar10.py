@@ -1,9 +1,9 @@
-"""Test accuracy of a net with BatchNorm on CIFAR-10, trained by real processes: one worker, and several.
+"""Test accuracy of short runs of a deep net on CIFAR-10: torch alone, and several workers.
 
-    python benchmarks/workers/cifar10.py --dataset-dir DIR [--full]
+    python benchmarks/workers/cifar10.py --dataset-dir DIR [--updates N] [--workers N] [--seeds 1 2 3]
 
-A server, and a process for each worker that trains through `fastps.torch.ParameterServerOptimizer`; all ways
-see as many images. Finished runs are stored in `--state` and not repeated. `--full`: all images, and 3 seeds.
+A server, and a process for each worker that trains through `fastps.torch.ParameterServerOptimizer`; or torch
+alone in one process. All ways see as many images. Finished runs are stored in `--state` and not repeated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,32 +25,32 @@ from fastps.commands.kit.servers import LocalCluster
 from fastps.data import cifar10
 from fastps.modes import Mode
 
-BATCH = 50
+BATCH = 32
 LR = 3e-3
-EPOCHS = 5
-PLAIN = fastps.Async(momentum_matching=False)
+TORCH = "torch"
 #: Mode and rate of n workers.
 WAYS: dict[str, Callable[[int], tuple[Mode, float]]] = {
-    "no matching": lambda _: (PLAIN, LR),
-    "no matching, lr / sqrt(n)": lambda n: (PLAIN, LR / math.sqrt(n)),
-    "Sync, the same lr": lambda n: (fastps.Sync(workers=n), LR),
-    "Sync, lr x sqrt(n)": lambda n: (fastps.Sync(workers=n), LR * math.sqrt(n)),
     "Async": lambda _: (fastps.Async(), LR),
+    "Async, no matching": lambda _: (fastps.Async(momentum_matching=False), LR),
+    "Async, join_every=50": lambda _: (fastps.Async(join_every=50), LR),
+    "Async, join_every=100": lambda _: (fastps.Async(join_every=100), LR),
+    "Sync": lambda n: (fastps.Sync(workers=n), LR),
+    "Sync, lr x sqrt(n)": lambda n: (fastps.Sync(workers=n), LR * math.sqrt(n)),
 }
+NETS = ("batchnorm", "plain")
+COLUMNS = ("net", "way", "seed", "accuracy", "staleness", "begun at", "seconds")
 
 
-def net() -> Any:
-    """Three convolutions with BatchNorm and pooling, and a linear layer."""
+def net(kind: str) -> Any:
+    """Three convolutions with pooling, with BatchNorm or without, and a linear layer."""
     from torch import nn
 
     layers: list[Any] = []
     for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
-        layers += [
-            nn.Conv2d(inputs, outputs, 3, padding=1),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
+        layers.append(nn.Conv2d(inputs, outputs, 3, padding=1))
+        if kind == "batchnorm":
+            layers.append(nn.BatchNorm2d(outputs))
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 10))
 
 
@@ -61,20 +62,40 @@ def images(folder: Path, part: str, count: int | None = None) -> tuple[Any, Any]
     return torch.from_numpy((x.astype(np.float32) / 255 - 0.5) / 0.25), torch.from_numpy(np.array(y))
 
 
-def train(config: dict[str, Any]) -> None:
-    """The process of one worker; prints the mean staleness of its pushes."""
+def gradients(config: dict[str, Any], model: Any, optimizer: Any, rank: int, lr: float) -> Any:
+    """Sets the gradient of one minibatch after the other; takes the step count, and sets its rate."""
+    import torch
+
+    loss_of = torch.nn.CrossEntropyLoss()
+    x, y = images(Path(config["folder"]), "train", config["images"])
+    rng = np.random.default_rng([config["seed"], rank])
+
+    def compute(step: int, steps: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+        rows = torch.from_numpy(rng.choice(config["images"], BATCH, replace=False))
+        optimizer.zero_grad()
+        loss_of(model(x[rows]), y[rows]).backward()
+
+    return compute
+
+
+def train(config: dict[str, Any]) -> dict[str, Any]:
+    """The process of one worker: the mean staleness of its pushes, and the updates when it has begun."""
     import torch
 
     import fastps.torch
 
-    torch.set_num_threads(1)
-    torch.manual_seed(config["seed"])
-    model, loss_of, rank, workers = net(), torch.nn.CrossEntropyLoss(), config["rank"], config["workers"]
-    x, y = images(Path(config["folder"]), "train", config["images"])
+    rank, workers = config["rank"], config["workers"]
     mode, lr = WAYS[config["way"]](workers)
-    rng = np.random.default_rng([config["seed"], rank])
-    reports: list[fastps.Step] = []
+    torch.manual_seed(config["seed"])
+    model, reports = net(config["net"]), list[fastps.Step]()
+    torch.manual_seed(1 + rank)  # the first values are the same in all workers, and nothing else is
+    steps = config["updates"] // mode.least_workers
     with fastps.connect(config["address"]) as ps:
+        # Before the optimizer is made, which may wait for the steps of others.
+        ps.register(f"ready/{rank}", np.zeros(1, np.float32), fastps.SGD(lr=1.0), group="ready")
+        ps.wait_for([f"ready/{other}" for other in range(workers)], timeout=300)
         optimizer = fastps.torch.ParameterServerOptimizer(
             model.named_parameters(),
             ps,
@@ -84,51 +105,85 @@ def train(config: dict[str, Any]) -> None:
             on_step=reports.append,
             rank=rank,
         )
-        ps.register(f"ready/{rank}", np.zeros(1, np.float32), fastps.SGD(lr=1.0), group="ready")
-        ps.wait_for([f"ready/{other}" for other in range(workers)], timeout=300)
-        for _ in range(config["images"] * config["epochs"] // (BATCH * workers)):
-            rows = torch.from_numpy(rng.choice(config["images"], BATCH, replace=False))
-            optimizer.zero_grad()
-            loss_of(model(x[rows]), y[rows]).backward()
+        compute, begun = gradients(config, model, optimizer, rank, lr), optimizer.global_step
+        while (step := optimizer.global_step) < steps:
+            compute(step, steps)
             optimizer.step()
         optimizer.close()
-    print(float(np.mean([report.staleness or 0 for report in reports])))
+    return {"staleness": float(np.mean([report.staleness or 0 for report in reports] or [0])), "begun": begun}
 
 
-def run(config: dict[str, Any]) -> dict[str, float]:
-    """Trains in processes; the accuracy of the server's values, and the mean staleness."""
-    children: list[subprocess.Popen[str]] = []
-    with LocalCluster(1, Path(config["folder"])) as server:
-        try:
-            for rank in range(config["workers"]):
-                its = json.dumps({**config, "rank": rank, "address": server.addresses})
-                command = [sys.executable, __file__, "--worker", its]
-                children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            said = [child.communicate()[0] for child in children]
-            if any(child.returncode for child in children):
-                raise SystemExit(f"a worker of {config} failed")
-            found = accuracy(server.addresses, Path(config["folder"]))
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-    return {"accuracy": found, "staleness": float(np.mean([float(line) for line in said]))}
-
-
-def accuracy(address: str, folder: Path) -> float:
-    """Accuracy of a server's net on the test images."""
+def train_alone(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains with torch's own optimizer."""
     import torch
 
-    import fastps.torch
+    torch.manual_seed(config["seed"])
+    model = net(config["net"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    compute = gradients(config, model, optimizer, 0, LR)
+    for step in range(config["updates"]):
+        compute(step, config["updates"])
+        optimizer.step()
+    return {"staleness": 0.0, "begun": 0, "accuracy": accuracy(model, Path(config["folder"]))}
 
-    model = net()
-    with fastps.connect(address) as ps:
-        fastps.torch.load(model, ps)
+
+def accuracy(model: Any, folder: Path) -> float:
+    """Accuracy of a net on the test images."""
+    import torch
+
     x, y = images(folder, "test")
     model.eval()
     with torch.no_grad():
         found = torch.cat([model(part).argmax(1) for part in x.split(500)])
     return float((found == y).float().mean())
+
+
+def said_by(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the processes of workers return."""
+    children: list[subprocess.Popen[str]] = []
+    try:
+        for config in configs:
+            command = [sys.executable, __file__, "--worker", json.dumps(config)]
+            children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        said = [child.communicate()[0] for child in children]
+        if any(child.returncode for child in children):
+            raise SystemExit(f"a worker of {configs[0]} failed")
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    return [json.loads(line) for line in said]
+
+
+def run(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains in processes: the accuracy of the server's values, and what the workers have seen."""
+    if config["way"] == TORCH:
+        return said_by([config])[0]
+    import fastps.torch
+
+    with LocalCluster(1, Path(config["folder"])) as server:
+        its = {**config, "address": server.addresses}
+        said = said_by([{**its, "rank": rank} for rank in range(config["workers"])])
+        model = net(config["net"])
+        with fastps.connect(server.addresses) as ps:
+            fastps.torch.load(model, ps)
+    return {
+        "accuracy": accuracy(model, Path(config["folder"])),
+        "staleness": float(np.mean([one["staleness"] for one in said])),
+        "begun": sorted(one["begun"] for one in said),
+    }
+
+
+def arrays(state: Path, dataset_dir: Path) -> Path:
+    """The folder with files of the images that the processes map."""
+    folder, part = state.parent / "cifar10", state.parent / "cifar10.part"
+    if not folder.exists():
+        data = cifar10(dataset_dir / "cifar10")
+        part.mkdir(parents=True, exist_ok=True)
+        for name in ("train_x", "train_y", "test_x", "test_y"):
+            np.save(part / f"{name}.npy", getattr(data, name))
+        part.rename(folder)
+    return folder
 
 
 def main() -> None:
@@ -138,42 +193,47 @@ def main() -> None:
     parser.add_argument(
         "--state", type=Path, default=Path("target/workers_cifar10.jsonl"), help="finished runs"
     )
-    parser.add_argument("--full", action="store_true", help="all images and 3 seeds: hours")
-    parser.add_argument("--images", type=int, default=5_000, help="the first images of an epoch")
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), help="of several workers")
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--nets", nargs="*", default=list(NETS), choices=NETS)
+    parser.add_argument("--ways", nargs="*", default=[TORCH, *WAYS], choices=[TORCH, *WAYS])
+    parser.add_argument("--updates", type=int, default=1_000)
+    parser.add_argument("--images", type=int, default=8_000, help="the first images of the training set")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        train(json.loads(args.worker))
+        import torch
+
+        torch.set_num_threads(1)
+        config = json.loads(args.worker)
+        print(json.dumps(train_alone(config) if config["way"] == TORCH else train(config)))
         return
-    folder = args.state.parent / "cifar10"
-    if not folder.exists():
-        data, part = cifar10(args.dataset_dir / "cifar10"), args.state.parent / "cifar10.part"
-        part.mkdir(parents=True, exist_ok=True)
-        for name in ("train_x", "train_y", "test_x", "test_y"):  # files that the processes map
-            np.save(part / f"{name}.npy", getattr(data, name))
-        part.rename(folder)
+    folder = arrays(args.state, args.dataset_dir)
     done = {}
     if args.state.exists():
-        done = {run["key"]: run for run in map(json.loads, args.state.read_text().splitlines())}
-    count, seeds = (50_000, (1, 2, 3)) if args.full else (args.images, (1,))
-    print(
-        f"| workers | way | seed | accuracy after {EPOCHS} epochs of {count:,} images | staleness |",
-        "|---|---|---|---|---|",
-        sep="\n",
-    )
-    for seed in seeds:
-        for workers, way in [(1, "Async"), *((args.workers, way) for way in args.ways)]:
-            config = {"workers": workers, "way": way, "seed": seed, "images": count, "epochs": EPOCHS}
+        done = {found["key"]: found for found in map(json.loads, args.state.read_text().splitlines())}
+    print(f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", sep="\n")
+    for seed in args.seeds:
+        for kind, way in [(kind, way) for kind in args.nets for way in args.ways]:
+            config = {
+                "net": kind,
+                "way": way,
+                "workers": 1 if way == TORCH else args.workers,
+                "seed": seed,
+                "updates": args.updates,
+                "images": args.images,
+            }
             key = json.dumps(config)
             if key not in done:
-                done[key] = {"key": key, **run({**config, "folder": str(folder)})}
+                began = time.monotonic()
+                found = run({**config, "folder": str(folder)})
+                done[key] = {"key": key, **found, "seconds": time.monotonic() - began}
                 with args.state.open("a") as file:
                     file.write(json.dumps(done[key]) + "\n")
             found = done[key]
             print(
-                f"| {workers} | {way} | {seed} | {found['accuracy']:.3f} | {found['staleness']:.1f} |",
+                f"| {kind} | {way} | {seed} | {found['accuracy']:.3f} | {found['staleness']:.1f} "
+                f"| {found['begun']} | {found['seconds']:.0f} |",
                 flush=True,
             )
 
