@@ -232,7 +232,7 @@ def copied(ps: fastps.ParameterServer, number: int) -> None:
 
 
 def test_what_cannot_be_copied_is_refused(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(fastps.ConfigError, match="--data-dir"):
+    with pytest.raises(fastps.ConfigError, match="data_dir="):
         fastps.serve(copy_to="s3://bucket")
     with pytest.raises(fastps.ConfigError, match="s3://BUCKET/PREFIX") as raised:
         fastps.serve(data_dir=tmp_path, copy_to="s3://key:hidden-secret@bucket")

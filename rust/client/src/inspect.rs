@@ -189,10 +189,25 @@ impl<'a> Asker<'a> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
+    /// A request whose call ends later than [`Self::answer`], which has a better message.
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        request(message, self.left() + Duration::from_secs(1))
+    }
+
+    /// The answer of a call within the time that is left.
+    pub(crate) async fn answer<T>(
+        &self,
+        address: &str,
+        call: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let silent = format!("cannot connect to {address}: no answer within the timeout");
+        let answer = tokio::time::timeout(self.left(), call).await;
+        let answer = answer.map_err(|_| Error::new(Kind::Connection, silent))?;
+        answer.map(Response::into_inner).map_err(|status| convert::error_from_status(&status))
+    }
+
     pub(crate) async fn stats(&self, address: &str, changed: Vec<String>) -> Result<pb::StatsResponse> {
-        // This end times out first, with a better message.
-        let within = self.left() + Duration::from_secs(1);
-        let stats = self.control(address)?.stats(request(pb::StatsRequest { changed }, within)).await;
+        let stats = self.control(address)?.stats(self.request(pb::StatsRequest { changed })).await;
         stats.map(Response::into_inner).map_err(|status| convert::error_from_status(&status))
     }
 
@@ -227,8 +242,7 @@ impl<'a> Asker<'a> {
         let (mut control, mut all, mut after) = (self.control(address)?, Vec::new(), String::new());
         loop {
             let ask = pb::ListSpacesRequest { after: after.clone() };
-            let page = control.list_spaces(request(ask, self.left())).await;
-            let page = page.map_err(|status| convert::error_from_status(&status))?.into_inner();
+            let page = self.answer(address, control.list_spaces(self.request(ask))).await?;
             all.extend(page.spaces.into_iter().map(convert::space_from_wire));
             if page.next.is_empty() || page.next <= after {
                 return Ok(all);

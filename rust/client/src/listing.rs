@@ -1,7 +1,6 @@
 //! The tensors of a cluster without a session: the map of shard 0, and what each shard knows of their changes.
 
 use crate::inspect::{Asker, ClusterView, run};
-use crate::link::unary::request;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::TensorSpec;
 use fastps_proto::v1 as pb;
@@ -60,8 +59,8 @@ async fn map(asker: &Asker<'_>, first: &str, prefix: &str) -> Result<Vec<(Tensor
     let (mut control, mut all, mut after) = (asker.control(first)?, Vec::new(), prefix.to_owned());
     loop {
         let ask = pb::GetMapRequest { names: Vec::new(), after: after.clone(), page_size: 0 };
-        let page = control.get_map(request(ask, asker.left())).await;
-        let page = page.map_err(|status| convert::error_from_status(&status).shard(0))?.into_inner();
+        let page = asker.answer(first, control.get_map(asker.request(ask))).await;
+        let page = page.map_err(|error| error.shard(0))?;
         for entry in page.entries {
             let spec = convert::spec_from_wire(entry.spec.as_ref())?;
             if !spec.name.starts_with(prefix) {

@@ -188,6 +188,11 @@ impl Borrower {
         Ok(bytes)
     }
 
+    /// Returns whether the server has passed files whose values may be borrowed.
+    pub(super) fn has_files(&self) -> bool {
+        !self.files().is_empty()
+    }
+
     /// Unmaps files that the server has given back.
     pub fn forget_gone(&self) {
         self.files().retain(|_, file| !file.is_gone());
@@ -443,7 +448,7 @@ mod tests {
         let good = lend(&server, &shard, 0, ()).unwrap();
         for bad in [
             pb::Lent { slot: MAX_BORROWED_PAGES as u32, ..good },
-            pb::Lent { offset: 63 << 20, ..good },
+            pb::Lent { offset: (64 << 20) - 4096, ..good },
             pb::Lent { offset: (64 << 20) + 4096, ..good },
             pb::Lent { offset: u64::MAX, ..good },
             pb::Lent { bytes: u32::MAX, ..good },

@@ -263,7 +263,7 @@ impl AsyncWrite for LocalStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        if self.borrower().is_some() {
+        if self.borrower().is_some_and(|borrower| borrower.has_files()) {
             // Closing the socket returns all borrowed values, so it waits until they are.
             return Poll::Ready(Ok(()));
         }
