@@ -120,7 +120,12 @@ def test_the_first_hour(tmp_path: Path) -> None:
             train_on(shard)
         family = psutil.Process(run.pid).children(recursive=True)
 
-        # Look, save, evaluate and export while it trains.
+        def serves() -> bool:
+            status = [*FASTPS, "status", addresses]
+            return subprocess.run(status, env=environment, capture_output=True, timeout=LIMIT).returncode == 0
+
+        # Look, save, evaluate and export while it trains. `ls` says at once that a server recovers its log.
+        wait_for(serves, log)
         assert re.search(r"^-\s+w\s+50\s+float32\s+SGD", fastps("ls", addresses), re.MULTILINE)
         assert addresses.split(",")[1] in fastps("status", addresses)
         assert "shard 1" in fastps("checkpoint", "save", addresses, "--consistent")
