@@ -51,9 +51,9 @@ where
         peer.authenticated();
         let budget = self.node.budgets.of(&known.principal).filter(Budget::has_rates);
         let (account, shard) = (Account::of_call(path), self.node.index());
-        let request = if account.is_some() { request.map(|body| one_message(body, shard)) } else { request };
-        let Some((account, budget)) = account.zip(budget) else {
-            return Box::pin(self.inner.call(request));
+        let Some(account) = account else { return Box::pin(self.inner.call(request)) };
+        let Some(budget) = budget else {
+            return Box::pin(self.inner.call(request.map(|body| one_message(body, shard))));
         };
         // The service that is ready, and one that may become so later.
         let next = self.inner.clone();
@@ -62,7 +62,7 @@ where
             if let Err(error) = budget.admit_call(account).await {
                 return Ok(admission.refusal(error));
             }
-            let paid = request.map(|body| budget.clone().paid(account, body, shard));
+            let paid = request.map(|body| one_message(budget.clone().paid(account, body, shard), shard));
             let answer = admission.inner.call(paid).await?;
             Ok(answer.map(|body| budget.charged(account, body)))
         })

@@ -30,9 +30,6 @@ use tonic::{Request, Response, Status};
 /// Sessions that one answer to Stats lists.
 const MAX_LISTED_SESSIONS: usize = 8192;
 
-/// Most tensors that one call names: more would keep the shard's thread from others.
-const MAX_NAMES: usize = 4096;
-
 /// How long one call may wait for other workers.
 const MAX_WORKER_WAIT: Duration = Duration::from_secs(20);
 
@@ -186,7 +183,6 @@ impl Control for ControlService {
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
         let page = self.call(request, Conditions::Look, |node, by, m| {
-            check_names(&m.names)?;
             let mut map = node.map()?;
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize, &by.principal.scope);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
@@ -314,7 +310,6 @@ impl Control for ControlService {
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
         self.call(request, Conditions::Look, |node, by, m| {
-            check_names(&m.changed)?;
             let scope = &by.principal.scope;
             // A limited principal sees its own sessions only.
             let of = by.principal.name.as_ref().filter(|_| !scope.is_everything());
@@ -442,14 +437,6 @@ impl Control for ControlService {
         })
         .await
     }
-}
-
-fn check_names(names: &[String]) -> Result<()> {
-    if names.len() <= MAX_NAMES {
-        return Ok(());
-    }
-    let error = Error::new(Kind::Config, "one call names too many tensors");
-    Err(error.expected(format!("at most {MAX_NAMES}"), names.len()))
 }
 
 fn check_cut(asked: &pb::CheckpointRequest) -> Result<()> {

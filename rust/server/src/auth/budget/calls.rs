@@ -5,7 +5,9 @@ use super::{Account, Budget};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_transport::convert;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited, StreamBody};
+use hyper::body::Frame;
+use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +18,10 @@ use tonic::body::Body;
 const UNARY_PREFIX: &str = "/fastps.v1.Control/";
 /// Bytes before a message of gRPC.
 const PREFIX_BYTES: usize = 5;
+/// Most tensors that one call names: more would keep the shard's thread from others.
+const MAX_NAMES: usize = 4096;
+/// Field numbers of requests are below this.
+const FIELDS: usize = 32;
 const HELLO: &str = "/fastps.v1.Control/Hello";
 
 impl Account {
@@ -84,16 +90,44 @@ impl Drop for Bill {
     }
 }
 
-/// A body of one message at most: tonic would read any number of others and drop them.
+/// A body of one message at most, which names few tensors: tonic would read any number of others and drop
+/// them, and decode all names before the call can refuse them.
 pub(crate) fn one_message(body: Body, shard: u32) -> Body {
     let most = MAX_MESSAGE_BYTES + PREFIX_BYTES;
-    Body::new(Limited::new(body, most).map_err(move |error| match error.downcast::<LengthLimitError>() {
-        Ok(_) => {
-            let error = Error::new(Kind::Frame, "a call sends more than one message").shard(shard);
-            convert::status(&error.expected(format!("at most {most} bytes"), "more"))
+    let checked = async move {
+        let message = Limited::new(body, most).collect().await;
+        let bytes = message.map_err(|error| match error.downcast::<LengthLimitError>() {
+            Ok(_) => {
+                let error = Error::new(Kind::Frame, "a call sends more than one message").shard(shard);
+                convert::status(&error.expected(format!("at most {most} bytes"), "more"))
+            }
+            Err(error) => Status::from_error(error),
+        });
+        let bytes = bytes?.to_bytes();
+        check_names(bytes.get(PREFIX_BYTES..).unwrap_or_default())
+            .map_err(|error| convert::status(&error.shard(shard)))?;
+        Ok::<_, Status>(Frame::data(bytes))
+    };
+    Body::new(StreamBody::new(futures_util::stream::once(checked)))
+}
+
+/// Fails if a field of the message, which is not a number, occurs too often. What cannot be read is left to the decoder.
+fn check_names(mut message: &[u8]) -> Result<()> {
+    let mut counts = [0_usize; FIELDS];
+    while let Ok((field, wire)) = decode_key(&mut message)
+        && skip_field(wire, field, &mut message, DecodeContext::default()).is_ok()
+    {
+        if let Some(count) = counts.get_mut(field as usize).filter(|_| wire == WireType::LengthDelimited) {
+            *count += 1;
         }
-        Err(error) => Status::from_error(error),
-    }))
+    }
+    match counts.into_iter().max() {
+        Some(names) if names > MAX_NAMES => {
+            let error = Error::new(Kind::Config, "one call names too many tensors");
+            Err(error.expected(format!("at most {MAX_NAMES}"), names))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Sleeps, unless there is nothing to wait for.
@@ -110,6 +144,8 @@ mod tests {
     use crate::auth::principal::{Limits, Principal};
     use crate::auth::role::Role;
     use crate::auth::scope::Scope;
+    use fastps_proto::v1 as pb;
+    use prost::Message;
 
     #[tokio::test]
     async fn a_body_is_charged_at_its_end() {
@@ -149,6 +185,37 @@ mod tests {
         assert_eq!(body(most).collect().await.unwrap().to_bytes().len(), most);
         let error = convert::error_from_status(&body(most + 1).collect().await.unwrap_err());
         assert_eq!((error.kind, error.shard), (Kind::Frame, Some(3)));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_lists_too_many_is_refused_before_it_is_decoded() {
+        let names = |count: usize| vec!["n".to_owned(); count];
+        let body = |message: &[u8]| {
+            let body = [&[0; PREFIX_BYTES][..], message].concat();
+            one_message(Body::new(http_body_util::Full::from(body)), 3).collect()
+        };
+        for (count, refused) in [(0, false), (MAX_NAMES, false), (MAX_NAMES + 1, true), (20_000, true)] {
+            for message in [
+                pb::GetMapRequest { names: names(count), ..Default::default() }.encode_to_vec(),
+                pb::StatsRequest { changed: names(count) }.encode_to_vec(),
+                pb::OpenSpaceRequest { tensors: names(count), client: 1, ..Default::default() }
+                    .encode_to_vec(),
+                pb::OpenSpaceRequest { vectors: names(count), ..Default::default() }.encode_to_vec(),
+            ] {
+                let passed = body(&message).await;
+                if !refused {
+                    assert_eq!(&passed.unwrap().to_bytes()[PREFIX_BYTES..], message);
+                    continue;
+                }
+                let error = convert::error_from_status(&passed.unwrap_err());
+                assert_eq!((error.kind, error.shard), (Kind::Config, Some(3)));
+                assert_eq!(error.got, Some(count.to_string()));
+            }
+        }
+        // Nothing that cannot be read is refused here.
+        for bytes in [&[0xff; 12][..], &[0x0a, 0x7f], &[0x0b], &[0]] {
+            assert_eq!(&body(bytes).await.unwrap().to_bytes()[PREFIX_BYTES..], bytes);
+        }
     }
 
     #[test]
