@@ -484,7 +484,10 @@ impl Shard {
             ("memory_identities", self.meter.used_for(Purpose::Identities)),
             (
                 "memory_connections",
-                self.meter.used_for(Purpose::Connections) + self.meter.used_for(Purpose::Rings),
+                [Purpose::Connections, Purpose::Backlog, Purpose::Rings]
+                    .map(|purpose| self.meter.used_for(purpose))
+                    .iter()
+                    .sum(),
             ),
             ("memory_map", self.meter.used_for(Purpose::Map)),
             ("memory_vectors", self.meter.used_for(Purpose::Vectors)),

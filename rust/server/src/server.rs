@@ -29,6 +29,7 @@ use fastps_core::portions::Portions;
 use fastps_core::shard::{Exposed, Shard, ShardConfig};
 use fastps_durable::{Catalog, Member};
 use fastps_transport::bearer::Bearer;
+use fastps_transport::memory_budget::WorkerRoom;
 use fastps_transport::tls::ServerTls;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -112,8 +113,11 @@ impl Server {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog, Instant::now())?;
             restore_memberships(&core, &catalog);
-            let reservations =
-                Reservations::new(config.reservation_lease, config.room_for_workers, files.clone());
+            let reservations = Reservations::new(
+                config.reservation_lease,
+                WorkerRoom(config.room_for_workers),
+                files.clone(),
+            );
             reservations.restore(&core, &catalog.reservations, Instant::now());
             let server = files.journal().map_or_else(random, |journal| Ok(journal.incarnation()))?;
             let membership = membership(shard.index, server, catalog.cluster_id, config.accept_loss);

@@ -3,16 +3,18 @@
 //! A peer may send as much as its window grants without being asked. Here those bytes stay in the socket
 //! until their memory is charged: an idle connection reads a few small messages, and a working one charges
 //! the bytes that have arrived and are unused. The charge grows with the largest need so far, up to the whole
-//! window. It is returned when the connection has been quiet for a while and everything received is used and
-//! answered.
+//! window, but beyond one frame only into memory that is not kept for other workers. It is returned when the
+//! connection has been quiet for a while and everything received is used and answered.
 
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+/// Largest HTTP/2 frame: it holds a slice with its header.
+pub const MAX_FRAME: u32 = 1 << 20;
 /// Memory of a connection at rest: its state, its buffers, and the bytes that it may read.
 pub const AT_REST_BYTES: u64 = 48 << 10;
 /// Memory of a working connection beside the bytes that it receives: for HTTP/2 and for short calls.
@@ -26,10 +28,36 @@ const CONSUMED_AFTER: Duration = Duration::from_secs(1);
 /// Time with at most `READ_AT_REST_BYTES` read after which a connection rests.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
+/// Memory of a worker beside its largest frame: a working connection, and one for calls.
+const WORKER_BYTES: u64 = 2 * AT_REST_BYTES + WORK_BYTES;
+
+/// The room that a shard keeps for this many workers.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerRoom(pub u64);
+
+impl WorkerRoom {
+    /// Bytes kept, once tensors take `more` bytes.
+    pub fn bytes(self, meter: &Meter, more: u64) -> u64 {
+        self.0 * (WORKER_BYTES + largest_frame(meter, more))
+    }
+
+    /// Free memory beside the room, once tensors take `more` bytes.
+    pub fn free_beside(self, meter: &Meter, more: u64) -> u64 {
+        let missing = self.bytes(meter, more).saturating_sub(meter.used_for(Purpose::Connections));
+        meter.limit().saturating_sub(meter.used()).saturating_sub(missing)
+    }
+}
+
+/// Bytes of the largest frame, once tensors take `more` bytes.
+fn largest_frame(meter: &Meter, more: u64) -> u64 {
+    (meter.used_for(Purpose::Slices) + more).min(u64::from(MAX_FRAME))
+}
+
 /// The memory of one connection.
 #[derive(Debug)]
 pub struct MemoryBudget {
     meter: Arc<Meter>,
+    room: WorkerRoom,
     at_rest: u64,
     /// Most unused bytes that its peer may have sent.
     window: u64,
@@ -44,6 +72,8 @@ pub struct MemoryBudget {
     largest: AtomicU64,
     /// Cloned by all holders of bytes of the connection.
     busy: Arc<()>,
+    /// Set once the bytes that are used are known, as on a native connection.
+    counts_used: AtomicBool,
     /// Set when its client's pushes are acknowledged only once durable.
     waits_for_disk: AtomicBool,
     state: Mutex<BudgetState>,
@@ -52,6 +82,10 @@ pub struct MemoryBudget {
 #[derive(Debug)]
 struct BudgetState {
     charge: Charge,
+    /// Bytes of messages beyond one frame.
+    backlog: Charge,
+    /// Bytes charged for other messages and answers.
+    traffic: u64,
     streams: u64,
     last_read: Instant,
 }
@@ -71,10 +105,12 @@ pub struct StreamBudget {
 
 impl MemoryBudget {
     /// Takes the memory of a connection at rest, whose peer may send `window` bytes unasked.
-    pub fn take(meter: &Arc<Meter>, at_rest: u64, window: u64) -> Result<Arc<Self>> {
+    pub fn take(meter: &Arc<Meter>, room: WorkerRoom, at_rest: u64, window: u64) -> Result<Arc<Self>> {
         let charge = meter.take(Purpose::Connections, at_rest)?;
+        let backlog = meter.take(Purpose::Backlog, 0)?;
         Ok(Arc::new(Self {
             meter: meter.clone(),
+            room,
             at_rest,
             window,
             works: AtomicBool::new(false),
@@ -83,8 +119,15 @@ impl MemoryBudget {
             read: AtomicUsize::new(0),
             largest: AtomicU64::new(0),
             busy: Arc::new(()),
+            counts_used: AtomicBool::new(false),
             waits_for_disk: AtomicBool::new(false),
-            state: Mutex::new(BudgetState { charge, streams: 0, last_read: Instant::now() }),
+            state: Mutex::new(BudgetState {
+                charge,
+                backlog,
+                traffic: 0,
+                streams: 0,
+                last_read: Instant::now(),
+            }),
         }))
     }
 
@@ -116,10 +159,10 @@ impl MemoryBudget {
         if wanted as u64 > self.largest.load(Ordering::Relaxed) {
             self.largest.store(wanted as u64, Ordering::Relaxed);
         }
-        let traffic = self.traffic_with(wanted as u64);
+        let (messages, answers) = self.traffic_with(wanted as u64);
         if self.works.load(Ordering::Relaxed) {
-            if traffic > self.traffic.load(Ordering::Relaxed) {
-                self.grow(&mut self.state(), traffic)?;
+            if messages + answers > self.traffic.load(Ordering::Relaxed) {
+                self.grow(&mut self.state(), messages, answers)?;
             }
             return Ok(wanted);
         }
@@ -131,26 +174,42 @@ impl MemoryBudget {
         if free > 0 || wanted == 0 {
             return Ok(free.min(wanted));
         }
-        self.grow(&mut state, traffic)?;
+        self.grow(&mut state, messages, answers)?;
         self.works.store(true, Ordering::Relaxed);
         tokio::spawn(rest_when_quiet(Arc::downgrade(self)));
         Ok(wanted)
     }
 
-    /// Memory for messages and answers after reading `wanted` more bytes. Bytes of messages are counted when
-    /// the header of their frame arrives, so these may be among them.
-    fn traffic_with(&self, wanted: u64) -> u64 {
+    /// Memory for messages and for answers after reading `wanted` more bytes. Bytes of messages are counted
+    /// when the header of their frame arrives, so these may be among them.
+    fn traffic_with(&self, wanted: u64) -> (u64, u64) {
         let used = if fault("window_charged") { self.window } else { self.waiting.load(Ordering::Relaxed) };
         let messages = used.max(wanted).min(self.window.max(wanted));
         let answers = Arc::strong_count(&self.busy) - 1;
-        messages + (answers * OWED_ANSWER_BYTES) as u64
+        (messages, (answers * OWED_ANSWER_BYTES) as u64)
     }
 
-    fn grow(&self, state: &mut BudgetState, traffic: u64) -> Result<()> {
-        let needed = self.at_rest + WORK_BYTES + state.streams + traffic;
-        state.charge.grow_to(needed)?;
-        self.traffic.fetch_max(traffic, Ordering::Relaxed);
+    fn grow(&self, state: &mut BudgetState, messages: u64, answers: u64) -> Result<()> {
+        let backlog = messages.saturating_sub(largest_frame(&self.meter, 0));
+        let traffic = state.traffic.max(messages - backlog + answers);
+        state.charge.grow_to(self.at_rest + WORK_BYTES + state.streams + traffic)?;
+        state.traffic = traffic;
+        let more = backlog.saturating_sub(state.backlog.bytes());
+        let free = self.room.free_beside(&self.meter, 0);
+        if more > free && self.counts_used.load(Ordering::Relaxed) {
+            let why =
+                format!("the shard's memory is full: {} workers have room for a frame each", self.room.0);
+            let error = Error::new(Kind::Capacity, why).retry_after_ms(1000);
+            return Err(error.expected(format!("at most {free} free bytes"), format!("{more} bytes")));
+        }
+        state.backlog.grow_to(backlog)?;
+        self.traffic.fetch_max(messages + answers, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Bytes of messages that are not used yet.
+    pub fn unused(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Counts `bytes` of messages, or their parts, as arriving.
@@ -185,7 +244,8 @@ impl MemoryBudget {
         let mut state = self.state();
         let buffer = self.largest.load(Ordering::Relaxed);
         state.charge.shrink_to(self.at_rest + if buffer > READ_AT_REST_BYTES as u64 { buffer } else { 0 });
-        state.last_read = Instant::now();
+        state.backlog.shrink_to(0);
+        (state.traffic, state.last_read) = (0, Instant::now());
         self.traffic.store(0, Ordering::Relaxed);
         self.waiting.store(0, Ordering::Relaxed);
         self.works.store(false, Ordering::Relaxed);
@@ -198,8 +258,8 @@ impl MemoryBudget {
         let mut state = self.state();
         let needed = WORK_BYTES + state.streams + bytes;
         if self.works.load(Ordering::Relaxed) {
-            let traffic = self.traffic.load(Ordering::Relaxed);
-            state.charge.grow_to(self.at_rest + needed + traffic)?;
+            let needed = self.at_rest + needed + state.traffic;
+            state.charge.grow_to(needed)?;
         } else {
             drop(self.meter.take(Purpose::Connections, needed + frame.min(self.window))?);
         }
@@ -207,9 +267,11 @@ impl MemoryBudget {
         Ok(StreamBudget { budget: self.clone(), bytes })
     }
 
-    /// Charge for messages that arrive in parts; empty at first.
+    /// Charge for messages that arrive in parts, on a connection whose bytes are counted when they are used;
+    /// empty at first.
     pub fn parts(&self) -> Result<Charge> {
-        self.meter.take(Purpose::Connections, 0)
+        self.counts_used.store(true, Ordering::Relaxed);
+        self.meter.take(Purpose::Backlog, 0)
     }
 }
 
@@ -219,8 +281,7 @@ impl Drop for StreamBudget {
         let mut state = budget.state();
         state.streams -= self.bytes;
         if budget.works.load(Ordering::Relaxed) {
-            let traffic = budget.traffic.load(Ordering::Relaxed);
-            let needed = budget.at_rest + WORK_BYTES + state.streams + traffic;
+            let needed = budget.at_rest + WORK_BYTES + state.streams + state.traffic;
             state.charge.shrink_to(needed);
         }
     }
@@ -243,8 +304,8 @@ mod tests {
     async fn a_connection_is_charged_for_the_bytes_that_arrive_up_to_its_window() {
         const WINDOW: u64 = 1 << 20;
         let meter = Meter::new(1 << 30);
-        let budget = MemoryBudget::take(&meter, 100, WINDOW).unwrap();
-        let charged = || meter.used_for(Purpose::Connections);
+        let budget = MemoryBudget::take(&meter, WorkerRoom(0), 100, WINDOW).unwrap();
+        let charged = || meter.used();
         assert_eq!(charged(), 100);
         budget.passed(READ_AT_REST_BYTES);
         for (arriving, traffic) in [(0, 1000), (5000, 5000), (2 * WINDOW, WINDOW)] {
@@ -255,9 +316,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_worker_takes_nothing_that_is_kept_for_another_one() {
+        const FRAME: u64 = MAX_FRAME as u64;
+        let room = WorkerRoom(2);
+        for spare in [0, FRAME, 5 * FRAME] {
+            let meter = Meter::new(2 * (WORKER_BYTES + FRAME) + 3 * FRAME + spare);
+            let _slices = meter.take(Purpose::Slices, 3 * FRAME).unwrap();
+            let workers =
+                [(); 2].map(|()| MemoryBudget::take(&meter, room, AT_REST_BYTES, 4 * FRAME).unwrap());
+            for worker in &workers {
+                let _parts = worker.parts().unwrap();
+                worker.passed(READ_AT_REST_BYTES);
+                for frames in 1..=4 {
+                    worker.arrives(FRAME);
+                    let backlog = (frames - 1) * FRAME;
+                    let fits = meter.used_for(Purpose::Backlog) + FRAME <= spare || backlog == 0;
+                    assert_eq!(worker.admit(1000).is_ok(), fits, "frame {frames}, {spare} bytes to spare");
+                    if !fits {
+                        // It waits until it has used the frame.
+                        worker.used(FRAME);
+                        assert!(worker.admit(1000).is_ok());
+                    }
+                }
+            }
+            // What it has received fills no room either, so that neither tensors nor rings take the other's.
+            assert!(room.free_beside(&meter, 0) <= spare - meter.used_for(Purpose::Backlog));
+        }
+    }
+
+    #[tokio::test]
     async fn a_connection_that_has_come_to_rest_reads_a_few_bytes_without_a_charge() {
         let meter = Meter::new(1 << 30);
-        let budget = MemoryBudget::take(&meter, 100, 1 << 20).unwrap();
+        let budget = MemoryBudget::take(&meter, WorkerRoom(0), 100, 1 << 20).unwrap();
         let charged = || meter.used_for(Purpose::Connections);
         for _ in 0..2 {
             assert_eq!((budget.admit(1000).unwrap(), charged()), (1000, 100));

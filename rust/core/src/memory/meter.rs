@@ -19,6 +19,8 @@ pub enum Purpose {
     Identities,
     /// Windows and buffers of connections.
     Connections,
+    /// Received frames that are not used yet, beyond one for each worker.
+    Backlog,
     /// Memory that connections share with clients on this machine, and copies of values that these borrow.
     Rings,
     /// The map of tensors and groups; registrations in progress.
@@ -27,7 +29,7 @@ pub enum Purpose {
     Vectors,
 }
 
-const PURPOSES: usize = 9;
+const PURPOSES: usize = 10;
 
 /// Name of each purpose, in order.
 const NAMES: [&str; PURPOSES] = [
@@ -37,6 +39,7 @@ const NAMES: [&str; PURPOSES] = [
     "held pushes",
     "clients and spaces",
     "connections",
+    "received frames",
     "shared memory",
     "the map",
     "vectors",
@@ -118,6 +121,11 @@ impl Meter {
 }
 
 impl Charge {
+    /// Bytes taken.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Grows the charge to `bytes`; does not shrink it.
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         if bytes > self.bytes {

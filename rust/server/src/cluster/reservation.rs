@@ -10,8 +10,7 @@ use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
-use fastps_transport::memory_budget::{AT_REST_BYTES, WORK_BYTES};
-use fastps_transport::wire::MAX_FRAME;
+use fastps_transport::memory_budget::WorkerRoom;
 use foldhash::fast::RandomState;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -20,8 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Reservations that one question to shard 0 names.
 pub(crate) const MAX_ASKED_RESERVATIONS: usize = 10_000;
-/// Memory of a worker beside its largest frame: a working connection, and one for calls.
-const WORKER_BYTES: u64 = 2 * AT_REST_BYTES + WORK_BYTES;
 
 type Slices = HashSet<SliceId, RandomState>;
 
@@ -133,7 +130,7 @@ impl Reserve {
 #[derive(Debug)]
 pub(crate) struct Reservations {
     lease: Duration,
-    room_for_workers: u64,
+    pub(crate) room: WorkerRoom,
     files: Files,
     table: Mutex<ReservationTable>,
 }
@@ -144,8 +141,8 @@ pub(crate) fn lost(reservation: u64) -> Error {
 }
 
 impl Reservations {
-    pub(crate) fn new(lease: Duration, room_for_workers: u64, files: Files) -> Self {
-        Self { lease, room_for_workers, files, table: Mutex::default() }
+    pub(crate) fn new(lease: Duration, room: WorkerRoom, files: Files) -> Self {
+        Self { lease, room, files, table: Mutex::default() }
     }
 
     /// Adopts the slices of an earlier process. Shard 0 is asked which sealed reservations were committed;
@@ -220,23 +217,15 @@ impl Reservations {
         own.filter(|own| !table.open.contains_key(own)).copied().collect()
     }
 
-    /// Free memory beside the room for workers, once tensors take `more` bytes; and that room.
-    fn free_beside_workers(&self, meter: &Meter, more: u64) -> (u64, u64) {
-        let frame = (meter.used_for(Purpose::Slices) + more).min(u64::from(MAX_FRAME));
-        let room = self.room_for_workers * (WORKER_BYTES + frame);
-        let missing = room.saturating_sub(meter.used_for(Purpose::Connections));
-        (meter.limit().saturating_sub(meter.used()).saturating_sub(missing), room)
-    }
-
     /// Takes memory that a connection shares with its client, of at most half the shard's, and of what is
     /// left beside the room for workers.
     pub(crate) fn charge_rings(&self, meter: &Arc<Meter>, bytes: u64) -> Result<Charge> {
-        let (free, room) = self.free_beside_workers(meter, 0);
+        let (free, room) = (self.room.free_beside(meter, 0), self.room.bytes(meter, 0));
         let half = (meter.limit() / 2).saturating_sub(meter.used_for(Purpose::Rings));
         if bytes <= free.min(half) {
             return meter.take(Purpose::Rings, bytes);
         }
-        let workers = self.room_for_workers;
+        let workers = self.room.0;
         let why = format!(
             "the shard's memory is full: shared memory must leave room for {workers} workers ({room} bytes), and half of the shard's {} bytes",
             meter.limit()
@@ -247,9 +236,9 @@ impl Reservations {
 
     /// Fails if tensors would leave no room for workers.
     fn check_room(&self, shard: &Shard, wish: &Reserve) -> Result<()> {
-        let (meter, workers) = (shard.meter(), self.room_for_workers);
+        let (meter, workers) = (shard.meter(), self.room.0);
         let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
-        let (free, room) = self.free_beside_workers(meter, needed);
+        let (free, room) = (self.room.free_beside(meter, needed), self.room.bytes(meter, needed));
         if needed <= free {
             return Ok(());
         }

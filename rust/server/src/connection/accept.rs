@@ -36,7 +36,8 @@ const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Takes the memory of another connection.
 fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
     let budget = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
-        MemoryBudget::take(node.shard.meter(), at_rest, u64::from(CONNECTION_WINDOW))
+        let window = u64::from(CONNECTION_WINDOW);
+        MemoryBudget::take(node.shard.meter(), node.reservations.room, at_rest, window)
     } else {
         Err(Error::new(Kind::Capacity, "the shard has too many connections")
             .expected(format!("at most {MAX_CONNECTIONS}"), "one more")

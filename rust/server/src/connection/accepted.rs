@@ -36,7 +36,7 @@ pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 /// Longest request for shared memory: a token is shorter.
 const MAX_ASK_BYTES: usize = 256;
-/// How long a resting connection waits for memory to work.
+/// How long a connection waits for memory, without a frame of its own being used meanwhile.
 const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
@@ -50,8 +50,8 @@ pub(crate) struct Connection {
     opening: Bytes,
     peer: Peer,
     node: Arc<Node>,
-    /// Start of its wait for memory, and the pause until the next try.
-    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Start of its wait for memory, the bytes unused then, and the pause until the next try.
+    waiting: Option<(Instant, u64, Pin<Box<Sleep>>)>,
     /// Memory that it shares with its peer.
     shared: Option<Charge>,
     /// Number of control frames still allowed.
@@ -200,7 +200,13 @@ impl Connection {
                 Err(error) => error,
             };
             let now = Instant::now();
-            let (since, pause) = self.waiting.get_or_insert_with(|| (now, Box::pin(sleep(MEMORY_RETRY))));
+            let unused = self.peer.budget.unused();
+            let (since, left, pause) =
+                self.waiting.get_or_insert_with(|| (now, unused, Box::pin(sleep(MEMORY_RETRY))));
+            // It waits for its own frames, which are being used.
+            if unused < *left {
+                (*since, *left) = (now, unused);
+            }
             if now.duration_since(*since) >= MEMORY_TIMEOUT {
                 return Poll::Ready(Err(io::Error::other(error.shard(self.node.index()))));
             }

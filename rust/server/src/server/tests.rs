@@ -85,7 +85,7 @@ async fn a_program_waits_for_room_in_the_log_before_each_of_its_slices() {
     let slice = slice(&node);
     let hold = fill(node.files.journal().unwrap());
 
-    let budget = MemoryBudget::take(node.shard.meter(), 0, 0).unwrap();
+    let budget = MemoryBudget::take(node.shard.meter(), node.reservations.room, 0, 0).unwrap();
     let shared = StreamState::new(node.shard.meter(), &budget, false).unwrap();
     let (answers, mut queue) = channel(1);
     let slot = AnswerSlot::new(answers.reserve_owned().await.unwrap(), &budget);

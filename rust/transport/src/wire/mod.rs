@@ -14,6 +14,7 @@ mod poll_cycle;
 mod shm;
 mod spin;
 
+pub use crate::memory_budget::MAX_FRAME;
 pub use framed::Framed;
 pub use keep_alive::keep_alive;
 pub use messages::{Arrivals, Messages, status};
@@ -25,8 +26,6 @@ pub use spin::{DEFAULT_SPIN, Pace, Spin};
 
 /// The one call of a native connection.
 pub const EXCHANGE_PATH: &str = "/fastps.v1.Data/Exchange";
-/// Largest HTTP/2 frame: it holds a slice with its header.
-pub const MAX_FRAME: u32 = 1 << 20;
 /// The `SETTINGS_MAX_HEADER_LIST_SIZE` by which a server knows a native client; "fp" and "s1" in ASCII.
 pub const NATIVE_SETTING: u32 = 0x6670_7331;
 /// Header of the server's answer: its incarnation.
