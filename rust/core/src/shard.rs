@@ -459,22 +459,19 @@ impl Shard {
     /// Counters since the start.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let slices = self.all();
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (pushes, assigns) = slices.iter().fold(
-            (count(&self.counters.pushes), count(&self.counters.assigns)),
-            |sum, slice| {
-                let (pushes, assigns) = slice.changes();
-                (sum.0 + pushes, sum.1 + assigns)
-            },
-        );
-        let probed = slices.iter().map(|slice| slice.probed());
-        let dropped = (count(&self.counters.updates_probed), count(&self.counters.updates_lost));
-        let (probed, lost) = probed.fold(dropped, |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        vec![
+        let live = |counter: fn(&Slice) -> u64| slices.iter().map(|slice| counter(slice)).sum::<u64>();
+        let of_slices = |name: &str| match name {
+            "pushes" => live(|slice| slice.changes().0),
+            "assigns" => live(|slice| slice.changes().1),
+            "updates_probed" => live(|slice| slice.probed().0),
+            "updates_lost" => live(|slice| slice.probed().1),
+            _ => 0,
+        };
+        let mut counters = vec![
             ("slices", slices.len() as u64),
-            ("slices_touched", count(&self.touched)),
-            ("versions", slices.iter().map(|slice| slice.version(0).0).sum()),
-            ("identity_entries", slices.iter().map(|slice| slice.known_clients() as u64).sum()),
+            ("slices_touched", self.touched.load(Ordering::Relaxed)),
+            ("versions", live(|slice| slice.version(0).0)),
+            ("identity_entries", live(|slice| slice.known_clients() as u64)),
             ("memory_used", self.meter.used()),
             ("memory_limit", self.meter.limit()),
             ("memory_slices", self.meter.used_for(Purpose::Slices)),
@@ -491,21 +488,10 @@ impl Shard {
             ),
             ("memory_map", self.meter.used_for(Purpose::Map)),
             ("memory_vectors", self.meter.used_for(Purpose::Vectors)),
-            ("pushes", pushes),
-            ("assigns", assigns),
-            ("duplicates", count(&self.counters.duplicates)),
-            ("refused", count(&self.counters.refused)),
-            ("pulls", count(&self.counters.pulls)),
-            ("slice_copies", count(&self.counters.slice_copies)),
-            ("gradients_scaled", count(&self.counters.gradients_scaled)),
-            ("gradients_stale", count(&self.counters.gradients_stale)),
-            ("gradients_late", count(&self.counters.gradients_late)),
-            ("pushes_fenced", count(&self.counters.pushes_fenced)),
-            ("rounds", count(&self.counters.rounds)),
             ("workers", self.groups.len() as u64),
             ("slices_not_finite", slices.iter().filter(|slice| slice.overflowed()).count() as u64),
-            ("updates_probed", probed),
-            ("updates_lost", lost),
-        ]
+        ];
+        counters.extend(self.counters.list().map(|(name, count)| (name, count + of_slices(name))));
+        counters
     }
 }

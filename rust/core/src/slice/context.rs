@@ -38,28 +38,42 @@ pub struct SliceContext {
     pub(super) clients: Arc<Clients>,
 }
 
-/// Counters that a shard keeps for all its slices.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
+/// Counters that a shard keeps for all its slices. Statistics list each by its name.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident)*) => {
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $($(#[$doc])* pub(crate) $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            pub(crate) fn list(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name.load(Ordering::Relaxed))),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
     /// Of dropped slices, as the next three; a live slice counts its own.
-    pub(crate) pushes: AtomicU64,
-    pub(crate) assigns: AtomicU64,
-    pub(crate) updates_probed: AtomicU64,
-    pub(crate) updates_lost: AtomicU64,
-    pub(crate) duplicates: AtomicU64,
-    pub(crate) refused: AtomicU64,
-    pub(crate) pulls: AtomicU64,
-    pub(crate) slice_copies: AtomicU64,
+    pushes
+    assigns
+    updates_probed
+    updates_lost
+    duplicates
+    refused
+    pulls
+    slice_copies
     /// Gradients that their mode's correction made smaller.
-    pub(crate) gradients_scaled: AtomicU64,
+    gradients_scaled
     /// Gradients refused because they were staler than their mode allows.
-    pub(crate) gradients_stale: AtomicU64,
+    gradients_stale
     /// Gradients whose version was made without them.
-    pub(crate) gradients_late: AtomicU64,
+    gradients_late
     /// Pushes in doubt that were not applied and never will be.
-    pub(crate) pushes_fenced: AtomicU64,
+    pushes_fenced
     /// Versions made of the gradients of several workers.
-    pub(crate) rounds: AtomicU64,
+    rounds
 }
 
 impl Counters {

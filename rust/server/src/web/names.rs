@@ -1,4 +1,5 @@
-//! The names of the metrics: a contract with dashboards and alerts. tests/vectors/metrics.json has the list.
+//! The names of the metrics: a contract with dashboards and alerts. tests/vectors/metrics.json has the list,
+//! and docs/reference/metrics.md the page; a test writes both from this table.
 
 use Kind::{Counter, Gauge};
 
@@ -164,3 +165,65 @@ pub(super) const SHARD: &[Metric] = &[
     metric("portion_workers", "portion_workers", Gauge, "Workers that share samples; shard 0 only"),
     metric("portions_leased", "portions_leased", Gauge, "Portions that workers hold; shard 0 only"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, Value, json};
+    use std::path::{Path, PathBuf};
+
+    fn full_name(metric: &Metric) -> String {
+        format!("fastps_{}{}", metric.name, if metric.kind == Counter { "_total" } else { "" })
+    }
+
+    /// The list with the metrics of the table; those of ages, which are times, stay.
+    fn list(mut now: Value) -> Value {
+        let named = |metric: &Metric| match metric.label {
+            Some((label, value)) => json!({"name": full_name(metric), "labels": {label: value}}),
+            None => json!({"name": full_name(metric)}),
+        };
+        let mut shard: Map<_, _> = SHARD.iter().map(|m| (m.counter.to_owned(), named(m))).collect();
+        let kept =
+            now["shard"].as_object().unwrap().iter().filter(|(counter, _)| counter.ends_with("_age_s"));
+        shard.extend(kept.map(|(counter, metric)| (counter.clone(), metric.clone())));
+        now["shard"] = shard.into();
+        now
+    }
+
+    /// The page with a row for each metric of the table.
+    fn page(now: &str) -> String {
+        let mut rows: Vec<String> = SHARD
+            .iter()
+            .map(|metric| {
+                let kind = if metric.kind == Counter { "counter" } else { "gauge" };
+                let label = metric.label.map_or_else(String::new, |(label, _)| format!(", `{label}`"));
+                format!("| `{}` | {kind} | `shard`{label} | {} |", full_name(metric), metric.help)
+            })
+            .collect();
+        rows.dedup();
+        let is_last = |line: &&str| line.starts_with("| `fastps_snapshot_timestamp_seconds`");
+        let before =
+            now.lines().take_while(|line| !line.starts_with(rows[0].split_inclusive("` |").next().unwrap()));
+        let lines = before
+            .chain(rows.iter().map(String::as_str))
+            .chain(now.lines().skip_while(|line| !is_last(line)));
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
+    /// `FASTPS_REGENERATE=1` writes them.
+    #[test]
+    fn the_list_and_the_page_have_the_metrics_of_the_table() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap();
+        let (json, markdown) =
+            (root.join("tests/vectors/metrics.json"), root.join("docs/reference/metrics.md"));
+        let now: Value = serde_json::from_str(&read(&json)).unwrap();
+        if std::env::var_os("FASTPS_REGENERATE").is_some() {
+            let text = serde_json::to_string_pretty(&list(now.clone())).unwrap();
+            std::fs::write(&json, text + "\n").unwrap();
+            return std::fs::write(&markdown, page(&read(&markdown))).unwrap();
+        }
+        assert_eq!(now, list(now.clone()));
+        assert_eq!(read(&markdown), page(&read(&markdown)));
+    }
+}
