@@ -3,7 +3,7 @@
 use crate::answers::StreamState;
 use crate::auth::audit::Audit;
 use crate::auth::principal::Principal;
-use crate::auth::rate::Rate;
+use crate::auth::rate::Limiter;
 use crate::auth::role::Role;
 use crate::auth::token_file::TokenFile;
 use crate::human;
@@ -44,7 +44,7 @@ pub(crate) struct Access {
     nameless: Arc<Principal>,
     streams: Mutex<Vec<(Known, Weak<StreamState>)>>,
     refused: AtomicU64,
-    log: Rate,
+    log: Limiter,
     /// Where refused credentials and reloads are listed.
     pub(crate) audit: Arc<Audit>,
 }
@@ -70,7 +70,7 @@ impl Access {
         let tokens = tokens.map(Tokens::open).transpose()?;
         let (anybody, nameless) = (Arc::new(Principal::anybody()), Arc::new(Principal::nameless(role)));
         let (streams, refused) = (Mutex::default(), AtomicU64::new(0));
-        let log = Rate::new(LOG_BURST, LOGS_PER_SECOND);
+        let log = Limiter::new(LOG_BURST, LOGS_PER_SECOND);
         Ok(Arc::new(Self { tokens, anybody, nameless, streams, refused, log, audit }))
     }
 

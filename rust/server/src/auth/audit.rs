@@ -1,6 +1,6 @@
 //! The audit: one JSON line in a file for each event that changes who may do what, or what the servers hold.
 
-use crate::auth::rate::Rate;
+use crate::auth::rate::Limiter;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::text::printable;
 use rustix::fs::OFlags;
@@ -30,14 +30,14 @@ pub(crate) struct Audit {
 /// The events of one principal's workers.
 #[derive(Debug)]
 struct Limited {
-    rate: Rate,
+    rate: Limiter,
     /// Number of events that no line stands for yet.
     suppressed: u64,
 }
 
 impl Default for Limited {
     fn default() -> Self {
-        Self { rate: Rate::new(WORKER_BURST, WORKER_EVENTS_PER_SECOND), suppressed: 0 }
+        Self { rate: Limiter::new(WORKER_BURST, WORKER_EVENTS_PER_SECOND), suppressed: 0 }
     }
 }
 

@@ -6,7 +6,8 @@
 //! and measures the round trip meanwhile. A client without data gets a few frames a second, enough for
 //! keep-alive.
 
-use std::time::{Duration, Instant};
+use crate::auth::rate::{Bucket, Rate};
+use std::time::Instant;
 
 const FRAME_HEADER_BYTES: usize = 9;
 /// Types of frames.
@@ -18,24 +19,20 @@ const PING: u8 = 6;
 const END_STREAM: u8 = 1;
 /// Flag of SETTINGS and PING.
 const ACK: u8 = 1;
-/// Most control frames in a row, and the initial allowance.
-const MAX_ALLOWANCE: u32 = 768;
+/// Most control frames in a row, which is also the initial allowance, and those that time earns.
+const RATE: Rate = Rate { burst: 768.0, per_second: 10.0 };
 /// Frames earned by each DATA frame, and bytes that earn one more.
 const EARNED_PER_DATA_FRAME: u32 = 4;
 const DATA_BYTES_PER_CREDIT: u32 = 1 << 10;
-/// Interval that earns one more.
-const CREDIT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The allowance of one connection.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     incoming: FrameScanner,
     outgoing: FrameScanner,
-    left: u32,
+    left: Bucket,
     /// Bytes of messages whose frames have begun to arrive since the last take.
     messages: u64,
-    /// End of the time already credited.
-    earned: Instant,
 }
 
 /// Finds the headers of frames in the bytes of one direction.
@@ -52,8 +49,7 @@ impl Allowance {
     /// The allowance of a connection that begins with `preface` bytes outside of frames.
     pub(crate) fn new(preface: usize) -> Self {
         let incoming = FrameScanner { before: preface, ..FrameScanner::default() };
-        let (outgoing, left, earned) = (FrameScanner::default(), MAX_ALLOWANCE, Instant::now());
-        Self { incoming, outgoing, left, messages: 0, earned }
+        Self { incoming, outgoing: FrameScanner::default(), left: Bucket::default(), messages: 0 }
     }
 
     /// Counts received bytes. Returns false if they contain too many control frames.
@@ -69,14 +65,14 @@ impl Allowance {
             HEADERS => {}
             _ => spent += 1,
         });
-        self.earn(earned);
+        self.left.add(earned.into(), RATE);
         if spent == 0 {
             return true;
         }
-        self.earn_from_time(Instant::now());
-        let enough = spent <= self.left;
-        self.left = self.left.saturating_sub(spent);
-        enough
+        let (now, spent) = (Instant::now(), f64::from(spent));
+        let left = self.left.level(RATE, now);
+        self.left.take(spent.min(left), RATE, now);
+        spent <= left
     }
 
     /// Bytes of messages in frames whose headers arrived since the last call.
@@ -95,27 +91,12 @@ impl Allowance {
             SETTINGS | PING if flags & ACK == 0 => earned += 1,
             _ => {}
         });
-        self.earn(earned);
+        self.left.add(earned.into(), RATE);
     }
 
     /// Returns whether the sent bytes end with a frame.
     pub(crate) fn is_between_frames(&self) -> bool {
         (self.outgoing.seen, self.outgoing.before) == (0, 0)
-    }
-
-    fn earn(&mut self, frames: u32) {
-        self.left = self.left.saturating_add(frames).min(MAX_ALLOWANCE);
-    }
-
-    fn earn_from_time(&mut self, now: Instant) {
-        let times = now.saturating_duration_since(self.earned).as_nanos() / CREDIT_INTERVAL.as_nanos();
-        let times = times.min(u128::from(MAX_ALLOWANCE)) as u32;
-        if times == MAX_ALLOWANCE {
-            self.earned = now;
-        } else {
-            self.earned += times * CREDIT_INTERVAL;
-        }
-        self.earn(times);
     }
 }
 
@@ -143,6 +124,7 @@ impl FrameScanner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const WINDOW_UPDATE: u8 = 8;
 
@@ -186,7 +168,7 @@ mod tests {
             [(2, 5), (3, 4), (SETTINGS, 0), (PING, 8), (WINDOW_UPDATE, 4), (0xfa, 0), (DATA, 0)]
         {
             let admitted = admitted(&mut Allowance::new(0), kind, length);
-            assert!((MAX_ALLOWANCE..1000).contains(&admitted), "{admitted} of type {kind}");
+            assert!((768..1000).contains(&admitted), "{admitted} of type {kind}");
         }
     }
 
@@ -236,11 +218,11 @@ mod tests {
         let begin = Instant::now();
         for second in 1..100 {
             assert!(allowance.received(&[frame(PING, 0, 8), frame(PING, 1, 8)].concat()));
-            allowance.left = allowance.left.min(2);
-            allowance.earn_from_time(begin + second * Duration::from_secs(1));
+            let now = begin + second * Duration::from_secs(1);
+            let left = allowance.left.level(RATE, now);
+            allowance.left.take((left - 2.0).max(0.0), RATE, now);
         }
-        allowance.earn_from_time(begin + Duration::from_hours(1));
-        assert_eq!(allowance.left, MAX_ALLOWANCE);
+        assert_eq!(allowance.left.level(RATE, begin + Duration::from_hours(1)), RATE.burst);
         assert!(admitted(&mut allowance, PING, 8) < 1000);
     }
 

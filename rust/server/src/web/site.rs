@@ -2,7 +2,7 @@
 
 use super::Subject;
 use super::hosts::Hosts;
-use crate::auth::rate::Rate;
+use crate::auth::rate::Limiter;
 use fastps_transport::tls::ServerTls;
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ pub(super) struct Site {
     pub(super) subject: Arc<Subject>,
     pub(super) tls: Option<ServerTls>,
     /// Rate of logged handshakes that failed.
-    pub(super) log: Rate,
+    pub(super) log: Limiter,
 }
 
 impl Site {
     pub(super) fn new(hosts: Hosts, subject: Arc<Subject>, tls: Option<ServerTls>) -> Self {
-        Self { hosts, subject, tls, log: Rate::new(LOG_BURST, LOGS_PER_SECOND) }
+        Self { hosts, subject, tls, log: Limiter::new(LOG_BURST, LOGS_PER_SECOND) }
     }
 }

@@ -7,6 +7,7 @@ mod memory;
 pub(crate) use memory::{Held, hold};
 
 use crate::auth::principal::{Limits, Principal};
+use crate::auth::rate::{Bucket, Rate};
 use fastps_core::error::{Error, Kind, Result};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time for which a frame or call waits.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Size of a burst, as the time that it takes at the principal's rate.
-const BURST: Duration = Duration::from_millis(100);
+/// Size of a burst, as the seconds that it takes at the principal's rate.
+const BURST: f64 = 0.1;
 
 /// The spending of a shard's principals, by name.
 #[derive(Debug, Default)]
@@ -37,8 +38,13 @@ struct Spent {
     memory: AtomicU64,
 }
 
-/// Times at which debts, in frames and in bytes, are paid off.
-type Debts = Mutex<[Option<Instant>; 2]>;
+/// Frames and bytes that are left, or owed.
+type Debts = Mutex<[Bucket; 2]>;
+
+fn rate(per_second: u64) -> Rate {
+    let per_second = per_second.max(1) as f64;
+    Rate { burst: BURST * per_second, per_second }
+}
 
 /// The account that pays for a frame or call. Each has the whole rate of the principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,18 +97,17 @@ impl Budget {
 
     /// Charges bytes that were read or sent, whatever the debts.
     pub(crate) fn charge_past(&self, account: Account, bytes: u64, now: Instant) {
-        if let Some(rate) = self.limits.bytes_per_second {
-            let mut paid = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
-            let earliest = now.checked_sub(BURST).unwrap_or(now);
-            let due = paid[1].unwrap_or(earliest).max(earliest);
-            paid[1] = Some(due + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64));
+        if let Some(per_second) = self.limits.bytes_per_second {
+            let mut debts = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
+            debts[1].take(bytes as f64, rate(per_second), now);
         }
     }
 
     /// Time until the values that the principal has pulled are paid for.
     pub(crate) fn owes(&self, now: Instant) -> Duration {
-        let paid = self.debts(Account::Pulls).lock().unwrap_or_else(PoisonError::into_inner);
-        paid[1].map_or(Duration::ZERO, |due| due.saturating_duration_since(now))
+        let Some(per_second) = self.limits.bytes_per_second else { return Duration::ZERO };
+        let mut debts = self.debts(Account::Pulls).lock().unwrap_or_else(PoisonError::into_inner);
+        debts[1].wait_for(0.0, rate(per_second), now)
     }
 
     fn debts(&self, account: Account) -> &Debts {
@@ -118,11 +123,11 @@ impl Budget {
     fn settle(&self, account: Account, costs: [Option<u64>; 2], now: Instant) -> Result<Duration> {
         let Limits { frames_per_second, bytes_per_second, .. } = self.limits;
         let rates = [frames_per_second, bytes_per_second];
-        let mut paid = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
-        let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let due = paid.map(|paid| paid.unwrap_or(earliest).max(earliest));
-        let limited = rates.iter().zip(costs).zip(due).filter(|((rate, cost), _)| rate.and(*cost).is_some());
-        let wait = limited.map(|(_, due)| due.saturating_duration_since(now)).max().unwrap_or_default();
+        let limits = [rates[0].map(rate).zip(costs[0]), rates[1].map(rate).zip(costs[1])];
+        let mut debts = self.debts(account).lock().unwrap_or_else(PoisonError::into_inner);
+        let limited = debts.iter_mut().zip(limits);
+        let waits = limited.filter_map(|(debt, limit)| Some(debt.wait_for(0.0, limit?.0, now)));
+        let wait = waits.max().unwrap_or_default();
         if wait > MAX_WAIT {
             let [frames, bytes] =
                 rates.map(|rate| rate.map_or_else(|| "any".to_owned(), |rate| rate.to_string()));
@@ -130,9 +135,9 @@ impl Budget {
             let expected = format!("{frames} frames or calls and {bytes} bytes a second");
             return Err(error.expected(expected, "more").retry_after_ms(wait.as_millis() as u64 + 1));
         }
-        for (((paid, due), rate), cost) in paid.iter_mut().zip(due).zip(rates).zip(costs) {
-            if let (Some(rate), Some(cost)) = (rate, cost) {
-                *paid = Some(due + Duration::from_secs_f64(cost as f64 / rate.max(1) as f64));
+        for (debt, limit) in debts.iter_mut().zip(limits) {
+            if let Some((rate, cost)) = limit {
+                debt.take(cost as f64, rate, now);
             }
         }
         Ok(wait)

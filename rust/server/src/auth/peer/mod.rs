@@ -4,7 +4,7 @@ pub(crate) mod ending;
 pub(crate) mod strangers;
 
 use crate::auth::principal::Principal;
-use crate::auth::rate::Rate;
+use crate::auth::rate::Limiter;
 use ending::Ending;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Medium;
@@ -35,7 +35,7 @@ pub(crate) struct Peer {
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) medium: Medium,
     /// For sessions that it begins.
-    pub(crate) hellos: Arc<Rate>,
+    pub(crate) hellos: Arc<Limiter>,
     /// Ends the connection.
     pub(crate) ending: Arc<Ending>,
     /// Its place among those whose callers are unknown, if the server asks who calls.
@@ -49,7 +49,7 @@ impl Peer {
         (medium, address): (Medium, Option<IpAddr>),
     ) -> Self {
         let (pins, hellos) =
-            (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
+            (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Limiter::new(HELLO_BURST, HELLOS_PER_SECOND)));
         Self { certificate, address, pins, budget, medium, hellos, ending: Arc::default(), stranger: None }
     }
 
