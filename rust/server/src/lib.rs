@@ -5,6 +5,7 @@
 //! to `answers`. `control` serves the unary calls, `persistence` holds what a shard keeps on disk, and
 //! `backup` its snapshots and their copies elsewhere. `web` shows metrics, health and state over HTTP.
 
+mod admission;
 mod answers;
 mod auth;
 pub mod backup;

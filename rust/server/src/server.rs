@@ -5,7 +5,7 @@ mod thread;
 use crate::auth::access::Access;
 use crate::auth::audit::Audit;
 use crate::auth::budget::Budgets;
-use crate::auth::peer::strangers::Strangers;
+use crate::auth::peer::unauthenticated::Unauthenticated;
 use crate::auth::reload::Reload;
 use crate::auth::tls_watch::TlsWatch;
 use crate::backup::copies::Copies;
@@ -139,7 +139,7 @@ impl Server {
                 access: access.clone(),
                 tls_watch: tls_watch.clone(),
                 budgets: Budgets::default(),
-                strangers: Strangers::new(memory_limit),
+                unauthenticated: Unauthenticated::new(memory_limit),
                 insecure: config.insecure && config.danger().is_some(),
                 others: others.clone(),
                 sessions,

@@ -8,7 +8,7 @@ use crate::answers::Pins;
 use crate::auth::access::Access;
 use crate::auth::budget::Budgets;
 use crate::auth::caller::Caller;
-use crate::auth::peer::strangers::Strangers;
+use crate::auth::peer::unauthenticated::Unauthenticated;
 use crate::auth::principal::Principal;
 use crate::auth::scope::Scope;
 use crate::auth::tls_watch::TlsWatch;
@@ -75,7 +75,7 @@ pub(crate) struct Node {
     /// Rates and memory of principals.
     pub(crate) budgets: Budgets,
     /// Connections whose callers are unknown.
-    pub(crate) strangers: Arc<Strangers>,
+    pub(crate) unauthenticated: Arc<Unauthenticated>,
     /// TLS and token for calls to other shards.
     pub(crate) others: Others,
     pub(crate) sessions: Sessions,
@@ -264,7 +264,7 @@ impl Node {
             map.sweep(now, |group| self.shard.groups().is_joined(group));
         }
         self.sweep_spaces(now);
-        self.strangers.sweep(now);
+        self.unauthenticated.sweep(now);
         self.access.audit.summarize(false);
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
@@ -351,7 +351,7 @@ impl Node {
             ("connections", self.connections.load(Ordering::Relaxed)),
             (
                 "connections_refused",
-                self.connections_refused.load(Ordering::Relaxed) + self.strangers.ended(),
+                self.connections_refused.load(Ordering::Relaxed) + self.unauthenticated.ended(),
             ),
             ("handshakes_failed", self.handshakes_failed.load(Ordering::Relaxed)),
             ("floods_cut", self.floods_cut.load(Ordering::Relaxed)),

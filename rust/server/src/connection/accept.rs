@@ -9,7 +9,7 @@ use crate::cluster::node::{Node, Phase};
 use crate::connection::accepted::{CONNECTION_WINDOW, Connection, PREFACE};
 use crate::connection::native;
 use crate::connection::not_grpc::{is_http1, refuse_http1};
-use crate::connection::openings::{Entrance, OpeningSlot, Openings};
+use crate::connection::pending::{Admitted, Pending, PendingSlot};
 use crate::connection::reject::{linger, reject};
 use crate::connection::spare::Spare;
 use crate::listeners::Accepting;
@@ -58,7 +58,7 @@ pub(crate) async fn accept(
 ) {
     let (serving, mut served) = mpsc::channel::<()>(1);
     let mut phase = node.phase.clone();
-    let door = Door { openings: Arc::default(), spare: Spare::new(), tls, node, foreign, serving };
+    let door = Door { pending: Arc::default(), spare: Spare::new(), tls, node, foreign, serving };
     let remote = async {
         loop {
             let accept = async || listener.accept().await.map(|(io, from)| (io.into(), Some(from.ip())));
@@ -84,9 +84,9 @@ pub(crate) async fn accept(
 /// A connection, its sender's address, and why it must be refused.
 type Accepted = ((Socket, Option<IpAddr>), Option<Error>);
 
-/// Entrance of connections.
+/// Where connections are admitted.
 struct Door {
-    openings: Arc<Openings>,
+    pending: Arc<Pending>,
     spare: Spare,
     tls: Option<ServerTls>,
     node: Arc<Node>,
@@ -105,14 +105,14 @@ impl Door {
                 return tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        let entrance = self.openings.enter(from).await;
+        let admitted = self.pending.enter(from).await;
         if let Some(error) = &refusal {
             tracing::warn!(shard = self.node.index(), %error, "accepting a connection failed");
         }
         let opening = Opening { socket, refusal, tls: self.tls.clone(), node: self.node.clone() };
-        match entrance {
-            Some(entrance) => {
-                tokio::spawn(begin(opening, entrance, self.foreign.clone(), self.serving.clone()));
+        match admitted {
+            Some(admitted) => {
+                tokio::spawn(begin(opening, admitted, self.foreign.clone(), self.serving.clone()));
             }
             None => opening.refuse(),
         }
@@ -141,7 +141,7 @@ impl Opening {
     }
 
     /// The connection, and whether it is native; `None` if it is not served.
-    async fn open(self, slot: &OpeningSlot) -> Option<(Connection, bool)> {
+    async fn open(self, slot: &PendingSlot) -> Option<(Connection, bool)> {
         let Self { socket, refusal, tls, node } = self;
         let io = match socket {
             Socket::Tcp(tcp) => {
@@ -241,7 +241,7 @@ async fn secure(mut tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> 
 /// as long as this loop serves it.
 async fn begin(
     opening: Opening,
-    entrance: Entrance,
+    admitted: Admitted,
     foreign: mpsc::Sender<io::Result<Connection>>,
     serving: mpsc::Sender<()>,
 ) {
@@ -249,7 +249,7 @@ async fn begin(
     let mut phase = node.phase.clone();
     let slot = tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
-        slot = entrance.slot() => slot,
+        slot = admitted.slot() => slot,
     };
     let Some(slot) = slot else { return opening.refuse() };
     let opening = tokio::time::timeout(OPENING_TIMEOUT, slot.watch(opening.open(&slot)));

@@ -87,13 +87,13 @@ impl Connection {
 
     /// Counts the connection among those whose callers are unknown, if the server asks who calls.
     pub(crate) fn ask_who_calls(&mut self) {
-        if self.is_strange() {
-            self.peer.become_stranger(&self.node.strangers);
+        if self.is_unauthenticated() {
+            self.peer.await_authentication(&self.node.unauthenticated);
         }
     }
 
     /// Returns whether the server asks who calls, and only calls can tell.
-    fn is_strange(&self) -> bool {
+    fn is_unauthenticated(&self) -> bool {
         self.node.access.asks() && self.peer.certificate.is_none()
     }
 

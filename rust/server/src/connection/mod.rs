@@ -6,7 +6,7 @@ pub(crate) mod admission;
 mod allowance;
 mod native;
 pub(crate) mod not_grpc;
-pub(crate) mod openings;
+pub(crate) mod pending;
 pub(crate) mod recovering;
 pub(crate) mod reject;
 pub(crate) mod spare;

@@ -3,7 +3,7 @@
 
 use crate::config::Bound;
 use crate::connection::not_grpc::{OnlyGrpc, is_http1, refuse_http1};
-use crate::connection::openings::{Entrance, OpeningSlot, Openings};
+use crate::connection::pending::{Admitted, Pending, PendingSlot};
 use crate::control::ControlService;
 use crate::data::DataService;
 use crate::listeners::Listeners;
@@ -35,12 +35,12 @@ use tonic::transport::server::Connected;
 /// Retry delay of refused calls.
 const RETRY_AFTER_MS: u64 = 500;
 /// Most connections of a shard; others are closed, and retry.
-const MAX_VISITORS: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 /// Limit on a TLS handshake and the first byte within.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A shard that is not served yet.
-struct Visited {
+struct RecoveringShard {
     index: u32,
     listeners: Listeners,
     files: Files,
@@ -60,11 +60,11 @@ impl RecoveryListener {
         }
         let failed =
             |error: io::Error| Error::new(Kind::Internal, format!("cannot answer while recovering: {error}"));
-        let visited = |(shard, files): (&Bound, &Files)| {
+        let recovering = |(shard, files): (&Bound, &Files)| {
             let listeners = shard.listeners.try_clone().map_err(failed)?;
-            Ok(Visited { index: shard.index, listeners, files: files.clone() })
+            Ok(RecoveringShard { index: shard.index, listeners, files: files.clone() })
         };
-        let shards = bound.iter().zip(files).map(visited).collect::<Result<Vec<_>>>()?;
+        let shards = bound.iter().zip(files).map(recovering).collect::<Result<Vec<_>>>()?;
         let tls = tls.cloned();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (close, closed) = oneshot::channel();
@@ -92,9 +92,9 @@ impl Drop for RecoveryListener {
     }
 }
 
-async fn answer(shard: Visited, tls: Option<ServerTls>) {
-    let Visited { index, listeners, files } = shard;
-    let (visitors, incoming) = mpsc::channel(1);
+async fn answer(shard: RecoveringShard, tls: Option<ServerTls>) {
+    let RecoveringShard { index, listeners, files } = shard;
+    let (connections, incoming) = mpsc::channel(1);
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
     reporter.set_not_serving::<ControlServer<ControlService>>().await;
@@ -107,12 +107,12 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         .serve_with_incoming(ReceiverStream::new(incoming));
     let accepting = async {
         let listener = listeners.into_accepting()?;
-        let (openings, slots) = (Arc::new(Openings::default()), Arc::new(Semaphore::new(MAX_VISITORS)));
+        let (pending, slots) = (Arc::new(Pending::default()), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
         loop {
             match listener.accept().await {
                 Ok((tcp, from)) => {
-                    if let Some(entrance) = openings.enter(Some(from.ip())).await {
-                        tokio::spawn(admit(tcp, entrance, slots.clone(), tls.clone(), visitors.clone()));
+                    if let Some(admitted) = pending.enter(Some(from.ip())).await {
+                        tokio::spawn(admit(tcp, admitted, slots.clone(), tls.clone(), connections.clone()));
                     }
                 }
                 // Too many open files, or a departed peer: wait.
@@ -129,29 +129,29 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
     }
 }
 
-/// Serves a connection as a visitor, unless it is evicted before.
+/// Serves a connection until it is refused, unless it is evicted before.
 async fn admit(
     tcp: TcpStream,
-    entrance: Entrance,
+    admitted: Admitted,
     slots: Arc<Semaphore>,
     tls: Option<ServerTls>,
-    visitors: mpsc::Sender<io::Result<Visitor>>,
+    connections: mpsc::Sender<io::Result<RefusedConnection>>,
 ) {
-    let Some(slot) = entrance.slot().await else { return };
+    let Some(slot) = admitted.slot().await else { return };
     let opening = tokio::time::timeout(HANDSHAKE_TIMEOUT, slot.watch(open(tcp, &slot, tls)));
     let opened = tokio::select! {
         opened = opening => opened.ok().flatten(),
         () = slot.gives_way() => None,
     };
     if let (Some((io, first)), Ok(slots)) = (opened, slots.try_acquire_owned()) {
-        let _ = visitors.send(Ok(Visitor { io, first, _slot: slots })).await;
+        let _ = connections.send(Ok(RefusedConnection { io, first, _slot: slots })).await;
     }
 }
 
 /// The connection, and the byte of it that was read; `None` if it asks for a page, or does not begin.
 async fn open(
     mut tcp: TcpStream,
-    slot: &OpeningSlot,
+    slot: &PendingSlot,
     tls: Option<ServerTls>,
 ) -> Option<(Socket, Option<u8>)> {
     let first = slot.first_byte(&tcp).await?;
@@ -209,20 +209,20 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
 }
 
 /// A connection.
-struct Visitor {
+struct RefusedConnection {
     io: Socket,
     /// Its first byte, to be read again.
     first: Option<u8>,
     _slot: OwnedSemaphorePermit,
 }
 
-impl Connected for Visitor {
+impl Connected for RefusedConnection {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Visitor {
+impl AsyncRead for RefusedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -238,7 +238,7 @@ impl AsyncRead for Visitor {
     }
 }
 
-impl AsyncWrite for Visitor {
+impl AsyncWrite for RefusedConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }

@@ -4,7 +4,7 @@ use super::answers::answer;
 use super::caller::WebCaller;
 use super::site::Site;
 use crate::connection::not_grpc::answer_http1;
-use crate::connection::openings::{Entrance, OpeningSlot, Openings};
+use crate::connection::pending::{Admitted, Pending, PendingSlot};
 use crate::connection::reject::linger;
 use crate::connection::spare::Spare;
 use crate::listeners::Listeners;
@@ -41,13 +41,13 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
             return;
         }
     };
-    let (openings, spare) = (Arc::<Openings>::default(), Spare::new());
+    let (pending, spare) = (Arc::<Pending>::default(), Spare::new());
     loop {
         // One request at a time is answered although no descriptor is left: its answer may say so.
         match spare.accept(|| accepting.accept()).await {
             Ok(((tcp, from), _)) => {
-                if let Some(entrance) = openings.enter(Some(from.ip())).await {
-                    tokio::spawn(connection(tcp, entrance, site.clone()));
+                if let Some(admitted) = pending.enter(Some(from.ip())).await {
+                    tokio::spawn(connection(tcp, admitted, site.clone()));
                 }
             }
             // Too many open files, or a departed peer.
@@ -56,8 +56,8 @@ pub(super) async fn serve(listeners: Listeners, site: Arc<Site>) {
     }
 }
 
-async fn connection(tcp: TcpStream, entrance: Entrance, site: Arc<Site>) {
-    let Some(slot) = entrance.slot().await else { return };
+async fn connection(tcp: TcpStream, admitted: Admitted, site: Arc<Site>) {
+    let Some(slot) = admitted.slot().await else { return };
     let serving = async {
         if let Some((io, caller)) = open(tcp, &slot, &site).await {
             answer_requests(io, &caller, &site).await;
@@ -85,7 +85,7 @@ async fn answer_requests(io: Socket, caller: &WebCaller, site: &Site) {
 }
 
 /// Waits for the first byte and shakes hands; `None` if the peer does not begin, or TLS refuses it.
-async fn open(mut tcp: TcpStream, slot: &OpeningSlot, site: &Site) -> Option<(Socket, WebCaller)> {
+async fn open(mut tcp: TcpStream, slot: &PendingSlot, site: &Site) -> Option<(Socket, WebCaller)> {
     let first = slot.first_byte(&tcp).await?;
     let address = tcp.peer_addr().ok().map(|peer| peer.ip());
     let Some(tls) = &site.tls else { return Some((tcp.into(), WebCaller::plain(address))) };

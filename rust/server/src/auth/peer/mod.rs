@@ -1,7 +1,7 @@
 //! The peer of a connection, as the handlers know it.
 
 pub(crate) mod ending;
-pub(crate) mod strangers;
+pub(crate) mod unauthenticated;
 
 use crate::auth::principal::Principal;
 use crate::auth::rate::Limiter;
@@ -13,9 +13,9 @@ use http_body_util::BodyExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use strangers::{Stranger, Strangers};
 use tokio::sync::Semaphore;
 use tonic::body::Body;
+use unauthenticated::{Unauthenticated, UnauthenticatedPlace};
 
 /// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as
 /// many as it can lend.
@@ -39,7 +39,7 @@ pub(crate) struct Peer {
     /// Ends the connection.
     pub(crate) ending: Arc<Ending>,
     /// Its place among those whose callers are unknown, if the server asks who calls.
-    stranger: Option<Arc<Stranger>>,
+    unauthenticated: Option<Arc<UnauthenticatedPlace>>,
 }
 
 impl Peer {
@@ -50,18 +50,27 @@ impl Peer {
     ) -> Self {
         let (pins, hellos) =
             (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Limiter::new(HELLO_BURST, HELLOS_PER_SECOND)));
-        Self { certificate, address, pins, budget, medium, hellos, ending: Arc::default(), stranger: None }
+        Self {
+            certificate,
+            address,
+            pins,
+            budget,
+            medium,
+            hellos,
+            ending: Arc::default(),
+            unauthenticated: None,
+        }
     }
 
-    /// Takes a place among the strangers, until a caller is known.
-    pub(crate) fn become_stranger(&mut self, strangers: &Arc<Strangers>) {
-        self.stranger = Some(Arc::new(strangers.enter(self.address, &self.ending, Instant::now())));
+    /// Takes a place among those whose callers are unknown, until one is known.
+    pub(crate) fn await_authentication(&mut self, table: &Arc<Unauthenticated>) {
+        self.unauthenticated = Some(Arc::new(table.enter(self.address, &self.ending, Instant::now())));
     }
 
     /// Notes that a caller is known.
     pub(crate) fn authenticated(&self) {
-        if let Some(stranger) = &self.stranger {
-            stranger.leave();
+        if let Some(place) = &self.unauthenticated {
+            place.leave();
         }
     }
 
