@@ -12,9 +12,9 @@ use crate::backup::copies::Copies;
 use crate::cluster::loss;
 use crate::cluster::map::Map;
 use crate::cluster::membership::{Membership, Standing};
-use crate::cluster::node::first::First;
+use crate::cluster::node::coordinator::Coordinator;
 use crate::cluster::node::{Node, Phase};
-use crate::cluster::others::Others;
+use crate::cluster::peers::Peers;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::cluster::spaces::SpaceTable;
@@ -73,7 +73,7 @@ impl Server {
         let audit = Audit::open(config.audit.as_deref())?;
         let access = Access::open(config.tokens.as_deref(), config.certificate_role, audit.clone())?;
         let tls_watch = TlsWatch::new(tls.clone(), audit.clone());
-        let others = Others {
+        let peers = Peers {
             tls: tls.as_ref().map(|tls| tls.others.clone()),
             bearer: Bearer::open(config.server_token.as_deref())?,
         };
@@ -134,14 +134,14 @@ impl Server {
                 shard: Arc::new(core),
                 server,
                 cluster: cluster.clone(),
-                first: First::new(&nodes, &cluster, others.clone()),
+                coordinator: Coordinator::new(&nodes, &cluster, peers.clone()),
                 membership,
                 access: access.clone(),
                 tls_watch: tls_watch.clone(),
                 budgets: Budgets::default(),
                 unauthenticated: Unauthenticated::new(memory_limit),
                 insecure: config.insecure && config.danger().is_some(),
-                others: others.clone(),
+                peers: peers.clone(),
                 sessions,
                 spin: config.spin,
                 reservations,

@@ -4,7 +4,7 @@
 
 use crate::cluster::membership::Standing;
 use crate::cluster::node::Node;
-use crate::cluster::node::first::First;
+use crate::cluster::node::coordinator::Coordinator;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
@@ -67,7 +67,7 @@ impl Listing {
 
 /// The loss of a shard whose shard 0 is in this process and serves no clients yet.
 pub(crate) fn found_at_start(node: &Node) -> Result<Option<Loss>> {
-    let First::Here(first) = &node.first else { return Ok(None) };
+    let Coordinator::Local(first) = &node.coordinator else { return Ok(None) };
     let (mut listing, mut after) = (Listing::default(), Some(String::new()));
     while let Some(name) = after {
         after = listing.add(first.answer_settle(&Listing::question(node.index(), name))?);
@@ -193,7 +193,7 @@ async fn drop_incomplete(node: &Arc<Node>, loss: &Loss, id: u64) -> Result<()> {
         Loss::Slices(names) => names,
     };
     for name in names {
-        let placement = node.unregister_at_first(name).await?;
+        let placement = node.unregister_at_coordinator(name).await?;
         tracing::error!(
             shard = node.index(),
             tensor = name,

@@ -7,7 +7,7 @@ pub(crate) mod loss;
 pub(crate) mod map;
 pub(crate) mod membership;
 pub(crate) mod node;
-pub(crate) mod others;
+pub(crate) mod peers;
 pub(crate) mod reaper;
 pub(crate) mod reservation;
 pub(crate) mod session;

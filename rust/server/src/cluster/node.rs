@@ -1,6 +1,6 @@
 //! State that all calls to one shard share.
 
-pub(crate) mod first;
+pub(crate) mod coordinator;
 mod identity;
 mod spaces;
 
@@ -14,7 +14,7 @@ use crate::auth::scope::Scope;
 use crate::auth::tls_watch::TlsWatch;
 use crate::cluster::map::Map;
 use crate::cluster::membership::Membership;
-use crate::cluster::others::Others;
+use crate::cluster::peers::Peers;
 use crate::cluster::reservation::{MAX_ASKED_RESERVATIONS, Reservations};
 use crate::cluster::session::{SessionOver, Sessions};
 use crate::cluster::spaces::SpaceTable;
@@ -64,7 +64,7 @@ pub(crate) struct Node {
     /// Random identity of this start.
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
-    pub(crate) first: first::First,
+    pub(crate) coordinator: coordinator::Coordinator,
     pub(crate) membership: Membership,
     /// Set if the server was started with `--insecure`.
     pub(crate) insecure: bool,
@@ -77,7 +77,7 @@ pub(crate) struct Node {
     /// Connections whose callers are unknown.
     pub(crate) unauthenticated: Arc<Unauthenticated>,
     /// TLS and token for calls to other shards.
-    pub(crate) others: Others,
+    pub(crate) peers: Peers,
     pub(crate) sessions: Sessions,
     /// How long a stream polls for its next frame before it sleeps.
     pub(crate) spin: Duration,
@@ -118,19 +118,20 @@ impl Node {
 
     /// The map; only shard 0 has it.
     pub(crate) fn map(&self) -> Result<MutexGuard<'_, Map>> {
-        let map = self.map.as_ref().ok_or_else(|| self.not_first("only shard 0 has the cluster map"))?;
+        let map =
+            self.map.as_ref().ok_or_else(|| self.not_coordinator("only shard 0 has the cluster map"))?;
         Ok(map.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The portions of samples; only shard 0 leases them.
     pub(crate) fn portions(&self) -> Result<MutexGuard<'_, Portions>> {
         if self.map.is_none() {
-            return Err(self.not_first("only shard 0 leases portions of samples"));
+            return Err(self.not_coordinator("only shard 0 leases portions of samples"));
         }
         Ok(self.portions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn not_first(&self, message: &str) -> Error {
+    pub(crate) fn not_coordinator(&self, message: &str) -> Error {
         let first = self.cluster.first().map_or("", String::as_str);
         Error::new(Kind::Precondition, message)
             .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))

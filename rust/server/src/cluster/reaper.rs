@@ -21,7 +21,7 @@ pub(crate) async fn reap(node: Arc<Node>) {
         }
         // Without an answer they stay until the next question.
         let question = pb::SettleRequest { reservations: asked.clone(), spaces, ..Default::default() };
-        match node.ask_first(question).await {
+        match node.ask_coordinator(question).await {
             Ok(answer) => {
                 if !answer.ended.is_empty() {
                     tracing::info!(shard = node.index(), reservations = ?answer.ended, "sealed and never committed");

@@ -21,19 +21,19 @@ const UNARY_PREFIX: &str = "/fastps.v1.Control/";
 
 /// A service whose unary calls end by their deadline.
 #[derive(Clone, Debug)]
-pub(crate) struct Timely<S> {
+pub(crate) struct Timeout<S> {
     inner: S,
     shard: u32,
     own: Duration,
 }
 
-impl<S> Timely<S> {
+impl<S> Timeout<S> {
     pub(crate) fn new(inner: S, shard: u32) -> Self {
         Self { inner, shard, own: DEFAULT_TIMEOUT }
     }
 }
 
-impl<S, Q, A> Service<Request<Q>> for Timely<S>
+impl<S, Q, A> Service<Request<Q>> for Timeout<S>
 where
     S: Service<Request<Q>, Response = Response<A>>,
     S::Future: Send + 'static,
@@ -117,7 +117,7 @@ mod tests {
         if let Some(timeout) = timeout {
             request = request.header("grpc-timeout", timeout);
         }
-        let answer = Timely { inner, shard: 3, own }.call(request.body(()).unwrap()).await.unwrap();
+        let answer = Timeout { inner, shard: 3, own }.call(request.body(()).unwrap()).await.unwrap();
         Status::from_header_map(answer.headers()).unwrap()
     }
 

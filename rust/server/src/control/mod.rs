@@ -144,7 +144,7 @@ impl ControlService {
     }
 
     /// Asks shard 0 for facts that the call needs, if the caller may make it.
-    async fn ask_first<Q: SpeaksFor + NeedsRole>(
+    async fn ask_coordinator<Q: SpeaksFor + NeedsRole>(
         &self,
         request: &Request<Q>,
         question: Option<pb::SettleRequest>,
@@ -156,7 +156,7 @@ impl ControlService {
         if client != 0 {
             self.node.sessions.admit(client, caller.proof(), Instant::now())?;
         }
-        self.node.ask_first_for(question).await.map(Some)
+        self.node.ask_coordinator_for(question).await.map(Some)
     }
 
     /// An answer that names tensors, once the log is durable up to this position: a restart must know them
@@ -204,7 +204,7 @@ impl Control for ControlService {
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
-        let first = self.ask_first(&request, question).await;
+        let first = self.ask_coordinator(&request, question).await;
         self.call(request, Conditions::Step, |node, by, m| register::reserve(node, by, &m, first)).await
     }
 
@@ -245,7 +245,7 @@ impl Control for ControlService {
             request.get_mut().slices.retain(|slice| register::may_drop(&self.node, &by, *slice));
         }
         let question = register::to_drop(&self.node, request.get_ref());
-        let first = self.ask_first(&request, question).await;
+        let first = self.ask_coordinator(&request, question).await;
         // No shard relies on it, and it frees memory: it needs no intact log.
         self.call(request, Conditions::Lasting, |node, by, m| register::drop(node, by, m, first)).await
     }
@@ -256,7 +256,7 @@ impl Control for ControlService {
         let asks = self.node.map.is_none() && memberships::is_new(&self.node, request.get_ref());
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
-        let first = self.ask_first(&request, question).await;
+        let first = self.ask_coordinator(&request, question).await;
         self.call(request, Conditions::Change, |node, by, m| memberships::join(node, by, m, first)).await
     }
 
@@ -351,7 +351,7 @@ impl Control for ControlService {
         request: Request<pb::OpenSpaceRequest>,
     ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
         let question = spaces::to_open(&self.node, request.get_ref());
-        let first = self.ask_first(&request, question).await;
+        let first = self.ask_coordinator(&request, question).await;
         self.call(request, Conditions::Step, |node, by, m| spaces::open(node, by, m, first?)).await
     }
 
@@ -360,7 +360,7 @@ impl Control for ControlService {
         request: Request<pb::CloseSpaceRequest>,
     ) -> Result<Response<pb::CloseSpaceResponse>, Status> {
         let question = spaces::to_close(&self.node, request.get_ref());
-        let first = self.ask_first(&request, question).await;
+        let first = self.ask_coordinator(&request, question).await;
         // It frees memory, so it needs no intact log.
         self.call(request, Conditions::Lasting, |node, by, m| {
             node.sessions.touch(m.client, Instant::now())?;

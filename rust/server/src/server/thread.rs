@@ -12,7 +12,7 @@ use crate::connection::not_grpc::OnlyGrpc;
 use crate::connection::trim;
 use crate::connection::{accept, accepted};
 use crate::control::ControlService;
-use crate::control::deadline::Timely;
+use crate::control::deadline::Timeout;
 use crate::data::DataService;
 use crate::persistence::checkpoint::Checkpoints;
 use fastps_core::error::Result;
@@ -136,7 +136,7 @@ async fn serve(
     let (index, admitting) = (node.index(), node.clone());
     let others = tonic::transport::Server::builder()
         .layer(tower::layer::layer_fn(OnlyGrpc))
-        .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))
+        .layer(tower::layer::layer_fn(move |inner| Timeout::new(inner, index)))
         .layer(tower::layer::layer_fn(move |inner| Admission { inner, node: admitting.clone() }))
         .layer(MapRequestLayer::new(Peer::keep_busy))
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))

@@ -16,7 +16,7 @@ impl Node {
     /// The spaces; only shard 0 lists them.
     pub(crate) fn spaces(&self) -> Result<MutexGuard<'_, Spaces>> {
         if self.map.is_none() {
-            return Err(self.not_first("only shard 0 lists spaces of vectors"));
+            return Err(self.not_coordinator("only shard 0 lists spaces of vectors"));
         }
         Ok(self.space_table.lock())
     }
@@ -46,7 +46,7 @@ impl Node {
         }
         let claim = pb::SeatClaim { space: space.0, term, secret_hash: key.to_vec().into() };
         let question = pb::SettleRequest { seat: Some(claim), ..Default::default() };
-        let answer = self.ask_first_for(question).await?;
+        let answer = self.ask_coordinator_for(question).await?;
         if let Some(refusal) = answer.seat.and_then(|verdict| verdict.refusal) {
             return Err(convert::error_from_refusal(refusal));
         }

@@ -15,14 +15,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// TLS and token for calls to the other servers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Others {
+pub(crate) struct Peers {
     /// TLS, if this server has it.
     pub(crate) tls: Option<ClientTls>,
     /// The token of this server.
     pub(crate) bearer: Bearer,
 }
 
-impl Others {
+impl Peers {
     /// A connection to a server.
     pub(crate) fn channel(&self, address: &str) -> Result<Channel> {
         self.bearer.check_address(address, self.tls.is_some())?;

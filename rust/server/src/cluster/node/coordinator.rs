@@ -3,7 +3,7 @@
 
 use crate::auth::scope::Scope;
 use crate::cluster::node::Node;
-use crate::cluster::others::Others;
+use crate::cluster::peers::Peers;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SpaceId;
 use fastps_core::verbs::SpaceInfo;
@@ -25,51 +25,51 @@ const SERVERS_PROVE: &str = "servers show a certificate of role server (fastps c
 
 /// Path from a shard to shard 0.
 #[derive(Debug)]
-pub(crate) enum First {
+pub(crate) enum Coordinator {
     /// Shard 0 is in this process.
-    Here(Arc<Node>),
-    There(There),
+    Local(Arc<Node>),
+    Remote(RemoteCoordinator),
 }
 
 /// A shard 0 that is reached over the network.
 #[derive(Debug)]
-pub(crate) struct There {
+pub(crate) struct RemoteCoordinator {
     address: String,
-    others: Others,
+    peers: Peers,
     /// The connection, once there is one.
     channel: Mutex<Option<Channel>>,
 }
 
-impl There {
+impl RemoteCoordinator {
     fn channel(&self) -> Result<Channel> {
         let mut known = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = &*known {
             return Ok(channel.clone());
         }
-        let channel = self.others.channel(&self.address)?;
+        let channel = self.peers.channel(&self.address)?;
         *known = Some(channel.clone());
         Ok(channel)
     }
 
     async fn ask(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         let send = async |mut control: ControlClient<Channel>, ask| control.settle(ask).await;
-        self.others.call(self.channel()?, &self.address, question, send).await
+        self.peers.call(self.channel()?, &self.address, question, send).await
     }
 }
 
-impl First {
-    pub(crate) fn new(nodes: &[Arc<Node>], cluster: &[String], others: Others) -> Self {
+impl Coordinator {
+    pub(crate) fn new(nodes: &[Arc<Node>], cluster: &[String], peers: Peers) -> Self {
         if let Some(first) = nodes.iter().find(|node| node.map.is_some()) {
-            return Self::Here(first.clone());
+            return Self::Local(first.clone());
         }
         let address = cluster.first().cloned().unwrap_or_default();
-        Self::There(There { address, others, channel: Mutex::default() })
+        Self::Remote(RemoteCoordinator { address, peers, channel: Mutex::default() })
     }
 }
 
 impl Node {
     /// Asks shard 0, local or remote.
-    pub(crate) async fn ask_first(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
+    pub(crate) async fn ask_coordinator(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         let answer = self.ask_for_list(question).await?;
         self.hear(answer.cluster_id)?;
         Ok(answer)
@@ -77,32 +77,32 @@ impl Node {
 
     /// Asks shard 0 without checking the cluster's identity.
     pub(crate) async fn ask_for_list(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
-        match &self.first {
+        match &self.coordinator {
             _ if self.map.is_some() => self.answer_settle(&question),
-            First::Here(first) => {
+            Coordinator::Local(first) => {
                 first.check_serving()?;
                 first.files.check_steps()?;
                 let answer = first.answer_settle(&question)?;
                 first.files.durable_to(first.files.steps()).await?;
                 Ok(answer)
             }
-            First::There(first) => first.ask(question).await,
+            Coordinator::Remote(first) => first.ask(question).await,
         }
     }
 
     /// Removes a tensor at shard 0. Returns the shards that may still store its slices.
-    pub(crate) async fn unregister_at_first(&self, name: &str) -> Result<pb::Placement> {
-        match &self.first {
-            First::Here(first) => {
+    pub(crate) async fn unregister_at_coordinator(&self, name: &str) -> Result<pb::Placement> {
+        match &self.coordinator {
+            Coordinator::Local(first) => {
                 first.check_no_space(name)?;
                 let placement = first.map()?.unregister(name, Instant::now(), &Scope::Everything)?;
                 first.files.durable_to(first.files.steps()).await?;
                 Ok(placement)
             }
-            First::There(first) => {
+            Coordinator::Remote(first) => {
                 let ask = pb::UnregisterRequest { name: name.to_owned() };
                 let send = async |mut control: ControlClient<Channel>, ask| control.unregister(ask).await;
-                let removed = first.others.call(first.channel()?, &first.address, ask, send);
+                let removed = first.peers.call(first.channel()?, &first.address, ask, send);
                 Ok(removed.await?.placement.unwrap_or_default())
             }
         }
@@ -113,12 +113,15 @@ impl Node {
         let address = self.cluster.get(shard as usize).map_or("", String::as_str);
         let ask = pb::DropRequest { slices };
         let send = async |mut control: ControlClient<Channel>, ask| control.drop(ask).await;
-        self.others.call(self.others.channel(address)?, address, ask, send).await.map(|_| ())
+        self.peers.call(self.peers.channel(address)?, address, ask, send).await.map(|_| ())
     }
 
     /// Asks for a waiting client. A refusal of this server is final, so the client is not asked to retry.
-    pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
-        self.ask_first(question).await.map_err(|error| self.unanswered(&error))
+    pub(crate) async fn ask_coordinator_for(
+        &self,
+        question: pb::SettleRequest,
+    ) -> Result<pb::SettleResponse> {
+        self.ask_coordinator(question).await.map_err(|error| self.unanswered(&error))
     }
 
     /// Logs why shard 0 does not answer; the error for a client that waits for it.
