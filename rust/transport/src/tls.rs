@@ -8,6 +8,7 @@ pub mod certificate;
 mod contents;
 mod server;
 
+use crate::loopback::host;
 use contents::{Contents, Identity};
 use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
@@ -208,11 +209,6 @@ fn own_issuers((chain, _): &Identity) -> RootCertStore {
 /// Scheme of an address in a request.
 pub fn scheme(tls: Option<&ClientTls>) -> &'static str {
     if tls.is_some() { "https" } else { "http" }
-}
-
-/// `host` of `host:port`.
-fn host(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']'])
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>> {
