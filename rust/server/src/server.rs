@@ -1,43 +1,23 @@
 //! A server: each shard runs on a separate thread with a single-threaded runtime.
 
+mod start;
 mod thread;
 
-use crate::auth::access::Access;
-use crate::auth::audit::Audit;
-use crate::auth::budget::Budgets;
-use crate::auth::peer::unauthenticated::Unauthenticated;
 use crate::auth::reload::Reload;
-use crate::auth::tls_watch::TlsWatch;
 use crate::backup::copies::Copies;
-use crate::cluster::loss;
-use crate::cluster::map::Map;
-use crate::cluster::membership::{Membership, Standing};
-use crate::cluster::node::coordinator::Coordinator;
 use crate::cluster::node::{Node, Phase};
-use crate::cluster::peers::Peers;
-use crate::cluster::reservation::Reservations;
-use crate::cluster::session::Sessions;
-use crate::cluster::spaces::SpaceTable;
 use crate::config::{Bound, ServerConfig};
 use crate::connection::recovering::RecoveryListener;
-use crate::persistence::Files;
-use crate::persistence::snapshots::{self, Snapshots, When};
-use crate::web::{Subject, Web};
+use crate::persistence::snapshots::{self, Snapshots};
+use crate::web::Web;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::isa::Isa;
-use fastps_core::portions::Portions;
-use fastps_core::shard::{Exposed, Shard, ShardConfig};
-use fastps_durable::{Catalog, Member};
-use fastps_transport::bearer::Bearer;
-use fastps_transport::memory_budget::WorkerRoom;
-use fastps_transport::tls::ServerTls;
-use serde_json::json;
+use start::{Credentials, Start};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 /// How long a draining server keeps answering frames that it has read.
 const DRAIN_TIME: Duration = Duration::from_millis(200);
@@ -69,123 +49,36 @@ impl Server {
     /// Takes the ports and starts the shards. Clients that connect during the start learn its progress; once
     /// this returns they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
-        let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
-        let audit = Audit::open(config.audit.as_deref())?;
-        let access = Access::open(config.tokens.as_deref(), config.certificate_role, audit.clone())?;
-        let tls_watch = TlsWatch::new(tls.clone(), audit.clone());
-        let peers = Peers {
-            tls: tls.as_ref().map(|tls| tls.others.clone()),
-            bearer: Bearer::open(config.server_token.as_deref())?,
-        };
+        // What the settings alone can show to be wrong is refused before a port is taken or a file opened.
+        let credentials = Credentials::load(config)?;
         let bucket = Copies::check(config)?;
         let (bound, cluster) = config.bind()?;
-        let isa = Isa::get()?;
         let (memory, source) = config.memory();
-        let memory_limit = memory / bound.len().max(1) as u64;
-        let (phase, watching) = watch::channel(Phase::Serving);
-        let addresses: Vec<_> = bound.iter().map(|b| b.address.clone()).collect();
+        let addresses: Vec<_> = bound.iter().map(|shard| shard.address.clone()).collect();
         let summary = config.summary(&addresses, (memory, &source));
         let socket = |b: &Bound| b.socket.as_ref().map(|socket| (b.index, socket.path().to_owned()));
         let sockets = bound.iter().filter_map(socket).collect();
-        let cluster: Arc<[String]> = cluster.into();
-        let (mut nodes, mut threads) = (Vec::new(), Vec::new());
-        let files = bound.iter().map(|shard| Files::open(config, shard.index, cluster.len()));
-        let files = files.collect::<Result<Vec<_>>>()?;
-        let waiting = RecoveryListener::open(&bound, &files, tls.as_ref())?;
-        let subject =
-            Subject::new(bound.iter().map(|b| b.index).zip(files.iter().cloned()).collect(), access.clone());
-        let web = Web::open(config, tls.as_ref(), subject.clone())?;
-        let mut cores = Vec::new();
-        for (shard, files) in bound.iter().zip(&files) {
-            let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
-            shard_config.policy.clone_from(&config.policy);
-            shard_config.sink.clone_from(&config.sink);
-            if let Some(journal) = files.journal() {
-                shard_config.sink = Some(journal.clone());
-            }
-            shard_config.exposed = exposed(shard.index, memory_limit);
-            let core = Shard::new(shard_config);
-            cores.push((files.recover(&core)?, core));
-        }
-        drop(waiting);
-        let mut ready = Vec::new();
-        for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
-            let sessions = Sessions::new(config.lease, core.meter().clone());
-            sessions.restore(&catalog, Instant::now())?;
-            restore_memberships(&core, &catalog);
-            let reservations = Reservations::new(
-                config.reservation_lease,
-                WorkerRoom(config.room_for_workers),
-                files.clone(),
-            );
-            reservations.restore(&core, &catalog.reservations, Instant::now());
-            let server = files.journal().map_or_else(random, |journal| Ok(journal.incarnation()))?;
-            let membership = membership(shard.index, server, catalog.cluster_id, config.accept_loss);
-            let map = if shard.index == 0 {
-                let map = Map::new(cluster.len(), core.meter().clone(), config.reservation_lease);
-                Some(Mutex::new(map.restore(catalog.map, files.clone())?))
-            } else {
-                None
-            };
-            let portions = Mutex::new(Portions::new(random()?, core.meter().clone()));
-            let is_live = |client| sessions.is_live(client);
-            let space_table = SpaceTable::restore(random()?, core.meter().clone(), catalog.spaces, is_live)?;
-            let node = Arc::new(Node {
-                shard: Arc::new(core),
-                server,
-                cluster: cluster.clone(),
-                coordinator: Coordinator::new(&nodes, &cluster, peers.clone()),
-                membership,
-                access: access.clone(),
-                tls_watch: tls_watch.clone(),
-                budgets: Budgets::default(),
-                unauthenticated: Unauthenticated::new(memory_limit),
-                insecure: config.insecure && config.danger().is_some(),
-                peers: peers.clone(),
-                sessions,
-                spin: config.spin,
-                reservations,
-                files,
-                gate: Arc::default(),
-                programs: Semaphore::new(1),
-                map,
-                portions,
-                space_table,
-                phase: watching.clone(),
-                pins: Arc::default(),
-                connections: AtomicU64::new(0),
-                connections_refused: AtomicU64::new(0),
-                handshakes_failed: AtomicU64::new(0),
-                floods_cut: AtomicU64::new(0),
-                streams_reset: AtomicU64::new(0),
-                values_lent: AtomicU64::new(0),
-                frames: AtomicU64::new(0),
-                measures: Arc::default(),
-                frames_swept: AtomicU64::new(0),
-                swept: AtomicBool::new(false),
-            });
-            if let Some(loss) = loss::found_at_start(&node)?.filter(|_| !config.accept_loss) {
-                return Err(node.lost(&loss));
-            }
-            nodes.push(node.clone());
-            ready.push((shard, node));
-        }
-        for (shard, node) in ready {
-            threads.push(thread::spawn(shard, node, tls.clone(), config.local_socket(), config.danger())?);
-        }
+        let (phase, watching) = watch::channel(Phase::Serving);
+        let memory_limit = memory / bound.len().max(1) as u64;
+        let start = Start { config, credentials, cluster: cluster.into(), memory_limit, phase: watching };
+
+        let files = start.open_files(&bound)?;
+        // Both answer while the shards recover, however long that takes.
+        let recovering = RecoveryListener::open(&bound, &files, start.credentials.tls.as_ref())?;
+        let (subject, web) = start.open_web(&bound, &files)?;
+        let recovered = start.recover(&bound, &files)?;
+        drop(recovering);
+
+        // No shard serves before all have their state and none has lost any: a client would act on half of it.
+        let nodes = start.nodes(&bound, files, recovered)?;
+        let threads = start.threads(bound, &nodes)?;
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
-        let copies = Mutex::new(copies);
-        let shards = nodes.iter().map(|node| (node.shard.clone(), node.files.clone()));
-        let when = When { every: config.snapshot_every, after: config.snapshot_after };
-        let snapshots = Mutex::new(Some(Snapshots::start(shards, when)?));
-        let threads = Mutex::new(threads);
+        let snapshots = start.snapshots(&nodes)?;
         subject.show(&nodes);
-        let reload = Reload::start(&access, &tls_watch)?;
-        let version = env!("CARGO_PKG_VERSION");
-        audit.record(
-            "start",
-            json!({"version": version, "addresses": addresses, "insecure": config.insecure && config.danger().is_some()}),
-        )?;
+        let reload = Reload::start(&start.credentials.access, &start.credentials.tls_watch)?;
+        start.list_in_audit(&addresses)?;
+        let (threads, snapshots, copies) =
+            (Mutex::new(threads), Mutex::new(Some(snapshots)), Mutex::new(copies));
         Ok(Self { addresses, summary, sockets, nodes, phase, threads, snapshots, copies, web, reload })
     }
 
@@ -247,7 +140,7 @@ impl Server {
             return Ok(());
         }
         self.phase.send_replace(Phase::Draining);
-        if self.nodes.iter().any(|node| node.connections.load(Ordering::Relaxed) > 0) {
+        if self.nodes.iter().any(|node| node.counters.open.load(Ordering::Relaxed) > 0) {
             std::thread::sleep(DRAIN_TIME.min(timeout / 4));
         }
         // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so its time is
@@ -278,7 +171,7 @@ impl Server {
         }
         let mut kept = Ok(());
         for node in &self.nodes {
-            node.access.audit.summarize(true);
+            node.security.access.audit.summarize(true);
             node.shard.end_waiting();
             let Some(journal) = node.files.journal() else { continue };
             let taken = snapshots::take(&node.shard, &node.files);
@@ -312,39 +205,6 @@ impl Drop for Server {
             tracing::error!(%error, "stopping the server failed");
         }
     }
-}
-
-/// Memory in which clients on this machine read values, if the system has it.
-fn exposed(shard: u32, limit: u64) -> Option<Arc<Exposed>> {
-    Exposed::new(limit).inspect_err(|error| tracing::info!(shard, %error, "values are sent, not lent")).ok()
-}
-
-fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| internal("no random numbers", error))?;
-    Ok(u64::from_ne_bytes(bytes) | 1)
-}
-
-/// Membership of a shard before it has heard from shard 0.
-fn membership(shard: u32, server: u64, cluster_id: u64, accept_loss: bool) -> Membership {
-    if shard > 0 {
-        return Membership::new(cluster_id, Standing::Waits(None), accept_loss);
-    }
-    let cluster_id = if cluster_id == 0 { server } else { cluster_id };
-    Membership::new(cluster_id, Standing::Serves, accept_loss)
-}
-
-/// Restores the memberships of workers of the former process. Each has a lease to show that it lives.
-fn restore_memberships(shard: &Shard, catalog: &Catalog) {
-    for Member { client, group, seat } in &catalog.members {
-        if !catalog.sessions.contains(client) {
-            continue;
-        }
-        if let Err(error) = shard.join(*group, *client, seat) {
-            tracing::warn!(shard = shard.index(), %error, "a worker's place could not be restored");
-        }
-    }
-    catalog.complete.iter().for_each(|group| shard.groups().note_complete(*group));
 }
 
 #[cfg(test)]

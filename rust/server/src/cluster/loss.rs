@@ -85,7 +85,7 @@ pub(crate) fn found_at_start(node: &Node) -> Result<Option<Loss>> {
 
 /// Keeps a shard's standing up to date until aborted.
 pub(crate) async fn watch(node: Arc<Node>) {
-    if node.map.is_some() {
+    if node.is_coordinator() {
         return;
     }
     loop {

@@ -22,6 +22,7 @@ use crate::human;
 use crate::measures::Measures;
 use crate::persistence::Files;
 use crate::persistence::gate::Gate;
+use coordinator::Coordinator;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Mode;
 use fastps_core::portions::Portions;
@@ -32,7 +33,7 @@ use fastps_proto::v1 as pb;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 
@@ -64,8 +65,33 @@ pub(crate) struct Node {
     /// Random identity of this start.
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
-    pub(crate) coordinator: coordinator::Coordinator,
+    pub(crate) coordinator: Coordinator,
     pub(crate) membership: Membership,
+    pub(crate) security: Security,
+    pub(crate) sessions: Sessions,
+    /// How long a stream polls for its next frame before it sleeps.
+    pub(crate) spin: Duration,
+    pub(crate) reservations: Reservations,
+    /// State that outlives the process.
+    pub(crate) files: Files,
+    /// Holds writes for the beginning of a cut.
+    pub(crate) gate: Arc<Gate>,
+    /// Permit to run a program on one slice.
+    pub(crate) programs: Semaphore,
+    /// The spaces, which shard 0 lists; other shards keep what they have asked about.
+    pub(crate) space_table: SpaceTable,
+    pub(crate) phase: watch::Receiver<Phase>,
+    /// Values being sent to readers.
+    pub(crate) pins: Arc<Pins>,
+    pub(crate) counters: ConnectionCounters,
+    pub(crate) measures: Arc<Measures>,
+    /// Set by each sweep, and taken by the watchdog.
+    pub(crate) swept: AtomicBool,
+}
+
+/// Who may call a shard, and how much.
+#[derive(Debug)]
+pub(crate) struct Security {
     /// Set if the server was started with `--insecure`.
     pub(crate) insecure: bool,
     /// Knows the callers.
@@ -78,37 +104,26 @@ pub(crate) struct Node {
     pub(crate) unauthenticated: Arc<Unauthenticated>,
     /// TLS and token for calls to other shards.
     pub(crate) peers: Peers,
-    pub(crate) sessions: Sessions,
-    /// How long a stream polls for its next frame before it sleeps.
-    pub(crate) spin: Duration,
-    pub(crate) reservations: Reservations,
-    /// State that outlives the process.
-    pub(crate) files: Files,
-    /// Holds writes for the beginning of a cut.
-    pub(crate) gate: Arc<Gate>,
-    /// Permit to run a program on one slice.
-    pub(crate) programs: Semaphore,
-    /// Shard 0 only.
-    pub(crate) map: Option<Mutex<Map>>,
-    /// Used on shard 0 only.
-    pub(crate) portions: Mutex<Portions>,
-    /// Used on shard 0 only.
-    pub(crate) space_table: SpaceTable,
-    pub(crate) phase: watch::Receiver<Phase>,
-    /// Values being sent to readers.
-    pub(crate) pins: Arc<Pins>,
-    pub(crate) connections: AtomicU64,
-    pub(crate) connections_refused: AtomicU64,
+}
+
+/// What a shard has counted at its connections.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionCounters {
+    pub(crate) open: AtomicU64,
+    pub(crate) refused: AtomicU64,
     pub(crate) handshakes_failed: AtomicU64,
     pub(crate) floods_cut: AtomicU64,
     pub(crate) streams_reset: AtomicU64,
     pub(crate) values_lent: AtomicU64,
     pub(crate) frames: AtomicU64,
-    pub(crate) measures: Arc<Measures>,
     /// Frames read until the last sweep.
     pub(crate) frames_swept: AtomicU64,
-    /// Set by each sweep, and taken by the watchdog.
-    pub(crate) swept: AtomicBool,
+}
+
+impl ConnectionCounters {
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Node {
@@ -118,17 +133,21 @@ impl Node {
 
     /// The map; only shard 0 has it.
     pub(crate) fn map(&self) -> Result<MutexGuard<'_, Map>> {
-        let map =
-            self.map.as_ref().ok_or_else(|| self.not_coordinator("only shard 0 has the cluster map"))?;
-        Ok(map.lock().unwrap_or_else(PoisonError::into_inner))
+        let own = self.coordinator.own();
+        let own = own.ok_or_else(|| self.not_coordinator("only shard 0 has the cluster map"))?;
+        Ok(own.map.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The portions of samples; only shard 0 leases them.
     pub(crate) fn portions(&self) -> Result<MutexGuard<'_, Portions>> {
-        if self.map.is_none() {
-            return Err(self.not_coordinator("only shard 0 leases portions of samples"));
-        }
-        Ok(self.portions.lock().unwrap_or_else(PoisonError::into_inner))
+        let own = self.coordinator.own();
+        let own = own.ok_or_else(|| self.not_coordinator("only shard 0 leases portions of samples"))?;
+        Ok(own.portions.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns whether this is shard 0.
+    pub(crate) fn is_coordinator(&self) -> bool {
+        self.coordinator.own().is_some()
     }
 
     pub(crate) fn not_coordinator(&self, message: &str) -> Error {
@@ -166,7 +185,7 @@ impl Node {
         );
         let reset = self.pins.reset_oldest(&reason.shard(self.index()).retry_after_ms(1000));
         if reset {
-            self.streams_reset.fetch_add(1, Ordering::Relaxed);
+            ConnectionCounters::count(&self.counters.streams_reset);
             tracing::warn!(shard = self.index(), "memory is full: the stream of the slowest reader is reset");
         }
         reset
@@ -265,13 +284,13 @@ impl Node {
             map.sweep(now, |group| self.shard.groups().is_joined(group));
         }
         self.sweep_spaces(now);
-        self.unauthenticated.sweep(now);
-        self.access.audit.summarize(false);
+        self.security.unauthenticated.sweep(now);
+        self.security.access.audit.summarize(false);
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
         }
-        let frames = self.frames.load(Ordering::Relaxed);
-        if self.frames_swept.swap(frames, Ordering::Relaxed) != frames {
+        let frames = self.counters.frames.load(Ordering::Relaxed);
+        if self.counters.frames_swept.swap(frames, Ordering::Relaxed) != frames {
             self.shard.note_changes(human::now_ms());
         }
     }
@@ -318,13 +337,13 @@ impl Node {
 
     /// Lists a call in the audit. Fails if that cannot be written, which was logged.
     pub(crate) fn audit(&self, by: &Caller, event: &str, fields: Value) -> Result<()> {
-        self.access.audit.record(event, self.audited(by, fields))
+        self.security.access.audit.record(event, self.audited(by, fields))
     }
 
     /// Lists a call that workers make at will, at a limited rate. If it cannot be written, that was logged.
     pub(crate) fn audit_often(&self, by: &Caller, event: &str, fields: Value) {
         let name = by.principal.name.as_ref();
-        let _ = self.access.audit.record_often(name, event, || self.audited(by, fields));
+        let _ = self.security.access.audit.record_often(name, event, || self.audited(by, fields));
     }
 
     /// The fields of a call in the audit.
@@ -342,6 +361,7 @@ impl Node {
         let mut counters = self.shard.counters();
         let [sessions, sessions_expired, sessions_gave_way, sessions_closed] = self.sessions.counts();
         let (reservations, reservations_expired) = self.reservations.counts();
+        let (own, count) = (&self.counters, |counter: &AtomicU64| counter.load(Ordering::Relaxed));
         counters.extend([
             ("sessions", sessions),
             ("sessions_expired", sessions_expired),
@@ -349,20 +369,17 @@ impl Node {
             ("sessions_closed", sessions_closed),
             ("reservations", reservations),
             ("reservations_expired", reservations_expired),
-            ("connections", self.connections.load(Ordering::Relaxed)),
-            (
-                "connections_refused",
-                self.connections_refused.load(Ordering::Relaxed) + self.unauthenticated.ended(),
-            ),
-            ("handshakes_failed", self.handshakes_failed.load(Ordering::Relaxed)),
-            ("floods_cut", self.floods_cut.load(Ordering::Relaxed)),
-            ("streams_reset", self.streams_reset.load(Ordering::Relaxed)),
-            ("values_lent", self.values_lent.load(Ordering::Relaxed)),
-            ("frames", self.frames.load(Ordering::Relaxed)),
+            ("connections", count(&own.open)),
+            ("connections_refused", count(&own.refused) + self.security.unauthenticated.ended()),
+            ("handshakes_failed", count(&own.handshakes_failed)),
+            ("floods_cut", count(&own.floods_cut)),
+            ("streams_reset", count(&own.streams_reset)),
+            ("values_lent", count(&own.values_lent)),
+            ("frames", count(&own.frames)),
             ("frames_refused", self.measures.refusals().map(|(_, count)| count).sum()),
         ]);
-        counters.extend(self.access.counters());
-        counters.extend(self.tls_watch.counters());
+        counters.extend(self.security.access.counters());
+        counters.extend(self.security.tls_watch.counters());
         counters.extend(self.files.counters());
         if let Ok(map) = self.map() {
             let [tensors, registrations, placed, touched] = map.counts();

@@ -5,7 +5,7 @@
 use crate::auth::access::Access;
 use crate::auth::principal::Principal;
 use crate::auth::principal_uri;
-use crate::cluster::node::{Node, Phase};
+use crate::cluster::node::{ConnectionCounters, Node, Phase};
 use crate::connection::accepted::{CONNECTION_WINDOW, Connection, PREFACE};
 use crate::connection::native;
 use crate::connection::not_grpc::{is_http1, refuse_http1};
@@ -35,7 +35,7 @@ const MAX_CONNECTIONS: u64 = 1 << 14;
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Takes the memory of another connection.
 fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
-    let budget = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
+    let budget = if node.counters.open.load(Ordering::Relaxed) < MAX_CONNECTIONS {
         let window = u64::from(CONNECTION_WINDOW);
         MemoryBudget::take(node.shard.meter(), node.reservations.room, at_rest, window)
     } else {
@@ -137,7 +137,7 @@ struct Opening {
 impl Opening {
     /// Closes the connection for lack of a slot.
     fn refuse(self) {
-        self.node.connections_refused.fetch_add(1, Ordering::Relaxed);
+        ConnectionCounters::count(&self.node.counters.refused);
     }
 
     /// The connection, and whether it is native; `None` if it is not served.
@@ -156,12 +156,12 @@ impl Opening {
                 socket
             }
         };
-        let certificate = match principal(&io, &node.access) {
+        let certificate = match principal(&io, &node.security.access) {
             Ok(certificate) => certificate,
             Err(error) => {
-                node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                ConnectionCounters::count(&node.counters.refused);
                 tracing::warn!(shard = node.index(), %error, "a client's certificate is refused");
-                node.access.refused_by_tls(io.peer_address(), &error);
+                node.security.access.refused_by_tls(io.peer_address(), &error);
                 reject(io, &error.shard(node.index())).await;
                 return None;
             }
@@ -175,14 +175,14 @@ impl Opening {
         let budget = match taken {
             Ok(budget) => budget,
             Err(error) => {
-                node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                ConnectionCounters::count(&node.counters.refused);
                 reject(io, &error).await;
                 return None;
             }
         };
         let chain = io.peer_certificates().unwrap_or_default().to_vec();
         let mut connection = Connection::new(io, (budget, certificate), node.clone());
-        node.tls_watch.watch(chain, &connection.peer().ending);
+        node.security.tls_watch.watch(chain, &connection.peer().ending);
         // An error means that the peer has gone.
         let native = connection.is_native().await.ok()?;
         if connection.refuse_http1().await {
@@ -213,9 +213,9 @@ async fn secure(mut tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> 
     let address = tcp.peer_addr().ok().map(|peer| peer.ip());
     let peer = address.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
     let failed = |error: &dyn std::fmt::Display| {
-        node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
+        ConnectionCounters::count(&node.counters.handshakes_failed);
         tracing::warn!(shard = node.index(), %peer, %error, "a TLS handshake failed");
-        node.access.refused_by_tls(address, error);
+        node.security.access.refused_by_tls(address, error);
     };
     if first != tls::HANDSHAKE_RECORD {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
@@ -257,7 +257,7 @@ async fn begin(
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
         opened = opening => opened.ok().flatten(),
         () = slot.gives_way() => {
-            node.connections_refused.fetch_add(1, Ordering::Relaxed);
+            ConnectionCounters::count(&node.counters.refused);
             None
         }
     };

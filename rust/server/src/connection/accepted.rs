@@ -6,7 +6,7 @@
 
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::auth::principal::Principal;
-use crate::cluster::node::Node;
+use crate::cluster::node::{ConnectionCounters, Node};
 use crate::connection::allowance::Allowance;
 use crate::connection::not_grpc::{is_http1, refuse_http1};
 use crate::connection::reject::Farewell;
@@ -38,7 +38,7 @@ pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 const MAX_ASK_BYTES: usize = 256;
 /// How long a connection waits for memory, without a frame of its own being used meanwhile.
 const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
-const MEMORY_RETRY: Duration = Duration::from_millis(5);
+const MEMORY_RETRY: Duration = Duration::from_millis(1);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -62,7 +62,7 @@ pub(crate) struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.node.connections.fetch_sub(1, Ordering::Relaxed);
+        self.node.counters.open.fetch_sub(1, Ordering::Relaxed);
         trim::closed();
     }
 }
@@ -74,7 +74,7 @@ impl Connection {
         (budget, certificate): (Arc<MemoryBudget>, Option<Arc<Principal>>),
         node: Arc<Node>,
     ) -> Self {
-        node.connections.fetch_add(1, Ordering::Relaxed);
+        node.counters.open.fetch_add(1, Ordering::Relaxed);
         let peer = Peer::new(budget, certificate, (io.medium(), io.peer_address()));
         let (io, opening) = (io.take(0), Bytes::new());
         let allowance = Allowance::new(PREFACE.len());
@@ -88,13 +88,13 @@ impl Connection {
     /// Counts the connection among those whose callers are unknown, if the server asks who calls.
     pub(crate) fn ask_who_calls(&mut self) {
         if self.is_unauthenticated() {
-            self.peer.await_authentication(&self.node.unauthenticated);
+            self.peer.await_authentication(&self.node.security.unauthenticated);
         }
     }
 
     /// Returns whether the server asks who calls, and only calls can tell.
     fn is_unauthenticated(&self) -> bool {
-        self.node.access.asks() && self.peer.certificate.is_none()
+        self.node.security.access.asks() && self.peer.certificate.is_none()
     }
 
     /// Lends values to the client, if it can map their memory.
@@ -150,7 +150,7 @@ impl Connection {
         }
         buf.set_filled(before);
         let shard = self.node.index();
-        self.node.floods_cut.fetch_add(1, Ordering::Relaxed);
+        ConnectionCounters::count(&self.node.counters.floods_cut);
         tracing::info!(shard, "a connection sent too many control frames and is cut");
         let error = Error::new(
             Kind::Capacity,
@@ -239,7 +239,7 @@ impl Connection {
         if let (false, Ok(shown)) = (shown.is_empty(), HeaderValue::from_bytes(shown)) {
             headers.insert(AUTHORIZATION, shown);
         }
-        let known = node.access.admit(self.peer.origin(), &headers, pb::Role::Reader)?;
+        let known = node.security.access.admit(self.peer.origin(), &headers, pb::Role::Reader)?;
         let lends = node.shard.exposed().is_some() && known.principal.scope.is_everything();
         let pages = if lends { MAX_BORROWED_PAGES } else { 0 };
         // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then

@@ -41,7 +41,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (access, path) = (&self.node.access, request.uri().path());
+        let (access, path) = (&self.node.security.access, request.uri().path());
         let peer = request.extensions().get::<Peer>().filter(|_| path.starts_with(OURS));
         let Some(peer) = peer else { return Box::pin(self.inner.call(request)) };
         let known = match access.admit(peer.origin(), request.headers(), pb::Role::Reader) {
@@ -49,7 +49,7 @@ where
             Err(error) => return Box::pin(std::future::ready(Ok(self.refusal(error)))),
         };
         peer.authenticated();
-        let budget = self.node.budgets.of(&known.principal).filter(Budget::has_rates);
+        let budget = self.node.security.budgets.of(&known.principal).filter(Budget::has_rates);
         let (account, shard) = (Account::of_call(path), self.node.index());
         let Some(account) = account else { return Box::pin(self.inner.call(request)) };
         let Some(budget) = budget else {

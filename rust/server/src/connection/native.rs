@@ -2,7 +2,7 @@
 
 use crate::answers::{Answers, MAX_OWED_ANSWERS, Owed, Pin, QueuedAnswer, StreamState};
 use crate::auth::peer::Peer;
-use crate::cluster::node::{Node, Phase};
+use crate::cluster::node::{ConnectionCounters, Node, Phase};
 use crate::connection::accepted::{CONNECTION_WINDOW, Connection};
 use crate::data::{Exchange, FrameSource};
 use fastps_core::failpoint::reach;
@@ -21,7 +21,6 @@ use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc::channel;
@@ -201,7 +200,7 @@ async fn write(
                 };
                 let frame = match lend(lender.as_deref(), snapshot, pin) {
                     Ok((snapshot, lent)) => {
-                        node.values_lent.fetch_add(1, Ordering::Relaxed);
+                        ConnectionCounters::count(&node.counters.values_lent);
                         convert::lent(tag, applied.as_ref(), &snapshot, lent)
                     }
                     Err((snapshot, pin)) => {

@@ -35,7 +35,7 @@ pub(super) fn greet(
         max_message_bytes: MAX_MESSAGE_BYTES as u32,
         session,
         cluster_id: node.membership.id(),
-        insecure: node.insecure,
+        insecure: node.security.insecure,
     })
 }
 

@@ -99,9 +99,9 @@ impl ControlService {
     fn caller<Q: NeedsRole>(&self, request: &Request<Q>) -> Result<Caller> {
         let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
         let metadata = request.metadata();
-        let known = self.node.access.admit(peer.origin(), metadata.as_ref(), Q::ROLE)?;
+        let known = self.node.security.access.admit(peer.origin(), metadata.as_ref(), Q::ROLE)?;
         let mut caller = Caller::new(peer, &known, metadata);
-        caller.budget = self.node.budgets.of(&known.principal);
+        caller.budget = self.node.security.budgets.of(&known.principal);
         Ok(caller)
     }
 
@@ -253,7 +253,7 @@ impl Control for ControlService {
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
         let group = request.get_ref().group;
         // Other shards than shard 0 may have no slices of the group, and do not decide on its mode.
-        let asks = self.node.map.is_none() && memberships::is_new(&self.node, request.get_ref());
+        let asks = !self.node.is_coordinator() && memberships::is_new(&self.node, request.get_ref());
         let question =
             asks.then(|| pb::SettleRequest { groups: vec![group], binding_of: group, ..Default::default() });
         let first = self.ask_coordinator(&request, question).await;
@@ -330,7 +330,7 @@ impl Control for ControlService {
                 cluster: node.cluster.to_vec(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 trouble: node.trouble().unwrap_or_default(),
-                insecure: node.insecure,
+                insecure: node.security.insecure,
                 groups: node.group_states(scope).iter().map(convert::group_state_to_wire).collect(),
             })
         })

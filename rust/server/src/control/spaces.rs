@@ -44,20 +44,20 @@ pub(super) fn check_within(node: &Node, by: &Caller, space: SpaceId) -> Result<(
 
 /// Question to shard 0 before another shard opens a space.
 pub(super) fn to_open(node: &Node, request: &pb::OpenSpaceRequest) -> Option<pb::SettleRequest> {
-    let asks = node.map.is_none() && request.space != 0;
+    let asks = !node.is_coordinator() && request.space != 0;
     asks.then(|| pb::SettleRequest { describe_space: request.space, ..Default::default() })
 }
 
 /// Question to shard 0 before another shard closes a space.
 pub(super) fn to_close(node: &Node, request: &pb::CloseSpaceRequest) -> Option<pb::SettleRequest> {
-    let asks = node.map.is_none();
+    let asks = !node.is_coordinator();
     asks.then(|| pb::SettleRequest { spaces: vec![request.space], ..Default::default() })
 }
 
 /// Frees a space; on other shards than shard 0 only if shard 0's answer `first` no longer lists it. One
 /// outside the scope of the caller, as shard 0 or the slices here have it, is ignored like an unknown one.
 pub(super) fn close(node: &Node, by: &Caller, space: u64, first: Option<&pb::SettleResponse>) -> Result<()> {
-    let within = if node.map.is_some() {
+    let within = if node.is_coordinator() {
         check_within(node, by, SpaceId(space)).is_ok()
     } else {
         let slices = node.shard.slices_of_space(SpaceId(space));
@@ -85,7 +85,7 @@ pub(super) fn open(
 ) -> Result<pb::OpenSpaceResponse> {
     node.sessions.touch(request.client, Instant::now())?;
     let slices = slices_of(node, by, &request)?;
-    let is_first = node.map.is_some();
+    let is_first = node.is_coordinator();
     if is_first != (request.space == 0) {
         let error = Error::new(Kind::Config, "shard 0 gives spaces their numbers, and the others take them");
         return Err(error.expected(if is_first { "0" } else { "a number of shard 0" }, request.space));

@@ -12,7 +12,7 @@ use crate::auth::budget::Account;
 use crate::auth::budget::calls::sleep;
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
-use crate::cluster::node::{Node, Phase};
+use crate::cluster::node::{ConnectionCounters, Node, Phase};
 use crate::measures::OpenRequest;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
@@ -30,7 +30,6 @@ use fastps_transport::wire::{Messages, PollCycle, Spin};
 use prost::Message;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{Sender, channel};
@@ -125,11 +124,11 @@ impl Exchange {
         metadata: &MetadataMap,
     ) -> Result<Self> {
         let role = pb::Frame::ROLE;
-        let known = node.access.admit(peer.origin(), metadata.as_ref(), role)?;
+        let known = node.security.access.admit(peer.origin(), metadata.as_ref(), role)?;
         peer.authenticated();
-        node.access.watch(&known, &shared);
+        node.security.access.watch(&known, &shared);
         let mut caller = Caller::new(peer, &known, metadata);
-        caller.budget = node.budgets.of(&known.principal);
+        caller.budget = node.security.budgets.of(&known.principal);
         if let Some(budget) = &caller.budget {
             // A stream counts as a call.
             budget.charge(Account::Calls, 0, Instant::now())?;
@@ -197,7 +196,7 @@ impl Exchange {
     }
 
     async fn handle(&self, frame: &pb::Frame, slot: AnswerSlot) {
-        self.node.frames.fetch_add(1, Ordering::Relaxed);
+        ConnectionCounters::count(&self.node.counters.frames);
         self.node.measures.received(frame, self.caller.peer.medium);
         let asked = OpenRequest::now(frame);
         let slot = slot.to(asked);

@@ -103,7 +103,7 @@ async fn serve(
     // Many tools know only the older name.
     let (reflection, reflection_v1alpha) =
         (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
-    let readers = Readers(node.access.clone());
+    let readers = Readers(node.security.access.clone());
     let reflection = InterceptedService::new(reflection, readers.clone());
     let reflection_v1alpha = InterceptedService::new(reflection_v1alpha, readers);
     let checkpoints = Checkpoints::of(node.shard.clone(), node.files.clone(), node.gate.clone());

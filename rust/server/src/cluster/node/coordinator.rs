@@ -2,9 +2,11 @@
 //! and spaces.
 
 use crate::auth::scope::Scope;
+use crate::cluster::map::Map;
 use crate::cluster::node::Node;
 use crate::cluster::peers::Peers;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::portions::Portions;
 use fastps_core::tensor::SpaceId;
 use fastps_core::verbs::SpaceInfo;
 use fastps_proto::v1 as pb;
@@ -23,12 +25,22 @@ const SERVERS_TRUST: &str = "servers trust the CAs of --tls-ca or, without it, t
 const SERVERS_PROVE: &str = "servers show a certificate of role server (fastps certs issue --server) or, with \
                              --tokens, a token of that role in --server-token-file";
 
-/// Path from a shard to shard 0.
+/// Shard 0, as a shard reaches it.
 #[derive(Debug)]
 pub(crate) enum Coordinator {
-    /// Shard 0 is in this process.
+    /// The shard is it.
+    Own(OwnCoordinator),
+    /// It is in this process.
     Local(Arc<Node>),
     Remote(RemoteCoordinator),
+}
+
+/// What shard 0 alone has.
+#[derive(Debug)]
+pub(crate) struct OwnCoordinator {
+    pub(crate) map: Mutex<Map>,
+    /// The portions of samples.
+    pub(crate) portions: Mutex<Portions>,
 }
 
 /// A shard 0 that is reached over the network.
@@ -58,12 +70,21 @@ impl RemoteCoordinator {
 }
 
 impl Coordinator {
-    pub(crate) fn new(nodes: &[Arc<Node>], cluster: &[String], peers: Peers) -> Self {
-        if let Some(first) = nodes.iter().find(|node| node.map.is_some()) {
+    /// Shard 0 of these nodes of the process or, without it, of the cluster.
+    pub(crate) fn of_others(nodes: &[Arc<Node>], cluster: &[String], peers: Peers) -> Self {
+        if let Some(first) = nodes.iter().find(|node| node.is_coordinator()) {
             return Self::Local(first.clone());
         }
         let address = cluster.first().cloned().unwrap_or_default();
         Self::Remote(RemoteCoordinator { address, peers, channel: Mutex::default() })
+    }
+
+    /// What this shard has as shard 0.
+    pub(crate) fn own(&self) -> Option<&OwnCoordinator> {
+        match self {
+            Self::Own(own) => Some(own),
+            Self::Local(_) | Self::Remote(_) => None,
+        }
     }
 }
 
@@ -78,7 +99,7 @@ impl Node {
     /// Asks shard 0 without checking the cluster's identity.
     pub(crate) async fn ask_for_list(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         match &self.coordinator {
-            _ if self.map.is_some() => self.answer_settle(&question),
+            Coordinator::Own(_) => self.answer_settle(&question),
             Coordinator::Local(first) => {
                 first.check_serving()?;
                 first.files.check_steps()?;
@@ -92,20 +113,20 @@ impl Node {
 
     /// Removes a tensor at shard 0. Returns the shards that may still store its slices.
     pub(crate) async fn unregister_at_coordinator(&self, name: &str) -> Result<pb::Placement> {
-        match &self.coordinator {
-            Coordinator::Local(first) => {
-                first.check_no_space(name)?;
-                let placement = first.map()?.unregister(name, Instant::now(), &Scope::Everything)?;
-                first.files.durable_to(first.files.steps()).await?;
-                Ok(placement)
-            }
+        let first = match &self.coordinator {
+            Coordinator::Own(_) => self,
+            Coordinator::Local(first) => first,
             Coordinator::Remote(first) => {
                 let ask = pb::UnregisterRequest { name: name.to_owned() };
                 let send = async |mut control: ControlClient<Channel>, ask| control.unregister(ask).await;
                 let removed = first.peers.call(first.channel()?, &first.address, ask, send);
-                Ok(removed.await?.placement.unwrap_or_default())
+                return Ok(removed.await?.placement.unwrap_or_default());
             }
-        }
+        };
+        first.check_no_space(name)?;
+        let placement = first.map()?.unregister(name, Instant::now(), &Scope::Everything)?;
+        first.files.durable_to(first.files.steps()).await?;
+        Ok(placement)
     }
 
     /// Frees slices that no tensor of the map has, at another shard.
@@ -113,7 +134,8 @@ impl Node {
         let address = self.cluster.get(shard as usize).map_or("", String::as_str);
         let ask = pb::DropRequest { slices };
         let send = async |mut control: ControlClient<Channel>, ask| control.drop(ask).await;
-        self.peers.call(self.peers.channel(address)?, address, ask, send).await.map(|_| ())
+        let peers = &self.security.peers;
+        peers.call(peers.channel(address)?, address, ask, send).await.map(|_| ())
     }
 
     /// Asks for a waiting client. A refusal of this server is final, so the client is not asked to retry.

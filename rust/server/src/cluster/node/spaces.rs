@@ -15,7 +15,7 @@ use std::time::Instant;
 impl Node {
     /// The spaces; only shard 0 lists them.
     pub(crate) fn spaces(&self) -> Result<MutexGuard<'_, Spaces>> {
-        if self.map.is_none() {
+        if !self.is_coordinator() {
             return Err(self.not_coordinator("only shard 0 lists spaces of vectors"));
         }
         Ok(self.space_table.lock())
@@ -38,7 +38,7 @@ impl Node {
         shown: Option<&SecretHash>,
     ) -> Result<()> {
         let key = shown.map(SecretHash::bytes).unwrap_or_default();
-        if self.map.is_some() {
+        if self.is_coordinator() {
             return self.spaces()?.check_seat(space, term, &key);
         }
         if self.space_table.is_confirmed(space, (term, key)) {
@@ -102,7 +102,7 @@ impl Node {
 
     /// Closes spaces whose coordinator has been gone for too long.
     pub(crate) fn sweep_spaces(&self, now: Instant) {
-        if self.map.is_none() {
+        if !self.is_coordinator() {
             return;
         }
         self.space_table.drop_idle_replicas(now, self.sessions.lease());

@@ -1,0 +1,236 @@
+//! The steps of a server's start.
+
+use super::{internal, thread};
+use crate::auth::access::Access;
+use crate::auth::audit::Audit;
+use crate::auth::budget::Budgets;
+use crate::auth::peer::unauthenticated::Unauthenticated;
+use crate::auth::tls_watch::TlsWatch;
+use crate::cluster::loss;
+use crate::cluster::map::Map;
+use crate::cluster::membership::{Membership, Standing};
+use crate::cluster::node::coordinator::{Coordinator, OwnCoordinator};
+use crate::cluster::node::{ConnectionCounters, Node, Phase, Security};
+use crate::cluster::peers::Peers;
+use crate::cluster::reservation::Reservations;
+use crate::cluster::session::Sessions;
+use crate::cluster::spaces::SpaceTable;
+use crate::config::{Bound, ServerConfig};
+use crate::persistence::Files;
+use crate::persistence::snapshots::{Snapshots, When};
+use crate::web::{Subject, Web};
+use fastps_core::error::Result;
+use fastps_core::isa::Isa;
+use fastps_core::portions::Portions;
+use fastps_core::shard::{Exposed, Shard, ShardConfig};
+use fastps_durable::{Catalog, Member};
+use fastps_transport::bearer::Bearer;
+use fastps_transport::memory_budget::WorkerRoom;
+use fastps_transport::tls::ServerTls;
+use serde_json::json;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::{Semaphore, watch};
+
+/// What the shards of a process know callers and peers by.
+pub(super) struct Credentials {
+    pub(super) tls: Option<ServerTls>,
+    pub(super) access: Arc<Access>,
+    pub(super) tls_watch: Arc<TlsWatch>,
+    peers: Peers,
+    insecure: bool,
+}
+
+impl Credentials {
+    /// Reads the files.
+    pub(super) fn load(config: &ServerConfig) -> Result<Self> {
+        let tls = ServerTls::load(&config.tls, config.tls_crl.as_deref())?;
+        let audit = Audit::open(config.audit.as_deref())?;
+        let access = Access::open(config.tokens.as_deref(), config.certificate_role, audit.clone())?;
+        let tls_watch = TlsWatch::new(tls.clone(), audit);
+        let peers = Peers {
+            tls: tls.as_ref().map(|tls| tls.others.clone()),
+            bearer: Bearer::open(config.server_token.as_deref())?,
+        };
+        let insecure = config.insecure && config.danger().is_some();
+        Ok(Self { tls, access, tls_watch, peers, insecure })
+    }
+
+    fn security(&self, memory_limit: u64) -> Security {
+        Security {
+            insecure: self.insecure,
+            access: self.access.clone(),
+            tls_watch: self.tls_watch.clone(),
+            budgets: Budgets::default(),
+            unauthenticated: Unauthenticated::new(memory_limit),
+            peers: self.peers.clone(),
+        }
+    }
+}
+
+/// What the steps share.
+pub(super) struct Start<'a> {
+    pub(super) config: &'a ServerConfig,
+    pub(super) credentials: Credentials,
+    pub(super) cluster: Arc<[String]>,
+    /// Of each shard.
+    pub(super) memory_limit: u64,
+    pub(super) phase: watch::Receiver<Phase>,
+}
+
+impl Start<'_> {
+    pub(super) fn open_files(&self, bound: &[Bound]) -> Result<Vec<Files>> {
+        bound.iter().map(|shard| Files::open(self.config, shard.index, self.cluster.len())).collect()
+    }
+
+    pub(super) fn open_web(&self, bound: &[Bound], files: &[Files]) -> Result<(Arc<Subject>, Option<Web>)> {
+        let shards = bound.iter().map(|b| b.index).zip(files.iter().cloned()).collect();
+        let subject = Subject::new(shards, self.credentials.access.clone());
+        let web = Web::open(self.config, self.credentials.tls.as_ref(), subject.clone())?;
+        Ok((subject, web))
+    }
+
+    /// Reads the state of all shards from their files.
+    pub(super) fn recover(&self, bound: &[Bound], files: &[Files]) -> Result<Vec<(Catalog, Shard)>> {
+        let isa = Isa::get()?;
+        let recover = |(shard, files): (&Bound, &Files)| {
+            let mut settings = ShardConfig::new(shard.index, self.memory_limit, isa);
+            settings.policy.clone_from(&self.config.policy);
+            settings.sink.clone_from(&self.config.sink);
+            if let Some(journal) = files.journal() {
+                settings.sink = Some(journal.clone());
+            }
+            settings.exposed = exposed(shard.index, self.memory_limit);
+            let core = Shard::new(settings);
+            Ok((files.recover(&core)?, core))
+        };
+        bound.iter().zip(files).map(recover).collect()
+    }
+
+    /// The shards with their surroundings. Fails if one has lost slices.
+    pub(super) fn nodes(
+        &self,
+        bound: &[Bound],
+        files: Vec<Files>,
+        recovered: Vec<(Catalog, Shard)>,
+    ) -> Result<Vec<Arc<Node>>> {
+        let mut nodes = Vec::new();
+        for ((shard, files), (catalog, core)) in bound.iter().zip(files).zip(recovered) {
+            let node = Arc::new(self.node(&nodes, shard.index, files, catalog, core)?);
+            if let Some(loss) = loss::found_at_start(&node)?.filter(|_| !self.config.accept_loss) {
+                return Err(node.lost(&loss));
+            }
+            nodes.push(node);
+        }
+        Ok(nodes)
+    }
+
+    /// One of them, after those with smaller indices: sessions come first, since the others ask which clients
+    /// live.
+    fn node(
+        &self,
+        nodes: &[Arc<Node>],
+        index: u32,
+        files: Files,
+        catalog: Catalog,
+        core: Shard,
+    ) -> Result<Node> {
+        let (config, meter) = (self.config, core.meter().clone());
+        let sessions = Sessions::new(config.lease, meter.clone());
+        sessions.restore(&catalog, Instant::now())?;
+        restore_memberships(&core, &catalog);
+        let room = WorkerRoom(config.room_for_workers);
+        let reservations = Reservations::new(config.reservation_lease, room, files.clone());
+        reservations.restore(&core, &catalog.reservations, Instant::now());
+        let server = files.journal().map_or_else(random, |journal| Ok(journal.incarnation()))?;
+        let coordinator = if index == 0 {
+            let map = Map::new(self.cluster.len(), meter.clone(), config.reservation_lease);
+            let map = Mutex::new(map.restore(catalog.map, files.clone())?);
+            let portions = Mutex::new(Portions::new(random()?, meter.clone()));
+            Coordinator::Own(OwnCoordinator { map, portions })
+        } else {
+            Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone())
+        };
+        let is_live = |client| sessions.is_live(client);
+        let space_table = SpaceTable::restore(random()?, meter, catalog.spaces, is_live)?;
+        Ok(Node {
+            shard: Arc::new(core),
+            server,
+            cluster: self.cluster.clone(),
+            coordinator,
+            membership: membership(index, server, catalog.cluster_id, config.accept_loss),
+            security: self.credentials.security(self.memory_limit),
+            sessions,
+            spin: config.spin,
+            reservations,
+            files,
+            gate: Arc::default(),
+            programs: Semaphore::new(1),
+            space_table,
+            phase: self.phase.clone(),
+            pins: Arc::default(),
+            counters: ConnectionCounters::default(),
+            measures: Arc::default(),
+            swept: AtomicBool::new(false),
+        })
+    }
+
+    /// Starts the thread of each shard, which serves clients from then on.
+    pub(super) fn threads(&self, bound: Vec<Bound>, nodes: &[Arc<Node>]) -> Result<Vec<JoinHandle<()>>> {
+        let (socket, danger) = (self.config.local_socket(), self.config.danger());
+        let start = |(shard, node): (Bound, &Arc<Node>)| {
+            thread::spawn(shard, node.clone(), self.credentials.tls.clone(), socket, danger)
+        };
+        bound.into_iter().zip(nodes).map(start).collect()
+    }
+
+    pub(super) fn snapshots(&self, nodes: &[Arc<Node>]) -> Result<Snapshots> {
+        let shards = nodes.iter().map(|node| (node.shard.clone(), node.files.clone()));
+        Snapshots::start(
+            shards,
+            When { every: self.config.snapshot_every, after: self.config.snapshot_after },
+        )
+    }
+
+    pub(super) fn list_in_audit(&self, addresses: &[String]) -> Result<()> {
+        let version = env!("CARGO_PKG_VERSION");
+        let fields =
+            json!({"version": version, "addresses": addresses, "insecure": self.credentials.insecure});
+        self.credentials.access.audit.record("start", fields)
+    }
+}
+
+/// Memory in which clients on this machine read values, if the system has it.
+fn exposed(shard: u32, limit: u64) -> Option<Arc<Exposed>> {
+    Exposed::new(limit).inspect_err(|error| tracing::info!(shard, %error, "values are sent, not lent")).ok()
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| internal("no random numbers", error))?;
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}
+
+/// Membership of a shard before it has heard from shard 0.
+fn membership(shard: u32, server: u64, cluster_id: u64, accept_loss: bool) -> Membership {
+    if shard > 0 {
+        return Membership::new(cluster_id, Standing::Waits(None), accept_loss);
+    }
+    let cluster_id = if cluster_id == 0 { server } else { cluster_id };
+    Membership::new(cluster_id, Standing::Serves, accept_loss)
+}
+
+/// Restores the memberships of workers of the former process. Each has a lease to show that it lives.
+fn restore_memberships(shard: &Shard, catalog: &Catalog) {
+    for Member { client, group, seat } in &catalog.members {
+        if !catalog.sessions.contains(client) {
+            continue;
+        }
+        if let Err(error) = shard.join(*group, *client, seat) {
+            tracing::warn!(shard = shard.index(), %error, "a worker's place could not be restored");
+        }
+    }
+    catalog.complete.iter().for_each(|group| shard.groups().note_complete(*group));
+}
