@@ -92,7 +92,7 @@ def _rows(X: Any) -> Any:
 
 
 class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
-    """Arguments and training, which classifier and regressor share."""
+    """Arguments, with the regressor's defaults, and training."""
 
     _parameter_constraints: dict[str, Any]
 
@@ -100,29 +100,29 @@ class LinearEstimator(SparseCoefMixin, BaseEstimator):  # type: ignore[misc] # s
 
     def __init__(
         self,
+        loss: str = "squared_error",
         *,
-        loss: str,
-        penalty: str | None,
-        alpha: float,
-        l1_ratio: float,
-        fit_intercept: bool,
-        max_iter: int,
-        tol: float | None,
-        shuffle: bool,
-        verbose: int,
-        epsilon: float,
-        n_jobs: int | None,
-        random_state: Any,
-        learning_rate: str,
-        eta0: float,
-        power_t: float,
-        early_stopping: bool,
-        validation_fraction: float,
-        n_iter_no_change: int,
-        warm_start: bool,
-        average: bool | int,
-        callback: Callback | None,
-        store: Any,
+        penalty: str | None = "l2",
+        alpha: float = 0.0001,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        verbose: int = 0,
+        epsilon: float = 0.1,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        learning_rate: str = "invscaling",
+        eta0: float = 0.01,
+        power_t: float = 0.25,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        warm_start: bool = False,
+        average: bool | int = False,
+        callback: Callback | None = None,
+        store: Any = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from fastps.hogwild._linear import Array, LinearEstimator, Problem, checked_weights, constraints, scores
-from fastps.hogwild._training import Callback, attempt
+from fastps.hogwild._training import attempt
 
 __all__ = ["HogwildRegressor"]
 
@@ -53,57 +53,6 @@ class HogwildRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
     _parameter_constraints = constraints(SGDRegressor, ("squared_error", "huber")) | {
         "n_jobs": [Integral, None]
     }
-
-    def __init__(
-        self,
-        loss: str = "squared_error",
-        *,
-        penalty: str | None = "l2",
-        alpha: float = 0.0001,
-        l1_ratio: float = 0.15,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float | None = 1e-3,
-        shuffle: bool = True,
-        verbose: int = 0,
-        epsilon: float = 0.1,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        learning_rate: str = "invscaling",
-        eta0: float = 0.01,
-        power_t: float = 0.25,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        warm_start: bool = False,
-        average: bool | int = False,
-        callback: Callback | None = None,
-        store: Any = None,
-    ) -> None:
-        super().__init__(
-            loss=loss,
-            penalty=penalty,
-            alpha=alpha,
-            l1_ratio=l1_ratio,
-            fit_intercept=fit_intercept,
-            max_iter=max_iter,
-            tol=tol,
-            shuffle=shuffle,
-            verbose=verbose,
-            epsilon=epsilon,
-            n_jobs=n_jobs,
-            random_state=random_state,
-            learning_rate=learning_rate,
-            eta0=eta0,
-            power_t=power_t,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            warm_start=warm_start,
-            average=average,
-            callback=callback,
-            store=store,
-        )
 
     def fit(
         self, X: Any, y: Any, coef_init: Any = None, intercept_init: Any = None, sample_weight: Any = None
