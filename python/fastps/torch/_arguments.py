@@ -1,4 +1,4 @@
-"""The arguments of `ParameterServerOptimizer`: missing, unknown or in another order."""
+"""Checks of the arguments of `ParameterServerOptimizer`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import torch
 from fastps import optim
 from fastps._shared.checks import invalid
 from fastps._shared.text import hint
+from fastps.codecs import Codec
 from fastps.errors import ConfigError
+from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer
+from fastps.worker.arguments import check_codec, check_mode, like
+
+__all__ = ["check_buffers", "check_optimizer", "checked", "mode_of"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _EXPECTED = "(params, ps, optimizer)"
@@ -28,7 +33,7 @@ _ARE: dict[str, Callable[[object], bool]] = {
 
 
 def checked(init: _F) -> _F:
-    """The constructor, which raises `ConfigError` for a call that does not fit its arguments."""
+    """The constructor, which raises `ConfigError` for missing, unknown or swapped arguments."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -60,3 +65,29 @@ def _wrong(what: str, given: list[Any], cure: str | None = None) -> ConfigError:
     return ConfigError(
         f"ParameterServerOptimizer: {what}", expected=f"{_EXPECTED}, such as {_EXAMPLE}", got=got, advice=cure
     )
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises unless it is an optimizer of fastps."""
+    if not isinstance(optimizer, optim.Optimizer):
+        kind = type(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        raise invalid("optimizer", f"one such as {like(optim.Optimizer, kind, 'Adam')}", optimizer)
+
+
+def mode_of(mode: Mode | None, codec: Codec | None, push_in_backward: bool) -> Mode:
+    """The mode, or the default one; raises unless it goes with the other arguments."""
+    mode = Async() if mode is None else mode
+    check_mode(mode)
+    if codec is not None:
+        check_codec(codec)
+    if push_in_backward and mode.after_warm_up.local_lr is not None:
+        raise invalid("mode", "another mode than fastps.Local with push_in_backward", mode)
+    return mode
+
+
+def check_buffers(buffers: object, model: torch.nn.Module | None) -> None:
+    """Raises unless it is a way to keep buffers, and there is a model if they are pushed."""
+    if buffers not in (None, "average", "latest", "local"):
+        raise invalid("buffers", "'average', 'latest', 'local' or None", buffers)
+    if model is None and buffers in ("average", "latest"):
+        raise invalid("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)

@@ -23,7 +23,7 @@ from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
-from fastps.torch._arguments import checked
+from fastps.torch._arguments import check_buffers, check_optimizer, checked, mode_of
 from fastps.torch._averaged import warn_if_averaged
 from fastps.torch._duplicates import check_memory, warn_of_other_names
 from fastps.torch._file import steps_of
@@ -42,7 +42,6 @@ from fastps.torch.buffers import Buffers, Way
 from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_worker
 from fastps.torch.seeds import state as random_state
 from fastps.torch.step.ahead import Ahead, hooks_of
-from fastps.torch.step.arguments import check_buffers, check_optimizer, mode_of
 from fastps.torch.step.groups import check_group
 from fastps.worker import Step, Worker
 from fastps.worker.run.others import Others
