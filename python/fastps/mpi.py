@@ -21,7 +21,16 @@ from fastps.parameter_server import ParameterServer, check_ps
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_mapping, check_mode
 from fastps.worker.gradients import finite
-from fastps.worker.run.parts import check_groups, divide, from_row, group_of, raised_by, to_row, turns
+from fastps.worker.run.parts import (
+    divide,
+    from_row,
+    group_of,
+    raise_first,
+    register,
+    texts_of,
+    to_row,
+    turns,
+)
 
 try:
     from mpi4py import MPI
@@ -113,12 +122,9 @@ class Hierarchical:
         def begin(joining: range) -> None:
             if self._node.rank not in joining:
                 return
-            own, name = self._of(self._node.rank), group_of(group, self._node.rank)
-            there = own.keys() & set(ps.names())
-            check_groups(ps, sorted(there), name)
-            for tensor, values in own.items():
-                if tensor not in there:
-                    ps.register(tensor, values, optimizer, "exact", name)
+            own, there = self._of(self._node.rank), set(ps.names())
+            new = [name for name in own if name not in there]
+            register(ps, own, new, optimizer, group_of(group, self._node.rank))
             if own:
                 self._worker = Worker(ps, own, kind, codec, copy=False, on_step=on_step, rank=rank)
 
@@ -236,14 +242,10 @@ class Hierarchical:
             act()
         except FastpsError as error:
             own = error
-        row = to_row("") if own is None else to_row(type(own).__name__, str(own))
+        row = to_row(*texts_of(own))
         rows = np.empty((self._node.size, row.size), np.uint8)
         self._node.Allgather(row, rows)
-        if own is not None:
-            raise own
-        for process, theirs in enumerate(map(from_row, rows)):
-            if theirs != [""]:
-                raise raised_by(process, *theirs)
+        raise_first(own, map(from_row, rows))
 
 
 def _copied(name: str, array: Any) -> Array:

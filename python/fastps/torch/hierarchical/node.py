@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fastps.errors import ConfigError, ConnectionLostError, FastpsError
-from fastps.worker.run.parts import from_row, raised_by, to_row
+from fastps.worker.run.parts import from_row, raise_first, texts_of, to_row
 
 __all__ = ["Node"]
 
@@ -136,13 +136,8 @@ class Node:
     def raise_of(self, own: FastpsError | None) -> None:
         """Raises the error of this process, or that of another one; every process calls it."""
         with self._named():
-            texts = ("",) if own is None else (type(own).__name__, str(own))
-            errors = _gathered(self.group, self.device, *texts)
-        if own is not None:
-            raise own
-        for rank, error in enumerate(errors):
-            if error != [""]:
-                raise raised_by(rank, *error)
+            errors = _gathered(self.group, self.device, *texts_of(own))
+        raise_first(own, errors)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

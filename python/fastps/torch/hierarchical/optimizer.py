@@ -24,7 +24,7 @@ from fastps.torch.hierarchical.parameters import Parameters, pieces, scaled
 from fastps.torch.seeds import state as random_state
 from fastps.worker import Step, Worker
 from fastps.worker.arguments import check_codec, check_mode, like
-from fastps.worker.run.parts import check_groups, group_of, turns
+from fastps.worker.run.parts import group_of, register, turns
 
 __all__ = ["Hierarchical"]
 
@@ -281,9 +281,7 @@ class Hierarchical(torch.optim.Optimizer):
             self._parameters.check_shards(ps)
         arrays = {entry.name: entry.array for entry in self._entries}
         new = absent(ps, {name: (array.shape, self._rule) for name, array in arrays.items()})
-        check_groups(ps, arrays.keys() - set(new), group)
-        for name in new:
-            ps.register(name, arrays[name], self._rule, "exact", group)
+        register(ps, arrays, new, self._rule, group)
         if rank is None:
             rank = (detect().node or 0) if self._node.spans_all else self._node.first
         self._worker = Worker(ps, arrays, mode, codec, copy=False, on_step=on_step, rank=rank)

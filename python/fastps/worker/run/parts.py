@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastps._shared.types import Array
 from fastps.errors import (
     ConfigError,
     ConnectionLostError,
@@ -21,16 +22,18 @@ from fastps.errors import (
     UnavailableError,
 )
 from fastps.modes import Mode
+from fastps.optim import Optimizer
 from fastps.parameter_server import ParameterServer
 
 __all__ = [
-    "check_groups",
     "divide",
     "from_row",
     "group_of",
-    "raised_by",
+    "raise_first",
+    "register",
     "shard_name",
     "shards_of",
+    "texts_of",
     "to_row",
     "turns",
 ]
@@ -91,13 +94,22 @@ def group_of(group: str, process: int) -> str:
     return f"{group}/{process}"
 
 
-def check_groups(ps: ParameterServer, names: Iterable[str], group: str) -> None:
-    """Raises unless the tensors belong to a group.
+def register(
+    ps: ParameterServer, arrays: Mapping[str, Array], new: Iterable[str], optimizer: Optimizer, group: str
+) -> None:
+    """Registers the tensors of a process that the servers lack.
+
+    Args:
+        ps: The servers.
+        arrays: Values by name.
+        new: The names that the servers lack.
+        optimizer: Of new tensors.
+        group: The tensors' group.
 
     Raises:
-        ConfigError: One belongs to another group; the error names both.
+        ConfigError: A tensor that the servers have belongs to another group; the error names both.
     """
-    for name in names:
+    for name in sorted(arrays.keys() - set(new)):
         there = ps.spec(name).group
         if there != group:
             raise ConfigError(
@@ -107,6 +119,8 @@ def check_groups(ps: ParameterServer, names: Iterable[str], group: str) -> None:
                 got=f"group {group}",
                 advice="all machines of a run need the same model and the same number of processes",
             )
+    for name in new:
+        ps.register(name, arrays[name], optimizer, "exact", group)
 
 
 def to_row(*texts: str) -> NDArray[np.uint8]:
@@ -122,15 +136,23 @@ def from_row(row: NDArray[np.uint8]) -> list[str]:
     return row.tobytes().rstrip(b"\0").decode(errors="ignore").split(_SEPARATOR)
 
 
-def raised_by(process: int, kind: str, text: str) -> FastpsError:
-    """The error for the other processes of a machine, one of which has raised `text`.
+def texts_of(error: FastpsError | None) -> tuple[str, ...]:
+    """The texts by which the other processes of a machine learn of an error, or that there is none."""
+    return ("",) if error is None else (type(error).__name__, str(error))
+
+
+def raise_first(own: FastpsError | None, texts: Iterable[list[str]]) -> None:
+    """Raises this process's error, or else the first one of another process of its machine.
 
     Args:
-        process: Its number on the machine.
-        kind: The name of its error's class.
-        text: Its error's text.
+        own: This process's error.
+        texts: The `texts_of` each process, in the order of their numbers.
     """
-    return _KINDS.get(kind, UnavailableError)(f"local rank {process} of this node: {text}")
+    if own is not None:
+        raise own
+    for process, (kind, *text) in enumerate(texts):
+        if kind:
+            raise _KINDS.get(kind, UnavailableError)(f"local rank {process} of this node: {''.join(text)}")
 
 
 def shard_name(name: str, shard: int, shards: int) -> str:
