@@ -248,7 +248,7 @@ def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec]) -> N
                 expected=there.dtype,
                 got=ours.dtype,
             )
-        if ours.shape != there.shape or not ours.optimizer.is_but_for_lr(there.optimizer):
+        if ours.shape != there.shape or not ours.optimizer._is_but_for_lr(there.optimizer):
             expected, got = f"{there.shape}, {there.optimizer}", f"{ours.shape}, {ours.optimizer}"
             raise ConfigError(
                 f"{os.fspath(path)} has another tensor", tensor=name, expected=expected, got=got

@@ -56,7 +56,7 @@ def _address(one: Any) -> str:
 
 
 class Resolver:
-    """Internal: a callable that returns addresses; its errors name it."""
+    """A callable that returns addresses; its errors name it."""
 
     __slots__ = ("ask", "cause")
 

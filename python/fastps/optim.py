@@ -56,13 +56,13 @@ class Optimizer:
         kinds = {each._kind: each for each in Optimizer.__subclasses__()}
         return choice("optimizer", name, kinds)(**settings)
 
-    def is_but_for_lr(self, other: Optimizer) -> bool:
-        """Internal: returns whether two optimizers differ at most in ``lr``, which each push may set."""
+    def _is_but_for_lr(self, other: Optimizer) -> bool:
+        """Returns whether two optimizers differ at most in ``lr``, which each push may set."""
         lr: dict[str, Any] = {"lr": vars(other)["lr"]}
         return type(self) is type(other) and replace(self, **lr) == other
 
-    def apart(self, other: Optimizer) -> tuple[str, str]:
-        """Internal: describes both by their differences, except ``lr``; of other kinds, by non-defaults."""
+    def _apart(self, other: Optimizer) -> tuple[str, str]:
+        """Describes both by their differences, except ``lr``; of other kinds, by non-defaults."""
 
         def text(one: Optimizer, than: Optimizer) -> str:
             of = {name: value for name, value in vars(one).items() if vars(than)[name] != value}

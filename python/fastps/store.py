@@ -127,8 +127,8 @@ class Store(ParameterServer):
         _shared.add(self)
         return native
 
-    def forked(self) -> None:
-        """Internal: in a forked child, reopens the memory when the store is next used."""
+    def _reopen(self) -> None:
+        """In a forked child, reopens the memory when the store is next used."""
         if self._reattach is not None:
             self._reattach = (self._native.address or "", self._reattach[1])
             del self._native
@@ -159,5 +159,5 @@ def _forked() -> None:
     """Called in a forked child, where shared stores reopen their memory when they are next used."""
     forked()
     for store in list(_shared):
-        store.forked()
+        store._reopen()
     _shared.clear()

@@ -286,7 +286,7 @@ KILLED = METHODS if os.environ.get("FASTPS_SECOND_ORDER") else [LBFGS(history_si
 @pytest.mark.parametrize("method", KILLED, ids=ids)
 def test_a_coordinator_killed_at_every_message_is_resumed_with_the_same_bits(method, monkeypatch):
     options = {**OPTIONS, "method": method, "max_iterations": 4}
-    vectors = ["g", "p", "t", "h", *method.vectors]
+    vectors = ["g", "p", "t", "h", *method._vectors]
     expected, at = run(Logistic(), **options)
     with monkeypatch.context() as patch:
         made = dying(patch, math.inf)
@@ -966,7 +966,7 @@ def test_a_replica_follows_a_coordinator_that_cuts_the_samples_otherwise():
     expected, at = run(Logistic(), portions=4, max_iterations=3)
     with fastps.Store() as store, replicas(store, 1, lambda _: Logistic()):
         Logistic().register(store)
-        vectors = ["g", "p", "t", "h", *LBFGS().vectors]
+        vectors = ["g", "p", "t", "h", *LBFGS()._vectors]
         first = Vectors(store, Logistic.names, vectors, space="minimize")
         first.run(first.copy("t", "w"), first.begin_sum(1, 3))
         task = {"vector": "t", "portions": 6, "samples": SAMPLES, "wait": 30.0}

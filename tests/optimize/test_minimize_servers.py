@@ -218,7 +218,7 @@ def test_a_coordinator_dropped_at_any_message_is_resumed_with_the_same_bits(meth
                 assert outcome(ps, result) == alone, moment
                 return result, 0
 
-        vectors = ["g", "p", "t", "h", *method.vectors]
+        vectors = ["g", "p", "t", "h", *method._vectors]
         _, moments = run(math.inf, "none")
         assert moments > 40
         for moment in range(moments):

@@ -314,35 +314,6 @@ def test_a_mode_is_read_by_its_properties_and_not_by_its_type() -> None:
                 assert not names & kinds, f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"
 
 
-# Names that other libraries publish with an underscore.
-PUBLISHED = {
-    *("_actions", "_asdict", "_exit", "_fields", "_make", "_replace", "_SubParsersAction"),  # Python's
-    *("_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"),  # torch's from here on
-    *("_C", "_cdata", "_foreach_mul_", "_foreach_norm", "_profiler_enabled", "_storage_Use_Count"),
-    *("_indices", "_values", "_version"),
-    *("_initial_step", "_last_lr", "_opt_called", "_schedulers"),
-    *("_BatchNorm", "_DropoutNd"),
-    "_parameter_constraints",  # scikit-learn's
-}
-# How often the source reads or writes a private name of another object: a number that may only fall.
-FOREIGN_PRIVATE_NAMES = 14
-
-
-def test_private_names_are_used_by_their_owners() -> None:
-    found: list[str] = []
-    for path in python_files():
-        for node in ast.walk(parsed(path)):
-            if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr):
-                continue
-            owner = node.value
-            own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
-            own |= isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == "super"
-            if not own and node.attr not in PUBLISHED:
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
-    assert len(found) <= FOREIGN_PRIVATE_NAMES, "\n".join(found)
-    assert len(found) == FOREIGN_PRIVATE_NAMES, f"lower FOREIGN_PRIVATE_NAMES to {len(found)}"
-
-
 COMMANDS = ROOT / "python/fastps/commands"
 
 

@@ -161,7 +161,7 @@ def test_skipped_steps_assignments_and_loaded_states(store):
     states = optimizer.state_dict()["state"].values()
     named = zip([name for name, _ in model.named_parameters()], states, strict=True)
     loaded = {name: {**state, "step": torch.tensor(50.0)} for name, state in named}
-    optimizer.held.assign(loaded)
+    optimizer._held.assign(loaded)
     step(model, optimizer)
     assert optimizer.global_step == 51
     for name in store.names():  # by the user's own client

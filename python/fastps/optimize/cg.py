@@ -61,14 +61,14 @@ class CG(Method):
         given(self, "powell", float(self.powell))
 
     @property
-    def vectors(self) -> tuple[str, ...]:
+    def _vectors(self) -> tuple[str, ...]:
         return ("d",)  # the direction of the last accepted step
 
-    def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Conjugate:
+    def _begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Conjugate:
         return _Conjugate(self, memory, size)
 
-    def factor(self, step: Accepted) -> float:
-        """Internal: beta."""
+    def _factor(self, step: Accepted) -> float:
+        """Beta."""
         if abs(step.mixed) >= self.powell * step.new:
             return 0.0
         if self.beta == "FR":
@@ -95,7 +95,7 @@ class _Conjugate:
 
     def accept(self, accepted: Accepted) -> None:
         steps = int(self.memory["steps"]) + 1
-        beta = self._method.factor(accepted) if steps < self._size else 0.0
+        beta = self._method._factor(accepted) if steps < self._size else 0.0
         if accepted.new <= beta * accepted.new_slope:  # the next direction would not point downwards
             beta = 0.0
         self.memory = {

@@ -75,7 +75,7 @@ class Coordinator:
         self._method, self._limits, self._callback = method, limits, callback
         self._rule = rule
         self._settings = settings
-        self._directions = method.begin(size=problem.size)
+        self._directions = method._begin(size=problem.size)
         self._products: list[float] = []
         self._nfev = 0
         self._largest = 0.0
@@ -142,7 +142,7 @@ class Coordinator:
     def _take_over(self, state: State) -> State:
         """Sends the last commit again, and asks for all products."""
         self.state, self._nfev, self._largest = state, state.nfev, state.largest
-        self._directions = self._method.begin(state.memory, size=self._problem.size)
+        self._directions = self._method._begin(state.memory, size=self._problem.size)
         self._run(*self._committing(state), number=state.number)
         products = self._directions.products(self._v, again=True)
         if products is not None:
@@ -227,7 +227,7 @@ class Coordinator:
         """
         coarser = 0
         while True:
-            batch = self._v.next_batch
+            batch = self._v._next_batch
             begin = self._v.begin_sum(batch, asked, largest=self._largest, coarser=coarser)
             results = self._run(*before, begin)
             report = self._batches.compute(batch, asked)

@@ -71,9 +71,9 @@ class GradientCheck:
         directions[name] = directions[name].astype(self._gradients[name].dtype)
         v, coarser = self._v, 0
         while True:
-            batch = v.next_batch
+            batch = v._next_batch
             v.run(v.begin_sum(batch, 1, coarser=coarser))
-            if v.add_portion(batch, 0, directions) == "outside":
+            if v._add_portion(batch, 0, directions) == "outside":
                 coarser += 1
                 continue
             with suppress(UnknownOutcomeError):  # a restarted server has lost the sum

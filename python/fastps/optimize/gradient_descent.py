@@ -23,10 +23,10 @@ class GradientDescent(Method):
     """
 
     @property
-    def vectors(self) -> tuple[str, ...]:
+    def _vectors(self) -> tuple[str, ...]:
         return ()
 
-    def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Steepest:  # noqa: ARG002
+    def _begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Steepest:  # noqa: ARG002
         return _Steepest(memory)
 
 

@@ -48,10 +48,10 @@ class LBFGS(Method):
         given(self, "history_size", integer("history_size", self.history_size, 1, most))
 
     @property
-    def vectors(self) -> tuple[str, ...]:
+    def _vectors(self) -> tuple[str, ...]:
         return tuple(f"{kind}{k}" for k in range(self.history_size) for kind in ("s", "y"))
 
-    def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Pairs:  # noqa: ARG002
+    def _begin(self, memory: dict[str, Any] | None = None, *, size: int) -> _Pairs:  # noqa: ARG002
         return _Pairs(self.history_size, memory)
 
 

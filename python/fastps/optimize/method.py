@@ -83,12 +83,12 @@ class Method:
     c2: ClassVar[float] = 0.9
 
     @property
-    def vectors(self) -> tuple[str, ...]:
-        """Internal: the vectors that the method needs besides those of `COMMON`."""
+    def _vectors(self) -> tuple[str, ...]:
+        """The vectors that the method needs besides those of `COMMON`."""
         raise NotImplementedError
 
-    def begin(self, memory: dict[str, Any] | None = None, *, size: int) -> Directions:
-        """Internal: begins a run, or continues a stored one.
+    def _begin(self, memory: dict[str, Any] | None = None, *, size: int) -> Directions:
+        """Begins a run, or continues a stored one.
 
         Args:
             memory: The stored `Directions.memory`; None: begin.

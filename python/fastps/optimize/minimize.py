@@ -155,7 +155,7 @@ def minimize(
     problem = Problem(samples, portions, float(l2), _EPS[dtype.name], size)
     # The names are those of the space.
     settings = f"samples={samples}, portions={portions}, l2={problem.l2}, {method}, {line_search}"
-    v = Vectors(ps, names, [*COMMON, *method.vectors], space=space)
+    v = Vectors(ps, names, [*COMMON, *method._vectors], space=space)
     local = None if objective is None else LocalReplica(ps, objective, space)
     batches = Batches(v, samples, portions, min_replicas, timeout, local)
     coordinator = Coordinator(v, batches, problem, method, rule, limits, settings, callback)

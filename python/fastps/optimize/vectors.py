@@ -51,8 +51,8 @@ class Operation(NamedTuple):
     batch: int = 0
 
     @property
-    def results(self) -> int:
-        """Internal: number of scalars that each slice answers."""
+    def _results(self) -> int:
+        """Number of scalars that each slice answers."""
         if self.code == _BLOCK:
             return self.to * (len(self.sources) - self.to)
         return int(self.code in (_DOT, _MAX_ABS))
@@ -377,16 +377,16 @@ class Vectors:
         return BatchReport(number, over, replicas, finished, issued, won, failures)
 
     @property
-    def next_batch(self) -> int:
-        """Internal: a number for the batch that the next program begins.
+    def _next_batch(self) -> int:
+        """A number for the batch that the next program begins.
 
         It grows within the space, and no batch of the last spaces had it: a late report of a replica names
         its batch, but not the space.
         """
         return ((self._id % _SPACES) << _BITS) + self.next_number
 
-    def add_portion(self, batch: int, portion: int, gradients: dict[str, Any]) -> str:
-        """Internal: adds a portion to the sum of a batch, as replicas do.
+    def _add_portion(self, batch: int, portion: int, gradients: dict[str, Any]) -> str:
+        """Adds a portion to the sum of a batch, as replicas do.
 
         Returns:
             ``"added"``, ``"duplicate"``, ``"stale"``, or why it cannot be, as in `PortionFailure.kind`.
@@ -473,7 +473,7 @@ def _joined(operations: Sequence[Operation], slices: Sequence[Sequence[float]]) 
     """Joins the slices' results of each operation that has one."""
     at = 0
     for operation in operations:
-        count = operation.results
+        count = operation._results
         columns = [[results[k] for results in slices] for k in range(at, at + count)]
         at += count
         if operation.code == _MAX_ABS:

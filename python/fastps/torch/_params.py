@@ -314,8 +314,8 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
             there = ps.spec(name)
             if there.shape != shape:
                 shapes.append((name, f"shape {shape}", f"shape {there.shape}"))
-            elif not rule.is_but_for_lr(there.optimizer):
-                others.append((name, *rule.apart(there.optimizer)))
+            elif not rule._is_but_for_lr(there.optimizer):
+                others.append((name, *rule._apart(there.optimizer)))
     if shapes:
         raise _taken(ps, shapes, "another model has these names", "give this one")
     if others:

@@ -65,9 +65,9 @@ _NO_GRADIENT = (
 class _Schedule(Protocol):
     """Sets the rates of the parameter groups: a `GlobalSchedule`."""
 
-    def follow(self) -> None: ...
-    def check_addition(self) -> None: ...
-    def add(self, group: dict[str, Any]) -> None: ...
+    def _follow(self) -> None: ...
+    def _check_addition(self) -> None: ...
+    def _add(self, group: dict[str, Any]) -> None: ...
 
 
 class ParameterServerOptimizer(torch.optim.Optimizer):
@@ -171,11 +171,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled = Filled([], model)
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
-        #: Internal: the state of the parameters on the servers.
-        self.held = OptimizerState(ps, prefix, rank, self._rules, self._groups)
+        #: The state of the parameters on the servers.
+        self._held = OptimizerState(ps, prefix, rank, self._rules, self._groups)
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
-        self.schedule: _Schedule | None = None
+        self._schedule: _Schedule | None = None
         self._rows = mode.after_warm_up.local_lr is None
         self._reports = on_step is not None
         self._push_in_backward = push_in_backward
@@ -195,7 +195,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._worker.refresh_by(self._refresh)
             self._others = Others(mode, self._worker.place, self._worker.updates)
-            self.leave_out(())
+            self._leave_out(())
             self._filled.show()
             if self._buffers is not None:
                 self._buffers.read()
@@ -223,8 +223,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 raise invalid(f"name {name!r}", "a name for each parameter", "two parameters of this name")
         if self._worker is not None:
             self._filled.check()
-        if self.schedule is not None:
-            self.schedule.check_addition()
+        if self._schedule is not None:
+            self._schedule._check_addition()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         check_memory({**taken, **named})
@@ -250,8 +250,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._filled.show()
         if self._push_in_backward:
             self._hooks += hooks_of(self, entries)
-        if self.schedule is not None:
-            self.schedule.add(self.param_groups[-1])
+        if self._schedule is not None:
+            self._schedule._add(self.param_groups[-1])
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Pushes the gradients, and installs new values as the mode says.
@@ -397,10 +397,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 got=got,
                 advice="fastps.torch.resume() and fastps.torch.to_store() take torch's own",
             )
-        states = self.held.saved(state_dict)
+        states = self._held.saved(state_dict)
         worker = self._open()
         own = {key: arrays_of(value) for key, value in state_dict.get("fastps", {}).items()}
-        rank, saver = own.pop("rank", self.held.rank), own.pop("saver", None)
+        rank, saver = own.pop("rank", self._held.rank), own.pop("saver", None)
         values = own.pop("values", {})
         if own:
             worker.check_state(own)  # before anything changes on the servers
@@ -408,12 +408,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.check_memory()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
-        if written and self.held.steps_taken() == 0 < steps_of(state_dict):  # new servers
-            self.push_values({})
+        if written and self._held.steps_taken() == 0 < steps_of(state_dict):  # new servers
+            self._push_values({})
         elif written and not self._filled.equal(own.get("params") or worker.fetched()):
             self._filled.check(_TRAINERS)
-        there = self.held.take_over(states, values)
-        own_place = saver == self.held.id or self.held.takes_over_from(worker, rank)
+        there = self._held.take_over(states, values)
+        own_place = saver == self._held.id or self._held.takes_over_from(worker, rank)
         if own and (not is_of_one_worker(own) or (there and own_place)):
             worker.load_state_dict(own)
         else:
@@ -429,7 +429,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             settings = {key: value for key, value in saved.items() if key not in ("params", "param_names")}
             group.update(copy.deepcopy({**settings_of(rule), **settings}))
         self._filled.show()
-        self.follow_schedule()
+        self._follow_schedule()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -496,7 +496,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         >>> store.pull("weight")
         array([[1., 1.]], dtype=float32)
         """
-        self.push_values({})
+        self._push_values({})
 
     def pull_model(self) -> None:
         """Fetches the servers' values into the model now, replacing what something else wrote there.
@@ -508,7 +508,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
-        self.follow_schedule()
+        self._follow_schedule()
 
     def _refresh(self) -> None:
         """Fetches the servers' values into the model, unless something else has written to it."""
@@ -516,7 +516,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._filled.wait()
             self._open().refresh()
             self._filled.show()
-            self.follow_schedule()
+            self._follow_schedule()
 
     def flush(self) -> None:
         """Waits until all pushes are acknowledged. The parameters stay unchanged."""
@@ -578,15 +578,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         finally:
             self._close(last=error is None)
 
-    # -- for this package: internal --------------------------------------------------------------------------
+    # -- for other modules of this package -------------------------------------------------------------------
 
-    @property
-    def worker(self) -> Worker:
-        """Internal: the worker of the optimizer."""
-        return self._open()
-
-    def push_values(self, values: Mapping[str, Array]) -> None:
-        """Internal: assigns the model's values, and these in place of what a parameter shows of them."""
+    def _push_values(self, values: Mapping[str, Array]) -> None:
+        """Assigns the model's values, and these in place of what a parameter shows of them."""
         worker = self._open()
         self._check_open()
         self._filled.check_memory()
@@ -600,15 +595,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.show()
         if self._buffers is not None:
             self._buffers.assign(buffers)
-        self.follow_schedule()
+        self._follow_schedule()
 
-    def read_buffers(self) -> None:
-        """Internal: gives the model the servers' buffers, if they have any of it."""
+    def _read_buffers(self) -> None:
+        """Gives the model the servers' buffers, if they have any of it."""
         if self._buffers is not None:
             self._buffers.read()
 
-    def load_own(self, own: dict[str, Any]) -> None:
-        """Internal: gives the worker the state of the one that saved, if it is of this mode and codec."""
+    def _load_own(self, own: dict[str, Any]) -> None:
+        """Gives the worker the state of the one that saved, if it is of this mode and codec."""
         worker = self._open()
         try:
             worker.check_state(own)
@@ -618,13 +613,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             worker.load_state_dict(own)
         self._filled.show()
 
-    def follow_schedule(self) -> None:
-        """Internal: the groups' rates are those of the present step, which may be another one than before."""
-        if self.schedule is not None:
-            self.schedule.follow()
+    def _follow_schedule(self) -> None:
+        """The groups' rates are those of the present step, which may be another one than before."""
+        if self._schedule is not None:
+            self._schedule._follow()
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Internal: `global_step` does not count these parameters, unless there are no others."""
+    def _leave_out(self, names: Iterable[str]) -> None:
+        """`global_step` does not count these parameters, unless there are no others."""
         entries, others = self._entries, frozenset(names)  # not the optimizer: it may be collected
         self._open().count_steps_of(
             lambda: [e.name for e in entries if e.name not in others] or [e.name for e in entries],
@@ -684,8 +679,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             return rates[0]
         return {e.name: rate for rate, group in zip(rates, self._groups, strict=True) for e in group}
 
-    def push_ahead(self, entry: Entry) -> None:
-        """Internal: collects a complete gradient, and pushes those collected once they are large enough."""
+    def _push_ahead(self, entry: Entry) -> None:
+        """Collects a complete gradient, and pushes those collected once they are large enough."""
         with torch.no_grad():
             leaving = self._ahead.collect(entry, self._rows)
             if leaving:
@@ -696,11 +691,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
 
 def open_optimizers() -> set[ParameterServerOptimizer]:
-    """Internal: the open optimizers of this process."""
-    return {one for one in _MADE if not one.worker.closed}
+    """The open optimizers of this process."""
+    return {one for one in _MADE if not one._open().closed}
 
 
 def _complete(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """The hook that comes before all others of a state dict."""
     assert isinstance(optimizer, ParameterServerOptimizer)
-    optimizer.held.complete(state, optimizer.worker)
+    optimizer._held.complete(state, optimizer._open())

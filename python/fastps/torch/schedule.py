@@ -116,7 +116,7 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
         #: The scheduler and the groups' rates before the first step that this one takes.
         self._before = self._copied((scheduler.state_dict(), self._rates()))
         self.step()
-        optimizer.schedule = self
+        optimizer._schedule = self
 
     def step(self, epoch: int | None = None) -> None:
         """Takes as many steps as there were gradients since the last call; call it after each step.
@@ -144,10 +144,10 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002 torch's argument
         """Takes the rates of the servers' step: that of `state_dict` may be another one."""
-        self.follow()
+        self._follow()
 
-    def check_addition(self) -> None:
-        """Internal: raises unless a parameter group can be added."""
+    def _check_addition(self) -> None:
+        """Raises unless a parameter group can be added."""
         for part in _parts(self._scheduler):
             functions = getattr(part, "lr_lambdas", [])
             if type(part) not in _ALIKE or any(f is not functions[0] for f in functions) or self._first:
@@ -160,8 +160,8 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
                     "requires_grad_(False) for those that are not trained yet",
                 )
 
-    def add(self, group: dict[str, Any]) -> None:
-        """Internal: gives a new parameter group the rates it would have, had it been there from the start."""
+    def _add(self, group: dict[str, Any]) -> None:
+        """Gives a new parameter group the rates it would have, had it been there from the start."""
         self._go_back()
         base = group.setdefault("initial_lr", group["lr"])
         others = self.optimizer.param_groups[:-1]
@@ -175,8 +175,8 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
         self._before = self._copied((self._scheduler.state_dict(), self._rates()))
         self.step()
 
-    def follow(self) -> None:
-        """Internal: gives the groups the rates of the present step, whatever they have: after a resume."""
+    def _follow(self) -> None:
+        """Gives the groups the rates of the present step, whatever they have: after a resume."""
         self._go_back()
         self.step()
 
@@ -206,8 +206,8 @@ class GlobalSchedule(lr_scheduler.LRScheduler):
     def _agree(self, length: int) -> None:
         """Raises if another worker of this run has a schedule of another length."""
         optimizer, (high, low) = self.optimizer, divmod(length, _DIGITS)
-        tensor = optimizer.held.note_of(_NOTE)
-        high, low = map(int, note(optimizer.held.ps, tensor, [float(high), float(low)]))
+        tensor = optimizer._held.note_of(_NOTE)
+        high, low = map(int, note(optimizer._held.ps, tensor, [float(high), float(low)]))
         theirs = high * _DIGITS + low
         if theirs != length:
             raise ConfigError(

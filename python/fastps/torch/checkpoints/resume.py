@@ -80,7 +80,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     _check_readable(more)
     state = _ours(optimizer).state_dict()
     names, values = _names(model, optimizer), state.get("fastps", {}).get("values", {})
-    held = optimizer.held
+    held = optimizer._held
     servers = held.ps.pull(list({*names.values(), *values}))
     values.update({name: torch.from_numpy(servers[name]) for name in values})
     saved = {}
@@ -142,7 +142,7 @@ def resume(
     if keep not in (None, "checkpoint", "servers"):
         raise invalid("keep", "'checkpoint', 'servers' or None", keep)
     saved = _read(path, model, _ours(optimizer), verify)
-    held = optimizer.held
+    held = optimizer._held
     ps, at = held.ps, held.note_of(_NOTE)
     puts = (keep or _choose(saved, held, at, path)) == "checkpoint"
     if puts and keep:
@@ -155,17 +155,17 @@ def resume(
     its = {key: value for key, value in saved.model.items() if key not in of_others}
     model.load_state_dict(its, strict=not of_others)
     if puts:
-        optimizer.push_values(saved.values)
+        optimizer._push_values(saved.values)
         held.assign(saved.states)
         ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
     else:
-        optimizer.read_buffers()
+        optimizer._read_buffers()
     optimizer.pull_model()
     for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
         group.update(rates)
-    if saved.own is not None and (puts or same) and held.takes_over_from(optimizer.worker, saved.rank):
-        optimizer.load_own(saved.own)
-    optimizer.follow_schedule()
+    if saved.own is not None and (puts or same) and held.takes_over_from(optimizer._open(), saved.rank):
+        optimizer._load_own(saved.own)
+    optimizer._follow_schedule()
     return saved.more
 
 
@@ -204,7 +204,7 @@ def _ours(optimizer: object) -> ParameterServerOptimizer:
 
 def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[str, str]:
     """The tensors of the parameters, by the model's keys."""
-    tensors = {id(one.param): one.name for one in optimizer.held.those()}
+    tensors = {id(one.param): one.name for one in optimizer._held.those()}
     own = model.named_parameters(remove_duplicate=False)
     return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
 
@@ -217,7 +217,7 @@ def _of_others(
     for other in open_optimizers() - {optimizer}:
         trained, keys = False, _names(model, other)
         with contextlib.suppress(FastpsError):  # of servers that have ended
-            trained = bool(keys) and other.held.steps_taken() > 0
+            trained = bool(keys) and other._held.steps_taken() > 0
         found |= {key for key in keys if trained or torch.equal(now[key].detach().cpu(), saved[key])}
     return found
 
@@ -303,7 +303,7 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
     """Reads a file; raises unless all of it fits."""
     saved = _file.read_run(path, verify)
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
-    states, groups = optimizer.held.saved(theirs), theirs["param_groups"]
+    states, groups = optimizer._held.saved(theirs), theirs["param_groups"]
     own = {key: arrays_of(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
     of_model, names = _of_model(saved["model"], model), _names(model, optimizer)
     if states and not all("param_names" in group for group in groups):

@@ -45,7 +45,7 @@ def make_optimizer(
     if not all_of_them:
         return NoParameters(rule)
     made = ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
-    made.leave_out(predictors)
+    made._leave_out(predictors)
     return made
 
 

@@ -91,7 +91,7 @@ class Ahead:
 
 
 class _PushesAhead(Protocol):
-    def push_ahead(self, entry: Entry) -> None: ...
+    def _push_ahead(self, entry: Entry) -> None: ...
 
 
 def _hook_of(optimizer: _PushesAhead, entry: Entry) -> Callable[[torch.Tensor], None]:
@@ -105,7 +105,7 @@ def _hook_of(optimizer: _PushesAhead, entry: Entry) -> Callable[[torch.Tensor], 
     def leaves(_: torch.Tensor) -> None:
         optimizer, entry = own(), its()
         if optimizer is not None and entry is not None:
-            optimizer.push_ahead(entry)
+            optimizer._push_ahead(entry)
 
     return leaves
 
