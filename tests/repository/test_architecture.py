@@ -408,6 +408,7 @@ def features(*packages: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
 def test_the_wheel_under_test_shares_its_libraries_with_the_rust_tests() -> None:
     """Where features differ, a package is built twice, and so is every package that depends on it."""

@@ -448,12 +448,3 @@ def test_one_version_everywhere() -> None:
     assert newest
     assert newest[1] == version
     assert fastps.__version__ == version
-
-
-def test_the_changelog_keeps_to_its_form() -> None:
-    """That of Keep a Changelog: versions with a date, and under them changes by kind."""
-    for line in (ROOT / "CHANGELOG.md").read_text().splitlines():
-        if line.startswith("## "):
-            assert re.fullmatch(r"## \[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d|Unreleased)", line), line
-        elif line.startswith("### "):
-            assert line[4:] in ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"), line

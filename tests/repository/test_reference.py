@@ -44,12 +44,10 @@ def test_each_error_has_cause_and_cure() -> None:
     known = errors()
     assert [section.partition("\n")[0] for section in sections] == sorted(known)
     for section in sections:
-        form = r"(\w+)\n\n(?:Is also a `(\w+)`\.\n\n)?\*\*Cause:\*\* (.+)\n\n\*\*Cure:\*\* (.+)\n?"
-        name, also, cause, cure = re.fullmatch(form, section).groups()
+        form = r"(\w+)\n\n(?:Is also a `(\w+)`\.\n\n)?\*\*Cause:\*\* .+\n\n\*\*Cure:\*\* .+\n?"
+        name, also = re.fullmatch(form, section).groups()
         plain = [base for base in known[name].__mro__ if base.__module__ == "builtins"]
         assert plain[0] is (getattr(builtins, also) if also else Exception), name
-        assert cause.endswith(".")
-        assert cure.endswith(".")
 
 
 def test_every_error_of_the_package_is_public() -> None:

@@ -18,6 +18,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return {row.split(" | ")[0]: row.split(" | ")[1:] for row in tables}
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="the script reads /proc")
 def test_the_page_shows_what_the_script_measures() -> None:
     command = [sys.executable, str(ROOT / "benchmarks/sizing.py"), "--quick"]
