@@ -11,6 +11,16 @@ __all__ = ["WarmUp"]
 class WarmUp:
     """A worker's part in the warm start of a mode, if the mode has one.
 
+    ::
+
+              the first                its steps are taken
+        join -----------> alone -------------------------------+
+         |  |               ^                                  v
+         |  | another       | the first one has left    after_warm_up
+         |  +-----------> waits                                ^ ^
+         |                  +-- the warm start has ended ------+ |
+         +-- it is over, or the mode has none -------------------+
+
     Args:
         groups: The worker's groups.
         mode: The mode.

@@ -15,6 +15,14 @@ use std::time::{Duration, Instant};
 pub(crate) type Residue = fastps_core::residue::Residue<Bytes>;
 
 /// A slice of a push that was sent and not answered in time.
+///
+/// ```text
+///                             +--> applied   its content is dropped
+/// in doubt -- KIND_RESOLVE ---+--> fenced    its content returns to the residual
+///                             +--> unknown   dropped, since the server may have applied it
+/// ```
+///
+/// The first fate is final.
 pub(crate) struct Doubt {
     process: Process,
     tensor: Arc<str>,

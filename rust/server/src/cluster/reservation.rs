@@ -127,6 +127,15 @@ impl Reserve {
 }
 
 /// The reservations of one shard.
+///
+/// ```text
+///           Reserve        Seal, all values are here          shard 0: committed
+/// unknown ---------> open --------------------------> sealed --------------------> committed
+///                     |                                 |                             |
+///                     | its lease ends, or a restart    | shard 0: not committed      | Drop
+///                     v                                 v                             v
+///                   freed                             freed                         freed
+/// ```
 #[derive(Debug)]
 pub(crate) struct Reservations {
     lease: Duration,

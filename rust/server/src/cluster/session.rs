@@ -60,6 +60,15 @@ pub(crate) struct SessionOver {
     pub(crate) event: Event,
 }
 
+/// A client's session.
+///
+/// ```text
+///           Hello           a lease of silence, Hello(close), or evicted while idle
+/// unknown --------> live ----------------------------------------------------------> ended
+///    ^              |  ^                                                               |
+///    |              +--+ Hello(renew), a frame, or a restart with a data directory     | no Hello revives it
+///    +------------------- a week, or 1,000,000 ends later -----------------------------+
+/// ```
 #[derive(Debug)]
 struct Session {
     /// Identifies the session to others than its client.

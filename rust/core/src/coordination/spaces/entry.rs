@@ -13,6 +13,13 @@ use crate::memory::Charge;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The batch that a coordinator has asked for.
+///
+/// ```text
+///        asked           min_replicas are present           all portions finished, or one failed
+/// none -------> Waits ----------------------------> Begun --------------------------------------> over
+/// ```
+///
+/// A batch of a higher number replaces one in any state.
 pub(super) enum AskedBatch {
     /// Too few replicas are present.
     Waits(BatchTask),
@@ -38,6 +45,18 @@ const SPACE_BYTES: usize = 1024;
 /// Memory of a name beside its text.
 const NAME_BYTES: u64 = 64;
 
+/// A space and its seat.
+///
+/// ```text
+///           Take: term + 1              Leave, or the end of the coordinator's session
+/// untaken -----------------> taken ------------------------------------------------------> vacant
+///    |                         ^                                                             |   |
+///    |                         +-- Take: term + 1, or a command with the last key and term --+   |
+///    | the opener's session ends: all vectors are 0                                              |
+///    +-----------------------------------> closed <---------------------- keep_for has passed ---+
+/// ```
+///
+/// `CloseSpace` closes one in any state.
 pub(super) struct SpaceEntry {
     pub(super) spec: SpaceSpec,
     /// The client that opened it; 0 if an earlier version did not record it.
