@@ -20,6 +20,8 @@ TARGET := $(CURDIR)/target
 # The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
            $(shell find rust python protos examples -type f -not -path '*/__pycache__/*' -not -name '*.so')
+# Those of the lab's wheel, which is pure Python and built in seconds.
+LAB := lab/pyproject.toml $(shell find lab/fastps_lab -type f -not -path '*/__pycache__/*')
 # This includes the wheel's own crate, which has no Rust tests, so that dependencies have the same features as in the wheel
 # and are built once. loom would change their features (see rust/transport/loom/Cargo.toml).
 RUST_TESTED := --workspace --exclude fastps-transport-loom
@@ -42,7 +44,7 @@ CHECKED := optim store test_simulate.py repository/test_architecture.py
 WITH_PROCESSES := store/test_fork.py store/test_shared_store.py store/test_handles.py
 TESTED := adapters durable faults grpc optim security server store worker repository/test_architecture.py
 FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
-REST := $(filter-out $(TESTED) repository,$(FOLDERS) $(patsubst tests/%,%,$(wildcard tests/test_*.py tests/repository/test_*.py)))
+REST := $(filter-out $(TESTED) repository,$(FOLDERS) $(patsubst tests/%,%,$(wildcard tests/test_*.py tests/repository/test_*.py))) ../lab/tests
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
@@ -51,7 +53,7 @@ help: ## List the targets; the first ones are enough for most changes
 
 dev: .venv/.made | tools ## Build and install in place (editable), with everything that tests need
 	$(BIN)/python .ci/requirements.py test test-rest demo > .venv/test.txt
-	$(INSTALL) --requirement .venv/test.txt --editable .
+	$(INSTALL) --requirement .venv/test.txt --editable . --editable lab
 	@rm -f .venv/.demo .venv/.test-* .venv/.rest-*
 
 check: .venv/.test-$(PROFILE) ## Formatting, lints and the tests without processes: some minutes, for each commit
@@ -124,7 +126,7 @@ $(CARGO_TARGET_DIR)/go/bin/buf:
 	  go install github.com/bufbuild/buf/cmd/buf@v1.75.0
 
 nightly: .venv/.rest-$(PROFILE) ## The tests that test-all leaves out because they run long
-	@FASTPS_NIGHTLY=1 $(MAKE) --no-print-directory pytest REPORT=nightly FILES="-m nightly ."
+	@FASTPS_NIGHTLY=1 $(MAKE) --no-print-directory pytest REPORT=nightly FILES="-m nightly . ../lab/tests"
 
 test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
@@ -165,12 +167,12 @@ neon: ## Compile the vector load and store for AArch64
 
 live: ## Build the WebAssembly of the live page with Debian's compiler, put it into the package, and write its vectors
 	FASTPS_WRITE_VECTORS=1 $(CARGO) test --locked --quiet -p fastps-live vectors
-	.ci/live python/fastps/commands/live/page/fastps.wasm
+	.ci/live lab/fastps_lab/live/page/fastps.wasm
 
 live-check: .venv/.rest-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare runs of it with the vectors
 	.ci/live $(TARGET)/fastps.wasm
 	$(CARGO) test --locked --quiet -p fastps-live vectors
-	FASTPS_LIVE_MODULE=$$(ls $(TARGET)/fastps.wasm 2>/dev/null) $(BIN)/pytest -n0 tests/live/test_live_vectors.py
+	FASTPS_LIVE_MODULE=$$(ls $(TARGET)/fastps.wasm 2>/dev/null) $(BIN)/pytest -n0 lab/tests/live/test_live_vectors.py
 
 bench: .venv/.test-release ## Measure push + pull against raw sockets and write benchmarks/README.md
 	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)
@@ -228,19 +230,19 @@ gpu-check: .venv/.test-release ## Build the wheel for benchmarks/gpu.py, collect
 	  $$(ls $(TARGET)/images.npz 2>/dev/null | sed 's/^/--images /')
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
-	$(BIN)/python tests/long/acceptance.py $(ARGS)
+	$(BIN)/python lab/tests/long/acceptance.py $(ARGS)
 
 repro: .venv/.rest-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
-	$(BIN)/fastps repro all --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
+	$(BIN)/fastps-lab repro all --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synthetic gradients learn, with data from FASTPS_DATA_DIR, into target/repro
-	$(BIN)/fastps repro synthetic-gradients --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
+	$(BIN)/fastps-lab repro synthetic-gradients --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-rl: .venv/.rest-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
-	$(BIN)/python tests/long/acceptance_rl.py $(ARGS)
+	$(BIN)/python lab/tests/long/acceptance_rl.py $(ARGS)
 
 gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundles; options: make gorila-grid ARGS="--frames 50000"
-	$(BIN)/python tests/long/gorila_grid.py $(ARGS)
+	$(BIN)/python lab/tests/long/gorila_grid.py $(ARGS)
 
 test-engines: .venv/.test-$(PROFILE) ## Run examples/engines on Ray, Dask, Lightning, Accelerate, and Slurm; the image in Docker; charts against their schemas
 	$(BIN)/python .ci/requirements.py test-engines > .venv/engines.txt && $(INSTALL) --requirement .venv/engines.txt
@@ -276,13 +278,13 @@ sklearn-tests: .venv/.rest-$(PROFILE) ## Run scikit-learn's tests of its SGD est
 	$(BIN)/python tests/long/sklearn_sgd.py $(ARGS)
 
 training: .venv/.test-release ## Train MNIST with three uneven workers, kills and restarts, beside 5 plain seeds; options: make training ARGS="--data digits"
-	$(BIN)/python tests/long/training.py $(ARGS)
+	$(BIN)/python lab/tests/long/training.py $(ARGS)
 
 mutants: .venv/.rest-$(PROFILE) ## Seed one fault at a time and check that the tests fail
 	$(BIN)/python tests/long/mutants.py $(ARGS)
 
 torture: .venv/.test-release ## Run servers and clients under faults, 10 seeds of 5 minutes, and write docs/internals/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
-	$(BIN)/python tests/long/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300) --jobs $(or $(JOBS),1)
+	$(BIN)/python lab/tests/long/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300) --jobs $(or $(JOBS),1)
 
 soak: .venv/.test-$(PROFILE) ## Run a million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
 	$(BIN)/python tests/long/soak.py $(ARGS)
@@ -294,8 +296,8 @@ fuzz: ## Feed random bytes to each reader of files; options: make fuzz SECONDS=6
 	CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/fuzz .ci/fuzz $(or $(SECONDS),600)
 
 clean: ## Remove everything built or installed here
-	rm -rf .venv $(TARGET) $(CARGO_TARGET_DIR) dist build .pytest_cache .mypy_cache .ruff_cache
-	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv $(TARGET) $(CARGO_TARGET_DIR) dist build lab/build .pytest_cache .mypy_cache .ruff_cache
+	find python lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 tools:
 	@.ci/tools "$(PYTHON)"
@@ -311,20 +313,25 @@ $(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	  $(TIMED) "wheel" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
-# Installs the wheel of profile $(2), even over the same version, and the packages of the extras and groups $(1).
+$(TARGET)/wheel/lab/.built: $(LAB) .venv/.made | tools
+	@rm -rf $(@D) lab/build && mkdir -p $(@D)
+	@$(PIP) wheel --no-deps --wheel-dir $(@D) ./lab
+	@touch $@
+
+# Installs the wheel of profile $(2) and the lab's, even over the same version, and the packages of the extras and groups $(1).
 define install-wheel
 	@rm -f .venv/.demo .venv/.test-* .venv/.rest-*
 	@$(BIN)/python .ci/requirements.py $(1) > .venv/packages.txt
-	@$(INSTALL) --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)"
+	@$(INSTALL) --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)" "$$(ls $(TARGET)/wheel/lab/*.whl)"
 	@$(INSTALL) --requirement .venv/packages.txt
 	@touch $@
 endef
 
-.venv/.demo: $(TARGET)/wheel/release/.built
+.venv/.demo: $(TARGET)/wheel/release/.built $(TARGET)/wheel/lab/.built
 	$(call install-wheel,demo,release)
 
 # Fetches the packages of the tests while the wheel is built.
-.venv/.test-%: $(SOURCES) .venv/.made | tools
+.venv/.test-%: $(SOURCES) $(TARGET)/wheel/lab/.built .venv/.made | tools
 	@echo "Fetching the packages of the tests (torch is large) while the wheel is built."
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	$(BIN)/python .ci/requirements.py test demo > .venv/test.txt; \

@@ -177,7 +177,7 @@ def speed(c: Reference, data: Split, rounds: int) -> list[str]:
 def quality(sets: dict[str, tuple[Split, float, int, tuple[int, ...]]]) -> list[str]:
     """Log-loss and accuracy after a number of epochs: means over seeds, and of the differences per seed.
 
-    `fastps repro hogwild` measures several threads on a9a and w8a, so one thread trains them here.
+    `fastps-lab repro hogwild` measures several threads on a9a and w8a, so one thread trains them here.
     """
     rows = []
     for name, (data, alpha, seeds, threads) in sets.items():
@@ -218,7 +218,7 @@ def quality(sets: dict[str, tuple[Split, float, int, tuple[int, ...]]]) -> list[
 
 
 def factorization(c: Reference, folder: Path, rounds: int) -> list[str]:
-    """MovieLens: the cost of locks. `fastps repro hogwild` has the gain from threads, and the errors."""
+    """MovieLens: the cost of locks. `fastps-lab repro hogwild` has the gain from threads, and the errors."""
     with gzip.open(folder / "movielens-latest-small/ratings.csv.gz") as file:
         raw = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1, 2))
     users, items = (np.unique(raw[:, k], return_inverse=True)[1].astype(np.int32) for k in (0, 1))

@@ -20,7 +20,7 @@ from typing import Any
 from harness import machine, table, write_between_markers
 from playwright.sync_api import sync_playwright
 
-from fastps.commands.live.export import one_file
+from fastps_lab.live.export import one_file
 
 VIEWS = ("race", "lanes", "loss", "staleness", "bytes")
 FRAMES = 300

@@ -3,7 +3,7 @@
     python benchmarks/second_order.py [--quick] [--output benchmarks/README.md]
 
 Counts and distances, no times: they do not depend on the machine's load. They depend on how a BLAS adds, so
-it has one thread, and a9a has the objective of the claims of `fastps repro`, which are about w8a. Data is
+it has one thread, and a9a has the objective of the claims of `fastps-lab repro`, which are about w8a. Data is
 read from FASTPS_DATA_DIR. `tests/optimize/test_second_order.py` runs parts on w8a.
 """
 
@@ -29,9 +29,9 @@ from harness import table, write_between_markers
 
 from fastps.commands.kit import problems
 from fastps.commands.kit.problems import Problem
-from fastps.commands.repro.batch import flat, on_arrays, solve
-from fastps.commands.repro.claims.sandblaster import CHECKPOINTS, GAP, compare
 from fastps.optimize import CG, LBFGS, GradientDescent
+from fastps_lab.repro.batch import flat, on_arrays, solve
+from fastps_lab.repro.claims.sandblaster import CHECKPOINTS, GAP, compare
 
 
 def logistic(name: str, folder: Path, every: int = 1) -> Problem:

@@ -1,4 +1,4 @@
-"""Puts the page of `fastps live`, as one file, and the changelog into the site."""
+"""Puts the page of `fastps-lab live`, as one file, and the changelog into the site."""
 
 import importlib.util
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
-EXPORT = ROOT / "python/fastps/commands/live/export.py"
+EXPORT = ROOT / "lab/fastps_lab/live/export.py"
 
 
 def _export() -> ModuleType:

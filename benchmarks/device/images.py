@@ -1,8 +1,8 @@
 """Writes the images that `gpu.py` trains with: `python -m device.images FOLDER OUT`.
 
-FOLDER has CIFAR-10 as JPEG files, as `fastps repro cifar10` reads them. OUT gets the first 10,000 training
-images and 2,000 test images of all classes, because all of them are too many to carry to a machine that
-is lent for minutes.
+FOLDER has CIFAR-10 as JPEG files, as `fastps-lab repro cifar10` reads them. OUT gets the first 10,000
+training images and 2,000 test images of all classes, because all of them are too many to carry to a
+machine that is lent for minutes.
 """
 
 from __future__ import annotations

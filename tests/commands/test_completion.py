@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from completed import by_bash, run, script
 from fastps.commands import cli
-from fastps.commands.completion.scripts import SCRIPTS
-
-
-def script(shell: str, tmp_path: Path) -> Path:
-    path = tmp_path / f"completion.{shell}"
-    path.write_text(SCRIPTS[shell](cli.all_commands()))
-    return path
-
-
-def run(command: list[str], cwd: Path) -> list[str]:
-    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout.splitlines()
-
-
-BASH = """\
-source completion.bash
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-eval "$(complete -p fastps | sed 's/.* -F \\([^ ]*\\) .*/\\1/')"
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
+from fastps.commands.kit.completion.scripts import SCRIPTS
 
 
 @pytest.fixture
 def bash(tmp_path: Path):
-    """Bash's completions of the last of these words; a word that is not offered may be a file."""
-    script("bash", tmp_path)
-
-    def offered(*words: str) -> set[str]:
-        return set(run(["bash", "-uc", BASH, "bash", *words], tmp_path)) - {""}
-
-    return offered
+    return by_bash(cli.all_commands(), tmp_path)
 
 
 def test_bash_completes_commands(bash) -> None:
-    assert bash("fastps", "") >= {"serve", "status", "checkpoint", "rl", "completion", "--version"}
-    assert bash("fastps", "s") == {"serve", "status", "sandblaster"}
+    assert bash("fastps", "") >= {"serve", "status", "checkpoint", "completion", "--version"}
+    assert bash("fastps", "s") == {"serve", "status"}
     assert bash("fastps", "checkpoint", "ver") == {"verify"}
     assert bash("/usr/bin/fastps", "dem") == {"demo"}
 
@@ -69,24 +43,16 @@ def test_bash_completes_choices(bash) -> None:
     assert bash("fastps", "serve", "--data-dir", "") == set(), "a file"
 
 
-def test_bash_completes_the_options_of_rl(bash) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("gymnasium")
-    assert bash("fastps", "rl", "a") == {"a3c"}
-    assert bash("fastps", "rl", "a3c", "--fram") == {"--frames"}
-    assert bash("fastps", "rl", "p") == {"play"}
-
-
 def test_fish_completes(tmp_path: Path) -> None:
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")
-    file = script("fish", tmp_path)
+    file = script("fish", cli.all_commands(), tmp_path)
 
     def offered(line: str) -> set[str]:
         code = f"source {file}; complete -C '{line}'"
         return {line.split("\t")[0] for line in run(["fish", "--no-config", "-c", code], tmp_path)}
 
-    assert offered("fastps s") == {"serve", "status", "sandblaster"}
+    assert offered("fastps s") == {"serve", "status"}
     assert offered("fastps checkpoint ver") == {"verify"}
     assert offered("fastps demo --seed 1 --cod") == {"--codec"}
     assert offered("fastps demo --codec o") == {"onebit"}
@@ -107,12 +73,12 @@ def test_zsh_offers(tmp_path: Path) -> None:
     """With a `_describe` that prints: the real one works in a terminal only."""
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
-    script("zsh", tmp_path)
+    script("zsh", cli.all_commands(), tmp_path)
 
     def offered(*words: str) -> set[str]:
         return set(run(["zsh", "-fc", ZSH, "zsh", *words], tmp_path))
 
-    assert offered("fastps", "") >= {"serve", "status", "checkpoint", "rl", "--version"}
+    assert offered("fastps", "") >= {"serve", "status", "checkpoint", "--version"}
     assert offered("fastps", "checkpoint", "") >= {"verify", "save"}
     assert "--codec" in offered("fastps", "demo", "--seed", "1", "")
     assert offered("fastps", "demo", "--codec", "") == {"float32", "bfloat16", "int8", "onebit"}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fastps
-from fastps.commands.torture.check.ledger import Account
+from fastps.commands.kit.account import Account
 
 SLICE = 63 * 4096
 BIG = 2 * SLICE + 5

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.commands.torture.faults.proxy import Proxy
+from fastps.commands.kit.proxy import Proxy
 from faults.ledger import CODECS, SLICE, TENSORS, Author, Ledger, whole
 from faults.shards import PATIENT, Shards, free_ports
 from long.soak import transports

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab/tests/long"))
 import tortured
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,7 +236,7 @@ class Suite:
         for directory, executable in self.tests:
             if failed := run([executable, "-q"], directory, mutant, self.seconds):
                 return f"{name_of(executable)}: {failed}"
-        return self.pytest_failure(mutant)
+        return self.pytest_failure(mutant, ".", "../lab/tests")
 
 
 def name_of(executable: Path) -> str:
@@ -249,7 +250,9 @@ def main() -> int:
     parser.add_argument("mutants", nargs="*", default=list(MUTANTS), help="which (default: all)")
     parser.add_argument("--seconds", type=float, default=300.0, help="longest run of one test program")
     parser.add_argument(
-        "--torture", action="store_true", help="only ask `fastps torture` about the faults that it must find"
+        "--torture",
+        action="store_true",
+        help="only ask `fastps-lab torture` about its faults",
     )
     options = parser.parse_args()
     if options.torture:

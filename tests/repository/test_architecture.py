@@ -254,16 +254,21 @@ def python_imports(path: Path) -> Iterator[tuple[str, bool]]:
             yield node.module, id(node) in top
 
 
+#: Both packages, by their names.
+PACKAGES = {"fastps": ROOT / "python/fastps", "fastps_lab": ROOT / "lab/fastps_lab"}
+LAB = PACKAGES["fastps_lab"]
+
+
 def python_files() -> list[Path]:
-    return sorted((ROOT / "python/fastps").rglob("*.py"))
+    return sorted(path for folder in PACKAGES.values() for path in folder.rglob("*.py"))
 
 
 RL = ROOT / "python/fastps/rl"
-CONVNET = ROOT / "python/fastps/commands/repro/convnet.py"
+CONVNET = ROOT / "lab/fastps_lab/repro/convnet.py"
 #: The program of a claim's worker process, which nothing imports.
-ALL_REDUCE = ROOT / "python/fastps/commands/repro/allreduce/worker.py"
+ALL_REDUCE = ROOT / "lab/fastps_lab/repro/allreduce/worker.py"
 NETS = {
-    ROOT / "python/fastps/commands/repro/figures/nets" / name
+    ROOT / "lab/fastps_lab/repro/figures/nets" / name
     for name in ("images.py", "parts_costs.py", "parts_model.py", "residual.py")
 }
 
@@ -272,7 +277,7 @@ def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
     """But torch also by `fastps.rl`, whose models are torch's, and by claims and figures about models in
     parts, about images and about all-reduce.
     """
-    models = {RL, CONVNET, ALL_REDUCE, *NETS, ROOT / "python/fastps/commands/repro/claims/synthetic.py"}
+    models = {RL, CONVNET, ALL_REDUCE, *NETS, ROOT / "lab/fastps_lab/repro/claims/synthetic.py"}
     for path in python_files():
         for module, _ in python_imports(path):
             for framework in ("torch", "jax"):
@@ -283,7 +288,7 @@ def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
 
 
 def test_the_base_package_needs_numpy_alone() -> None:
-    standard = set(__import__("sys").stdlib_module_names) | {"numpy", "fastps"}
+    standard = set(__import__("sys").stdlib_module_names) | {"numpy", *PACKAGES}
     for path in python_files():
         if (
             path == ALL_REDUCE
@@ -320,7 +325,7 @@ COMMANDS = ROOT / "python/fastps/commands"
 def test_commands_import_the_library_and_never_the_reverse() -> None:
     """A module of the library names the module that it needs, so that `fastps` itself is above all."""
     for path in python_files():
-        if COMMANDS in path.parents or path.name == "__main__.py":
+        if {COMMANDS, LAB} & set(path.parents) or path.name == "__main__.py":
             continue
         found = {module for module, _ in python_imports(path) if module.startswith("fastps.commands")}
         assert not found, f"{path.relative_to(ROOT)} imports {sorted(found)}"
@@ -329,9 +334,21 @@ def test_commands_import_the_library_and_never_the_reverse() -> None:
         assert "fastps" not in names, f"{path.relative_to(ROOT)} imports the package itself"
 
 
+def test_the_lab_imports_public_names_and_the_kit_and_nobody_imports_the_lab() -> None:
+    for path in python_files():
+        for name in imported_names(path):
+            package, *parts = name.split(".")
+            where = f"{path.relative_to(ROOT)} imports {name}"
+            if LAB not in path.parents:
+                assert package != "fastps_lab", where
+            elif package == "fastps":
+                assert not [part for part in parts if re.match("_[^_]", part)], where
+                assert parts[:1] != ["commands"] or parts[1] == "kit", where
+
+
 def test_the_extension_module_is_private() -> None:
-    """Only the package itself names `fastps._fastps`; tests, examples and the demo use the public face."""
-    for folder in ("python/fastps/commands/demo", "python/fastps/commands/torture", "examples"):
+    """Only the package itself names `fastps._fastps`; tests, examples, demo and lab use the public face."""
+    for folder in ("python/fastps/commands/demo", "lab/fastps_lab", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             assert "_fastps" not in path.read_text(), path.relative_to(ROOT)
 
@@ -350,26 +367,26 @@ def test_folders_of_a_crate_form_no_circle(crate: str) -> None:
     without_circle(root, imports)
 
 
+def imported_names(path: Path) -> Iterator[str]:
+    """Dotted names of what a file imports, anywhere in it."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 @functools.cache
 def imported_paths(path: Path) -> list[Path]:
-    """Files of the package that a file imports, anywhere in it; the compiled module has none."""
-    found: list[Path] = []
-    for node in ast.walk(parsed(path)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            found += found_module(name)
-    return found
+    """Files of both packages that a file imports; the compiled module has none."""
+    return [found for name in imported_names(path) for found in found_module(name)]
 
 
 def found_module(name: str) -> Iterator[Path]:
     """The file of a dotted name, or of the module that defines it."""
     parts = name.split(".")
-    while parts and parts[0] == "fastps":
-        place = ROOT / "python" / Path(*parts)
+    while parts and parts[0] in PACKAGES:
+        place = PACKAGES[parts[0]].parent / Path(*parts)
         for file in (place.with_suffix(".py"), place / "__init__.py"):
             if file.exists():
                 yield file
@@ -380,7 +397,7 @@ def found_module(name: str) -> Iterator[Path]:
 
 
 def packages() -> list[Path]:
-    return sorted(path.parent for path in (ROOT / "python/fastps").rglob("__init__.py"))
+    return [path.parent for path in python_files() if path.name == "__init__.py"]
 
 
 def test_python_packages_have_no_circles() -> None:

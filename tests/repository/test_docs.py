@@ -40,7 +40,7 @@ EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *DOCS]
 PAGES = [
     *EXECUTED,
     GO_GUIDE,
-    *(ROOT / page for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(ROOT / page for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "lab/README.md")),
     *(ROOT / "protos" / page for page in ("README.md", "VERBS.md")),
 ]
 
@@ -181,6 +181,8 @@ def test_bash_blocks(page: Path, tmp_path: Path) -> None:
         for block in blocks(page, "bash")
         if block.strip() not in SET_UP
     ]
+    if any(line.startswith("fastps-lab ") for line in "\n".join(commands).splitlines()):
+        pytest.importorskip("fastps_lab")
     script = "\n".join([*commands, "sleep 2", 'for job in $(jobs -p); do kill -0 "$job"; done'])
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     with (tmp_path / "output").open("w") as output:
@@ -335,7 +337,7 @@ def test_links_and_paths_exist(page: Path) -> None:
     anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     for anchor in re.findall(r"\]\(#([^)]+)\)", text):
         assert anchor in anchors, f"no section {anchor}"
-    folders = "rust|python|protos|tests|docs|benchmarks|examples"
+    folders = "rust|python|lab|protos|tests|docs|benchmarks|examples"
     for path in set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w*./-]*[\w*/]", text)):
         assert list(ROOT.glob(path.rstrip("/"))), f"{path} does not exist"
 
@@ -362,7 +364,8 @@ def test_the_recipes_name_what_exists() -> None:
 
 def test_nothing_tells_to_install_fastps_from_an_index() -> None:
     """It is built from source: another package may have its name there."""
-    texts = [*PAGES, *(ROOT / "python").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    scripts = (path for folder in ("python", "lab", "examples") for path in (ROOT / folder).rglob("*.py"))
+    texts = [*PAGES, *scripts]
     assert [name(path) for path in texts if re.search(r"pip install '?fastps\b", path.read_text())] == []
 
 
@@ -403,7 +406,7 @@ def test_named_commands_have_their_options() -> None:
     known = {name for command in cli.all_commands() for option in command.options for name in option.names}
     sources = [
         path
-        for folder, kind in (("python/fastps", "py"), ("rust", "rs"))
+        for folder, kind in (("python/fastps", "py"), ("lab", "py"), ("rust", "rs"))
         for path in (ROOT / folder).rglob(f"*.{kind}")
     ]
     for text in (page.read_text() for page in [*PAGES, *sources] if page.name != "CHANGELOG.md"):
@@ -443,7 +446,14 @@ def test_documented_counters_exist(tmp_path: Path) -> None:
 
 def test_one_version_everywhere() -> None:
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
+    ours, lab = (
+        tomllib.loads((ROOT / f"{folder}/pyproject.toml").read_text())["project"] for folder in (".", "lab")
+    )
+    assert (ours["version"], lab["version"], lab["dependencies"]) == (
+        version,
+        version,
+        [f"fastps=={version}"],
+    )
     newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
     assert newest[1] == version

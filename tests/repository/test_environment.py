@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = {str(variable) for group in VARIABLES.values() for variable in group}
 PAGE = ROOT / "docs/reference/environment.md"
 TABLE = ROOT / "python/fastps/_shared/variables.py"
-FOLDERS = ("python", "rust", "tests", "benchmarks", "examples", "docs", ".ci", ".github")
+FOLDERS = ("python", "lab", "rust", "tests", "benchmarks", "examples", "docs", ".ci", ".github")
 TEXTS = {"", ".py", ".rs", ".toml", ".md", ".yml"}
 
 

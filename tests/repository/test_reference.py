@@ -8,25 +8,17 @@ from __future__ import annotations
 import builtins
 import importlib
 import inspect
-import os
 import re
 from pathlib import Path
 
 import pytest
 
+import commands_page
 import fastps
 from fastps.commands import cli
-from fastps.commands.completion.tree import Command, Option
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("fastps.errors", "fastps.rl", "fastps.simulate", "fastps.torch.parallel")
-
-INTRODUCTION = """\
-# Command line
-
-Every command with its arguments and options. `--help` also shows examples and exit codes. The program
-`fastps-server` is `fastps serve`.
-"""
 
 
 def errors() -> dict[str, type]:
@@ -58,36 +50,5 @@ def test_every_error_of_the_package_is_public() -> None:
     assert found <= set(errors())
 
 
-def escaped(text: str) -> str:
-    return re.sub(r"([|*<])", r"\\\1", " ".join(text.split()))
-
-
-def row(option: Option) -> str:
-    value = "\\|".join(option.choices) or option.value
-    names = ", ".join(option.names) + " " * option.needs_value + value
-    return f"| `{names}` | {escaped(option.help)} |"
-
-
-def table(title: str, rows: list[str]) -> list[str]:
-    return [f"| {title} | meaning |", "|---|---|", *rows, ""] if rows else []
-
-
-def section(command: Command) -> str:
-    """A command as the page shows it."""
-    lines = [f"## {command.name}", "", escaped(command.summary).rstrip(".") + ".", ""]
-    if command.words and not command.arguments:
-        lines += table("command", [f"| `{word}` | {escaped(text)} |" for word, text in command.words.items()])
-    named = [(escaped(name), escaped(text)) for name, text in command.arguments.items()]
-    lines += table("argument", [f"| `{name}` | {text} |" for name, text in named])
-    lines += table("option", [row(option) for option in command.options if "--help" not in option.names])
-    return "\n".join(lines)
-
-
 def test_each_command_has_its_help() -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("gymnasium")
-    page = ROOT / "docs/reference/cli.md"
-    text = "\n".join([INTRODUCTION, *map(section, cli.all_commands())]).rstrip("\n") + "\n"
-    if os.environ.get("FASTPS_REGENERATE"):
-        page.write_text(text)
-    assert page.read_text() == text
+    commands_page.check(cli.all_commands())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
@@ -18,7 +15,6 @@ from torch import nn
 import fastps
 from fastps._shared import tensor_file
 from fastps._shared.kept import HEADS, REPLAY
-from fastps.commands import cli
 from fastps.rl import (
     A3C,
     CEM,
@@ -361,59 +357,3 @@ def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path: Path) -> No
     assert run.policy.play(2)
     (message,) = run.messages
     assert message.startswith("the model is not saved: ")
-
-
-# -- the command ---------------------------------------------------------------------------------------------
-
-
-def command(*arguments: str, cwd: Path) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "fastps", "rl", *arguments, "--json"],
-        cwd=cwd, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.timeout(480)
-def test_the_command_trains_plays_and_resumes(tmp_path: Path) -> None:
-    train_it = ("a3c", "--normalize", "--workers", "1", "--seed", "3")
-    first = command(*train_it, "--frames", "2000", cwd=tmp_path)
-    assert first["frames"] == 2000
-    folder = tmp_path / "fastps-rl"
-    assert names(folder) == FILES | {"curve.png", "run.jsonl"}
-    best = folder / "best.safetensors"
-    played = command("play", str(best), "--episodes", "3", "--seed", "5", cwd=tmp_path)
-    assert played["returns"] == load(best).play(3, seed=5)
-    assert played["mean_return"] == pytest.approx(np.mean(played["returns"]))
-    assert played["environment"] == "CartPole-v1"
-    events = (folder / "run.jsonl").read_text()
-    second = command(*train_it, "--frames", "3000", "--resume", cwd=tmp_path)
-    assert second["frames"] == 3000
-    assert sum(worker["frames"] for worker in second["workers"]) == 1000
-    assert (folder / "run.jsonl").read_text().startswith(events)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["no.safetensors"], "no.safetensors: No such file or directory"),
-        (["x.safetensors"], "x.safetensors is damaged: expected a safetensors file"),
-        (["x.safetensors", "--episodes", "0"], "invalid episodes: expected an integer >= 1, got 0"),
-        (["."], "Is a directory"),
-        (["good.safetensors", "--env", "Acrobot-v1"], "has another network"),
-        (["good.safetensors", "--env", "NoSuchEnv-v0"], "there is no such environment"),
-    ],
-)
-def test_the_command_says_why_it_plays_nothing(
-    arguments: list[str], text: str, store: fastps.Store, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.safetensors").write_bytes(b"no tensors")
-    run_worker(store, A3C(), cart_pole, seed=0, frames=20)
-    fetch(store, A3C(), cart_pole).save("good.safetensors")
-    assert cli.main(["rl", "play", *arguments]) == 1
-    printed = capsys.readouterr()
-    (line,) = printed.err.splitlines()
-    assert line.startswith("fastps: ")
-    assert text in line

@@ -1,15 +1,12 @@
-"""`fastps.rl.train` and `fastps rl`: real processes, one killed, one late; what they write; Ctrl-C."""
+"""`fastps.rl.train`: real processes, one killed, one late, and what they write."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,11 +16,9 @@ import torch
 from torch import nn
 
 import fastps
-from fastps.commands import cli
 from fastps.commands.kit.servers import ServerProcess, free_ports
-from fastps.rl import A3C, ActorCritic, Naive, Point, Run, WorkerError, run_worker, train
+from fastps.rl import A3C, Naive, Point, Run, WorkerError, run_worker, train
 from fastps.rl.learner import FRAMES
-from fastps.rl.playing.actions import actions_of
 from fastps.rl.training import train as train_module
 from fastps.rl.training.children import Child
 from fastps.rl.training.train import Training
@@ -259,113 +254,3 @@ def test_a_run_is_solved_by_its_training_episodes_and_by_its_evaluations() -> No
     assert (run.solved_at, run.solved_greedily_at) == (20_000, 16_000)
     shown = run.as_json()
     assert (shown["solved_at"], shown["solved_greedily_at"]) == (20_000, 16_000)
-
-
-# -- the command ---------------------------------------------------------------------------------------------
-
-
-def fastps_rl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastps", "rl", *arguments],
-        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-@pytest.mark.timeout(240)
-def test_the_command_writes_its_files_and_one_json_object(tmp_path: Path) -> None:
-    from PIL import Image
-    from safetensors.torch import load_file
-
-    command = fastps_rl("a3c", "--workers", "1", "--frames", "3000", "--json", cwd=tmp_path)
-    out, err = command.communicate(timeout=200)
-    assert command.returncode == 0, err
-    result = json.loads(out)
-    assert result["frames"] == 3000
-    assert result["best_return"] > 0
-    assert {"solved_at", "solved_greedily_at"} <= result.keys()
-    assert "frames/s" in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fastps-rl"]
-    files = {path.name for path in (tmp_path / "fastps-rl").iterdir()}
-    policies = {f"{name}.safetensors" for name in ("model", "best", "training")}
-    assert files == {"curve.png", "run.jsonl"} | policies
-    env = cart_pole()
-    model = ActorCritic(env.observation_space, actions_of(env.action_space))
-    model.load_state_dict(load_file(tmp_path / "fastps-rl/model.safetensors"))
-    events = [json.loads(line) for line in (tmp_path / "fastps-rl/run.jsonl").read_text().splitlines()]
-    assert events[-1]["event"] == "end"
-    assert {event["event"] for event in events} >= {"point", "end"}
-    with Image.open(tmp_path / "fastps-rl/curve.png") as picture:
-        assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
-
-
-@pytest.mark.timeout(240)
-def test_ctrl_c_ends_everything_and_keeps_the_model(tmp_path: Path) -> None:
-    command = fastps_rl("naive", "--workers", "2", "--frames", "100000000", cwd=tmp_path)
-    lines = iter(command.stdout.readline, "")
-    assert any(" 0 updates" not in line and "updates" in line for line in lines)
-    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-    began = time.monotonic()
-    os.killpg(command.pid, signal.SIGINT)
-    _, err = command.communicate(timeout=60)
-    assert time.monotonic() - began < 20  # 5 s on a machine that is not busy
-    assert command.returncode == 130
-    assert err.strip().endswith("fastps: stopped by Ctrl-C")
-    assert (tmp_path / "fastps-rl/model.safetensors").exists()
-    while any(Path(f"/proc/{pid}").exists() for pid in children):
-        assert time.monotonic() - began < 30
-        time.sleep(0.05)
-
-
-BROKEN = """
-import gymnasium
-class Broken(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
-    action_space, episodes = gymnasium.spaces.Discrete(2), 0
-    def reset(self, *, seed=None, options=None):
-        Broken.episodes += 1
-        return self.observation_space.low, {}
-    def step(self, action):
-        if Broken.episodes > 40:
-            raise OSError("the joint is broken")
-        return self.observation_space.low, 1.0, True, False, {}
-gymnasium.register("Broken-v0", Broken)
-"""
-
-
-@pytest.mark.timeout(240)
-def test_the_command_fails_if_all_workers_fail_and_keeps_their_model(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN)
-    command = fastps_rl("a3c", "--env", "broken:Broken-v0", "--workers", "1", cwd=tmp_path)
-    out, err = command.communicate(timeout=200)
-    assert command.returncode == 1, out
-    assert err.splitlines()[-1].startswith("fastps: the environment raised OSError: the joint is broken")
-    assert (tmp_path / "fastps-rl/model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["a3c", "--env", "NoSuchEnv-v0"], "there is no such environment"),
-        (["a3c", "--env", "no_such_module:Env-v0"], "there is no such environment"),
-        (["a3c", "--pairs", "3"], "--pairs is not an option of fastps rl a3c"),
-        (["a3c", "--pairs", "0"], "--pairs is not an option of fastps rl a3c"),
-        (["a3c", "--steps", "0"], "invalid steps: expected an integer >= 1, got 0"),
-        (["es", "--sigma", "0"], "invalid sigma: expected a number > 0, got 0"),
-        (["es", "--frames", "0"], "invalid frames"),
-    ],
-)
-def test_the_command_explains_what_is_wrong(
-    arguments: list[str],
-    text: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["rl", *arguments]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    (line,) = printed.err.splitlines()
-    assert line.startswith("fastps: ")
-    assert text in line
-    assert list(tmp_path.iterdir()) == []

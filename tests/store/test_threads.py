@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.commands.torture.faults.proxy import Proxy
+from fastps.commands.kit.proxy import Proxy
 
 
 def run(count, work):

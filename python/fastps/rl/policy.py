@@ -138,7 +138,7 @@ class Policy:
 def load(
     path: File, make_env: MakeEnv | None = None, model: nn.Module | None = None, *, verify: bool = True
 ) -> Policy:
-    """Loads a policy that `Policy.save`, `train` or ``fastps rl`` has saved.
+    """Loads a policy that `Policy.save`, `train` or ``fastps-lab rl`` has saved.
 
     Args:
         path: The file, such as ``"fastps-rl/best.safetensors"``.

@@ -1,4 +1,4 @@
-"""What ``fastps sandblaster`` minimizes: a classifier's loss on a data set, with gradients in NumPy.
+"""What ``fastps-lab sandblaster`` minimizes: a classifier's loss on a data set, with gradients in NumPy.
 
 ``digits`` and ``mnist`` train a network with one hidden layer of tanh units; ``a9a`` and ``w8a`` train a
 logistic regression. All arrays are float32.

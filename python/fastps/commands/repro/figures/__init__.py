@@ -1,1 +1,0 @@
-"""The papers' figures, each from runs of the real store in virtual time: ``fastps repro figures``."""

@@ -1,6 +1,0 @@
-"""The checker: pure functions of a history."""
-
-from fastps.commands.torture.check.invariants import INVARIANTS, certain, check, kept, starts
-from fastps.commands.torture.check.violation import Violation
-
-__all__ = ["INVARIANTS", "Violation", "certain", "check", "kept", "starts"]

@@ -1,1 +1,0 @@
-"""A client's process: ``python -m fastps.commands.torture.client``."""
