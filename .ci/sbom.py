@@ -40,5 +40,5 @@ def rewrite(wheel: Path) -> None:
     wheel.with_suffix(".cyclonedx.json").write_bytes(files[bill])
 
 
-for wheel in Path(sys.argv[1]).glob("*.whl"):
+for wheel in Path(sys.argv[1]).glob("fastps-*.whl"):
     rewrite(wheel)

@@ -171,9 +171,10 @@ def interpreter(name: str) -> str | None:
 
 
 def installed(wheel: Path, python: str, folder: Path) -> Path:
-    """The interpreter of a new environment with the wheel, NumPy and nothing else."""
+    """The interpreter of a new environment with the wheel, the lab's, NumPy and nothing else."""
     run(python, "-m", "venv", folder)
-    run(folder / "bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", wheel)
+    (lab,) = wheel.parent.glob("fastps_lab-*.whl")
+    run(folder / "bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", wheel, lab)
     return folder / "bin/python"
 
 
@@ -187,6 +188,7 @@ def try_here(wheel: Path, python: str, folder: Path) -> Path:
     check(
         "fastps" in run(environment / "bin/fastps-server", "--version", env=plain), "fastps-server --version"
     )
+    run(environment / "bin/fastps-lab", "live", "--export", folder / "live.html", env=plain)
     version = run(interpreter, "--version").strip()
     passed(f"{wheel.name}: the demo trains in an empty environment of {version}")
     return interpreter
@@ -235,7 +237,9 @@ def main() -> None:
     check(found, f"there is one of {', '.join(arguments.python)}")
     digests = set()
     with tempfile.TemporaryDirectory() as place:
-        for wheel in sorted(arguments.folder.glob("*.whl"), key=lambda wheel: architecture(wheel) != here):
+        for wheel in sorted(
+            arguments.folder.glob("fastps-*.whl"), key=lambda wheel: architecture(wheel) != here
+        ):
             check_wheel(wheel)
         (own,) = arguments.folder.glob(f"*{here}.whl")
         for name in dict.fromkeys([found[0], found[-1]]):
