@@ -27,9 +27,9 @@ import numpy as np
 import scipy.optimize
 from harness import table, write_between_markers
 
-from fastps.commands.kit import problems
-from fastps.commands.kit.problems import Problem
 from fastps.optimize import CG, LBFGS, GradientDescent
+from fastps_lab import problems
+from fastps_lab.problems import Problem
 from fastps_lab.repro.batch import flat, on_arrays, solve
 from fastps_lab.repro.claims.sandblaster import CHECKPOINTS, GAP, compare
 

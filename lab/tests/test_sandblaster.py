@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import fastps
-from fastps.commands.kit import problems
+from fastps_lab import problems
 from fastps_lab.sandblaster.replica import ReplicaProcess
 from fastps_lab.sandblaster.run import _LR, Config, _downpour, run
 

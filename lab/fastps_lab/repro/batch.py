@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fastps
-from fastps.commands.kit.problems import Problem
 from fastps.optimize import OptimizeResult, Replica, StrongWolfe, minimize
 from fastps.optimize.method import Method
+from fastps_lab.problems import Problem
 
 __all__ = ["PORTIONS", "flat", "on_arrays", "solve", "two_loop"]
 

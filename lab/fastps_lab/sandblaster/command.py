@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from fastps.commands.kit import EXIT_OK, CommandError, problems, signals_raise
+from fastps.commands.kit import EXIT_OK, CommandError, signals_raise
+from fastps_lab import problems
 from fastps_lab.sandblaster.run import METHODS, Config, Curve, run
 
 __all__ = ["add_arguments", "execute"]

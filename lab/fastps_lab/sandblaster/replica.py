@@ -14,9 +14,10 @@ import threading
 from pathlib import Path
 
 import fastps
-from fastps.commands.kit import CommandError, hold_on_to, problems, watch_stdin
+from fastps.commands.kit import CommandError, hold_on_to, watch_stdin
 from fastps.commands.kit.children import ONE_THREAD, Child, python_module
 from fastps.optimize import Replica
+from fastps_lab import problems
 
 __all__ = ["ReplicaProcess"]
 

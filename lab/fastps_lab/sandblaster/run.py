@@ -13,10 +13,10 @@ import numpy as np
 
 import fastps
 from fastps.commands.kit import CommandError
-from fastps.commands.kit.problems import Problem
 from fastps.commands.kit.servers import LocalCluster
 from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, drop, minimize
 from fastps.optimize.method import Method
+from fastps_lab.problems import Problem
 from fastps_lab.sandblaster.progress import Progress
 from fastps_lab.sandblaster.replica import ReplicaProcess
 

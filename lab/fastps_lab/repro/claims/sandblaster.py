@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps.commands.kit.problems import Problem, load, logistic
 from fastps.optimize import (
     CG,
     LBFGS,
@@ -17,6 +16,7 @@ from fastps.optimize import (
     StrongWolfe,
 )
 from fastps.optimize.method import Method
+from fastps_lab.problems import Problem, load, logistic
 from fastps_lab.repro.batch import PORTIONS, flat, on_arrays, solve, two_loop
 from fastps_lab.repro.batch_time import SLOW, batch_time
 from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict, row

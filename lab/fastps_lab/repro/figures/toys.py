@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fastps
-from fastps.commands.kit.problems import Problem as BatchProblem
 from fastps.optimize import CG, LBFGS
 from fastps.optimize.method import Method
+from fastps_lab.problems import Problem as BatchProblem
 from fastps_lab.repro.batch import solve
 from fastps_lab.repro.claim import Verdict
 from fastps_lab.repro.claims import toys

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps.commands.kit.problems import Problem
 from fastps.modes import Mode
 from fastps.optim import Optimizer
 from fastps.optimize import LBFGS
 from fastps.simulate import Pause, run
+from fastps_lab.problems import Problem
 from fastps_lab.repro.batch import solve
 from fastps_lab.repro.batch_time import SLOW, batch_time
 from fastps_lab.repro.figures.costs.costs import Costs

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastps._shared.process import CommandError
-from fastps.commands.kit import datasets
+from fastps.commands.kit import CommandError, datasets
 
 __all__ = ["DATA", "Problem", "examples", "load", "logistic"]
 
