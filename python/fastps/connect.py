@@ -56,7 +56,7 @@ def _address(one: Any) -> str:
 
 
 class Resolver:
-    """A callable that returns addresses; its errors name it."""
+    """Internal: a callable that returns addresses; its errors name it."""
 
     __slots__ = ("ask", "cause")
 

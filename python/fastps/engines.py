@@ -190,7 +190,7 @@ def detect(
 
 
 def own_rank(rank: int | None) -> int | None:
-    """A rank that is given, else that of this process; None in one that no engine has started."""
+    """Internal: a rank that is given, else that of this process; None in one that no engine has started."""
     if rank is not None:
         return rank
     place = detect()

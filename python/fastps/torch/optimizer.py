@@ -691,7 +691,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
 
 def open_optimizers() -> set[ParameterServerOptimizer]:
-    """The open optimizers of this process."""
+    """Internal: the open optimizers of this process."""
     return {one for one in _MADE if not one._open().closed}
 
 
