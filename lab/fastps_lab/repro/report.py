@@ -73,4 +73,5 @@ def _section(result: Result, picture: bool) -> list[str]:
         lines[-1] += f" {result['note']}"
     if not result["repeats"]:
         lines[-1] += " It runs real threads or processes, so its figures differ from run to run."
-    return [*lines, "", *([f"![{name}]({name}.png)", ""] if picture else [])]
+    caption = f"{result['says']} {result['status'].capitalize()}."
+    return [*lines, "", *([f"![{caption}]({name}.png)", ""] if picture else [])]
