@@ -377,7 +377,21 @@ impl Shard {
         let slices = read(&self.slices).groups.get(&group).map(|ids| ids.iter().copied().collect());
         let slices: Vec<SliceId> = slices.unwrap_or_default();
         for slice in self.known(&slices) {
-            slice.end_round(self.policy.needed(group));
+            slice.end_round(&*self.policy, None);
+        }
+    }
+
+    /// Makes the versions whose grace is over. `now`: milliseconds of the caller's clock, which never goes back.
+    pub fn end_graces(&self, now: u64) {
+        for group in self.groups.with_grace() {
+            let slices: Vec<_> = {
+                let all = read(&self.slices);
+                let ids = all.groups.get(&group).into_iter().flatten();
+                ids.filter_map(|id| all.slices.get(id).cloned()).collect()
+            };
+            for slice in slices {
+                slice.end_round(&*self.policy, Some(now));
+            }
         }
     }
 

@@ -536,7 +536,7 @@ fn join(shard: &Shard, client: u64, mode: Mode) {
 }
 
 fn quorum(workers: u32, backup: u32) -> Mode {
-    Mode::Sync(Quorum { workers, backup, deterministic: false, sum: true })
+    Mode::Sync(Quorum { workers, backup, sum: true, ..Quorum::default() })
 }
 
 fn value(shard: &Shard) -> f32 {

@@ -261,7 +261,7 @@ fn training(of: &Reader<'_>, workers: u32) -> Result<Training> {
         3 => {
             let backup = of.integer("backup", 0.0, f64::from(workers) - 1.0)? as u32;
             let workers = workers - backup;
-            Training::Together(Mode::Sync(Quorum { workers, backup, deterministic: false, sum: false }))
+            Training::Together(Mode::Sync(Quorum { workers, backup, ..Quorum::default() }))
         }
         _ => Training::WarmStart(of.integer("warm_steps", 1.0, LARGEST)?),
     })
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn modes_take_their_numbers() {
         let sync = with(&[(9, 3.0), (15, 1.0)]).unwrap();
-        let quorum = Quorum { workers: 7, backup: 1, deterministic: false, sum: false };
+        let quorum = Quorum { workers: 7, backup: 1, ..Quorum::default() };
         assert_eq!(sync.training, Training::Together(Mode::Sync(quorum)));
         assert!(with(&[(9, 3.0), (15, 8.0)]).is_err());
         assert!(with(&[(18, 1.0)]).is_err());

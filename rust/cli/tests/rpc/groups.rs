@@ -41,7 +41,7 @@ fn a_client_that_pushes_without_a_place_is_not_bound_by_sync() {
         free.push(std::slice::from_ref(&gradient), &options).unwrap()
     };
     push();
-    let mode = Mode::Sync(Quorum { workers: 1, backup: 0, deterministic: false, sum: false });
+    let mode = Mode::Sync(Quorum { workers: 1, ..Quorum::default() });
     let seat = MembershipRequest::new(mode, None, "other");
     let refused = other.join(GROUP, &seat, BRIEF).unwrap_err();
     assert!(

@@ -31,9 +31,10 @@ pub enum Mode {
 }
 
 /// How many gradients form a version, and how they are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Quorum {
-    /// Gradients of one version.
+    /// Gradients of one version; 0: those of all workers, whose number is not limited.
     pub workers: u32,
     /// Additional workers, so that a version does not wait for the slowest (Chen et al., 2016).
     pub backup: u32,
@@ -41,12 +42,25 @@ pub struct Quorum {
     pub deterministic: bool,
     /// Applies the sum of the gradients instead of their mean.
     pub sum: bool,
+    /// Applies the mean of the gradients by the weights of their pushes.
+    pub weighted: bool,
+    /// Gradients after which a version waits `grace_ms` for the others; 0: it waits until all have arrived.
+    pub enough: u32,
+    /// Milliseconds.
+    pub grace_ms: u64,
+    /// Local steps behind each gradient; 0: a gradient is one of a minibatch.
+    pub every: u64,
 }
 
 impl Quorum {
-    /// The factor on the sum of this many gradients.
-    pub fn share(self, gradients: usize) -> f32 {
-        if self.sum { 1.0 } else { 1.0 / gradients as f32 }
+    /// The factor on the sum of gradients with these weights, 1 each unless it is a weighted mean.
+    pub fn share(self, weights: f64) -> f32 {
+        if self.sum { 1.0 } else { 1.0 / weights as f32 }
+    }
+
+    /// Workers that must have been present before the first version.
+    pub fn least(self) -> u32 {
+        self.workers.max(1)
     }
 }
 
@@ -57,11 +71,27 @@ impl Mode {
             Err(Error::new(Kind::Config, "invalid mode of a group").expected(expected, got))
         };
         match self {
-            Self::Sync(quorum) if quorum.workers == 0 || quorum.workers > MOST_WORKERS => {
+            Self::Sync(quorum)
+                if quorum.workers > MOST_WORKERS || (quorum.workers == 0 && quorum.every == 0) =>
+            {
                 fail(format!("1 to {MOST_WORKERS} workers"), quorum.workers.to_string())
             }
             Self::Sync(quorum) if quorum.backup > MOST_WORKERS => {
                 fail(format!("at most {MOST_WORKERS} backup workers"), quorum.backup.to_string())
+            }
+            Self::Sync(quorum)
+                if quorum.enough > if quorum.workers == 0 { MOST_WORKERS } else { quorum.workers } =>
+            {
+                fail("a quorum of at most all workers".to_owned(), quorum.enough.to_string())
+            }
+            Self::Sync(quorum) if quorum.enough > 0 && quorum.backup > 0 => {
+                fail("a quorum or backup workers".to_owned(), self.to_string())
+            }
+            Self::Sync(quorum) if quorum.grace_ms > 0 && quorum.enough == 0 => {
+                fail("a grace after a quorum".to_owned(), "a grace without a quorum".to_owned())
+            }
+            Self::Sync(quorum) if quorum.sum && quorum.weighted => {
+                fail("a sum or a weighted mean".to_owned(), "both".to_owned())
             }
             Self::WarmStart { steps: 0 } => fail("at least 1 step".to_owned(), "0".to_owned()),
             _ => Ok(()),
@@ -76,17 +106,34 @@ impl fmt::Display for Mode {
             Self::Free => write!(f, "Async(...) or Local(...)"),
             Self::Bounded { staleness } => write!(f, "Bounded(staleness={staleness})"),
             Self::WarmStart { steps } => write!(f, "WarmStart(steps={steps})"),
-            Self::Sync(Quorum { workers, backup, deterministic, sum }) => {
-                write!(f, "Sync(workers={workers}, backup={backup}")?;
-                if *deterministic {
-                    write!(f, ", deterministic=True")?;
-                }
-                if *sum {
-                    write!(f, ", reduce=\"sum\"")?;
-                }
-                write!(f, ")")
-            }
+            Self::Sync(quorum) => quorum.fmt(f),
         }
+    }
+}
+
+impl fmt::Display for Quorum {
+    /// As written in Python.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workers, backup, deterministic, sum, weighted, enough, grace_ms, every } = *self;
+        match (every, workers) {
+            (0, _) => write!(f, "Sync(workers={workers}, backup={backup}")?,
+            (_, 0) => write!(f, "DiLoCo(every={every}")?,
+            _ => write!(f, "DiLoCo(every={every}, workers={workers}")?,
+        }
+        if enough > 0 {
+            write!(f, ", quorum={enough}, grace={}", grace_ms as f64 / 1e3)?;
+        }
+        if deterministic {
+            write!(f, ", deterministic=True")?;
+        }
+        let reduce = if sum { "sum" } else { "mean" };
+        match (weighted, every) {
+            (true, 0) => write!(f, ", reduce=\"weighted\"")?,
+            (false, 1..) => write!(f, ", reduce=\"{reduce}\"")?,
+            _ if sum => write!(f, ", reduce=\"sum\"")?,
+            _ => {}
+        }
+        write!(f, ")")
     }
 }
 

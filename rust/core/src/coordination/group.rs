@@ -6,12 +6,12 @@
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
-use crate::base::mode::{Clocks, Epoch, Joined, MembershipRequest, Mode, Presence, Quorum};
+use crate::base::mode::{Clocks, Epoch, Joined, MembershipRequest, Mode, Presence};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::memory::{Charge, Meter, Purpose};
 use crate::slice::Slice;
 use crate::slice::frame::{Action, Push};
-use crate::slice::policy::{Admission, Held, Policy, Share};
+use crate::slice::policy::{Admission, Gathered, Held, Policy, Share, Verdict};
 use crate::tensor::Apply;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +39,7 @@ enum GroupPhase {
 struct GroupMember {
     seat: MembershipRequest,
     clock: u64,
-    /// The number of workers that joined before.
+    /// The number of workers that joined any group before.
     order: u64,
     _memory: Charge,
 }
@@ -62,10 +62,9 @@ struct GroupTable {
     waiting: Vec<Waiting>,
     /// Steps that the leader of a warm start has taken.
     alone: u64,
-    came: u64,
-    /// Set once as many workers as a version needs were present at one time. From then on, versions no longer
-    /// wait for workers that leave.
-    complete: bool,
+    /// Set once as many workers as a version needs were present at one time: the number of workers that had
+    /// joined any group by then. From then on, versions no longer wait for workers that leave.
+    complete: Option<u64>,
     /// The last epoch that has begun for all workers.
     begun: Option<Epoch>,
 }
@@ -78,6 +77,8 @@ pub struct Groups {
     tables: Mutex<Tables>,
     /// Number of groups in which pushes wait for each other: usually 0, and then a push skips the tables.
     quorums: AtomicU64,
+    /// Number of workers that have joined any group; written under the lock of `tables`.
+    arrivals: AtomicU64,
 }
 
 fn phase(mode: Mode) -> GroupPhase {
@@ -87,7 +88,7 @@ fn phase(mode: Mode) -> GroupPhase {
 impl GroupTable {
     fn new(mode: Mode) -> Self {
         let (members, waiting) = (BTreeMap::new(), Vec::new());
-        Self { mode, members, waiting, alone: 0, came: 0, complete: false, begun: None }
+        Self { mode, members, waiting, alone: 0, complete: None, begun: None }
     }
 
     /// Names of the first members, in the order they joined.
@@ -105,12 +106,22 @@ impl GroupTable {
         self.members.iter().min_by_key(|(_, member)| member.order).map(|(client, _)| *client)
     }
 
-    /// How many gradients make a version, and how they are combined; `None` unless the mode is `Sync`.
-    fn needed(&self) -> Option<(Quorum, u32)> {
+    /// Judges the gradients for a slice's next version; `None` unless the mode is `Sync`. A version awaits the
+    /// workers that were there when the one before was made.
+    fn judge(&self, gathered: Gathered<'_>, arrivals: u64) -> Option<Verdict> {
         let Mode::Sync(quorum) = self.mode else { return None };
-        let active = || self.members.values().filter(|member| !member.is_idle()).count() as u32;
-        let present = if self.complete { active() } else { quorum.workers };
-        Some((quorum, quorum.workers.min(present.max(1))))
+        let Gathered { count, has, since } = gathered;
+        let count = if fault("quorum_of_one_less") { count + 1 } else { count };
+        let fills = |places: u32| places > 0 && count as u64 >= u64::from(places);
+        let Some(complete) = self.complete else {
+            let all = fills(quorum.least());
+            return Some(Verdict { quorum, all, enough: all, arrivals });
+        };
+        let since = since.max(complete);
+        let awaited = |member: &GroupMember| !member.is_idle() && member.order < since;
+        let missing = || self.members.iter().any(|(client, member)| awaited(member) && !has(*client));
+        let all = fills(quorum.workers) || (count > 0 && !missing());
+        Some(Verdict { quorum, all, enough: all || fills(quorum.enough), arrivals })
     }
 
     /// The clock of the slowest worker that is not idle. If all are, of the slowest of all.
@@ -196,7 +207,8 @@ impl GroupTable {
         if quorum.deterministic && others().any(|(_, member)| member.seat.rank == seat.rank) {
             return taken(format!("rank {} is taken", seat.rank.unwrap_or(0)));
         }
-        if others().count() as u64 >= u64::from(quorum.workers) + u64::from(quorum.backup) {
+        let places = u64::from(quorum.workers) + u64::from(quorum.backup);
+        if quorum.workers > 0 && others().count() as u64 >= places {
             return taken(format!("all places of {} are taken", self.mode));
         }
         Ok(())
@@ -240,8 +252,7 @@ impl Groups {
                     return Err(error);
                 }
             };
-            let (clock, order) = (table.slowest(), table.came);
-            table.came += 1;
+            let (clock, order) = (table.slowest(), self.arrivals.fetch_add(1, Ordering::Relaxed));
             table.members.insert(client, GroupMember { seat: seat.clone(), clock, order, _memory: memory });
         }
         table.seat(client, seat);
@@ -250,10 +261,12 @@ impl Groups {
             && member.seat.mode != table.mode
         {
             table.mode = member.seat.mode;
-            table.complete = false;
+            table.complete = None;
         }
-        if let Mode::Sync(quorum) = table.mode {
-            table.complete |= table.members.len() as u64 >= u64::from(quorum.workers);
+        if let Mode::Sync(quorum) = table.mode
+            && table.members.len() as u64 >= u64::from(quorum.least())
+        {
+            table.complete = table.complete.or(Some(self.arrivals()));
         }
         let clock = table.members.get(&client).map_or(0, |member| member.clock);
         let joined = Joined { clock, present: table.members.len() as u64, workers: table.names() };
@@ -267,14 +280,28 @@ impl Groups {
     /// Returns whether as many workers as a version needs were present at one time, so that versions no
     /// longer wait for workers that leave.
     pub fn is_complete(&self, group: u32) -> bool {
-        lock(&self.tables).get(&(group, GroupPhase::Main)).is_some_and(|table| table.complete)
+        lock(&self.tables).get(&(group, GroupPhase::Main)).is_some_and(|table| table.complete.is_some())
     }
 
     /// Marks a group as complete that was taken over from a previous server.
     pub fn note_complete(&self, group: u32) {
         if let Some(table) = lock(&self.tables).get_mut(&(group, GroupPhase::Main)) {
-            table.complete = true;
+            table.complete = Some(self.arrivals());
         }
+    }
+
+    fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Relaxed)
+    }
+
+    /// The groups in which a version may wait for a grace to pass.
+    pub(crate) fn with_grace(&self) -> Vec<u32> {
+        if !self.any_quorum() {
+            return Vec::new();
+        }
+        let has_grace = |table: &GroupTable| matches!(table.mode, Mode::Sync(quorum) if quorum.grace_ms > 0);
+        let tables = lock(&self.tables);
+        tables.iter().filter(|(_, table)| has_grace(table)).map(|((group, _), _)| *group).collect()
     }
 
     /// Sets a worker's clock, and calls `done` when it may take its next step.
@@ -416,7 +443,7 @@ impl Groups {
     fn share(&self, slice: &Slice, push: &Push<'_>) -> Option<Result<Share>> {
         let tables = lock(&self.tables);
         let table = tables.get(&(slice.group(), GroupPhase::Main))?;
-        let (quorum, needed) = table.needed()?;
+        let Mode::Sync(quorum) = table.mode else { return None };
         let refuse = |why: &str| Some(Err(Error::new(Kind::Precondition, format!("{}: {why}", table.mode))));
         let Some(member) = table.members.get(&push.identity.client) else {
             return refuse("the group takes gradients only from its workers: join it first");
@@ -427,18 +454,29 @@ impl Groups {
         if push.correction.is_some() {
             return refuse("no gradient of a version is stale, so nothing is to be corrected");
         }
+        if push.weight.is_some() && !quorum.weighted {
+            return refuse("the group's gradients have no weights: use reduce=\"weighted\"");
+        }
         let rank = quorum.deterministic.then_some(member.seat.rank).flatten();
-        Some(Ok(Share { needed, quorum, rank }))
+        let active = table.members.values().filter(|member| !member.is_idle()).count() as u32;
+        let most = if quorum.workers == 0 { active } else { quorum.workers };
+        let enough = if quorum.enough == 0 { most } else { quorum.enough };
+        let least = if table.complete.is_some() { enough.min(active) } else { quorum.least() };
+        Some(Ok(Share { least, quorum, rank }))
     }
 }
 
 impl Policy for Groups {
     #[inline]
     fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission {
-        if !self.any_quorum() || push.action != Action::Gradient {
+        if push.action != Action::Gradient || (!self.any_quorum() && push.weight.is_none()) {
             return Admission::Apply;
         }
         match self.share(slice, push) {
+            None if push.weight.is_some() => {
+                let why = "a gradient has a weight only where a version is the weighted mean of several";
+                Admission::Refuse(Error::new(Kind::Precondition, why))
+            }
             None => Admission::Apply,
             Some(Ok(share)) => Admission::Share(share),
             Some(Err(error)) => Admission::Refuse(error),
@@ -449,8 +487,9 @@ impl Policy for Groups {
         held.release();
     }
 
-    fn needed(&self, group: u32) -> Option<(Quorum, u32)> {
-        lock(&self.tables).get(&(group, GroupPhase::Main))?.needed()
+    fn judge(&self, group: u32, gathered: Gathered<'_>) -> Option<Verdict> {
+        let tables = lock(&self.tables);
+        tables.get(&(group, GroupPhase::Main))?.judge(gathered, self.arrivals())
     }
 
     fn forget(&self, client: u64) {

@@ -39,6 +39,8 @@ pub(super) struct ExactMemory {
     pub(super) identities: IdentityTable,
     /// Gradients that wait for those of other workers to make a version together.
     pub(super) round: Option<Box<Round>>,
+    /// The workers that had joined any group when the last such version was made.
+    pub(super) arrivals: u64,
     /// The space that is open over the tensor: then only its programs change the slice.
     pub(super) vectors: Option<Box<Vectors>>,
     /// Set if the last scan found values or state that are not finite.
@@ -70,6 +72,7 @@ impl ExactMemory {
             assigns: 0,
             identities: IdentityTable::default(),
             round: None,
+            arrivals: 0,
             vectors: None,
             overflowed: false,
             removed: false,

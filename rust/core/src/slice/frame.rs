@@ -60,6 +60,8 @@ pub struct Push<'a> {
     pub lr: Option<f64>,
     /// Factor on the gradient.
     pub scale: Option<f32>,
+    /// Weight of the gradient in the mean that makes a version; `None`: 1.
+    pub weight: Option<f32>,
     /// Momentum instead of the optimizer's.
     pub momentum: Option<f64>,
     /// `beta1` instead of Adam's.
@@ -106,6 +108,7 @@ impl<'a> Push<'a> {
             base: None,
             lr: None,
             scale: None,
+            weight: None,
             momentum: None,
             beta1: None,
             correction: None,
@@ -143,6 +146,11 @@ impl Push<'_> {
         if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
             return Err(
                 Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
+            );
+        }
+        if let Some(weight) = self.weight.filter(|weight| !weight.is_finite() || *weight <= 0.0) {
+            return Err(
+                Error::new(Kind::Config, "invalid weight of a push").expected("a finite number > 0", weight)
             );
         }
         // Only a record from a log carries a momentum or a beta1, and it replaces the optimizer's.

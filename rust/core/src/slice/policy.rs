@@ -31,12 +31,44 @@ pub enum Admission {
 /// How a gradient takes part in the sum that makes a version.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Number of gradients that make the version; below the quorum's number if workers have left.
-    pub needed: u32,
+    /// The fewest gradients that may make the version.
+    pub least: u32,
     /// How the gradients are combined.
     pub quorum: Quorum,
     /// Its position in the sum; `None`: the order of arrival.
     pub rank: Option<u32>,
+}
+
+/// The gradients that have arrived for a slice's next version.
+#[derive(Clone, Copy)]
+pub struct Gathered<'a> {
+    /// Number of gradients.
+    pub count: usize,
+    /// Whether one of them is of this client.
+    pub has: &'a dyn Fn(u64) -> bool,
+    /// [`Verdict::arrivals`] when the slice's present version was made; 0 before the first.
+    pub since: u64,
+}
+
+impl fmt::Debug for Gathered<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, since, .. } = self;
+        f.debug_struct("Gathered").field("count", count).field("since", since).finish_non_exhaustive()
+    }
+}
+
+/// What a group's mode and members mean for a version.
+#[derive(Clone, Copy, Debug)]
+pub struct Verdict {
+    /// How the gradients are combined.
+    pub quorum: Quorum,
+    /// Nothing more is awaited.
+    pub all: bool,
+    /// As many have arrived as make the version once the mode's grace is over.
+    pub enough: bool,
+    /// Number of workers that have joined any group so far: those who join later are not awaited in a version
+    /// that is under way.
+    pub arrivals: u64,
 }
 
 /// Decides what happens to pushes; a shard has one policy.
@@ -45,9 +77,9 @@ pub trait Policy: Send + Sync + fmt::Debug {
     fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission;
     /// Takes a push to hold, and releases it later from any thread.
     fn hold(&self, held: Held);
-    /// How gradients are combined, and how many make a version of this group now; `None`: each gradient makes
-    /// its own version.
-    fn needed(&self, _group: u32) -> Option<(Quorum, u32)> {
+    /// Judges the gradients for the next version of a slice of this group; called under the slice's lock.
+    /// `None`: each gradient makes its own version.
+    fn judge(&self, _group: u32, _gathered: Gathered<'_>) -> Option<Verdict> {
         None
     }
     /// Forgets a client that is gone.

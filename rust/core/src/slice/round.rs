@@ -8,10 +8,9 @@
 
 use super::context::{Counters, SliceContext};
 use super::exact::ExactMemory;
-use super::slice::Slice;
+use super::slice::{Slice, SliceMemory};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
-use crate::base::mode::Quorum;
 use crate::kernel::apply::{Touch, add, add_rows};
 use crate::kernel::codec::CodecId;
 use crate::kernel::finite;
@@ -19,7 +18,7 @@ use crate::kernel::rows::{Indices, RowSet};
 use crate::memory::{Buffer, Charge, Pieces, Purpose};
 use crate::slice::frame::{Applied, Identity, Push};
 use crate::slice::identity::{Completion, Outcome, Seen, Settled};
-use crate::slice::policy::Share;
+use crate::slice::policy::{Gathered, Policy, Share, Verdict};
 use crate::slice::record::{Identities, Record};
 use std::fmt;
 
@@ -34,6 +33,8 @@ pub(super) struct Round {
     rows: Option<ContributedRows>,
     /// Set if a dense gradient is in the sum.
     whole: bool,
+    /// The first moment at which enough gradients were seen, by the caller's clock.
+    enough_at: Option<u64>,
     _memory: Charge,
 }
 
@@ -47,6 +48,7 @@ struct Contribution {
     identity: Identity,
     done: Completion,
     lr: f64,
+    weight: f32,
     /// The gradient itself, kept until all have arrived if the sum has a fixed order.
     kept: Option<Kept>,
 }
@@ -75,7 +77,7 @@ impl Round {
         let bytes = Buffer::bytes_for(slice.spec.dtype, slice.len);
         let memory = slice.meter.take(Purpose::Held, bytes)?;
         let sum = Buffer::filled(slice.spec.dtype, slice.len, 0.0, SUM, &mut Pieces::none());
-        Ok(Self { parts: Vec::new(), sum, rows: None, whole: false, _memory: memory })
+        Ok(Self { parts: Vec::new(), sum, rows: None, whole: false, enough_at: None, _memory: memory })
     }
 
     fn add(&mut self, slice: &SliceContext, indices: Option<Indices<'_>>, gradient: EncodedGradient<'_>) {
@@ -128,6 +130,7 @@ impl Round {
 
     /// Clears the sum for the next version, which reuses its warm memory.
     fn clear(&mut self) {
+        self.enough_at = None;
         if std::mem::take(&mut self.whole) {
             self.sum.values_mut::<f32>().fill(0.0);
         }
@@ -202,6 +205,20 @@ impl Slice {
             }
         }
     }
+
+    /// Makes the version that gradients wait for if the policy awaits no more of them, or the grace after
+    /// enough of them is over; `now` is the caller's clock in milliseconds, if it has one.
+    pub(crate) fn end_round(&self, policy: &dyn Policy, now: Option<u64>) {
+        self.end_round_by(|gathered| policy.judge(self.group(), gathered), now);
+    }
+
+    pub(super) fn end_round_by(&self, judge: impl FnOnce(Gathered<'_>) -> Option<Verdict>, now: Option<u64>) {
+        let SliceMemory::Exact(memory) = &self.memory else { return };
+        let mut memory = memory.lock();
+        let completions = memory.end_round(self, judge, now);
+        drop(memory);
+        tell(completions);
+    }
 }
 
 impl ExactMemory {
@@ -225,12 +242,13 @@ impl ExactMemory {
                 "the worker has a gradient in the coming version already",
             ));
         }
-        if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.needed) {
+        if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.least) {
             // Take the memory for the step before this gradient is added, also for what a cut pins. If
             // readers leave no room for it, only this gradient is refused, and it can be sent again.
             self.meet_cut(slice);
             self.make_writable(slice)?;
         }
+        let weight = push.weight.unwrap_or(1.0);
         let kept = share.rank.map(|rank| Kept::of(slice, push, rank)).transpose()?;
         if !self.identities.knows(client) {
             self.identities.meet(client, &slice.home())?;
@@ -245,11 +263,11 @@ impl ExactMemory {
         if kept.is_none() {
             round.add(slice, push.indices, EncodedGradient::of(push));
         }
-        let mut completions = self.replace(&mut round, kept.as_ref());
+        let completions = self.replace(&mut round, kept.as_ref());
         self.identities.note(push.identity, Outcome::Shared(Vec::new()));
-        round.parts.push(Contribution { identity: push.identity, done: later(), lr: slice.lr(push), kept });
+        let (identity, lr) = (push.identity, slice.lr(push));
+        round.parts.push(Contribution { identity, done: later(), lr, weight, kept });
         self.round = Some(round);
-        completions.extend(self.end_round(slice, share.quorum, share.needed));
         Ok(completions)
     }
 
@@ -281,13 +299,26 @@ impl ExactMemory {
         )
     }
 
-    /// Takes the step with all gradients that have arrived, if they are at least `needed`.
-    pub(super) fn end_round(&mut self, slice: &SliceContext, quorum: Quorum, needed: u32) -> Completions {
-        let needed = if fault("quorum_of_one_less") { needed - 1 } else { needed };
-        let full =
-            |round: &mut Box<Round>| !round.parts.is_empty() && round.parts.len() as u64 >= u64::from(needed);
-        let Some(mut round) = self.round.take_if(full) else { return Completions::new() };
-        let share = quorum.share(round.parts.len());
+    /// Takes the step with all gradients that have arrived, if they make a version now. If the group no longer
+    /// combines gradients, the waiting ones are refused.
+    fn end_round(
+        &mut self,
+        slice: &SliceContext,
+        judge: impl FnOnce(Gathered<'_>) -> Option<Verdict>,
+        now: Option<u64>,
+    ) -> Completions {
+        let Some(round) = self.round.as_ref().filter(|round| !round.parts.is_empty()) else {
+            return Completions::new();
+        };
+        let (count, since) = (round.parts.len(), self.arrivals);
+        let Some(verdict) = judge(Gathered { count, has: &|client| round.has(client), since }) else {
+            return self.give_up_round(slice, Why::Alone);
+        };
+        let Some(mut round) = self.round.take_if(|round| round.is_made(verdict, now)) else {
+            return Completions::new();
+        };
+        self.arrivals = verdict.arrivals;
+        let share = verdict.quorum.share(round.parts.iter().map(|part| f64::from(part.weight)).sum());
         let mut ids = Vec::with_capacity(round.parts.len() * Identities::BYTES);
         let last = round.parts.last().map_or(Identity { client: 0, sequence: 0 }, |part| part.identity);
         let stepped = round.complete(slice).and_then(|(few, largest)| {
@@ -383,6 +414,15 @@ impl Round {
         self.parts.iter().map(|part| part.lr).fold(f64::INFINITY, f64::min)
     }
 
+    /// Returns whether the gradients make the version now.
+    fn is_made(&mut self, verdict: Verdict, now: Option<u64>) -> bool {
+        if verdict.all || !verdict.enough || verdict.quorum.grace_ms == 0 {
+            return verdict.all || verdict.enough;
+        }
+        let since = |now: u64| now.saturating_sub(*self.enough_at.get_or_insert(now));
+        now.map(since).is_some_and(|waited| waited >= verdict.quorum.grace_ms)
+    }
+
     fn has(&self, client: u64) -> bool {
         self.parts.iter().any(|part| part.identity.client == client)
     }
@@ -407,7 +447,8 @@ struct EncodedGradient<'a> {
 impl<'a> EncodedGradient<'a> {
     fn of(push: &Push<'a>) -> Self {
         let Push { codec, body, count, .. } = *push;
-        Self { codec, body, elements: count as usize, scale: push.scale.unwrap_or(1.0) }
+        let scale = push.scale.unwrap_or(1.0) * push.weight.unwrap_or(1.0);
+        Self { codec, body, elements: count as usize, scale }
     }
 }
 

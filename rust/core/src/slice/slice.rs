@@ -9,13 +9,12 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::failpoint::reach;
 use crate::base::fault::fault;
 use crate::base::lock::SliceLock;
-use crate::base::mode::Quorum;
 use crate::base::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::kernel::overflow::may_overflow;
 use crate::memory::{Buffer, Charge, Exposed, Pieces, Purpose, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Identity, Push};
 use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen, Settled};
-use crate::slice::policy::{Admission, Held, Policy};
+use crate::slice::policy::{Admission, Gathered, Held, Policy};
 use crate::tensor::shared_directory::SharedTensor;
 use crate::tensor::{Apply, SliceId, TensorSpec};
 use std::ops::Deref;
@@ -126,12 +125,18 @@ impl Slice {
         reach("validated");
         let admission = policy.admit(self, push);
         if let (Admission::Share(share), SliceMemory::Exact(memory)) = (&admission, &self.memory) {
+            // The table is read after the gradient is there: a worker that leaves in between finds it waiting.
+            let early = fault("table_looked_at_once").then(|| {
+                let own = |client| client == push.identity.client;
+                policy.judge(self.group(), Gathered { count: 1, has: &own, since: 0 })
+            });
             let (answer, completions) = self.share(&mut memory.lock(), push, *share, later);
             round::tell(completions);
-            // A worker that left after `admit` read the group's table did not find this gradient waiting, so
-            // check again whether the round is complete.
-            if answer.is_none() && !fault("table_looked_at_once") {
-                self.end_round(policy.needed(self.group()));
+            if answer.is_none() {
+                match early {
+                    Some(verdict) => self.end_round_by(|_| verdict, None),
+                    None => self.end_round(policy, None),
+                }
             }
             return answer;
         }
@@ -339,19 +344,6 @@ impl Slice {
             SliceMemory::Exact(memory) => memory.lock().identities.withdraw(identity),
             SliceMemory::Hogwild(memory) => lock(&memory.identities).withdraw(identity),
         }
-    }
-
-    /// Makes the version that gradients wait for, if as many have arrived as are needed now. `None`: the
-    /// group no longer combines gradients, so the waiting ones are refused.
-    pub(crate) fn end_round(&self, needed: Option<(Quorum, u32)>) {
-        let SliceMemory::Exact(memory) = &self.memory else { return };
-        let mut memory = memory.lock();
-        let completions = match needed {
-            Some((quorum, needed)) => memory.end_round(self, quorum, needed),
-            None => memory.give_up_round(self, Why::Alone),
-        };
-        drop(memory);
-        round::tell(completions);
     }
 
     /// Refuses the gradients that wait for a version; if the slice was removed, also those that arrive later.

@@ -5,10 +5,13 @@
 //! time. A tick is a small share of the shortest timeout so far, so a deadline is never early and at most a
 //! few ticks late. The thread is not needed to end a push with all its answers: a caller that waits does
 //! that, or the call that brought the last answer, once it has released its locks.
+//!
+//! The same ticks end the graces of versions, for which held pushes wait.
 
-use crate::base::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::base::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::shard::Shard;
 use std::fmt;
-use std::sync::Condvar;
+use std::sync::{Condvar, Weak};
 use std::time::Duration;
 
 /// Ticks in the shortest timeout.
@@ -39,6 +42,9 @@ pub(super) struct HeldPushes {
     count: AtomicU64,
     timer: Mutex<Timer>,
     changed: Condvar,
+    shard: Weak<Shard>,
+    /// Set once the caller passes the time, which then ends the graces.
+    timed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -46,11 +52,23 @@ struct Timer {
     /// Held pushes, each with the time that is left.
     held: Vec<(Duration, Arc<dyn HeldPush>)>,
     tick: Option<Duration>,
+    /// The ticks so far.
+    passed: Duration,
     running: bool,
     closed: bool,
 }
 
 impl Deadlines {
+    /// Those of a store with this shard.
+    pub(super) fn of(shard: &Arc<Shard>) -> Self {
+        Self(Arc::new(HeldPushes { shard: Arc::downgrade(shard), ..HeldPushes::default() }))
+    }
+
+    /// Ends graces by the caller's clock from now on.
+    pub(super) fn note_timed(&self) {
+        self.0.timed.store(true, Ordering::Relaxed);
+    }
+
     /// The list of pushes, in which a push notes that it is complete.
     pub(super) fn pushes(&self) -> &Arc<HeldPushes> {
         &self.0
@@ -150,6 +168,13 @@ impl HeldPushes {
             for (left, _) in &mut timer.held {
                 *left = left.saturating_sub(tick);
             }
+            timer.passed += tick;
+            let passed = timer.passed.as_millis() as u64;
+            drop(timer);
+            if let Some(shard) = self.shard.upgrade().filter(|_| !self.timed.load(Ordering::Relaxed)) {
+                shard.end_graces(passed);
+            }
+            timer = lock(&self.timer);
             timer.held.retain(|(_, push)| !push.is_ended());
             let due = |(left, push): &mut (Duration, Arc<dyn HeldPush>)| left.is_zero() || push.is_complete();
             let due: Vec<_> = timer.held.extract_if(.., due).collect();

@@ -23,6 +23,16 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Makes the versions whose grace is over, by a clock of the caller in milliseconds, such as a virtual one;
+    /// from then on, no other clock does.
+    pub fn end_graces(&self, now: u64) {
+        let _ends = self.shared.deadlines.end_complete_at_last();
+        self.shared.deadlines.note_timed();
+        self.shared.shard.end_graces(now);
+    }
+}
+
 impl TrainTogether for Store {
     fn join(&self, group: &str, seat: &MembershipRequest, _timeout: Duration) -> Result<Joined> {
         if self.shared.directory.is_some() && seat.mode != Mode::Free {

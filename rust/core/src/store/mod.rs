@@ -91,7 +91,7 @@ pub struct Store {
 #[derive(Debug)]
 struct Shared {
     isa: Isa,
-    shard: Shard,
+    shard: Arc<Shard>,
     /// The tensors of all processes, where the memory is shared.
     directory: Option<Directory>,
     threads: usize,
@@ -145,7 +145,8 @@ impl Store {
         };
         let mut config = ShardConfig::new(0, options.memory_limit, isa);
         (config.policy, config.sink) = (options.policy, options.sink);
-        let shard = Shard::new(config);
+        let shard = Arc::new(Shard::new(config));
+        let deadlines = Deadlines::of(&shard);
         let portions = Mutex::new(Portions::new(0, shard.meter().clone()));
         let spaces = Mutex::new(Spaces::new(0, shard.meter().clone()));
         let shared = Shared {
@@ -160,7 +161,7 @@ impl Store {
             groups: Mutex::default(),
             portions,
             spaces,
-            deadlines: Deadlines::default(),
+            deadlines,
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
         };

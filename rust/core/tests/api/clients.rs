@@ -74,7 +74,7 @@ fn all_changes_count_where_the_pushers_own_are_unknown() {
 /// The number of slices that each call touches.
 fn touched(slices: u64) -> Vec<u64> {
     let shard = shard(slices);
-    let workers = Quorum { workers: 2, backup: 0, deterministic: false, sum: false };
+    let workers = Quorum { workers: 2, ..Quorum::default() };
     let seat = MembershipRequest::new(Mode::Sync(workers), None, "worker");
     for client in [1, 2] {
         (1..=3).for_each(|slice| push(&shard, client, slice));

@@ -138,7 +138,7 @@ fn what_is_sent_on_the_strength_of_an_answer_is_not_in_a_cut_without_it() {
 #[test]
 fn a_version_that_several_workers_make_is_in_a_cut_or_not() {
     let shard = shard(&[("a", Apply::Exact)], &Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
-    let quorum = Quorum { workers: 1, backup: 0, deterministic: false, sum: false };
+    let quorum = Quorum { workers: 1, ..Quorum::default() };
     let seat = MembershipRequest::new(Mode::Sync(quorum), None, String::new());
     shard.groups().join(1, 7, seat, shard.meter()).unwrap();
     let slice = shard.slice(SliceId(0)).unwrap();

@@ -310,7 +310,7 @@ fn a_frame_of_another_type_is_refused() {
 fn a_version_of_several_workers_is_refused() {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     shard.create(&Arc::new(spec("w", 2, Optimizer::Sgd(sgd()))), 4, &[(SliceId(1), 0)]).unwrap();
-    let mode = Mode::Sync(Quorum { workers: 2, backup: 0, deterministic: false, sum: false });
+    let mode = Mode::Sync(Quorum { workers: 2, ..Quorum::default() });
     let seat = MembershipRequest::new(mode, None, "a");
     shard.groups().join(4, 5, seat, shard.meter()).unwrap();
     let slice = shard.slice(SliceId(1)).unwrap();

@@ -141,7 +141,7 @@ fn push(client: u64, sequence: u64, base: u64, body: &[u8], codec: CodecId) -> P
 }
 
 fn quorum(workers: u32, backup: u32) -> Quorum {
-    Quorum { workers, backup, deterministic: false, sum: false }
+    Quorum { workers, backup, ..Quorum::default() }
 }
 
 fn kind(answer: &Answer) -> Option<Kind> {
@@ -354,16 +354,115 @@ fn a_worker_that_is_gone_is_not_waited_for() {
     // Late gradients of the dropped worker are refused; it may join again.
     assert_eq!(kind(&world.plain(3, 0, &a)), Some(Kind::Precondition));
     world.join(4, Mode::Sync(quorum(3, 0)), None).unwrap();
-    let waiting = [world.plain(1, 1, &a), world.plain(2, 1, &b)];
+    // It counts from the next version on.
+    assert!(waits(&world.plain(1, 1, &a)));
+    assert_eq!(applied(&world.plain(2, 1, &b)).version, 2);
+    assert_eq!(kind(&world.plain(4, 1, &a)), Some(Kind::StalePush));
+    let waiting = [world.plain(1, 2, &a), world.plain(2, 2, &b)];
     assert!(waiting.iter().all(waits));
-    assert_eq!(applied(&world.plain(4, 1, &a)).version, 2);
+    assert_eq!(applied(&world.plain(4, 2, &a)).version, 3);
     // A worker leaves while its gradient waits: the gradient counts, and no more is expected of it.
-    assert!(waits(&world.plain(4, 2, &a)));
+    assert!(waits(&world.plain(4, 3, &a)));
     world.shard.leave(GROUP, 4, false);
-    assert!(waits(&world.plain(1, 2, &a)) || world.version() == 3);
+    assert!(waits(&world.plain(1, 3, &a)));
     world.shard.leave(GROUP, 2, false);
+    assert_eq!(world.version(), 4);
+    assert_eq!(applied(&world.plain(1, 4, &a)).version, 5);
+}
+
+/// The mode of workers that take local steps.
+fn rounds(workers: u32, enough: u32, grace_ms: u64) -> Mode {
+    Mode::Sync(Quorum { enough, grace_ms, weighted: true, every: 5, ..quorum(workers, 0) })
+}
+
+#[test]
+fn a_version_waits_for_a_grace_after_its_quorum() {
+    let mut world = World::new();
+    (1..=4).for_each(|client| drop(world.join(client, rounds(4, 2, 100), None).unwrap()));
+    let (a, b, c, mut model) = (gradient(1), gradient(2), gradient(3), Model::new());
+    // No grace begins before the quorum, and none is shorter than asked for.
+    assert!(waits(&world.plain(1, 0, &a)));
+    world.shard.end_graces(1000);
+    assert!(waits(&world.plain(2, 0, &b)));
+    for now in [1050, 1149] {
+        world.shard.end_graces(now);
+        assert_eq!(world.version(), 0, "{now}");
+    }
+    assert!(waits(&world.plain(3, 0, &c)));
+    world.shard.end_graces(1150);
+    model.step(&[&a, &b, &c], 1.0 / 3.0);
+    assert_eq!((world.version(), world.values()), (1, model.values));
+    assert_eq!(kind(&world.plain(4, 0, &a)), Some(Kind::StalePush));
+    // The next grace begins anew; the version of all does not wait for it.
+    assert!((1..=2).all(|client| waits(&world.plain(client, 1, &a))));
+    world.shard.end_graces(2000);
+    assert!(waits(&world.plain(3, 1, &a)));
+    assert_eq!(applied(&world.plain(4, 1, &a)).version, 2);
+    assert!((1..=2).all(|client| waits(&world.plain(client, 2, &a))));
+    world.shard.end_graces(3000);
+    assert_eq!(world.version(), 2);
+    // A quorum above the number of workers left is that number; without a grace, it makes the version at once.
+    (2..=4).for_each(|client| world.shard.forget_client(client));
     assert_eq!(world.version(), 3);
-    assert_eq!(applied(&world.plain(1, 3, &a)).version, 4);
+    world.shard.forget_client(1);
+    (5..=7).for_each(|client| drop(world.join(client, rounds(3, 2, 0), None).unwrap()));
+    assert!(waits(&world.plain(5, 3, &a)));
+    assert_eq!(applied(&world.plain(6, 3, &a)).version, 4);
+}
+
+#[test]
+fn nobody_waits_for_the_first_steps_of_a_newcomer() {
+    let mut world = World::new();
+    let a = gradient(1);
+    // Any number of workers; the first one trains alone.
+    for client in [1, 2] {
+        world.join(client, rounds(0, 0, 0), None).unwrap();
+    }
+    assert_eq!(applied(&world.plain(1, 0, &a)).version, 1);
+    assert!(waits(&world.plain(1, 1, &a)));
+    world.join(3, rounds(0, 0, 0), None).unwrap();
+    // A newcomer that is fast enough is in the version, but does not take the place of another.
+    assert!(waits(&world.plain(3, 1, &a)));
+    assert_eq!(applied(&world.plain(2, 1, &a)).version, 2);
+    assert!(waits(&world.plain(1, 2, &a)) && waits(&world.plain(2, 2, &a)));
+    assert_eq!(applied(&world.plain(3, 2, &a)).version, 3);
+}
+
+#[test]
+fn a_gradient_counts_by_its_weight() {
+    let (a, b, c) = (gradient(1), gradient(2), gradient(3));
+    let weights = [3.0_f32, 0.5, 7.0];
+    let mut model = Model::new();
+    let weighed = |g: &[f32], by: f32| g.iter().map(|x| x * by).collect::<Vec<_>>();
+    let parts = [weighed(&a, weights[0]), weighed(&b, weights[1]), weighed(&c, weights[2])];
+    model.step(&[&parts[0], &parts[1], &parts[2]], 1.0 / 10.5);
+    for (deterministic, order) in [(false, [0, 1, 2]), (true, [0, 1, 2]), (true, [2, 0, 1])] {
+        let world = World::new();
+        let Mode::Sync(mode) = rounds(3, 0, 0) else { unreachable!() };
+        for rank in 0..3 {
+            world.join(1 + rank, Mode::Sync(Quorum { deterministic, ..mode }), Some(rank as u32)).unwrap();
+        }
+        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let one = Push { weight: Some(bad), ..push(1, 9, 0, bytemuck::cast_slice(&a), CodecId::Float32) };
+            assert_eq!(kind(&world.send(&one)), Some(Kind::Config), "{bad}");
+        }
+        for k in order {
+            let body = bytemuck::cast_slice([&a, &b, &c][k]);
+            let whole = push(1 + k as u64, 1, 0, body, CodecId::Float32);
+            world.send(&Push { weight: Some(weights[k]), ..whole });
+        }
+        assert_eq!((world.version(), world.values()), (1, model.values.clone()), "{deterministic} {order:?}");
+        // The record has the sum and the factor, so that a replay needs no weight.
+        let log = world.log.0.lock().unwrap();
+        assert_eq!((log.len(), log[0].0.scale), (1, 1.0 / 10.5));
+    }
+    // Elsewhere a weight has no meaning.
+    for mode in [Mode::Free, Mode::Sync(quorum(1, 0))] {
+        let world = World::new();
+        world.join(1, mode, None).unwrap();
+        let whole = push(1, 1, 0, bytemuck::cast_slice(&a), CodecId::Float32);
+        assert_eq!(kind(&world.send(&Push { weight: Some(1.0), ..whole })), Some(Kind::Precondition));
+    }
 }
 
 #[test]
@@ -700,6 +799,10 @@ fn a_group_is_bound_by_its_first_worker() {
     for (mode, rank) in [
         (Mode::Sync(quorum(0, 1)), None),
         (Mode::Sync(quorum(1, 1 << 20)), None),
+        (Mode::Sync(Quorum { enough: 3, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { enough: 1, ..quorum(2, 1) }), None),
+        (Mode::Sync(Quorum { grace_ms: 1, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { sum: true, weighted: true, ..quorum(2, 0) }), None),
         (Mode::WarmStart { steps: 0 }, None),
     ] {
         assert_eq!(world.join(3, mode, rank).unwrap_err().kind, Kind::Config, "{mode}");
