@@ -1,4 +1,4 @@
-"""JAX and optax: each worker takes ten local steps, pushes the difference, and pulls the shared values.
+"""JAX and optax with DiLoCo: each worker takes ten local steps, and the servers join what they have reached.
 
 Needs the extra jax.
 
@@ -44,12 +44,12 @@ state = optimizer.init(params)
 with fastps.connect(*sys.argv[1:2]) as ps:
     fastps.jax.register(ps, params, fastps.SGD(lr=0.7, momentum=0.5, nesterov=True))
     key = jax.random.key(os.getpid())
-    for turn in range(30):
-        start = local = fastps.jax.pull(ps, params)
-        for _ in range(10):
+    mode = fastps.DiLoCo(every=10)
+    with fastps.jax.Worker(ps, params, mode) as worker:
+        for turn in range(300):
             key, own = jax.random.split(key)
-            local, state = step(local, state, own)
-        fastps.jax.push(ps, jax.tree_util.tree_map(jnp.subtract, start, local))
-        if turn % 10 == 9:
-            accuracy = jnp.mean((logits(fastps.jax.pull(ps, params), x) > 0) == y)
-            print(f"turn {turn}  accuracy {accuracy:.3f}", flush=True)
+            local, state = step(worker.params, state, own)
+            worker.step(values=local, samples=64)
+            if turn % 100 == 99:
+                accuracy = jnp.mean((logits(worker.params, x) > 0) == y)
+                print(f"step {turn + 1}  accuracy {accuracy:.3f}", flush=True)

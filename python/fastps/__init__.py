@@ -49,7 +49,7 @@ from fastps.errors import (
     VersionsLost,
 )
 from fastps.evaluation import Evaluation, Evaluator, evaluator
-from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
+from fastps.modes import Async, Bounded, DiLoCo, Hogwild, Local, Sync, WarmStart
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Lion, Optimizer, RMSprop
 from fastps.parameter_server import ParameterServer, TensorSpec
 from fastps.server import Server, serve
@@ -87,6 +87,7 @@ __all__ = [
     "DTypeError",
     "DamagedFileError",
     "DeadlineError",
+    "DiLoCo",
     "ErrorFeedback",
     "Evaluation",
     "Evaluator",

@@ -30,7 +30,7 @@ from fastps._shared.idioms.missing import missing
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError
-from fastps.modes import Async, Mode
+from fastps.modes import Async, DiLoCo, Mode
 from fastps.parameter_server import ParameterServer, PushOptions, check_ps
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
@@ -73,8 +73,17 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
     return arrays
 
 
-def register(ps: ParameterServer, tree: Any, optimizer: optim.Optimizer, *, prefix: str = "") -> None:
-    """Registers every missing leaf; existing ones stay, as with `fastps.ParameterServer.register`."""
+def register(
+    ps: ParameterServer,
+    tree: Any,
+    optimizer: optim.Optimizer = DiLoCo.outer,
+    *,
+    prefix: str = "",
+) -> None:
+    """Registers every missing leaf; existing ones stay, as with `fastps.ParameterServer.register`.
+
+    The default is the outer optimizer of `fastps.DiLoCo`: pass another one for all other modes.
+    """
     check_ps(ps)
     for name, array in flatten(tree, prefix).items():
         ps.register(name, array, optimizer)
@@ -156,9 +165,17 @@ class Worker:
         self.params = _unflatten(self._worker.params, self.params)
 
     def step(
-        self, grads: Any, *, lr: float | Mapping[str, float] | None = None, loss: float | None = None
+        self,
+        grads: Any = None,
+        *,
+        values: Any = None,
+        samples: float | None = None,
+        lr: float | Mapping[str, float] | None = None,
+        loss: float | None = None,
     ) -> None:
         """As `fastps.Worker.step`, with a pytree of gradients that were computed at `params`.
+
+        With `fastps.DiLoCo` instead with a pytree of values, as ``optax.apply_updates`` returns them.
 
         Parameters take no step where the tree has None or lacks a key; without any gradient the worker warns
         once.
@@ -166,6 +183,14 @@ class Worker:
         Raises:
             ConfigError: A list or tuple has another length than that of `params`; nothing was changed.
         """
+        loss = None if loss is None else float(loss)
+        if values is not None:
+            try:
+                flat = flatten(values, self._prefix)
+                self._worker.step(grads, values=flat, samples=samples, lr=lr, loss=loss)
+            finally:
+                self._show()
+            return
         structure: Any = jax.tree_util.tree_structure(self.params)
         if jax.tree_util.tree_structure(grads) != structure:
             _check_lengths(grads, self.params, self._prefix)
@@ -178,7 +203,7 @@ class Worker:
                 stacklevel=2,
             )
         try:
-            self._worker.step(flat, lr=lr, loss=None if loss is None else float(loss))
+            self._worker.step(flat, samples=samples, lr=lr, loss=loss)
         finally:
             self._show()
 

@@ -82,3 +82,25 @@ def test_amsgrad_takes_the_maximum_before_the_correction(store):
         largest = np.maximum(largest, v)
         w = w - LR / (1 - beta1**t) * m / (np.sqrt(largest / (1 - beta2**t)) + eps)
     np.testing.assert_allclose(both(store, *OTHERS["amsgrad"])[1], w, rtol=1e-5)
+
+
+def test_rounds_of_local_steps_are_those_of_optax(store):
+    every, params = 3, {"w": jnp.ones(64)}
+    fastps.jax.register(store, params)  # the outer optimizer of DiLoCo
+    inner, outer = optax.adam(LR), optax.sgd(0.7, 0.9, nesterov=True)
+    ours, theirs, momentum = inner.init(params), inner.init(params), outer.init(params)
+    with fastps.jax.Worker(store, params, fastps.DiLoCo(every=every)) as worker:
+        local = params
+        for step, gradient in enumerate(gradients(12), 1):
+            updates, ours = inner.update(gradient, ours, worker.params)
+            worker.step(values=optax.apply_updates(worker.params, updates), samples=8)
+            updates, theirs = inner.update(gradient, theirs, local)
+            local = optax.apply_updates(local, updates)
+            if step % every == 0:
+                difference = {"w": params["w"] - local["w"]}
+                updates, momentum = outer.update(difference, momentum, params)
+                local = params = optax.apply_updates(params, updates)
+            np.testing.assert_allclose(worker.params["w"], local["w"], rtol=1e-5)
+        with pytest.raises(fastps.ConfigError, match="gradients"):
+            worker.step(gradient)
+    assert store.versions("w")["w"] == 5

@@ -29,7 +29,7 @@ ALONE = (1, r"rank 1 \| this starts its own .* without fastps run")
 TRAINED = (0, r"epoch 2 .* accuracy (0\.9|1\.0)")
 LAUNCHED = {
     "evaluate": (0, r"rank 0 \| best: version \d+ +0\.[89]"),
-    "jax_local_steps": (0, r"turn 29  accuracy (0\.9|1\.0)"),
+    "jax_local_steps": (0, r"step 300  accuracy (0\.9|1\.0)"),
     "language_model": ALONE,
     "mnist_jax": (0, r"epoch 5  accuracy 0\.[89]"),
     "mnist_numpy": (0, r"epoch 5  accuracy 0\.[89]"),

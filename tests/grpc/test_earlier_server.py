@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from between import between
@@ -10,18 +12,39 @@ from foreign_client import Stubs
 import fastps
 
 
-def test_an_earlier_server_does_not_match_momentum_by_another_rule(stubs: Stubs) -> None:
+def earlier(stubs: Stubs, capability: str) -> Callable[[str, bytes], bytes]:
+    """Takes a capability out of the answers to Hello."""
+
     def without(method: str, answer: bytes) -> bytes:
         if not method.endswith("/Hello"):
             return answer
         hello = stubs.pb.HelloResponse.FromString(answer)
-        hello.capabilities.remove("staleness-matching")
+        hello.capabilities.remove(capability)
         return bytes(hello.SerializeToString())
 
+    return without
+
+
+def test_an_earlier_server_makes_no_versions_by_other_rules(stubs: Stubs) -> None:
+    with (
+        fastps.serve() as server,
+        between(server.addresses, change=earlier(stubs, "rounds")) as address,
+        fastps.connect(address) as ps,
+    ):
+        zeros = np.zeros(3, np.float32)
+        ps.register("w", zeros, fastps.SGD(lr=1.0))
+        for mode in (fastps.DiLoCo(every=2), fastps.Sync(1, reduce="weighted"), fastps.Sync(2, quorum=1)):
+            with pytest.raises(fastps.FastpsError, match=f"{address}.*earlier version"):
+                fastps.Worker(ps, {"w": zeros.copy()}, mode)
+        with fastps.Worker(ps, {"w": zeros.copy()}, fastps.Sync(1)) as worker:
+            worker.step({"w": zeros + 1})
+
+
+def test_an_earlier_server_does_not_match_momentum_by_another_rule(stubs: Stubs) -> None:
     zeros, g = np.zeros(3, np.float32), np.ones(3, np.float32)
     with (
         fastps.serve() as server,
-        between(server.addresses, change=without) as address,
+        between(server.addresses, change=earlier(stubs, "staleness-matching")) as address,
         fastps.connect(address) as ps,
     ):
         ps.register("w", zeros, fastps.Adam())

@@ -908,7 +908,8 @@ type Header struct {
 	Refusal *Refusal `protobuf:"bytes,22,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	// Registration that an initial KIND_ASSIGN belongs to.
 	Reservation uint64 `protobuf:"fixed64,23,opt,name=reservation,proto3" json:"reservation,omitempty"`
-	// Reserved: weight of the push in an average.
+	// KIND_GRADIENT: weight in the mean of a version, finite and above 0; unset: 1. Only where the group's mode is
+	// `weighted`, and only to servers with `rounds` among their capabilities.
 	Weight *float32 `protobuf:"fixed32,24,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
 	// Reserved: the client already has this version.
 	HaveVersion *uint64 `protobuf:"fixed64,25,opt,name=have_version,json=haveVersion,proto3,oneof" json:"have_version,omitempty"`
@@ -4281,7 +4282,7 @@ type Mode struct {
 	Kind ModeKind `protobuf:"varint,1,opt,name=kind,proto3,enum=fastps.v1.ModeKind" json:"kind,omitempty"`
 	// MODE_BOUNDED: how many steps a worker may be ahead of the slowest.
 	Staleness uint64 `protobuf:"varint,2,opt,name=staleness,proto3" json:"staleness,omitempty"`
-	// MODE_SYNC: number of gradients that make one version.
+	// MODE_SYNC: number of gradients that make one version; with `every`, 0: those of all workers, however many.
 	Workers uint32 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
 	// MODE_SYNC: number of workers beyond those.
 	Backup uint32 `protobuf:"varint,4,opt,name=backup,proto3" json:"backup,omitempty"`
@@ -4290,7 +4291,17 @@ type Mode struct {
 	// MODE_SYNC: step with the sum of the gradients instead of their mean.
 	Sum bool `protobuf:"varint,6,opt,name=sum,proto3" json:"sum,omitempty"`
 	// MODE_WARM_START: steps that the first worker takes before the others.
-	Steps         uint64 `protobuf:"varint,7,opt,name=steps,proto3" json:"steps,omitempty"`
+	Steps uint64 `protobuf:"varint,7,opt,name=steps,proto3" json:"steps,omitempty"`
+	// MODE_SYNC: step with the mean of the gradients by the `weight` of each. This field and those below only to servers
+	// with `rounds` among their capabilities.
+	Weighted bool `protobuf:"varint,8,opt,name=weighted,proto3" json:"weighted,omitempty"`
+	// MODE_SYNC: number of gradients after which a version waits `grace_ms` for the others; 0: it waits for all.
+	Quorum uint32 `protobuf:"varint,9,opt,name=quorum,proto3" json:"quorum,omitempty"`
+	// MODE_SYNC: milliseconds.
+	GraceMs uint64 `protobuf:"varint,10,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
+	// MODE_SYNC: local steps behind each gradient, which is the values that they began from minus those that they ended
+	// at; 0: a gradient is one of a minibatch.
+	Every         uint64 `protobuf:"varint,11,opt,name=every,proto3" json:"every,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4370,6 +4381,34 @@ func (x *Mode) GetSum() bool {
 func (x *Mode) GetSteps() uint64 {
 	if x != nil {
 		return x.Steps
+	}
+	return 0
+}
+
+func (x *Mode) GetWeighted() bool {
+	if x != nil {
+		return x.Weighted
+	}
+	return false
+}
+
+func (x *Mode) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *Mode) GetGraceMs() uint64 {
+	if x != nil {
+		return x.GraceMs
+	}
+	return 0
+}
+
+func (x *Mode) GetEvery() uint64 {
+	if x != nil {
+		return x.Every
 	}
 	return 0
 }
@@ -6903,7 +6942,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\aapplied\x18\x03 \x01(\x04R\aapplied\x12\x17\n" +
 	"\aidle_ms\x18\x04 \x01(\x04R\x06idleMs\x12\x16\n" +
 	"\x06number\x18\x05 \x01(\x04R\x06number\x12/\n" +
-	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\xcd\x01\n" +
+	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\xb2\x02\n" +
 	"\x04Mode\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.fastps.v1.ModeKindR\x04kind\x12\x1c\n" +
 	"\tstaleness\x18\x02 \x01(\x04R\tstaleness\x12\x18\n" +
@@ -6911,7 +6950,12 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06backup\x18\x04 \x01(\rR\x06backup\x12$\n" +
 	"\rdeterministic\x18\x05 \x01(\bR\rdeterministic\x12\x10\n" +
 	"\x03sum\x18\x06 \x01(\bR\x03sum\x12\x14\n" +
-	"\x05steps\x18\a \x01(\x04R\x05steps\"\xef\x01\n" +
+	"\x05steps\x18\a \x01(\x04R\x05steps\x12\x1a\n" +
+	"\bweighted\x18\b \x01(\bR\bweighted\x12\x16\n" +
+	"\x06quorum\x18\t \x01(\rR\x06quorum\x12\x19\n" +
+	"\bgrace_ms\x18\n" +
+	" \x01(\x04R\agraceMs\x12\x14\n" +
+	"\x05every\x18\v \x01(\x04R\x05every\"\xef\x01\n" +
 	"\vJoinRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12#\n" +

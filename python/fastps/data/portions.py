@@ -213,6 +213,8 @@ class Portions:
         if over or portion is not None:
             self._held, self._begun, self._last = portion, not over, unfinished == 1
             workers = Own.of_this_thread()
+            for worker in workers if over else ():  # all before one waits for another
+                worker.contribute(wait=False)
             for worker in workers:
                 if over:  # of several, it is not known which of them trains with these
                     worker.turn(self._run, self._epoch, fetch=len(workers) == 1)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fastps._shared.checks import at_least, given, invalid, number
 from fastps.errors import ConfigError
 
-__all__ = ["Correction", "Mode"]
+__all__ = ["Correction", "Mode", "as_quorum"]
+
+#: Seconds that a grace may last: ten years.
+_LONGEST_GRACE = 3.2e8
 
 #: Handling of stale gradients; see `fastps.Async`: delay_adaptive, max_staleness, whether to reject them,
 #: momentum_matching.
@@ -50,6 +54,8 @@ class Mode(metaclass=_Checked):
         waits_for_others: Workers or their pushes wait for each other; a fetch follows that wait.
         shares_versions: A version is one step by the gradients of several workers. A refused gradient is
             dropped: the next one is of another version.
+        takes_values: A step gives the values that it has reached; their distance from those that the worker
+            began from is its gradient.
         lock_free: Needs tensors that were registered with ``apply="hogwild"``.
         exchanges: A step may push and fetch in one call.
         join_every: Updates of the run between the beginnings of two workers; None: all begin at once.
@@ -61,6 +67,7 @@ class Mode(metaclass=_Checked):
     join_every: int | None = None
     waits_for_others: ClassVar[bool] = False
     shares_versions: ClassVar[bool] = False
+    takes_values: ClassVar[bool] = False
     lock_free: ClassVar[bool] = False
     exchanges: ClassVar[bool] = False
 
@@ -93,6 +100,16 @@ class Mode(metaclass=_Checked):
         return None
 
     @property
+    def weighs(self) -> bool:
+        """True if a gradient counts by the samples behind it."""
+        return False
+
+    @property
+    def grace_seconds(self) -> float | None:
+        """Seconds that a version waits after its quorum; None: it has none, or waits for all."""
+        return None
+
+    @property
     def least_workers(self) -> int:
         """Workers that a step waits for."""
         return 1
@@ -106,3 +123,17 @@ class Mode(metaclass=_Checked):
     def correction(self) -> Correction | None:
         """How servers handle stale gradients; None: as any other."""
         return None
+
+
+def as_quorum(mode: Any, workers: int) -> None:
+    """Checks `quorum` and `grace` of a mode with at most so many workers."""
+    if mode.quorum is not None:
+        given(mode, "quorum", at_least(1, "quorum", mode.quorum, workers))
+    if mode.grace is None:
+        return
+    if mode.quorum is None:
+        raise invalid("grace", "a quorum, after which it begins", f"grace={mode.grace!r} without quorum")
+    seconds = number("grace", mode.grace)
+    if not 0 <= seconds <= _LONGEST_GRACE:
+        raise invalid("grace", "seconds >= 0", mode.grace)
+    given(mode, "grace", seconds)

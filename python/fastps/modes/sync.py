@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastps._shared.checks import at_least, flag, given, invalid
-from fastps.modes._mode import Mode
+from fastps.modes._mode import Mode, as_quorum
 
 __all__ = ["Sync"]
 
@@ -23,7 +23,8 @@ class Sync(Mode):
 
     All workers wait until `workers` of them have joined. From then on, a worker that is closed, killed or
     misses its lease is dropped, and a version needs as many gradients as there are workers, at most
-    `workers`. If too few are present, a step fails at its deadline and names the workers that are present.
+    `workers`; one that joins counts from the next version on. If too few are present, a step fails at its
+    deadline and names the workers that are present.
 
     All workers of a group must use the same value, and there are at most `workers` + `backup` of them. Works
     with `exact` tensors and with whole or `fastps.Sparse` gradients: if all gradients of a version are
@@ -36,19 +37,25 @@ class Sync(Mode):
         deterministic: True: a version sums its gradients in the order of the workers' ranks (`Worker`'s
             `rank`), so the same gradients give the same bits; the servers hold all of them until then.
             False: gradients are summed in the order of arrival.
-        reduce: ``"mean"`` or ``"sum"``.
+        reduce: ``"mean"``, ``"sum"``, or ``"weighted"``: the mean by the samples behind each gradient
+            (``step(samples=...)``; 1 where none are given).
+        quorum: Gradients after which a version waits for `grace`, 1 to `workers`; not with `backup`. None: it
+            waits for all workers.
+        grace: Seconds, >= 0; only with `quorum`. None: 0. Servers look ten times a second.
 
     Raises:
         ConfigError: An argument is out of range.
 
     >>> fastps.Sync(workers=4, backup=1)
-    Sync(workers=4, backup=1, deterministic=False, reduce='mean')
+    Sync(workers=4, backup=1, deterministic=False, reduce='mean', quorum=None, grace=None)
     """
 
     workers: int
     backup: int = 0
     deterministic: bool = False
-    reduce: Literal["mean", "sum"] = "mean"
+    reduce: Literal["mean", "sum", "weighted"] = "mean"
+    quorum: int | None = None
+    grace: float | None = None
 
     waits_for_others: ClassVar[bool] = True
     shares_versions: ClassVar[bool] = True
@@ -58,8 +65,19 @@ class Sync(Mode):
         given(self, "workers", at_least(1, "workers", self.workers, 65_536))
         given(self, "backup", at_least(0, "backup", self.backup, 65_536))
         flag("deterministic", self.deterministic)
-        if self.reduce not in ("mean", "sum"):
-            raise invalid("reduce", "'mean' or 'sum'", self.reduce)
+        if self.reduce not in ("mean", "sum", "weighted"):
+            raise invalid("reduce", "'mean', 'sum' or 'weighted'", self.reduce)
+        as_quorum(self, self.workers)
+        if self.quorum is not None and self.backup:
+            raise invalid("quorum", "a quorum or backup workers", f"both, quorum={self.quorum}")
+
+    @property
+    def weighs(self) -> bool:
+        return self.reduce == "weighted"
+
+    @property
+    def grace_seconds(self) -> float | None:
+        return self.grace
 
     @property
     def least_workers(self) -> int:

@@ -48,16 +48,18 @@ def run(
 
     Each logical worker is a separate `fastps.Worker`, so modes, codecs and the store are the real ones. A
     worker's step begins when it has fetched; its duration later the gradient is computed, at the worker's
-    stale values, pushed, and new values are fetched. With `fastps.Sync` and `fastps.Bounded` the worker then
-    waits for others in virtual time. The run is the same, bit for bit, each time that it is repeated with a
-    store that was prepared in the same way, as far as the gradient function is.
+    stale values, pushed, and new values are fetched. With `fastps.Sync`, `fastps.DiLoCo` and `fastps.Bounded`
+    the worker then waits for others in virtual time, in which a grace passes, too. The run is the same, bit
+    for bit, each time that it is repeated with a store that was prepared in the same way, as far as the
+    gradient function is.
 
     Args:
         store: A store of this process with the tensors registered. It holds the result.
         params: Names to arrays of the registered shapes, as for `fastps.Worker`.
         gradient: ``gradient(params, worker, step, rng)`` returns names to float32 gradients, or those and the
             loss. `params` are the worker's values, not to be changed; `step` counts from 1; `rng` draws the
-            same numbers for this worker and step, whatever else happens.
+            same numbers for this worker and step, whatever else happens. With `fastps.DiLoCo` it returns the
+            values after a local step instead of gradients.
         workers: Logical workers, >= 1; with ``Sync(workers=n, backup=b)``, from n to n + b.
         mode: Any mode but `fastps.Hogwild`, whose races need real threads.
         codec: As for `fastps.Worker`.

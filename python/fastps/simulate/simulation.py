@@ -53,6 +53,8 @@ class Simulation:
         """Runs until the updates are made, or until no workers are left."""
         for event in self._plan.events:
             self.timeline.at(event.at, self._handlers.action(event))
+        if self._mode.grace_seconds is not None:
+            self._store.native.end_graces(0.0)  # by virtual time from now on
         self.members = [Member(k) for k in range(self._plan.workers)]
         for member in self.members:
             self.enter(member)
@@ -106,9 +108,13 @@ class Simulation:
             return
         grads, member.loss = self._gradient(member)
         try:
-            if self._mode.waits_for_others:
+            if self._mode.takes_values:
+                worker.begin(values=grads)
+                self._end_graces()
+            elif self._mode.waits_for_others:
                 worker.begin(grads)
                 worker.ready()  # reports the step, for which others may wait
+                self._end_graces()
             else:
                 worker.step(grads, loss=member.loss)
         except FastpsError as error:
@@ -122,6 +128,18 @@ class Simulation:
             self._begin(member)
         if self.waiting:
             self.release()
+
+    def _end_graces(self) -> None:
+        """Makes the versions whose grace is over, and looks again when the present one is."""
+        grace = self._mode.grace_seconds
+        if grace is not None:
+            self._store.native.end_graces(self._now)
+            self.timeline.at(self._now + grace + 1e-3, self._sweep)
+
+    def _sweep(self) -> None:
+        self._store.native.end_graces(self._now)
+        self.record.count(self._now)
+        self.release()
 
     def _gradient(self, member: Member) -> tuple[Mapping[str, Any], float]:
         """The gradient at a member's values, and the loss."""

@@ -15,6 +15,7 @@ from fastps.torch.buffers import load
 from fastps.torch.checkpoints.resume import resume, save
 from fastps.torch.evaluate import evaluator
 from fastps.torch.hierarchical import Hierarchical
+from fastps.torch.local import LocalOptimizer
 from fastps.torch.objective import Objective
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.torch.schedule import GlobalSchedule
@@ -27,6 +28,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "GlobalSchedule",
     "Hierarchical",
+    "LocalOptimizer",
     "Objective",
     "ParameterServerOptimizer",
     "SavedRun",

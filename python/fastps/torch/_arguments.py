@@ -78,6 +78,8 @@ def mode_of(mode: Mode | None, codec: Codec | None, push_in_backward: bool) -> M
     """The mode, or the default one; raises unless it goes with the other arguments."""
     mode = Async() if mode is None else mode
     check_mode(mode)
+    if mode.takes_values:
+        raise invalid("mode", "a mode for gradients; fastps.torch.LocalOptimizer takes DiLoCo", mode)
     if codec is not None:
         check_codec(codec)
     if push_in_backward and mode.after_warm_up.local_lr is not None:

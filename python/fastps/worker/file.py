@@ -18,7 +18,7 @@ from fastps._shared.types import File
 from fastps.errors import ConfigError
 
 _FORMAT = 1
-_NUMBERS, _ARRAYS, _ROWS = ("step", "summed"), ("sum", "params", "residuals"), "rows"
+_NUMBERS, _ARRAYS, _ROWS = ("step", "summed"), ("sum", "params", "residuals", "begun"), "rows"
 
 
 def write(path: File, state: Mapping[str, Any]) -> None:
@@ -31,8 +31,9 @@ def write(path: File, state: Mapping[str, Any]) -> None:
         return key
 
     about: dict[str, Any] = {"format": _FORMAT, **{key: state[key] for key in _NUMBERS}}
+    about["round"] = state.get("round", 0), state.get("samples", 0.0)
     for key in _ARRAYS:
-        about[key] = {name: kept(array) for name, array in state[key].items()}
+        about[key] = {name: kept(array) for name, array in state.get(key, {}).items()}
     about[_ROWS] = {name: [kept(part) for part in parts] for name, parts in state[_ROWS].items()}
     with replaced(path) as unfinished, unfinished.open("wb") as file:
         np.savez(file, about=np.array(json.dumps(about)), **arrays)
@@ -50,8 +51,9 @@ def read(path: File) -> dict[str, Any]:
                     got=f"format {about['format']!r}",
                 )
             state: dict[str, Any] = {key: int(about[key]) for key in _NUMBERS}
+            state["round"], state["samples"] = about.get("round", (0, 0.0))
             for key in _ARRAYS:
-                state[key] = {name: file[member] for name, member in about[key].items()}
+                state[key] = {name: file[member] for name, member in about.get(key, {}).items()}
             state[_ROWS] = {
                 name: (file[indices], file[values]) for name, (indices, values) in about[_ROWS].items()
             }

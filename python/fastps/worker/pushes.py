@@ -140,6 +140,7 @@ class Pushes:
         every: Steps per push in the present mode.
         direct: Gradients are read from the caller's arrays.
         refused: The last call of `start` took nothing.
+        weight: Weight of the next gradients in the mean of their version; None: 1.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class Pushes:
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
         self.refused = False
+        self.weight: float | None = None
 
     def follow(self, mode: Mode) -> None:
         """Continues with a mode."""
@@ -300,7 +302,9 @@ class Pushes:
         scale = None if self._accumulate == 1 else 1.0 / self._accumulate
         pushes: list[_Planned] = []
         for rate, part_of in _by_rate(ready, lr):
-            settings = _fastps.PushSettings(None, rate, scale, oldest, None, self._mode.correction)
+            settings = _fastps.PushSettings(
+                None, rate, scale, oldest, None, self._mode.correction, self.weight
+            )
             rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
             whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
             if rows:  # first, since not every optimizer takes them

@@ -17,7 +17,12 @@ __all__ = ["check_state"]
 
 
 def check_state(
-    state: Mapping[str, Any], params: Mapping[str, Array], *, local: bool, residuals: bool
+    state: Mapping[str, Any],
+    params: Mapping[str, Array],
+    *,
+    local: bool,
+    residuals: bool,
+    rounds: bool = False,
 ) -> None:
     """Raises `ConfigError` or `ShapeError` unless a worker can take all of a saved state.
 
@@ -25,14 +30,16 @@ def check_state(
         state: As from `Worker.state_dict`.
         params: The worker's parameters.
         local: Its steps are local: it saves parameters, and no rows.
+        rounds: It also saves the values that its round began from.
         residuals: Its codec keeps residuals.
     """
     rows = state.get("rows", {})
     _check_names("params", state["params"], params if local else (), complete=True)
+    _check_names("begun", state.get("begun", {}), params if rounds else (), complete=True)
     _check_names("sum", state["sum"], params)
     _check_names("rows", rows, () if local else params)
     _check_names("residuals", state["residuals"], params if residuals else ())
-    for name, array in (*state["params"].items(), *state["sum"].items()):
+    for name, array in (*state["params"].items(), *state.get("begun", {}).items(), *state["sum"].items()):
         _check_shape(name, params[name].shape, np.shape(array))
     for name, array in state["residuals"].items():
         _check_shape(name, (params[name].size,), np.shape(array))

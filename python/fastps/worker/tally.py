@@ -23,6 +23,7 @@ class Tally:
     Attributes:
         rejected: Pushes with a part that was too stale or not finite and was dropped.
         bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
+        samples: Samples behind the gradients that were applied, and behind those that were dropped.
         acknowledged: Staleness, bytes, scale and momentum of the pushes acknowledged in this step, as in
             `Step`.
     """
@@ -30,6 +31,7 @@ class Tally:
     def __init__(self) -> None:
         self.rejected = 0
         self.bytes_saved = 0
+        self.samples = [0.0, 0.0]
         self.acknowledged: Acknowledged = NOTHING
         self._acknowledged: Counter[tuple[str, ...]] = Counter()
         self._lost: Counter[tuple[str, int]] = Counter()
@@ -95,6 +97,8 @@ class Tally:
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self.bytes_saved,
             "rejected": self.rejected,
+            "samples_contributed": self.samples[0],
+            "samples_lost": self.samples[1],
             "scaled": self._scaled,
             "staleness": dict(sorted(self._staleness.items())),
             "staleness_p50": percentile(self._staleness, 0.5),

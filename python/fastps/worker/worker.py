@@ -35,6 +35,7 @@ from fastps.worker.gradients import finite, whole
 from fastps.worker.local import LocalStepper
 from fastps.worker.one_call import OneCall
 from fastps.worker.pushes import Pushes, Refused
+from fastps.worker.rounds import Rounds, as_samples
 from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.own import Own
@@ -57,17 +58,19 @@ class Worker:
     """Trains on its own copy of the parameters and stays in step with other workers as its mode defines.
 
     With `fastps.Local` (Downpour's client) a `step` adds the gradients to a sum and takes a local step
-    ``W <- W - lr * g``; every few steps it pushes the sum and fetches the parameters. With the other modes
-    every step pushes its gradients and fetches new values. A worker is a separate client; it registers no
-    tensors and pulls first. It has a place among the workers of its tensors' groups; a worker that misses its
-    lease (10 s unless the server sets another) loses its place, and the others no longer wait for it.
+    ``W <- W - lr * g``; every few steps it pushes the sum and fetches the parameters. With `fastps.DiLoCo` a
+    step gives the values that the caller's own optimizer has reached; every few steps it pushes the
+    difference. With the other modes every step pushes its gradients and fetches new values. A worker is a
+    separate client; it registers no tensors and pulls first. It has a place among the workers of its tensors'
+    groups; a worker that misses its lease (10 s unless the server sets another) loses its place, and the
+    others no longer wait for it.
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
         params: A mapping of names to arrays of the registered shapes. Only names and shapes are used; the
             values are pulled.
-        mode: `fastps.Async`, `fastps.Local`, `fastps.Bounded`, `fastps.Sync`, `fastps.Hogwild` or
-            `fastps.WarmStart`.
+        mode: `fastps.Async`, `fastps.Local`, `fastps.Bounded`, `fastps.Sync`, `fastps.DiLoCo`,
+            `fastps.Hogwild` or `fastps.WarmStart`.
         codec: The encoding of gradients; None means `fastps.Float32`. The next push includes the error of a
             lossy codec (error feedback) and gradients that a server refused or fenced. Sparse gradients are
             sent as float32.
@@ -77,7 +80,8 @@ class Worker:
             through ``.data`` or a NumPy view; for arrays they go unnoticed.
         on_step: Called with a `Step` at the end of each step.
         accumulate: Steps per push and per fetch; a push is the mean of their gradients. Must be 1 with
-            `fastps.Local`, which has ``push_every``. `flush` pushes each gradient times 1 / accumulate.
+            `fastps.Local` and `fastps.DiLoCo`, which have ``push_every`` and ``every``. `flush` pushes each
+            gradient times 1 / accumulate.
         rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it. None: the
             rank that an engine such as torchrun has given this process (`fastps.engines.detect`), if any.
         name: Shown where others wait for this worker; None: machine and process.
@@ -136,6 +140,12 @@ class Worker:
                 expected="accumulate=1",
                 got=f"accumulate={accumulate}",
             )
+        if then.takes_values and (accumulate > 1 or mode.warm_up_steps):
+            raise ConfigError(
+                "fastps.DiLoCo has no accumulated gradients and no warm start",
+                expected="accumulate=1 and mode=fastps.DiLoCo(...)",
+                got=f"accumulate={accumulate} and mode={mode!r}",
+            )
         check_mapping("params", "arrays", params)
         check_float32(ps, params)
         if then.lock_free:
@@ -149,6 +159,9 @@ class Worker:
         self._names: list[str] = []
         self._lr: Rates = None
         self._steps = 0
+        #: Samples of the steps since the last push.
+        self._samples = 0.0
+        self._rounds: Rounds | None = None
         self._ps = ps.another()
         self._native = self._ps.native
         self._tally = Tally()
@@ -162,6 +175,7 @@ class Worker:
         self._groups = Groups(self._native, rank, name)
         self._together = Together(self._ps, self._groups, self._pushes, self._fetches)
         self._together.refresh_by(self.refresh)
+        self._together.contribute_by(self._contribute_rest)
         self._own = Own(self, self._ps, self._groups, self._together, params)
         self._warm_up = WarmUp(self._groups, mode)
         self._one_call = OneCall(self._native, self.params, self._pushes, self._fetches, self._tally)
@@ -185,6 +199,8 @@ class Worker:
             alone = self._groups.present <= 1 or bool(same)
             # Several workers with copies of one model are no accident, two models with one memory each are.
             shared = frozenset() if copy else same
+            if then.takes_values:
+                self._rounds = Rounds(self.params, then.push_every, self._native.check_finite)
             note_continuation(ps, self.params, self._fetches.installed, alone, shared)
             if not isinstance(ps, Store):  # whose workers share this process's generators
                 self._seeds = Seeds(ps, self._groups)
@@ -230,7 +246,14 @@ class Worker:
             self._groups.remove(groups)
             raise
         if self._local is None:
-            self._fetches.restart()  # those under way know no versions of the new ones
+            self._restart()  # those under way know no versions of the new ones
+
+    def _restart(self) -> None:
+        """Fetches anew; an unfinished round is dropped."""
+        self._fetches.restart()
+        if self._rounds is not None:
+            self._tally.samples[1] += self._rounds.samples
+            self._rounds.begin()
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._views or copy:
@@ -281,13 +304,25 @@ class Worker:
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, grads: Mapping[str, Any], *, lr: Rates = None, loss: float | None = None) -> None:
+    def step(
+        self,
+        grads: Mapping[str, Any] | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+        samples: float | None = None,
+        lr: Rates = None,
+        loss: float | None = None,
+    ) -> None:
         """Takes the gradients of one minibatch, computed at `params`; pushes and fetches as the mode defines.
 
         Args:
             grads: Names to float32 gradients of the parameters' shapes. Tensors without one take no step
                 (with `fastps.Sync` all workers must give the same ones). A gradient may be `fastps.Sparse`,
                 but not with `fastps.Local`. The arrays may be reused after the call.
+            values: With `fastps.DiLoCo` instead of `grads`: names to the values of all parameters after a
+                local step from `params`, which become these. The arrays may be `params` themselves.
+            samples: Samples of the minibatch, finite and > 0, by which a mean is weighted: with
+                `fastps.DiLoCo` and ``Sync(reduce="weighted")``. A contribution without any has weight 1.
             lr: Learning rate of this step's push, or names to rates; None uses the optimizers'.
             loss: Passed to ``on_step``, and shown by ``fastps status``.
 
@@ -297,15 +332,21 @@ class Worker:
                 because of ``check_finite=False``, were taken and are dropped.
             ForeignWriteError: Something else wrote to the worker's torch tensors (``copy=False``); nothing
                 was sent or changed.
+            ConfigError: `values` in a mode other than `fastps.DiLoCo`, or gradients in that.
             DeadlineError: Other workers did not arrive in time; the error names those present or behind.
             LeaseError: The worker missed its lease, so the others continued without it; its gradients were
                 dropped. It has its place again and has fetched new values.
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        if not self.has_stepped and isinstance(grads, Mapping):
+        if not self.has_stepped and isinstance(values if grads is None else grads, Mapping):
             self.first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
+        self._check_kind(grads, values, samples)
+        if self._rounds is not None:
+            self._step_to(values, samples, lr, loss)
+            return
+        assert grads is not None
         self._watched.check()
         if self._reporter is not None:
             self._reporter.begin()
@@ -332,7 +373,9 @@ class Worker:
         if pushing or k % self._pull_every == 0:
             self._note_lost()
         try:
+            self._samples += 0.0 if samples is None else as_samples(samples)
             if pushing:
+                pushes.weight, self._samples = self._samples or None, 0.0
                 pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._fetches.installed)
         finally:
             if pushing and pushes.refused and self._local is None:
@@ -344,7 +387,107 @@ class Worker:
             self._follow(self._warm_up.mode)
         self._note_step(loss, lr)
 
-    def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
+    def _check_kind(self, grads: Any, values: Any, samples: Any) -> None:
+        """Raises unless a step has what the mode takes."""
+        takes = self._mode.takes_values
+        if takes and grads:
+            expected, got = "step(values=...)", "gradients"
+        elif not takes and values is not None:
+            expected, got = "step(grads), or mode=fastps.DiLoCo(...)", "values"
+        elif not takes and grads is None:
+            expected, got = "step(grads)", "no gradients"
+        elif samples is not None and not (takes or self._mode.weighs):
+            expected, got = 'a mode with weights: DiLoCo(...) or Sync(reduce="weighted")', "samples"
+        else:
+            return
+        raise ConfigError(f"wrong arguments for {self.mode!r}", expected=expected, got=got)
+
+    # -- rounds of local steps: `fastps.DiLoCo` --------------------------------------------------------------
+
+    def _step_to(self, values: Any, samples: Any, lr: Rates, loss: float | None) -> None:
+        """Takes a local step, or ends the one that `begin` has begun; the last one of a round contributes."""
+        rounds = self._rounds
+        assert rounds is not None
+        self._tally.acknowledged = NOTHING
+        if self._reporter is not None:
+            self._reporter.begin()
+        try:
+            if values is not None or not rounds.pending:
+                self._begin_step_to(values, samples, lr)
+        finally:
+            if rounds.pending:
+                rounds.pending = False
+                self._steps += 1
+                if rounds.sent:
+                    self._end_round()
+        self._note_step(loss, lr)
+
+    def _begin_step_to(self, values: Any, samples: Any, lr: Rates) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        self._check_open()
+        if rounds.pending:
+            raise ConfigError(
+                "a local step has begun already", expected="step() to end it", got="more values"
+            )
+        self._watched.check()
+        self._together.begin()
+        self._pushes.resume()
+        rounds.step(values, samples)
+        if rounds.steps == rounds.every:
+            self._contribute(lr)
+
+    def _contribute(self, lr: Rates) -> None:
+        """Starts to push the difference of the round."""
+        rounds, pushes = self._rounds, self._pushes
+        assert rounds is not None
+        rounds.sent, rounds.rejected = True, self._tally.rejected
+        self._note_lost()
+        self._lr = lr
+        pushes.weight = (rounds.samples or None) if self._mode.weighs else None
+        pushes.start(rounds.differences(), lr, self._fetches.installed)
+        rounds.started = True
+
+    def _end_round(self) -> None:
+        """Waits for the version, and begins the next round at its values."""
+        rounds, installed = self._rounds, self._fetches.installed
+        assert rounds is not None
+        counts = rounds.started
+        try:
+            self._pushes.turn()
+            self._together.end(self._mode)
+        except BaseException:
+            counts = False
+            raise
+        finally:
+            self._tally.samples[not counts or self._tally.rejected > rounds.rejected] += rounds.samples
+            if self._fetches.installed is not installed:
+                rounds.begin()
+            else:  # the fetch failed: what the round has reached goes with the next one
+                rounds.reset()
+
+    def _contribute_rest(self, wait: bool) -> bool | None:
+        """Contributes an unfinished round; returns whether its version is awaited still, None without one."""
+        rounds = self._rounds
+        if rounds is None or rounds.steps == 0:
+            return None
+        if not rounds.sent:
+            self._pushes.resume()
+            rounds.check(self.params)
+            self._contribute(None)
+        if not wait and not self._together.ready(self._mode):
+            return True
+        self._end_round()
+        return False
+
+    def begin(
+        self,
+        grads: Mapping[str, Any] | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+        samples: float | None = None,
+        lr: Rates = None,
+    ) -> None:
         """Starts to push some gradients of the next step while others are still computed. With `accumulate`,
         only a step that pushes sends them; until then they are summed.
 
@@ -354,6 +497,7 @@ class Worker:
 
         Args:
             grads: As for `step`, which takes the others. The arrays are read until `step` returns.
+            values, samples: As for `step`, with `fastps.DiLoCo`.
             lr: As for `step`.
 
         Raises:
@@ -366,9 +510,16 @@ class Worker:
                 expected="a mode other than fastps.Local",
                 got=repr(self.mode),
             )
+        self._check_kind(grads, values, samples)
+        if self._rounds is not None:
+            self._begin_step_to(values, samples, as_rates(lr, self.params))
+            return
+        assert grads is not None
+        self._samples += 0.0 if samples is None else as_samples(samples)
         self._check_may_push(grads)
         lr = as_rates(lr, self.params)
         self._watched.check()
+        self._pushes.weight = self._samples or None
         pushing = (self._steps + 1) % self._pushes.every == 0
         self._pushes.begin(grads, lr, self._fetches.installed, pushing)
 
@@ -538,7 +689,7 @@ class Worker:
             FastpsError: The fetch failed.
         """
         self._check_open()
-        self._fetches.restart()
+        self._restart()
         self._progress.restart()
         self._watched.note()
 
@@ -551,17 +702,22 @@ class Worker:
             ``step``: steps taken; ``summed``: local steps whose gradients are in the sum, or with other modes
             1 if there are any; ``sum`` and ``params``: names to arrays (``params`` is empty with modes other
             than `fastps.Local`, whose values are on the server); ``rows``: names to indices and values of
-            sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
+            sparse sums; ``residuals``: as `ErrorFeedback.state_dict`. With `fastps.DiLoCo` also ``begun``:
+            the values that the round began from; ``round`` and ``samples``: its steps and their samples.
         """
         self._pushes.rest()
         return {
             "step": self._steps,
-            "params": {} if self._local is None else {n: p.copy() for n, p in self.params.items()},
+            "params": {n: p.copy() for n, p in self.params.items()} if self._is_local else {},
             **self._pushes.state_dict(),
+            **({} if self._rounds is None else self._rounds.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state. Fetches that were in progress when it was saved are not restored.
+
+        With `fastps.DiLoCo` an unfinished round continues if the servers have the values that it began from;
+        otherwise it is dropped, and the next one begins at the servers' values.
 
         Raises:
             ConfigError, ShapeError: The state is of other parameters, or of a mode or codec that this worker
@@ -574,10 +730,16 @@ class Worker:
         if self._local is None:
             self._fetches.now()
         self._progress.restart()
-        for name, values in state["params"].items():
-            self.params[name][...] = values
-        self._pushes.load_state_dict(state)
         self._steps = int(state["step"])
+        if self._rounds is None:
+            for name, values in state["params"].items():
+                self.params[name][...] = values
+        else:
+            self._rounds.begin()
+            if not self._rounds.load_state_dict(state):
+                self._steps -= int(state["round"])
+                self._tally.samples[1] += float(state["samples"])
+        self._pushes.load_state_dict(state)
 
     def save(self, path: File) -> None:
         """Writes `state_dict` to a file, completely or not at all. See `load`.
@@ -627,9 +789,11 @@ class Worker:
             those a restarted server lost, by name (a worker counts them and gives a `RuntimeWarning` where
             others raise `VersionsLost`); ``bytes_pushed``: bytes of encoded gradients; ``bytes_saved``: the
             bytes that float32 would have needed in addition; ``rejected``: pushes with a part that was too
-            stale or not finite and was dropped; ``scaled``: pushes with a part that was scaled down for its
-            staleness; ``staleness``: histogram as a dict from staleness (largest of a push's tensors) to
-            pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
+            stale or not finite and was dropped; ``samples_contributed``, ``samples_lost``: those given to
+            ``step`` with `fastps.DiLoCo` whose contributions were applied, or dropped; ``scaled``: pushes
+            with a part that was scaled down for its staleness; ``staleness``: histogram as a dict from
+            staleness (largest of a push's tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None
+            before the first push.
         """
         self._note_lost()
         return {"steps": self._steps, **self._tally.stats(self._names)}
@@ -707,8 +871,8 @@ class Worker:
 
     def refresh(self) -> None:
         """Internal: fetches, unless that would undo local steps or hide writes that the next step reports."""
-        if self._local is None and not self._watched.written:
-            self._fetches.restart()
+        if self._local is None and not self._watched.written and not (self._rounds and self._rounds.steps):
+            self._restart()
 
     def refresh_by(self, method: Callable[[], object]) -> None:
         """Internal: calls this method of an adapter, which calls `refresh`, instead of that."""
@@ -726,12 +890,28 @@ class Worker:
 
     def unchanged(self) -> dict[str, Array]:
         """Internal: the servers' values of the tensors of which `params` must have the same ones."""
-        return {} if self._local is not None else self._fetches.unchanged()
+        return {} if self._is_local else self._fetches.unchanged()
+
+    @property
+    def _is_local(self) -> bool:
+        """True if `params` differ from the servers' values between fetches."""
+        return self._local is not None or self._rounds is not None
+
+    @property
+    def at_version(self) -> bool:
+        """Internal: True if `params` are the servers' values, with no local step since."""
+        return self._rounds is None or self._rounds.steps == 0
+
+    def check_samples(self, samples: Any) -> None:
+        """Internal: raises unless a step can have these samples now."""
+        self._check_open()
+        if samples is not None:
+            as_samples(samples)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Internal: raises unless a state of `state_dict` fits."""
-        local, residuals = self._local is not None, self._pushes.keeps_residuals
-        check_state(state, self.params, local=local, residuals=residuals)
+        residuals, rounds = self._pushes.keeps_residuals, self._rounds is not None
+        check_state(state, self.params, local=self._is_local, residuals=residuals, rounds=rounds)
 
     def first_step(self, states: Mapping[str, str], cure: str) -> None:
         """Internal: at the first step, gives a warning if another process draws the same batches.

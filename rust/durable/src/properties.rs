@@ -146,8 +146,10 @@ fn reservation() -> impl Strategy<Value = Reservation> {
 
 fn member() -> impl Strategy<Value = Member> {
     let quorum =
-        (any::<[u32; 2]>(), any::<[bool; 2]>()).prop_map(|([workers, backup], [deterministic, sum])| {
-            Mode::Sync(Quorum { workers, backup, deterministic, sum })
+        (any::<[u32; 3]>(), any::<[bool; 3]>(), any::<[u64; 2]>()).prop_map(|(counts, flags, numbers)| {
+            let ([workers, backup, enough], [deterministic, sum, weighted]) = (counts, flags);
+            let [grace_ms, every] = numbers;
+            Mode::Sync(Quorum { workers, backup, deterministic, sum, weighted, enough, grace_ms, every })
         });
     let bounded = any::<u64>().prop_map(|staleness| Mode::Bounded { staleness });
     let warm = any::<u64>().prop_map(|steps| Mode::WarmStart { steps });

@@ -34,6 +34,7 @@ class Together:
         self.reported = False
         self.thread = threading.get_ident()
         self._idle = False
+        self._contribute: weakref.WeakMethod[Callable[[bool], bool | None]] | None = None
         self._refresh: weakref.WeakMethod[Callable[[], object]] | None = None
 
     def begin(self) -> None:
@@ -50,10 +51,22 @@ class Together:
 
         Returns False while they need what it has pushed: it must ask again.
         """
-        if not self._idle and self._pushes.under_way_done:
+        if not self._idle and self._pushes.under_way_done and not self.contribute(wait=False):
             self._idle = self._groups.appear((True, run, epoch))
             return True
         return self._idle
+
+    def contribute_by(self, method: Callable[[bool], bool | None]) -> None:
+        """Calls this method for `contribute`, while its object exists."""
+        self._contribute = weakref.WeakMethod(method)
+
+    def contribute(self, wait: bool) -> bool:
+        """Ends the worker's local steps, because its portion has ended; returns whether that takes longer."""
+        method = self._contribute and self._contribute()
+        awaited = method(wait) if method else None
+        if awaited is False:
+            self._fetch()  # which shows the values
+        return bool(awaited)
 
     def refresh_by(self, method: Callable[[], object]) -> None:
         """Calls this method to fetch values that no step asks for, while its object exists."""
@@ -68,6 +81,7 @@ class Together:
 
     def turn(self, run: int, epoch: int, fetch: bool) -> None:
         """Begins an epoch, and ends `idle` for all. `fetch`: with all that the former one has pushed."""
+        self.contribute(wait=True)
         self._groups.appear(None if self._idle else (False, run, epoch))
         if self._idle or fetch:
             self._fetch()

@@ -229,7 +229,7 @@ impl Client {
 
 /// Settings shared by all gradients of one push to a tensor.
 pub(crate) fn settings(entry: &Entry, options: &PushOptions) -> GradientSettings {
-    let PushOptions { lr, scale, correction, .. } = *options;
+    let PushOptions { lr, scale, weight, correction, .. } = *options;
     let dtype = entry.spec.dtype;
-    GradientSettings { dtype, codec: options.codec_of(dtype), lr, scale, correction }
+    GradientSettings { dtype, codec: options.codec_of(dtype), lr, scale, weight, correction }
 }

@@ -81,6 +81,7 @@ impl Link {
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
         self.route().note(hello);
         self.matches.store(convert::can(hello, convert::MATCHES_STALENESS), Ordering::Relaxed);
+        self.rounds.store(convert::can(hello, convert::ROUNDS), Ordering::Relaxed);
         if let Some(resolution) = &self.shared.resolution {
             resolution.note_listed(&hello.cluster);
         }

@@ -4,10 +4,11 @@ use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
 use crate::state::memberships::{Membership, is_warm};
 use crate::state::time::after;
-use fastps_core::error::Result;
-use fastps_core::mode::{Joined, MembershipRequest};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::{Joined, MembershipRequest, Mode, Quorum};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::membership_to_wire;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Limit on a request to join when a connection begins, and on leaving without one.
@@ -19,12 +20,26 @@ pub(crate) async fn ask_for(
     seat: &MembershipRequest,
     deadline: Instant,
 ) -> Result<Joined> {
+    check_rounds(link, seat.mode)?;
     let ask = |mut control: Control, left| {
         let join = membership_to_wire(link.client(), group, seat);
         async move { control.join(request(join, left)).await }
     };
     let pb::JoinResponse { clock, workers, present } = call(link, deadline, ask).await?;
     Ok(Joined { clock, present, workers })
+}
+
+/// Fails if the server does not know the mode's settings: it would make other versions.
+fn check_rounds(link: &Link, mode: Mode) -> Result<()> {
+    let Mode::Sync(Quorum { weighted, enough, every, .. }) = mode else { return Ok(()) };
+    if (!weighted && enough == 0 && every == 0) || link.rounds.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let why =
+        format!("the server {} is of an earlier version, which does not know this mode", link.address());
+    Err(Error::new(Kind::Precondition, why)
+        .shard(link.shard())
+        .expected(mode, "Sync(workers=..., backup=...)"))
 }
 
 /// Joins the client's groups again, in case the server has forgotten its memberships. After a refusal, pushes

@@ -38,6 +38,8 @@ pub(crate) struct Link {
     pub(crate) restarted: AtomicBool,
     /// Set when the server matches momentum by staleness.
     pub(crate) matches: AtomicBool,
+    /// Set when the server ends versions by a quorum and a grace, and weighs their gradients.
+    pub(crate) rounds: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
@@ -68,6 +70,7 @@ impl Link {
             cluster_id: AtomicU64::new(hello.cluster_id),
             restarted: AtomicBool::new(false),
             matches: AtomicBool::new(convert::can(hello, convert::MATCHES_STALENESS)),
+            rounds: AtomicBool::new(convert::can(hello, convert::ROUNDS)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),
             shared,

@@ -176,6 +176,9 @@ pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
     if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
         return Err(Error::new(Kind::Config, "invalid scale").expected("a finite number", scale));
     }
+    if let Some(weight) = options.weight.filter(|weight| !weight.is_finite() || *weight <= 0.0) {
+        return Err(Error::new(Kind::Config, "invalid weight").expected("a finite number > 0", weight));
+    }
     Ok(())
 }
 

@@ -59,6 +59,7 @@ impl<'o> UnderWay<'o> {
         Push {
             lr: self.options.lr,
             scale: self.options.scale,
+            weight: self.options.weight,
             correction: self.options.correction,
             largest: Some(self.largest),
             once: true,

@@ -115,6 +115,8 @@ pub struct PushOptions {
     pub lr: Option<f64>,
     /// Factor on the gradients.
     pub scale: Option<f32>,
+    /// Weight of the gradients in the mean that makes a version.
+    pub weight: Option<f32>,
     /// The versions that the gradients are based on, as an earlier pull of the same client returned them.
     pub based_on: Option<Arc<Versions>>,
     /// How stale gradients are corrected.
@@ -137,6 +139,7 @@ impl Default for PushOptions {
             codec: None,
             lr: None,
             scale: None,
+            weight: None,
             based_on: None,
             correction: None,
             feedback: None,

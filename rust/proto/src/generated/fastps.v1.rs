@@ -81,7 +81,8 @@ pub struct Header {
     /// Registration that an initial KIND_ASSIGN belongs to.
     #[prost(fixed64, tag = "23")]
     pub reservation: u64,
-    /// Reserved: weight of the push in an average.
+    /// KIND_GRADIENT: weight in the mean of a version, finite and above 0; unset: 1. Only where the group's mode is
+    /// `weighted`, and only to servers with `rounds` among their capabilities.
     #[prost(float, optional, tag = "24")]
     pub weight: ::core::option::Option<f32>,
     /// Reserved: the client already has this version.
@@ -806,7 +807,7 @@ pub struct Mode {
     /// MODE_BOUNDED: how many steps a worker may be ahead of the slowest.
     #[prost(uint64, tag = "2")]
     pub staleness: u64,
-    /// MODE_SYNC: number of gradients that make one version.
+    /// MODE_SYNC: number of gradients that make one version; with `every`, 0: those of all workers, however many.
     #[prost(uint32, tag = "3")]
     pub workers: u32,
     /// MODE_SYNC: number of workers beyond those.
@@ -821,6 +822,20 @@ pub struct Mode {
     /// MODE_WARM_START: steps that the first worker takes before the others.
     #[prost(uint64, tag = "7")]
     pub steps: u64,
+    /// MODE_SYNC: step with the mean of the gradients by the `weight` of each. This field and those below only to servers
+    /// with `rounds` among their capabilities.
+    #[prost(bool, tag = "8")]
+    pub weighted: bool,
+    /// MODE_SYNC: number of gradients after which a version waits `grace_ms` for the others; 0: it waits for all.
+    #[prost(uint32, tag = "9")]
+    pub quorum: u32,
+    /// MODE_SYNC: milliseconds.
+    #[prost(uint64, tag = "10")]
+    pub grace_ms: u64,
+    /// MODE_SYNC: local steps behind each gradient, which is the values that they began from minus those that they ended
+    /// at; 0: a gradient is one of a minibatch.
+    #[prost(uint64, tag = "11")]
+    pub every: u64,
 }
 /// Asks for a place, or says anew whether others wait for the worker.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -622,6 +622,16 @@ impl Client {
         Ok((clocks.slowest, clocks.leads))
     }
 
+    /// Makes the versions of a store whose grace is over at this time of a virtual clock, in seconds; from then
+    /// on, no other clock does.
+    fn end_graces(&self, py: Python<'_>, now: f64) -> PyResult<()> {
+        self.enter(py)?;
+        if let Some(store) = &self.local {
+            py.detach(|| store.end_graces((now * 1e3) as u64));
+        }
+        Ok(())
+    }
+
     /// Asks for a portion of samples. `samples`: name, n, size, seed; `at`: the run, epoch and finished
     /// portion that the worker knows. Returns run, epoch, unfinished portions, portion, and whether the epoch
     /// is over.

@@ -22,6 +22,7 @@ pub(crate) struct PushSettings {
     pub(super) codec: Option<Codec>,
     lr: Option<f64>,
     scale: Option<f32>,
+    weight: Option<f32>,
     based_on: Option<Arc<verbs::Versions>>,
     timeout: Option<Seconds>,
     correction: Option<Correction>,
@@ -30,7 +31,7 @@ pub(crate) struct PushSettings {
 #[pymethods]
 impl PushSettings {
     #[new]
-    #[pyo3(signature = (codec=None, lr=None, scale=None, based_on=None, timeout=None, correction=None))]
+    #[pyo3(signature = (codec=None, lr=None, scale=None, based_on=None, timeout=None, correction=None, weight=None))]
     fn new(
         codec: Option<&Bound<'_, PyAny>>,
         lr: Option<&Bound<'_, PyAny>>,
@@ -38,6 +39,7 @@ impl PushSettings {
         based_on: Option<&Bound<'_, Versions>>,
         timeout: Option<Seconds>,
         correction: Option<Staleness>,
+        weight: Option<f32>,
     ) -> PyResult<Self> {
         let correction = correction.map(|(delay_adaptive, max_staleness, reject, momentum_matching)| {
             Correction { delay_adaptive, max_staleness, reject, momentum_matching }
@@ -46,7 +48,7 @@ impl PushSettings {
         let based_on = based_on.map(|versions| versions.get().0.clone());
         let lr = lr.map(|lr| number(lr, "lr")).transpose()?;
         let scale = scale.map(|scale| number(scale, "scale")).transpose()?;
-        Ok(Self { codec, lr, scale, based_on, timeout, correction })
+        Ok(Self { codec, lr, scale, weight, based_on, timeout, correction })
     }
 }
 
@@ -63,6 +65,7 @@ impl PushSettings {
             codec,
             lr: self.lr,
             scale: self.scale,
+            weight: self.weight,
             based_on: self.based_on.clone(),
             correction: self.correction,
             feedback: feedback.map(|f| f.0.clone()),

@@ -6,7 +6,7 @@ use fastps_core::mode::{Mode, Quorum};
 use pyo3::prelude::*;
 
 /// The classes of `fastps.modes`.
-const MODES: [&str; 6] = ["Async", "Bounded", "Hogwild", "Local", "Sync", "WarmStart"];
+const MODES: [&str; 7] = ["Async", "Bounded", "DiLoCo", "Hogwild", "Local", "Sync", "WarmStart"];
 
 /// Reads a mode. Those that bind no group are all `Free`.
 pub(crate) fn read_mode(object: &Bound<'_, PyAny>) -> PyResult<Mode> {
@@ -15,7 +15,16 @@ pub(crate) fn read_mode(object: &Bound<'_, PyAny>) -> PyResult<Mode> {
         "free" => Ok(Mode::Free),
         "bounded" => Ok(Mode::Bounded { staleness: number("staleness")? }),
         "warm_start" => Ok(Mode::WarmStart { steps: number("steps")? }),
-        "sync" => read_quorum(object).map(Mode::Sync),
+        "sync" => {
+            let count = |name| field::<u32>(object, name, "an integer from 0 to 2**32 - 1");
+            let (workers, backup) = (count("workers")?, count("backup")?);
+            Ok(Mode::Sync(Quorum { workers, backup, ..read_quorum(object)? }))
+        }
+        "diloco" => {
+            let workers = field::<Option<u32>>(object, "workers", "None or an integer from 1 to 2**32 - 1")?;
+            let (workers, every) = (workers.unwrap_or(0), number("every")?);
+            Ok(Mode::Sync(Quorum { workers, every, ..read_quorum(object)? }))
+        }
         _ => {
             let expected = "an object such as fastps.Async()";
             Err(config(object.py(), "invalid mode", expected, object.repr()?))
@@ -24,16 +33,20 @@ pub(crate) fn read_mode(object: &Bound<'_, PyAny>) -> PyResult<Mode> {
 }
 
 fn read_quorum(object: &Bound<'_, PyAny>) -> PyResult<Quorum> {
-    let count = |name| field::<u32>(object, name, "an integer from 0 to 2**32 - 1");
     let reduce = field::<String>(object, "reduce", "a string")?;
-    let sum = match reduce.as_str() {
-        "mean" => false,
-        "sum" => true,
+    let (sum, weighted) = match reduce.as_str() {
+        "mean" => (false, false),
+        "sum" => (true, false),
+        "weighted" => (false, true),
         other => {
-            let expected = "\"mean\" or \"sum\"";
+            let expected = "\"mean\", \"sum\" or \"weighted\"";
             return Err(config(object.py(), "invalid reduce", expected, format!("{other:?}")));
         }
     };
     let deterministic = field::<bool>(object, "deterministic", "True or False")?;
-    Ok(Quorum { workers: count("workers")?, backup: count("backup")?, deterministic, sum })
+    let enough =
+        field::<Option<u32>>(object, "quorum", "None or an integer from 1 to 2**32 - 1")?.unwrap_or(0);
+    let grace = field::<Option<f64>>(object, "grace", "None or a number of seconds")?.unwrap_or(0.0);
+    let grace_ms = (grace * 1e3).round() as u64;
+    Ok(Quorum { deterministic, sum, weighted, enough, grace_ms, ..Quorum::default() })
 }

@@ -43,6 +43,7 @@ pub(crate) fn check_gradient(
         codec: None,
         lr: None,
         scale: None,
+        weight: None,
         based_on: None,
         correction: None,
         feedback: None,

@@ -113,6 +113,7 @@ async fn serve(
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
     let sweeper = tokio::spawn(sweep(node.clone(), danger.filter(|_| open).map(risk)));
+    let graces = tokio::spawn(end_graces(node.clone()));
     let reaper = tokio::spawn(reap(node.clone()));
     let watcher = tokio::spawn(loss::watch(node.clone()));
     let mut draining = node.phase.clone();
@@ -157,6 +158,7 @@ async fn serve(
         });
     let ((), result) = tokio::join!(native, others);
     sweeper.abort();
+    graces.abort();
     reaper.abort();
     watcher.abort();
     drain.abort();
@@ -184,6 +186,17 @@ fn risk(danger: Danger) -> &'static str {
         Danger::Anybody => {
             "--insecure: connections are encrypted but not authenticated; every client may read and change everything"
         }
+    }
+}
+
+/// Makes the versions whose grace is over.
+async fn end_graces(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let start = Instant::now();
+    loop {
+        ticks.tick().await;
+        node.shard.end_graces(start.elapsed().as_millis() as u64);
     }
 }
 

@@ -33,6 +33,8 @@ pub struct GradientSettings {
     pub lr: Option<f64>,
     /// Factor on the gradient.
     pub scale: Option<f32>,
+    /// Weight in the mean that makes a version.
+    pub weight: Option<f32>,
     /// Correction for staleness.
     pub correction: Option<Correction>,
 }
@@ -75,6 +77,7 @@ impl GradientSettings {
             dtype: dtype_to_wire(self.dtype).into(),
             lr: self.lr,
             scale: self.scale,
+            weight: self.weight,
             correction: self.correction.map(correction_to_wire),
             ..draft(pb::Kind::Gradient, target)
         }

@@ -11,6 +11,9 @@ pub const CAN_LOG: &str = "log";
 /// match it by the number of clients.
 pub const MATCHES_STALENESS: &str = "staleness-matching";
 
+/// The capability of a server that ends versions by a quorum and a grace, and weighs their gradients.
+pub const ROUNDS: &str = "rounds";
+
 /// Returns whether a server has a capability.
 pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {
     hello.capabilities.iter().any(|can| can == capability)

@@ -14,8 +14,9 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
             pb::Mode { kind: pb::ModeKind::ModeBounded.into(), staleness, ..empty }
         }
         Mode::WarmStart { steps } => pb::Mode { kind: pb::ModeKind::ModeWarmStart.into(), steps, ..empty },
-        Mode::Sync(Quorum { workers, backup, deterministic, sum }) => {
-            pb::Mode { kind: pb::ModeKind::ModeSync.into(), workers, backup, deterministic, sum, ..empty }
+        Mode::Sync(Quorum { workers, backup, deterministic, sum, weighted, enough, grace_ms, every }) => {
+            let (kind, quorum) = (pb::ModeKind::ModeSync.into(), enough);
+            pb::Mode { kind, workers, backup, deterministic, sum, weighted, quorum, grace_ms, every, ..empty }
         }
     }
 }
@@ -58,6 +59,10 @@ pub fn mode_from_wire(mode: Option<pb::Mode>) -> Result<Mode> {
             backup: wire.backup,
             deterministic: wire.deterministic,
             sum: wire.sum,
+            weighted: wire.weighted,
+            enough: wire.quorum,
+            grace_ms: wire.grace_ms,
+            every: wire.every,
         }),
         pb::ModeKind::ModeUnspecified => {
             return Err(Error::new(Kind::Config, "a place in a group has a mode")
@@ -80,6 +85,10 @@ fn settings_of(wire: &pb::Mode) -> String {
         ("deterministic", wire.deterministic.into()),
         ("sum", wire.sum.into()),
         ("steps", wire.steps),
+        ("weighted", wire.weighted.into()),
+        ("quorum", wire.quorum.into()),
+        ("grace_ms", wire.grace_ms),
+        ("every", wire.every),
     ];
     let set = numbers.iter().filter(|(_, number)| *number != 0);
     set.map(|(name, number)| format!("{name}={number}")).collect::<Vec<_>>().join(", ")
@@ -91,10 +100,16 @@ mod tests {
 
     #[test]
     fn modes_travel() {
-        let quorum = Quorum { workers: 4, backup: 1, deterministic: true, sum: true };
-        for mode in
-            [Mode::Free, Mode::Bounded { staleness: 3 }, Mode::Sync(quorum), Mode::WarmStart { steps: 7 }]
-        {
+        let quorum = Quorum { workers: 4, backup: 1, deterministic: true, sum: true, ..Quorum::default() };
+        let local =
+            Quorum { workers: 4, weighted: true, enough: 3, grace_ms: 250, every: 50, ..Quorum::default() };
+        for mode in [
+            Mode::Free,
+            Mode::Bounded { staleness: 3 },
+            Mode::Sync(quorum),
+            Mode::Sync(local),
+            Mode::WarmStart { steps: 7 },
+        ] {
             let epoch = Epoch { run: 5, epoch: 2 };
             for presence in [Presence::Active, Presence::Idle(epoch), Presence::Rouses(epoch)] {
                 let seat = MembershipRequest { mode, rank: Some(2), name: "a".to_owned(), presence };

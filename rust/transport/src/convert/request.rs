@@ -180,7 +180,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "duplicate", plain(&h.duplicate)),
         (false, "refusal", message(h.refusal.as_ref())),
         (assign && !sparse, "reservation", plain(&h.reservation)),
-        (false, "weight", given(h.weight.as_ref())),
+        (gradient, "weight", given(h.weight.as_ref())),
         (false, "have_version", given(h.have_version.as_ref())),
         (false, "min_version", given(h.min_version.as_ref())),
         (false, "lent", message(h.lent.as_ref())),
@@ -236,6 +236,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 base,
                 lr: h.lr,
                 scale: h.scale,
+                weight: h.weight,
                 correction: h.correction.as_ref().map(correction_from_wire),
                 ..Push::gradient(slice, identity, h.count, codec, &frame.payload)
             };
@@ -293,8 +294,8 @@ pub fn push_frame(
         Action::Assign => (pb::Kind::Assign, None),
         Action::AssignState { step } => (pb::Kind::AssignState, Some(step)),
     };
-    let &Push { slice, count, base, codec, lr, scale, correction, .. } = push;
-    let settings = GradientSettings { dtype, codec, lr, scale, correction };
+    let &Push { slice, count, base, codec, lr, scale, weight, correction, .. } = push;
+    let settings = GradientSettings { dtype, codec, lr, scale, weight, correction };
     let gradient = header::gradient(Target { slice, group, epoch }, &settings, count, base, want_values);
     let draft = pb::Header { kind: kind.into(), step, ..gradient };
     completed(&draft, tag, client, push.identity.sequence, payload)
@@ -330,6 +331,7 @@ mod tests {
             base: Some(Base { version: 0, own: Some(0) }),
             lr: Some(0.5),
             scale: Some(2.0),
+            weight: Some(3.0),
             ..Push::gradient(SliceId(5), Identity { client: 9, sequence: 3 }, 2, CodecId::Float32, body)
         }
     }
@@ -349,7 +351,7 @@ mod tests {
         };
         assert_eq!(format!("{got:?}"), format!("{:?}", push(&[0; 8])));
         for action in [Action::Assign, Action::AssignState { step: 0 }] {
-            let push = Push { action, base: None, lr: None, scale: None, ..push(&[0; 8]) };
+            let push = Push { action, base: None, lr: None, scale: None, weight: None, ..push(&[0; 8]) };
             let frame = push_frame(1, ROUTE, &push, DType::Float32, false, Bytes::from_static(&[0; 8]));
             let request = request_from_frame(&frame).unwrap();
             assert!(matches!(request.verb, Verb::Push { push, .. } if push.action == action));
@@ -397,14 +399,13 @@ mod tests {
 
     #[test]
     fn what_a_kind_does_not_use_must_be_unset() {
-        let spoils: [(&str, SpoilFrame); 16] = [
+        let spoils: [(&str, SpoilFrame); 15] = [
             ("version", |h| h.version = Some(0)),
             ("own", |h| h.own = Some(0)),
             ("staleness", |h| h.staleness = Some(0)),
             ("duplicate", |h| h.duplicate = true),
             ("refusal", |h| h.refusal = Some(pb::Refusal::default())),
             ("reservation", |h| h.reservation = 1),
-            ("weight", |h| h.weight = Some(1.0)),
             ("have_version", |h| h.have_version = Some(0)),
             ("min_version", |h| h.min_version = Some(0)),
             ("lent", |h| h.lent = Some(pb::Lent::default())),

@@ -1,0 +1,103 @@
+"""`DiLoCo`: local steps of any optimizer, whose results an outer optimizer on the servers joins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fastps._shared.checks import at_least, flag, given, invalid
+from fastps.modes._mode import Mode, as_quorum
+from fastps.optim import SGD, Optimizer
+
+__all__ = ["DiLoCo"]
+
+
+@dataclass(frozen=True)
+class DiLoCo(Mode):
+    """Low-communication training (Douillard et al., 2023, arXiv:2311.08105): each worker takes `every` local
+    steps with any optimizer of its own, and only the difference goes to the servers.
+
+    A worker begins from the servers' values. After `every` local steps it sends *begin minus now*, which the
+    servers take for its gradient: a version is one step of their optimizer, the outer one, by the mean of the
+    workers' differences. Then each worker goes on from the new values. Local steps are taken by
+    `fastps.torch.LocalOptimizer`, or by the caller of `fastps.Worker.step` and `fastps.jax.Worker.step`, who
+    gives the `values` that a step has reached.
+
+    A version is made when all present workers have contributed, or `grace` seconds after `quorum` of them
+    have. What comes later is refused and dropped: its worker counts it (``stats()["samples_lost"]``),
+    fetches, and continues. A worker that joins counts from the next version on, and one that is closed,
+    killed or misses its lease is no longer waited for. All workers of a group must use the same value.
+
+    The outer optimizer is that of the registered tensors; `DiLoCo.outer` is the paper's. Without a quorum
+    there is no asynchronous form: `fastps.Async` on this optimizer destroys the model.
+
+    Args:
+        every: Local steps of a round, >= 1.
+        workers: Workers that must be present before the first version, and the most that a group has, 1 to
+            65,536. None: any number; the first one begins alone.
+        quorum: Contributions after which a version waits for `grace`, 1 to `workers`. None: it waits for all.
+        grace: Seconds, >= 0; only with `quorum`. None: 0. Servers look ten times a second.
+        deterministic: True: a version sums its differences in the order of the workers' ranks, so the same
+            differences give the same bits; the servers hold all of them until then.
+        reduce: ``"weighted"``: the mean by the samples behind each difference (``step(samples=...)``; 1 where
+            none are given). ``"mean"``: samples are only counted.
+
+    Raises:
+        ConfigError: An argument is out of range.
+
+    >>> store, mode = fastps.Store(), fastps.DiLoCo(every=2)
+    >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+    >>> with fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=mode) as worker:
+    ...     for _ in range(2):
+    ...         worker.step(values={"w": worker.params["w"] + 1}, samples=8)
+    ...     worker.params["w"]
+    array([1., 1.], dtype=float32)
+    """
+
+    every: int
+    workers: int | None = None
+    quorum: int | None = None
+    grace: float | None = None
+    deterministic: bool = False
+    reduce: Literal["weighted", "mean"] = "weighted"
+
+    #: The paper's outer optimizer.
+    outer: ClassVar[Optimizer] = SGD(lr=0.7, momentum=0.9, nesterov=True)
+
+    waits_for_others: ClassVar[bool] = True
+    shares_versions: ClassVar[bool] = True
+    takes_values: ClassVar[bool] = True
+    _kind: ClassVar[str] = "diloco"
+
+    def __post_init__(self) -> None:
+        given(self, "every", at_least(1, "every", self.every, 2**63))
+        if self.workers is not None:
+            given(self, "workers", at_least(1, "workers", self.workers, 65_536))
+        as_quorum(self, self.workers or 65_536)
+        flag("deterministic", self.deterministic)
+        if self.reduce not in ("weighted", "mean"):
+            raise invalid("reduce", "'weighted' or 'mean'", self.reduce)
+
+    @property
+    def push_every(self) -> int:  # type: ignore[override]
+        return self.every
+
+    @property
+    def pull_every(self) -> int:  # type: ignore[override]
+        return self.every
+
+    @property
+    def weighs(self) -> bool:
+        return self.reduce == "weighted"
+
+    @property
+    def grace_seconds(self) -> float | None:
+        return self.grace
+
+    @property
+    def least_workers(self) -> int:
+        return self.workers or 1
+
+    @property
+    def most_workers(self) -> int | None:
+        return self.workers
