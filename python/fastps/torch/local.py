@@ -122,7 +122,7 @@ class LocalOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def step(  # type: ignore[override]
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,
