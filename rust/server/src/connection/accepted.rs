@@ -38,6 +38,8 @@ pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 const MAX_ASK_BYTES: usize = 256;
 /// How long a connection waits for memory, without a frame of its own being used meanwhile.
 const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
+/// The same while more than one of its frames waits for a shard that is slow.
+const BACKLOG_TIMEOUT: Duration = Duration::from_secs(10);
 const MEMORY_RETRY: Duration = Duration::from_millis(1);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -207,7 +209,9 @@ impl Connection {
             if unused < *left {
                 (*since, *left) = (now, unused);
             }
-            if now.duration_since(*since) >= MEMORY_TIMEOUT {
+            let waits_for_itself = unused > u64::from(MAX_FRAME);
+            let timeout = if waits_for_itself { BACKLOG_TIMEOUT } else { MEMORY_TIMEOUT };
+            if now.duration_since(*since) >= timeout {
                 return Poll::Ready(Err(io::Error::other(error.shard(self.node.index()))));
             }
             ready!(pause.as_mut().poll(cx));
