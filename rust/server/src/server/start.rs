@@ -149,7 +149,7 @@ impl Start<'_> {
             let map = Map::new(self.cluster.len(), meter.clone(), config.reservation_lease);
             let map = Mutex::new(map.restore(catalog.map, files.clone())?);
             let portions = Mutex::new(Portions::new(random()?, meter.clone()));
-            Coordinator::Own(OwnCoordinator { map, portions })
+            Coordinator::Own(Box::new(OwnCoordinator { map, portions }))
         } else {
             Coordinator::of_others(nodes, &self.cluster, self.credentials.peers.clone())
         };

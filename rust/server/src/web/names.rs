@@ -207,7 +207,7 @@ mod tests {
         let lines = before
             .chain(rows.iter().map(String::as_str))
             .chain(now.lines().skip_while(|line| !is_last(line)));
-        lines.map(|line| format!("{line}\n")).collect()
+        lines.flat_map(|line| [line, "\n"]).collect()
     }
 
     /// `FASTPS_REGENERATE=1` writes them.

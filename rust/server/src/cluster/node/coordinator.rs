@@ -29,7 +29,7 @@ const SERVERS_PROVE: &str = "servers show a certificate of role server (fastps c
 #[derive(Debug)]
 pub(crate) enum Coordinator {
     /// The shard is it.
-    Own(OwnCoordinator),
+    Own(Box<OwnCoordinator>),
     /// It is in this process.
     Local(Arc<Node>),
     Remote(RemoteCoordinator),
