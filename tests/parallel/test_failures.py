@@ -204,7 +204,9 @@ def test_two_replicas_a_kill_a_stop_and_a_restart(mode, tmp_path):
         with fastps.connect(server.addresses) as ps:
             found = {name: ps.versions(name)[name] for name in ps.names()}
             state = {name: torch.from_numpy(ps.pull(name)) for name in ps.names()}
-        assert [max(own.values()) for own, _ in lives] == [8, 8, 8, 8, steps, steps]
+        late = 0 if mode == "Async" else 1  # a version does not wait for the first gradient of a newcomer
+        for (own, _), taken in zip(lives, [8, 8, 8, 8, steps, steps], strict=True):
+            assert taken - late <= max(own.values()) <= taken
         assert all(count == steps for own, _ in others for count in own.values())
         for name, version in found.items():
             pushes = sum(own.get(name, 0) for own, _ in (*lives, *others))

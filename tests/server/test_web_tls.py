@@ -311,7 +311,7 @@ def test_curl_scrapes_as_the_guide_says(authorities: Authorities, tmp_path: Path
     new_token(tmp_path, "reader", "reader")
     options = [*arguments(own(authorities)), "--tokens", str(tmp_path / "tokens")]
     guide = (Path(__file__).parents[2] / "docs/how-to/security.md").read_text()
-    (line,) = re.findall(r"^\$ (sed .* \| curl .*)$", guide, re.MULTILINE)
+    (line,) = re.findall(r"^\$ (sed .* \|\s+curl .*)$", guide, re.MULTILINE)
     with serving(*options, web=OPEN, log=tmp_path / "log") as served:
         here = f"curl --silent --max-time 60 --connect-to ::{HOST}:{served.port} "
         line = line.replace("curl ", here).replace("host-a:7069", f"host-a:{served.port}")

@@ -497,7 +497,8 @@ class Worker:
 
         Args:
             grads: As for `step`, which takes the others. The arrays are read until `step` returns.
-            values, samples: As for `step`, with `fastps.DiLoCo`.
+            values: As for `step`, with `fastps.DiLoCo`.
+            samples: As for `step`, with `fastps.DiLoCo`.
             lr: As for `step`.
 
         Raises:

@@ -473,11 +473,13 @@ impl Policy for Groups {
             return Admission::Apply;
         }
         match self.share(slice, push) {
-            None if push.weight.is_some() => {
-                let why = "a gradient has a weight only where a version is the weighted mean of several";
-                Admission::Refuse(Error::new(Kind::Precondition, why))
-            }
-            None => Admission::Apply,
+            None => match push.weight {
+                None => Admission::Apply,
+                Some(weight) => {
+                    let why = "a gradient has a weight only where a version is the weighted mean of several";
+                    Admission::Refuse(Error::new(Kind::Precondition, why).expected("unset", weight))
+                }
+            },
             Some(Ok(share)) => Admission::Share(share),
             Some(Err(error)) => Admission::Refuse(error),
         }

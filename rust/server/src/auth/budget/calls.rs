@@ -2,6 +2,7 @@
 //! arrived, before the call is made.
 
 use super::{Account, Budget};
+use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_transport::convert;
@@ -45,7 +46,7 @@ impl Budget {
     /// The answer to a call, whose bytes delay the next ones.
     pub(crate) fn charged(self, account: Account, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| {
-            let length = frame.data_ref().map_or(0, bytes::Bytes::len);
+            let length = frame.data_ref().map_or(0, Bytes::len);
             self.charge_past(account, length as u64, Instant::now());
             frame
         }))
@@ -57,7 +58,7 @@ impl Budget {
         let bill = Arc::new(Bill { budget: self, account, bytes: AtomicU64::new(0) });
         let open = bill.clone();
         let body = body.map_frame(move |frame| {
-            let length = frame.data_ref().map_or(0, bytes::Bytes::len);
+            let length = frame.data_ref().map_or(0, Bytes::len);
             open.bytes.fetch_add(length as u64, Ordering::Relaxed);
             frame
         });
@@ -93,22 +94,34 @@ impl Drop for Bill {
 /// A body of one message at most, which names few tensors: tonic would read any number of others and drop
 /// them, and decode all names before the call can refuse them.
 pub(crate) fn one_message(body: Body, shard: u32) -> Body {
-    let most = MAX_MESSAGE_BYTES + PREFIX_BYTES;
     let checked = async move {
-        let message = Limited::new(body, most).collect().await;
-        let bytes = message.map_err(|error| match error.downcast::<LengthLimitError>() {
-            Ok(_) => {
-                let error = Error::new(Kind::Frame, "a call sends more than one message").shard(shard);
-                convert::status(&error.expected(format!("at most {most} bytes"), "more"))
-            }
-            Err(error) => Status::from_error(error),
-        });
-        let bytes = bytes?.to_bytes();
+        let bytes = read_message(body, shard).await?;
         check_names(bytes.get(PREFIX_BYTES..).unwrap_or_default())
             .map_err(|error| convert::status(&error.shard(shard)))?;
         Ok::<_, Status>(Frame::data(bytes))
     };
     Body::new(StreamBody::new(futures_util::stream::once(checked)))
+}
+
+/// The bytes of a body, or the first ones of a message that announces too many, which tonic then refuses.
+async fn read_message(body: Body, shard: u32) -> Result<Bytes, Status> {
+    let most = MAX_MESSAGE_BYTES + PREFIX_BYTES;
+    let (mut body, mut bytes) = (Limited::new(body, most), BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| match error.downcast::<LengthLimitError>() {
+            Ok(_) => {
+                let error = Error::new(Kind::Frame, "a call sends more than one message").shard(shard);
+                convert::status(&error.expected(format!("at most {most} bytes"), "more"))
+            }
+            Err(error) => Status::from_error(error),
+        })?;
+        bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+        let announced = bytes.get(1..PREFIX_BYTES).and_then(|length| length.try_into().ok());
+        if announced.is_some_and(|length| u32::from_be_bytes(length) as usize > MAX_MESSAGE_BYTES) {
+            break;
+        }
+    }
+    Ok(bytes.freeze())
 }
 
 /// Fails if a field of the message, which is not a number, occurs too often. What cannot be read is left to the decoder.
@@ -180,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_has_one_message() {
-        let body = |length: usize| one_message(Body::new(http_body_util::Full::from(vec![7_u8; length])), 3);
+        let body = |length: usize| one_message(Body::new(http_body_util::Full::from(vec![0_u8; length])), 3);
         let most = MAX_MESSAGE_BYTES + PREFIX_BYTES;
         assert_eq!(body(most).collect().await.unwrap().to_bytes().len(), most);
         let error = convert::error_from_status(&body(most + 1).collect().await.unwrap_err());
