@@ -209,13 +209,9 @@ impl Slice {
     /// Makes the version that gradients wait for if the policy awaits no more of them, or the grace after
     /// enough of them is over; `now` is the caller's clock in milliseconds, if it has one.
     pub(crate) fn end_round(&self, policy: &dyn Policy, now: Option<u64>) {
-        self.end_round_by(|gathered| policy.judge(self.group(), gathered), now);
-    }
-
-    pub(super) fn end_round_by(&self, judge: impl FnOnce(Gathered<'_>) -> Option<Verdict>, now: Option<u64>) {
         let SliceMemory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
-        let completions = memory.end_round(self, judge, now);
+        let completions = memory.end_round(self, |gathered| policy.judge(self.group(), gathered), now);
         drop(memory);
         tell(completions);
     }
@@ -301,7 +297,7 @@ impl ExactMemory {
 
     /// Takes the step with all gradients that have arrived, if they make a version now. If the group no longer
     /// combines gradients, the waiting ones are refused.
-    fn end_round(
+    pub(super) fn end_round(
         &mut self,
         slice: &SliceContext,
         judge: impl FnOnce(Gathered<'_>) -> Option<Verdict>,

@@ -130,14 +130,16 @@ impl Slice {
                 let own = |client| client == push.identity.client;
                 policy.judge(self.group(), Gathered { count: 1, has: &own, since: 0 })
             });
-            let (answer, completions) = self.share(&mut memory.lock(), push, *share, later);
-            round::tell(completions);
+            // One holding of the lock: a gradient that came in between would be one too many.
+            let mut memory = memory.lock();
+            let (answer, mut completions) = self.share(&mut memory, push, *share, later);
             if answer.is_none() {
-                match early {
-                    Some(verdict) => self.end_round_by(|_| verdict, None),
-                    None => self.end_round(policy, None),
-                }
+                let judge =
+                    |gathered: Gathered<'_>| early.unwrap_or_else(|| policy.judge(self.group(), gathered));
+                completions.extend(memory.end_round(self, judge, None));
             }
+            drop(memory);
+            round::tell(completions);
             return answer;
         }
         let arrival = match &self.memory {
