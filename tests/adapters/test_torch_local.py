@@ -68,9 +68,10 @@ def together(
     """The rounds by workers in threads; `middle` is called while all but one wait for the third version."""
     mode, errors = fastps.DiLoCo(every=EVERY, workers=workers, deterministic=True), []
     waits = threading.Event()
+    nets = [model() for _ in range(workers)]  # here, because threads share the generator that they are seeded by
 
     def work(k: int) -> None:
-        net = model()
+        net = nets[k]
         with (
             fastps.connect(addresses, timeout=PATIENT, ack="logged") as ps,
             fastps.torch.LocalOptimizer(net.named_parameters(), inner(net), ps, mode, rank=k) as optimizer,
