@@ -60,9 +60,10 @@ def test_a_server_without_files_says_so_at_once(tmp_path):
                     clients.append(fastps.connect(address, timeout=600, transport=transport))
         with urllib.request.urlopen(f"{web}/metrics", timeout=60) as answer:
             assert b"fastps_connections_refused_total" in answer.read()
-        # With a free descriptor it serves again, and keeps one in reserve again.
+        # With free descriptors it keeps one in reserve again, if it has used that, and serves again.
         assert clients[0].names() == []
-        clients.pop().close()
+        for _ in range(2):
+            clients.pop().close()
         deadline = time.monotonic() + 60
         while True:
             try:
