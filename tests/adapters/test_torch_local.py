@@ -68,7 +68,7 @@ def together(
     """The rounds by workers in threads; `middle` is called while all but one wait for the third version."""
     mode, errors = fastps.DiLoCo(every=EVERY, workers=workers, deterministic=True), []
     waits = threading.Event()
-    nets = [model() for _ in range(workers)]  # here, because threads share the generator that they are seeded by
+    nets = [model() for _ in range(workers)]  # threads share the generator that seeds them
 
     def work(k: int) -> None:
         net = nets[k]
