@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import pytest
 
 import fastps
 import fastps.jax
+from fastps.commands.kit.servers import free_ports
 
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
@@ -99,9 +99,7 @@ def test_pulled_arrays_lie_where_those_of_the_tree_do():
 
 
 def test_arrays_that_span_processes_are_refused():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     both = [start(SEVERAL_PROCESSES, address, str(k), devices=1) for k in range(2)]
     try:
         for process in both:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.commands.kit.servers import free_ports
 
 LARGE = 3_000_000
 """More than one part of an upload."""
@@ -55,12 +56,9 @@ def url(request, tmp_path, monkeypatch) -> Iterator[str]:
 def free_port() -> int:
     """One of two that follow each other and are free."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        (port,) = free_ports(1)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +28,7 @@ from models import digits, pulled
 from processes import Parts
 
 import fastps
+from fastps.commands.kit.servers import free_ports
 from fastps.torch.parallel import Replica
 
 pytestmark = pytest.mark.timeout(300)
@@ -224,13 +224,10 @@ with parallel.Replica(graph, timeout=30) as replica:
 
 def test_a_part_that_leaves_early_ends_well():
     """A message that came while its interpreter ends would make it abort."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     variables = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_ports(1)[0]),
         "OMP_NUM_THREADS": "1",
     }
     parts = [

@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ import pytest
 
 import fastps
 from fastps.commands import cli
+from fastps.commands.kit.servers import free_ports
 from interpreter import Interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,16 +90,10 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def on_this_machine(commands: str) -> str:
     """The commands of a page with its example addresses replaced by free ones of this machine."""
     for letter in "abcdef":
-        commands = commands.replace(f"host-{letter}:7070", f"127.0.0.1:{free_port()}")
+        commands = commands.replace(f"host-{letter}:7070", f"127.0.0.1:{free_ports(1)[0]}")
     return re.sub(r"serve --shards \d", r"\g<0> --listen 127.0.0.1:0", commands)
 
 

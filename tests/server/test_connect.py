@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,14 +13,9 @@ import pytest
 
 import fastps
 from cases import case
+from fastps.commands.kit.servers import free_ports
 
 ONES = np.ones(3, np.float32)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 # -- addresses -----------------------------------------------------------------------------------------------
@@ -103,7 +97,7 @@ def log_texts(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) ->
 
 
 def test_connect_says_for_which_server_it_waits(caplog: pytest.LogCaptureFixture) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(fastps.ConnectionLostError):
         fastps.connect(address, timeout=4)
     (text,) = log_texts(caplog)

@@ -18,16 +18,11 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.commands.kit.servers import free_ports
 
 ZEROS = np.zeros(3, np.float32)
 SGD = fastps.SGD(lr=1.0)
 FASTPS = [sys.executable, "-m", "fastps"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager
@@ -55,7 +50,7 @@ def test_the_environment_says_where_servers_are(monkeypatch: pytest.MonkeyPatch)
             ps.register("w", ZEROS, SGD)
             assert other.names() == ["w"]
             assert sorted(ps.transport) == sorted(server.address_list)
-            monkeypatch.setenv("FASTPS_ADDRESSES", f"127.0.0.1:{free_port()}")
+            monkeypatch.setenv("FASTPS_ADDRESSES", f"127.0.0.1:{free_ports(1)[0]}")
             assert pickle.loads(pickle.dumps(ps)).names() == ["w"]  # it keeps its servers
             for command in ("ls", "status"):
                 ran = subprocess.run(
@@ -86,7 +81,7 @@ def test_the_default_address_is_that_of_fastps_serve(
 
 @pytest.mark.parametrize("command", [["status"], ["ls"], ["rm", "--namespace", "a"], ["checkpoint", "save"]])
 def test_an_error_says_where_the_address_is_from(command: list[str]) -> None:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     ran = subprocess.run(
         [*FASTPS, *command, "--timeout", "0.3"],
         env={**os.environ, "FASTPS_ADDRESSES": address},
@@ -110,7 +105,7 @@ def test_the_error_of_connect_keeps_its_type(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_connect_waits_for_servers_that_start_later(caplog: pytest.LogCaptureFixture) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     started: list[fastps.Server] = []
 
     def start() -> None:
@@ -130,10 +125,10 @@ def test_connect_waits_for_servers_that_start_later(caplog: pytest.LogCaptureFix
 
 def test_it_waits_no_longer_than_asked() -> None:
     with pytest.raises(fastps.ConnectionLostError):
-        fastps.connect(free_port(), timeout=10_000, wait=0.3)
+        fastps.connect(free_ports(1)[0], timeout=10_000, wait=0.3)
     for wrong in (-1.0, "soon"):
         with pytest.raises(fastps.ConfigError):
-            fastps.connect(free_port(), wait=wrong)  # type: ignore[arg-type]
+            fastps.connect(free_ports(1)[0], wait=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["store", "servers"])
@@ -188,7 +183,7 @@ def test_a_server_says_what_it_keeps_and_how_much_memory_it_may_use(tmp_path: Pa
 
 def test_a_server_serves_although_the_reader_of_its_first_lines_has_left() -> None:
     """As behind ``| head -1``: the pipe is closed before the server prints."""
-    port = free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, "-P", "-m", "fastps", "serve", "--listen", f"127.0.0.1:{port}"]
     read, write = os.pipe()
     os.close(read)
@@ -205,7 +200,7 @@ def test_a_server_serves_although_the_reader_of_its_first_lines_has_left() -> No
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "5"])
 def test_a_wait_that_is_no_time_is_refused_by_its_name(wait: object) -> None:
     with pytest.raises(fastps.ConfigError, match="invalid wait"):
-        fastps.connect(free_port(), wait=wait)  # type: ignore[arg-type]
+        fastps.connect(free_ports(1)[0], wait=wait)  # type: ignore[arg-type]
 
 
 def test_a_pickled_client_names_the_host_of_its_loopback_server(tmp_path: Path) -> None:

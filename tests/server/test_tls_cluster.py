@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.commands.kit.servers import free_ports
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -196,11 +196,7 @@ def test_six_commands_give_a_cluster_of_two_machines(machines: Machines, tmp_pat
 
 
 def free_addresses() -> list[str]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(2)]
 
 
 def test_servers_that_do_not_trust_each_other_say_so(ca, tmp_path):
