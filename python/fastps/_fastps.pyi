@@ -38,6 +38,7 @@ __all__ = [
     "command_cli",
     "connect",
     "decode",
+    "described",
     "encode",
     "forked",
     "instruction_set",
@@ -328,6 +329,17 @@ def connect(
 ) -> Client: ...
 def serve_cli(args: Sequence[str]) -> int: ...
 def command_cli(command: str, args: Sequence[str]) -> int: ...
+def described(
+    name: str,
+) -> list[
+    tuple[
+        str,
+        str,
+        list[tuple[str, str]],
+        list[tuple[list[str], str, list[str], str]],
+        list[tuple[str, str]],
+    ]
+]: ...
 def printable(text: str) -> str: ...
 def without_secrets(text: str) -> str: ...
 def check_codec(codec: Codec) -> None: ...

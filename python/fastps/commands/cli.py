@@ -87,10 +87,9 @@ def _run(arguments: list[str]) -> int:
 
 def all_commands() -> list[Command]:
     """Every command with its options, those in Rust included."""
-    from fastps.commands.kit.completion.tree import in_rust, serve, tree
+    from fastps.commands.kit.completion.tree import in_rust, tree
 
-    rust = {name: partial(in_rust, name) for name in _IN_RUST}
-    return tree(_parser(), _COMMANDS, {"serve": serve, **rust})
+    return tree(_parser(), _COMMANDS, {name: partial(in_rust, name) for name in ("serve", *_IN_RUST)})
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ mod checkpoint;
 mod command;
 mod config;
 mod credentials;
+mod described;
 mod export;
 mod files;
 mod log;
@@ -20,6 +21,7 @@ mod top;
 
 use clap::Parser;
 use config::AtStart;
+pub use described::{Described, described};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};

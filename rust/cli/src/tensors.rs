@@ -23,7 +23,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// does not answer: VERSION and LAST CHANGE of its tensors are not known then.
 #[derive(Debug, Parser)]
 #[command(name = "fastps ls")]
-struct LsArgs {
+pub(crate) struct LsArgs {
     #[command(flatten)]
     cluster: Cluster,
     /// Seconds to wait for an answer.
@@ -40,7 +40,7 @@ struct LsArgs {
 /// Free all tensors of a namespace. The servers and later snapshots no longer have them.
 #[derive(Debug, Parser)]
 #[command(name = "fastps rm")]
-struct RmArgs {
+pub(crate) struct RmArgs {
     #[command(flatten)]
     cluster: Cluster,
     /// Seconds to wait for an answer.

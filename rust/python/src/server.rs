@@ -165,6 +165,13 @@ pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
 
+/// ``serve`` or a command of the command line in Rust, and its subcommands: name, what it does, arguments,
+/// options and subcommands of each.
+#[pyfunction]
+pub(crate) fn described(name: &str) -> Vec<fastps_cli::Described> {
+    fastps_cli::described(name)
+}
+
 /// A line of text for a terminal, with hidden characters escaped.
 #[pyfunction]
 pub(crate) fn printable(text: &str) -> String {

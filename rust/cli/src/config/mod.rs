@@ -130,7 +130,7 @@ fn read(args: Vec<OsString>) -> Result<Settings, Refused> {
 /// Show the settings of a server, or check a configuration file.
 #[derive(Debug, Parser)]
 #[command(name = "fastps config")]
-struct ConfigArgs {
+pub(crate) struct ConfigArgs {
     #[command(subcommand)]
     command: ConfigCommand,
 }

@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// shard does not answer or does not serve.
 #[derive(Debug, Parser)]
 #[command(name = "fastps status")]
-struct StatusArgs {
+pub(crate) struct StatusArgs {
     /// Addresses of the shards.
     #[arg(value_delimiter = ',', help = ADDRESSES)]
     addresses: Vec<String>,

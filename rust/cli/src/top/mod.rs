@@ -23,7 +23,7 @@ use watch::{Event, Watch};
 /// output is not a terminal, prints one line per interval.
 #[derive(Debug, Parser)]
 #[command(name = "fastps top")]
-struct TopArgs {
+pub(crate) struct TopArgs {
     /// Addresses of the shards.
     #[arg(value_delimiter = ',', help = ADDRESSES)]
     addresses: Vec<String>,

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Command", "Option", "command_of", "in_rust", "serve", "tree"]
+__all__ = ["Command", "Option", "command_of", "in_rust", "tree"]
 
 
 class Option(NamedTuple):
@@ -85,57 +81,12 @@ def command_of(name: str, parser: argparse.ArgumentParser) -> Command:
     return Command(name, " ".join((parser.description or "").split()), arguments, tuple(options), words)
 
 
-def serve() -> Iterator[Command]:
-    """``fastps serve``."""
-    from fastps import _fastps
-
-    yield _from_help("fastps serve", _printed(_fastps.serve_cli, ["-h"]))
-
-
 def in_rust(name: str) -> Iterator[Command]:
-    """A command in Rust, and its subcommands."""
+    """``serve`` or another command in Rust, and its subcommands."""
     from fastps import _fastps
 
-    def shown(*words: str) -> Command:
-        text = _printed(lambda arguments: _fastps.command_cli(name, arguments), [*words, "-h"])
-        return _from_help(" ".join(("fastps", name, *words)), text)
-
-    group = shown()
-    group.words.pop("help", None)
-    yield group
-    for word in group.words:
-        yield shown(word)
-
-
-def _from_help(name: str, text: str) -> Command:
-    """The command that a help text of clap describes."""
-    line = re.compile(r"^ +(?:(-\w), )?(--[\w-]+)( ?\S*<\S*)? {2,}(.*)$", re.MULTILINE)
-    options = []
-    for short, long, value, written in line.findall(text):
-        meaning = re.sub(r" \[env: .*?\](?= \[default|$)", "", written)
-        options.append(Option((short, long) if short else (long,), re.sub("[ <>]", "", value), (), meaning))
-    arguments = _listed(text, "Arguments", r"[<\[](\w+)[>\]]\S*")
-    return Command(
-        name, text.partition("\n")[0], arguments, tuple(options), _listed(text, "Commands", r"(\w+)")
-    )
-
-
-def _listed(text: str, title: str, name: str) -> dict[str, str]:
-    """The names in a section of a help text of clap, with their help."""
-    _, _, section = text.partition(f"\n{title}:\n")
-    return dict(re.findall(rf"^  {name} +(.*)$", section.partition("\n\n")[0], re.MULTILINE))
-
-
-def _printed(call: Callable[[list[str]], int], arguments: list[str]) -> str:
-    """Output of a call in Rust, which bypasses ``sys.stdout``."""
-    sys.stdout.flush()
-    own = os.dup(1)
-    with tempfile.TemporaryFile("w+") as file:
-        try:
-            os.dup2(file.fileno(), 1)
-            call(arguments)
-        finally:
-            os.dup2(own, 1)
-            os.close(own)
-        file.seek(0)
-        return file.read()
+    for whole, summary, arguments, options, words in _fastps.described(name):
+        listed = tuple(
+            Option(tuple(names), value, tuple(choices), text) for names, value, choices, text in options
+        )
+        yield Command(whole, summary, dict(arguments), listed, dict(words))
