@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Self, final, overload
 
+from typing_extensions import disjoint_base
+
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import FastpsError
@@ -14,6 +16,7 @@ from fastps.optim import Optimizer
 __all__ = [
     "BoundList",
     "Client",
+    "Encoded",
     "ErrorFeedback",
     "Exchange",
     "FactorTrainer",
@@ -95,6 +98,12 @@ class Sparse:
     @property
     def values(self) -> Any: ...
     def __new__(cls, indices: Any, values: Any) -> Sparse: ...
+
+@disjoint_base
+class Encoded:
+    @property
+    def shape(self) -> list[int]: ...
+    def __new__(cls, codec: Codec, body: Any, shape: Sequence[int]) -> Self: ...
 
 @final
 class Versions:

@@ -234,10 +234,10 @@ class ParameterServer:
         Args:
             name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
                 list made by `bind`.
-            grad: Gradient of the tensor's shape, or a `fastps.Sparse` gradient of some rows; a list may mix
-                both.
-            codec: The encoding of gradients; None sends them unencoded. `fastps.OneBit` needs a bound list or
-                a `Worker`.
+            grad: Gradient of the tensor's shape, or a `fastps.Sparse` gradient of some rows, or one that is
+                encoded already (`fastps.torch.Encoded`); a list may mix them.
+            codec: The encoding of the other gradients; None sends them unencoded. `fastps.OneBit` needs a
+                bound list or a `Worker`.
             lr: Learning rate of this step, instead of the optimizers'.
             scale: Factor on the gradients.
             based_on: The `Versions` that a pull returned; the receipts then have the staleness.
@@ -249,6 +249,7 @@ class ParameterServer:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
             ConfigError: An option is invalid, `grad` is missing or superfluous, or an optimizer or codec does
                 not support sparse gradients; nothing was sent or changed.
+            FrameError: The body of an encoded gradient is not one of the tensor; nothing was sent or changed.
             PartialPush: Some slices were, or may have been, applied; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -355,8 +356,8 @@ class ParameterServer:
         """Looks up and pins the memory of gradients that will be pushed repeatedly.
 
         Args:
-            grads: Names to arrays; keep filling these same arrays. torch's negated views have no memory of
-                their values to be filled, and are refused.
+            grads: Names to arrays, or to `fastps.torch.Encoded`; keep filling these same arrays. torch's
+                negated views have no memory of their values to be filled, and are refused.
             codec: As in `push`, for all pushes of the list.
             feedback: Residuals to start with, such as saved ones; None starts with none.
 

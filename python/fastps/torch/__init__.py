@@ -13,6 +13,7 @@ except ImportError as _error:
 from fastps.torch._file import SavedRun, peek
 from fastps.torch.buffers import load
 from fastps.torch.checkpoints.resume import resume, save
+from fastps.torch.encode import Encoded
 from fastps.torch.evaluate import evaluator
 from fastps.torch.hierarchical import Hierarchical
 from fastps.torch.local import LocalOptimizer
@@ -26,6 +27,7 @@ if _typing.TYPE_CHECKING:
     from fastps.torch.checkpoints.distributed import load_distributed, save_distributed
 
 __all__ = [
+    "Encoded",
     "GlobalSchedule",
     "Hierarchical",
     "LocalOptimizer",

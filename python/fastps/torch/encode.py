@@ -6,16 +6,20 @@ No operation waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 
+from fastps import _fastps
 from fastps._shared.checks import invalid
+from fastps._shared.types import Array
 from fastps.codecs import BFloat16, Codec, Int8, OneBit
 from fastps.errors import ConfigError, DTypeError
 
-__all__ = ["SLICE", "body_len", "decode", "encode"]
+__all__ = ["SLICE", "Encoded", "body_len", "decode", "encode"]
 
 #: Elements of a full slice of a float32 tensor.
 SLICE = 258_048
@@ -29,8 +33,72 @@ _SMALLEST = 32
 _WORD = 0xFFFF_FFFF
 _ROUNDS, _MULTIPLIERS, _WEYL = 10, (0xD251_1F53, 0xCD9E_8D57), (0x9E37_79B9, 0xBB67_AE85)
 
-#: The parts of the bodies of rows of equal length, and what they decode to, padded as the values were.
-_Made = tuple[tuple[torch.Tensor, ...], Callable[[], torch.Tensor]]
+#: The parts of the bodies of rows of equal length; what they decode to, padded as the values were; and where
+#: a value was not finite.
+_Made = tuple[tuple[torch.Tensor, ...], Callable[[], torch.Tensor], torch.Tensor]
+
+
+class Encoded(_fastps.Encoded):
+    """A gradient that is encoded already: a push, a bound list or a `fastps.Worker` sends it as it is.
+
+    Its bytes are checked as those that come over the network are. A worker adds the values to the next
+    gradient where a server has refused it or never got it.
+
+    Args:
+        codec: What it is encoded with. With `fastps.OneBit` keep what a body leaves unsaid as a residual.
+        body: uint8, contiguous, of one dimension: the bodies of the tensor's slices (258,048 elements), one
+            after the other, as `fastps.torch.encode.encode` gives them. In CPU memory it is used in place;
+            that of another device is copied now.
+        shape: The gradient's shape.
+
+    Raises:
+        ConfigError, DTypeError: An argument is not as described. The push names the tensor in errors of the
+            bytes.
+
+    >>> import torch
+    >>> from fastps.torch import encode
+    >>> store = fastps.Store()
+    >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+    >>> codec, grads = fastps.BFloat16(), {"w": torch.tensor([1.0, -2.0])}
+    >>> bodies = encode.encode(codec, grads)
+    >>> store.push({"w": fastps.torch.Encoded(codec, bodies["w"], grads["w"].shape)}).bytes
+    4
+    >>> store.pull("w")
+    array([-1.,  2.], dtype=float32)
+    """
+
+    codec: Codec
+    body: torch.Tensor
+
+    def __new__(cls, codec: Codec, body: torch.Tensor, shape: Sequence[int]) -> Self:
+        if not isinstance(codec, Codec):
+            raise invalid("codec", "an object such as fastps.Int8()", codec)
+        if not isinstance(body, torch.Tensor) or body.dtype != torch.uint8 or body.ndim != 1:
+            expected, got = "a torch tensor of uint8 and one dimension", type(body).__name__
+            if isinstance(body, torch.Tensor):
+                got = f"one of {body.dtype} and {body.ndim} dimensions"
+            raise DTypeError("the body of an encoded gradient", expected=expected, got=got)
+        body = body.detach().cpu()
+        self = super().__new__(cls, codec, body.numpy(), tuple(shape))
+        self.body = body
+        return self
+
+    def __init__(self, codec: Codec, body: torch.Tensor, shape: Sequence[int]) -> None:  # noqa: ARG002
+        self.codec = codec  # tools that read signatures look for one here
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the body."""
+        return self.body.nbytes
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """The values, float32 of the gradient's shape. Raises `FrameError` if the body is not one of them."""
+        n, body, codec = math.prod(self.shape), self.body.numpy(), self.codec
+        values = np.empty(n, np.float32)
+        for at in range(0, n, SLICE):
+            length, start = min(SLICE, n - at), at // SLICE * codec.body_len(SLICE)
+            values[at : at + length] = codec.decode(body[start : start + codec.body_len(length)], length)
+        return values.reshape(self.shape)
 
 
 def body_len(codec: Codec, n: int) -> int:
@@ -51,6 +119,7 @@ def encode(
     first_element: int = 0,
     sequence: int = 0,
     out: Mapping[str, torch.Tensor] | None = None,
+    bad: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Encodes gradients where they lie. A value that is not finite makes a body that no server accepts.
 
@@ -64,6 +133,7 @@ def encode(
             stochastic rounding uses it.
         sequence: Number of the push; only stochastic rounding uses it.
         out: Names to tensors as this function returns them, to be filled.
+        bad: Names to uint8 tensors of one element, which becomes 1 if a value is not finite.
 
     Returns:
         Names to uint8 tensors of shape ``(body_len(codec, n),)``, on the gradients' devices.
@@ -88,7 +158,14 @@ def encode(
         size = (body_len(codec, grad.numel()),)
         body = torch.empty(size, dtype=torch.uint8, device=grad.device) if out is None else out[name]
         _check(name, "out", body, (size, torch.uint8, grad.device))
-        _encode(codec, grad.detach().resolve_neg(), residual, (first_element, sequence), body)
+        _encode(
+            codec,
+            grad.detach().resolve_neg(),
+            residual,
+            (first_element, sequence),
+            body,
+            None if bad is None else bad[name],
+        )
         bodies[name] = body
     return bodies
 
@@ -126,6 +203,7 @@ def _encode(
     residual: torch.Tensor | None,
     position: tuple[int, int],
     body: torch.Tensor,
+    bad: torch.Tensor | None,
 ) -> None:
     flat, encoder, (first, sequence) = grad.reshape(-1), _of(codec).encoder, position
     for at, rows, length in _runs(flat.numel()):
@@ -134,9 +212,11 @@ def _encode(
         if residual is not None:
             v = v + residual.view(-1)[part]
         v = torch.nn.functional.pad(v.view(rows, length), (0, -length % _of(codec).block))
-        made, decoded = encoder(codec, v, length, first + at, sequence)
+        made, decoded, broken = encoder(codec, v, length, first + at, sequence)
         start = at // SLICE * codec.body_len(SLICE)
         torch.cat(made, 1, out=body[start : start + rows * codec.body_len(length)].view(rows, -1))
+        if bad is not None:
+            bad |= broken.any()
         if residual is not None:
             left, kept = (v - decoded())[:, :length].reshape(-1), residual.view(-1)[part]
             kept.copy_(torch.where(left.isfinite(), left, kept))
@@ -168,9 +248,10 @@ def _encode_bfloat16(_codec: Codec, v: torch.Tensor, _length: int, _at: int, _se
     bits = _bits(v)
     magnitude = bits & _MAGNITUDE
     rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16
-    kept = torch.where(magnitude >= _INFINITY, 0x7FC0, rounded.clamp(max=0x7F7F))
+    broken = magnitude >= _INFINITY
+    kept = torch.where(broken, 0x7FC0, rounded.clamp(max=0x7F7F))
     body = _bytes(((bits >> 16) & -0x8000 | kept).to(torch.int16), len(v))
-    return (body,), lambda: _decode_bfloat16(body, v.shape[1])
+    return (body,), lambda: _decode_bfloat16(body, v.shape[1]), broken
 
 
 def _decode_bfloat16(body: torch.Tensor, _length: int) -> torch.Tensor:
@@ -191,7 +272,7 @@ def _encode_int8(codec: Codec, v: torch.Tensor, length: int, at: int, sequence: 
         q = (v * torch.where(e == 0, 0.0, _power(260 - e))).round_()
     q = q.clamp_(-127, 127).to(torch.int8)
     made = e.to(torch.uint8).view(len(v), -1), _bytes(q, len(v))[:, :length]
-    return made, lambda: _values_int8(e, q).view(len(v), -1)
+    return made, lambda: _values_int8(e, q).view(len(v), -1), e == 255
 
 
 def _drawn(bits: torch.Tensor, e: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -254,7 +335,7 @@ def _encode_onebit(codec: Codec, v: torch.Tensor, length: int, _at: int, _sequen
         8, dtype=torch.uint8, device=v.device
     )
     signs = packed.sum(-1, dtype=torch.uint8)[:, : -(-length // 8)]
-    return (_bytes(means, len(v)), signs), lambda: _values_onebit(means, negative)
+    return (_bytes(means, len(v)), signs), lambda: _values_onebit(means, negative), e == 255
 
 
 def _decode_onebit(body: torch.Tensor, length: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from fastps import _fastps
-from fastps._fastps import Sparse, Versions
+from fastps._fastps import Encoded, Sparse, Versions
 from fastps._shared.types import Array
 
 __all__ = ["Gradient", "Gradients", "check", "finite", "part"]
@@ -18,7 +18,10 @@ Gradient = Array | Sparse
 
 
 def whole(gradient: Any) -> Array:
-    """A gradient in any buffer or DLPack object as an array, without a copy unless torch has it negated."""
+    """A gradient in any buffer or DLPack object as an array, without a copy unless torch has it negated.
+
+    Of one that is encoded, the values.
+    """
     resolve = getattr(gradient, "resolve_neg", None)
     array: Any = np.asarray(gradient if resolve is None else resolve())
     if array.dtype == object and array is not gradient and hasattr(gradient, "__dlpack__"):
@@ -220,6 +223,9 @@ def check(name: str, gradient: Any, like: Array, check_finite: bool) -> None:
         like: The worker's array of the tensor.
         check_finite: Also raise `NonFiniteError`.
     """
+    if isinstance(gradient, Encoded):
+        _fastps.check_gradient(name, gradient, like.shape, check_finite)
+        return
     try:
         values = whole(gradient.values if isinstance(gradient, Sparse) else gradient)
     except (BufferError, RuntimeError, TypeError, ValueError):  # the check reports what it is

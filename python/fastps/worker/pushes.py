@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fastps import _fastps
-from fastps._fastps import ErrorFeedback, Sparse, Versions
+from fastps._fastps import Encoded, ErrorFeedback, Sparse, Versions
 from fastps._shared.handles import Receipts
 from fastps._shared.text import hint, quoted
 from fastps._shared.types import Array, Rates
@@ -28,7 +28,7 @@ from fastps.worker.gradients import Gradient, Gradients, check, finite
 from fastps.worker.tally import Tally
 from fastps.worker.unapplied import Returned, Unapplied, overflowed
 
-__all__ = ["LISTS", "Pushes", "Refused"]
+__all__ = ["LISTS", "Elsewhere", "Pushes", "Refused"]
 
 #: Maximum number of bound lists, one for each set of tensors that was pushed or stepped locally.
 LISTS = 32
@@ -48,10 +48,16 @@ class _Push:
     gradients: dict[str, Any]
     flight: _fastps.PushFlight = field(default_factory=_fastps.PushFlight)
 
-    @property
-    def is_of_rows(self) -> bool:
-        """True if it sends rows, which no codec encodes."""
-        return any(isinstance(gradient, Sparse) for gradient in self.gradients.values())
+    def has(self, kind: type) -> bool:
+        """Returns whether it sends gradients of this kind: rows, which no codec encodes, or encoded ones."""
+        return any(isinstance(gradient, kind) for gradient in self.gradients.values())
+
+
+class Elsewhere(Protocol):
+    """Residuals of gradients that an adapter encodes."""
+
+    def state_dict(self) -> dict[str, Array]: ...
+    def take(self, residuals: dict[str, Array]) -> None: ...
 
 
 class _Planned(NamedTuple):
@@ -163,6 +169,8 @@ class Pushes:
         self._returned: tuple[_Push | None, Returned] | None = None
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
+        #: Keeps residuals of gradients that arrive encoded; None: no one does.
+        self.elsewhere: Elsewhere | None = None
         self.refused = False
         self.weight: float | None = None
 
@@ -235,8 +243,8 @@ class Pushes:
             )
         # A single push from the caller's arrays checks all of them itself before it sends the first.
         back = self.sum.waiting or self._doubts
-        rows = any(isinstance(g, Sparse) for g in grads.values())
-        if back or rows or isinstance(lr, Mapping) or not self.direct:
+        apart = any(isinstance(g, (Encoded, Sparse)) for g in grads.values())
+        if back or apart or isinstance(lr, Mapping) or not self.direct:
             for name, gradient in grads.items():
                 check(name, gradient, self._params[name], self._native.check_finite)
 
@@ -290,11 +298,11 @@ class Pushes:
             self._pushed = self._filling
 
     def _is_sent_in_place(self, gradient: Any) -> bool:
-        """Returns whether a gradient is sent from its own memory: rows always, whatever the codec."""
-        return self.direct or (self.every == 1 and isinstance(gradient, Sparse))
+        """Returns whether a gradient is sent from its own memory: some kinds always, whatever the codec."""
+        return self.direct or (self.every == 1 and isinstance(gradient, (Encoded, Sparse)))
 
     def _plan(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> list[_Planned]:
-        """The pushes of a step: one for each rate, and for rows and whole gradients."""
+        """The pushes of a step: one for each rate, and for rows, encoded and whole gradients."""
         waiting = self.sum
         ready = {n: waiting.waiting.get(n, g) for n, g in grads.items()}
         summed = not self._mode.waits_for_others and ready.keys() & waiting.waiting.keys()
@@ -306,9 +314,12 @@ class Pushes:
                 None, rate, scale, oldest, None, self._mode.correction, self.weight
             )
             rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
-            whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
+            encoded = {n: g for n, g in part_of.items() if isinstance(g, Encoded)}
+            whole = {n: g for n, g in part_of.items() if not isinstance(g, (Encoded, Sparse))}
             if rows:  # first, since not every optimizer takes them
                 pushes.insert(0, _Planned(rows, settings, None))
+            if encoded:
+                pushes.append(_Planned(encoded, settings, self._native.bind(encoded, None, None, None)))
             if whole:
                 pushes.append(_Planned(whole, settings, self._bind(whole)))
         return pushes
@@ -431,7 +442,7 @@ class Pushes:
         self._under_way.remove(push)
         receipts = Receipts(native)
         self._tally.acknowledge(tuple(push.gradients), receipts)
-        if self._feedback is not None and not push.is_of_rows:
+        if (self._feedback is not None or push.has(Encoded)) and not push.has(Sparse):
             plain = 4 * sum(self._params[n].size for n in push.gradients)
             self._tally.bytes_saved += plain - receipts.bytes
         return None
@@ -482,6 +493,9 @@ class Pushes:
     def state_dict(self) -> dict[str, Any]:
         """Copies of the waiting gradients and residuals, for `Worker.state_dict`."""
         residuals = {} if self._feedback is None else self._feedback.state_dict()
+        if self.elsewhere is not None:
+            for name, residual in self.elsewhere.state_dict().items():
+                residuals[name] = residuals.get(name, 0.0) + residual
         return {**self.sum.state_dict(), "residuals": residuals}
 
     def forget(self) -> None:
@@ -491,8 +505,11 @@ class Pushes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state of `state_dict` that fits these parameters."""
         self.sum.load_state_dict(state)
+        residuals = dict(state["residuals"])
+        if self.elsewhere is not None:
+            self.elsewhere.take(residuals)
         if self._feedback is not None:
-            self._feedback.load_state_dict(dict(state["residuals"]))
+            self._feedback.load_state_dict(residuals)
 
 
 def _by_rate(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:

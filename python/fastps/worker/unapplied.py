@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fastps._fastps import InDoubt, Sparse
+from fastps._fastps import Encoded, InDoubt, Sparse
 from fastps._shared.types import Array
 from fastps.errors import FastpsError, LeaseError, NonFiniteError, PartialPush, StalePush
 from fastps.modes import Mode
@@ -104,7 +104,7 @@ class Unapplied:
 
         With `Sync` it does not: the next gradient is of another version.
         """
-        return not self._shares_versions and (not self._residuals or isinstance(gradient, Sparse))
+        return not self._shares_versions and (not self._residuals or isinstance(gradient, (Encoded, Sparse)))
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
         """Returns whether a server has dropped this worker; pushes under way to it stay unknown."""

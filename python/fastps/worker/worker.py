@@ -34,7 +34,7 @@ from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
 from fastps.worker.local import LocalStepper
 from fastps.worker.one_call import OneCall
-from fastps.worker.pushes import Pushes, Refused
+from fastps.worker.pushes import Elsewhere, Pushes, Refused
 from fastps.worker.rounds import Rounds, as_samples
 from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
@@ -317,8 +317,9 @@ class Worker:
 
         Args:
             grads: Names to float32 gradients of the parameters' shapes. Tensors without one take no step
-                (with `fastps.Sync` all workers must give the same ones). A gradient may be `fastps.Sparse`,
-                but not with `fastps.Local`. The arrays may be reused after the call.
+                (with `fastps.Sync` all workers must give the same ones). A gradient may be `fastps.Sparse`
+                or `fastps.torch.Encoded`, but not with `fastps.Local`. The arrays may be reused after the
+                call.
             values: With `fastps.DiLoCo` instead of `grads`: names to the values of all parameters after a
                 local step from `params`, which become these. The arrays may be `params` themselves.
             samples: Samples of the minibatch, finite and > 0, by which a mean is weighted: with
@@ -878,6 +879,15 @@ class Worker:
     def refresh_by(self, method: Callable[[], object]) -> None:
         """Internal: calls this method of an adapter, which calls `refresh`, instead of that."""
         self._together.refresh_by(method)
+
+    @property
+    def steps(self) -> int:
+        """Internal: the steps that were taken."""
+        return self._steps
+
+    def keep_residuals(self, elsewhere: Elsewhere) -> None:
+        """Internal: an adapter keeps residuals of gradients that it encodes itself."""
+        self._pushes.elsewhere = elsewhere
 
     def count_steps_of(
         self, names: Callable[[], Iterable[str]], trained: Callable[[], frozenset[str]]

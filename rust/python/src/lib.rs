@@ -24,6 +24,8 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _fastps {
     #[pymodule_export]
+    use super::arrays::encoded::Encoded;
+    #[pymodule_export]
     use super::arrays::shared_view::SharedView;
     #[pymodule_export]
     use super::arrays::sparse::Sparse;

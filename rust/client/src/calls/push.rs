@@ -39,6 +39,9 @@ impl Encoder<'_> {
     /// The body of a part. Remembers its residue, to restore it if the part is not applied.
     fn encode(&self, part: &CallPart) -> Result<Bytes> {
         let (gradient, codec) = (&self.gradients[part.tensor], self.options.encoder());
+        if let Some(bodies) = gradient.values.bodies() {
+            return Ok(Bytes::copy_from_slice(bodies.of(part.elements.clone())));
+        }
         let values = gradient.values.view().float32s()?;
         let position = Position { first_element: part.elements.start as u64, sequence: self.sequence };
         // Locked per body: answers to earlier bodies may restore content.
@@ -142,7 +145,9 @@ impl Client {
         let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
         outgoing::check_form(both.clone(), options, options.feedback.is_some())?;
         // The rest is checked slice by slice while encoding.
-        let early = |gradient: &GradientRef<'_>| options.check_finite || gradient.indices.is_some();
+        let early = |gradient: &GradientRef<'_>| {
+            options.check_finite || gradient.indices.is_some() || gradient.bodies.is_some()
+        };
         let checked = gradients.iter().map(Gradient::borrow).filter(early);
         outgoing::check_finite(isa, checked, options, options.feedback.as_deref().map(lock).as_deref_mut())?;
         let sparse = outgoing::gather(isa, both, options)?;
@@ -164,9 +169,12 @@ impl Client {
                 drafts.extend(self.sparse_push(isa, (tensor, entry), gathered, options, (epoch, sequence)));
                 continue;
             }
-            let memory = lend.then(|| Memory::new(gradients[tensor].values.clone()));
+            let values = &gradients[tensor].values;
+            let codec = values.bodies().map(|bodies| bodies.codec);
+            let memory = (lend && codec.is_none()).then(|| Memory::new(values.clone()));
             memories.extend(memory.clone());
-            let settings = settings(entry, options);
+            let mut settings = settings(entry, options);
+            settings.codec = codec.unwrap_or(settings.codec);
             let answer = want_values.then_some(entry.spec.dtype.size());
             for (k, range) in entry.spec.slices().enumerate() {
                 let (target, count) = (entry.target(k, epoch), range.len() as u64);

@@ -140,6 +140,9 @@ fn gradient_of<'a>(gradients: &'a [Gradient], name: &Arc<str>) -> Result<&'a Gra
         Err(Error::new(Kind::Config, message).tensor(name.clone()).expected("one dense gradient", got))
     };
     match (own.next(), own.next()) {
+        (Some(gradient), None) if gradient.values.bodies().is_some() => {
+            fail("the gradient of a portion is encoded", "an encoded one")
+        }
         (Some(gradient), None) if gradient.values.indices().is_none() => Ok(gradient),
         (Some(_), None) => fail("the gradient of a portion is sparse", "a sparse one"),
         (None, _) => fail("a portion lacks the tensor's gradient", "none"),
@@ -192,7 +195,7 @@ pub fn check_lr(lr: f64) -> Result<()> {
 
 /// Scans a whole push for NaN and infinity, and returns the largest magnitude (0 if the options turn the scan
 /// off). Values that are rounded or added to a residual must be finite, even if the options turn the check
-/// off.
+/// off. Encoded ones are checked as bytes from outside are; their shapes are right.
 pub fn check_finite<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = GradientRef<'a>>,
@@ -200,13 +203,13 @@ pub fn check_finite<'a>(
     mut feedback: Option<&mut ErrorFeedback>,
 ) -> Result<f64> {
     let mut largest: f64 = 0.0;
-    if !options.check_finite && options.is_plain() && feedback.is_none() {
-        return Ok(largest);
-    }
-    for GradientRef { name, values, .. } in gradients {
-        let checked = match feedback.as_deref_mut() {
-            None => finite::check_view(isa, values),
-            Some(feedback) => values.float32s().and_then(|values| {
+    let scans = options.check_finite || !options.is_plain() || feedback.is_some();
+    for GradientRef { name, shape, values, bodies, .. } in gradients {
+        let checked = match (bodies, feedback.as_deref_mut()) {
+            (Some(bodies), _) => bodies.check(isa, shape.iter().product::<u64>() as usize),
+            (None, _) if !scans => continue,
+            (None, None) => finite::check_view(isa, values),
+            (None, Some(feedback)) => values.float32s().and_then(|values| {
                 let residual = feedback.residual(name, values.len())?;
                 finite::check(isa, values, Some(&*residual))
             }),
@@ -248,10 +251,14 @@ pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
         return Err(error.tensor(gradient.name).expected("values of the whole tensor", "some rows"));
     }
     check_dtype(gradient.values, spec)?;
-    if gradient.shape == spec.shape && gradient.values.len() == spec.elements() {
-        return Ok(());
+    if gradient.shape != spec.shape {
+        return Err(wrong_shape(gradient, &spec.shape));
     }
-    Err(wrong_shape(gradient, &spec.shape))
+    match gradient.bodies {
+        Some(bodies) => bodies.check_len(spec.elements()).map_err(|error| error.tensor(gradient.name)),
+        None if gradient.values.len() == spec.elements() => Ok(()),
+        None => Err(wrong_shape(gradient, &spec.shape)),
+    }
 }
 
 fn wrong_shape(gradient: GradientRef<'_>, expected: &[u64]) -> Error {

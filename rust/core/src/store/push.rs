@@ -91,10 +91,10 @@ impl Store {
         let largest = outgoing::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
         if gradients.iter().any(|gradient| gradient.indices.is_some()) {
             places.sparse = outgoing::gather(self.shared.isa, both, options)?;
-            let begun = self.push_sparse(&places, |k| gradients[k].values, options, largest)?;
+            let begun = self.push_sparse(&places, gradients, options, largest)?;
             return Ok((places, begun));
         }
-        let begun = self.push_to(&places, |k| gradients[k].values, options, largest, feedback)?;
+        let begun = self.push_to(&places, |k| gradients[k], options, largest, feedback)?;
         Ok((places, begun))
     }
 
@@ -127,36 +127,37 @@ impl Store {
         }
         let isa = self.shared.isa;
         let largest = outgoing::check_finite(isa, gradients(), options, feedback.as_deref_mut())?;
-        let values = |k: usize| bound.gradients[k].values.view();
-        let begun = self.push_to(&places, values, options, largest, feedback)?;
+        let gradient = |k: usize| bound.gradients[k].borrow();
+        let begun = self.push_to(&places, gradient, options, largest, feedback)?;
         self.settle(&places, begun, options.timeout)
     }
 
-    /// Pushes checked gradients; `values` returns those of the k-th tensor.
+    /// Pushes checked gradients; `gradient` returns that of the k-th tensor.
     #[inline(always)]
     fn push_to<'a>(
         &self,
         places: &Places,
-        values: impl Fn(usize) -> View<'a> + Sync,
+        gradient: impl Fn(usize) -> GradientRef<'a> + Sync,
         options: &PushOptions,
         largest: f64,
         feedback: Option<MutexGuard<'_, ErrorFeedback>>,
     ) -> Result<Begun> {
         let push = UnderWay::new(self.identity(), options, largest);
-        if options.is_plain() && feedback.is_none() {
-            let answers = self.push_plain(places, &push, values);
+        let is_encoded = |k| gradient(k).bodies.is_some();
+        if options.is_plain() && feedback.is_none() && !(0..places.tensors.len()).any(is_encoded) {
+            let answers = self.push_plain(places, &push, |k| gradient(k).values);
             return Ok(push.begun(answers, Vec::new(), None));
         }
         let mut sent = vec![0; places.tensors.len()];
-        let (answers, residues) = self.push_encoded(places, &push, values, feedback, &mut sent)?;
+        let (answers, residues) = self.push_encoded(places, &push, gradient, feedback, &mut sent)?;
         Ok(push.begun(answers, residues, Some(sent)))
     }
 
     /// Pushes a list with sparse gradients in it.
-    fn push_sparse<'a>(
+    fn push_sparse(
         &self,
         places: &Places,
-        values: impl Fn(usize) -> View<'a>,
+        gradients: &[GradientRef<'_>],
         options: &PushOptions,
         largest: f64,
     ) -> Result<Begun> {
@@ -166,16 +167,9 @@ impl Store {
         for (k, tensor) in places.tensors.iter().enumerate() {
             let Some(Gathered { plan, values }) = places.rows(k) else {
                 for slice in &tensor.slices {
-                    let part = (results.len(), k);
-                    let result = if options.is_plain() {
-                        sent[k] += slice.bytes() as u64;
-                        self.push_values(&push, part, slice, values(k))
-                    } else {
-                        self.encode(&mut body, values(k), slice, push.identity, options, None)?;
-                        sent[k] += body.len() as u64;
-                        self.push_part(&push, part, slice, codec.id(), &body)
-                    };
-                    results.push(result);
+                    let (codec, bytes) = self.body(&mut body, gradients[k], slice, &push, None)?;
+                    sent[k] += bytes.len() as u64;
+                    results.push(self.push_part(&push, (results.len(), k), slice, codec, bytes));
                 }
                 continue;
             };
@@ -256,27 +250,27 @@ impl Store {
         &self,
         places: &Places,
         push: &UnderWay<'_>,
-        values: impl Fn(usize) -> View<'a>,
+        gradient: impl Fn(usize) -> GradientRef<'a>,
         mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
         sent: &mut [u64],
     ) -> Result<(Answers, Residues)> {
-        let UnderWay { identity, options, .. } = *push;
-        let codec = options.encoder().id();
-        let (mut results, mut residues, mut body) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut results, mut residues, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         for (part, (k, slice)) in places.parts().enumerate() {
-            self.encode(&mut body, values(k), slice, identity, options, feedback.as_deref_mut())?;
+            let given = gradient(k);
+            let (codec, body) = self.body(&mut memory, given, slice, push, feedback.as_deref_mut())?;
             sent[k] += body.len() as u64;
-            let result = self.push_part(push, (part, k), slice, codec, &body);
-            if let (Some(guard), Some(feedback)) = (feedback.as_deref_mut(), &options.feedback) {
+            let result = self.push_part(push, (part, k), slice, codec, body);
+            let guard = feedback.as_deref_mut().filter(|_| given.bodies.is_none());
+            if let (Some(guard), Some(feedback)) = (guard, &push.options.feedback) {
                 let (name, range) = (&slice.spec().name, slice.range());
                 match &result {
                     Some(Ok(_)) => {}
                     Some(Err(error)) if error.kind == Kind::StalePush => {}
                     Some(Err(error)) if error.kind == Kind::NonFinite => guard.forget(name, range),
                     Some(Err(_)) => {
-                        guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
+                        guard.give_back(self.shared.isa, name, range.start, codec, body, range.len())?;
                     }
-                    None => residues.push((part, self.residue(slice, feedback, codec, &body))),
+                    None => residues.push((part, self.residue(slice, feedback, codec, body))),
                 }
             }
             results.push(result);
@@ -296,26 +290,33 @@ impl Store {
         Residue { isa: self.shared.isa, feedback, tensor, elements, codec, body: body.to_vec() }
     }
 
-    fn encode(
+    /// The body of a slice, and its codec: as the caller has encoded it, or the plain values, or encoded into
+    /// `memory`.
+    fn body<'b>(
         &self,
-        body: &mut Vec<u8>,
-        values: View<'_>,
+        memory: &'b mut Vec<u8>,
+        given: GradientRef<'b>,
         slice: &Slice,
-        identity: Identity,
-        options: &PushOptions,
+        push: &UnderWay<'_>,
         feedback: Option<&mut ErrorFeedback>,
-    ) -> Result<()> {
-        let (values, codec) = (values.float32s()?, options.encoder());
+    ) -> Result<(CodecId, &'b [u8])> {
         let range = slice.range();
-        let position = Position { first_element: range.start as u64, sequence: identity.sequence };
+        if let Some(bodies) = given.bodies {
+            return Ok((bodies.codec, bodies.of(range)));
+        }
+        if push.options.is_plain() && feedback.is_none() {
+            return Ok((CodecId::plain(slice.spec().dtype), given.values.get(range).bytes()));
+        }
+        let (values, codec) = (given.values.float32s()?, push.options.encoder());
+        let position = Position { first_element: range.start as u64, sequence: push.identity.sequence };
         let residual = match feedback {
             Some(feedback) => Some(&mut feedback.residual(&slice.spec().name, values.len())?[range.clone()]),
             None => None,
         };
         // All slices but the last have one length, so nothing is cleared before it is overwritten.
-        body.resize(codec.id().body_len(range.len()), 0);
-        codec.encode_into(self.shared.isa, &values[range], residual, position, body);
-        Ok(())
+        memory.resize(codec.id().body_len(range.len()), 0);
+        codec.encode_into(self.shared.isa, &values[range], residual, position, memory);
+        Ok((codec.id(), memory))
     }
 
     /// Pushes one slice, which is this part of the push and belongs to its k-th tensor. Returns the answer,

@@ -4,7 +4,7 @@
 use crate::base::correction::Correction;
 use crate::base::dtype::{Array, DType, View};
 use crate::base::error::{Error, Result};
-use crate::kernel::codec::{Codec, CodecId, ErrorFeedback};
+use crate::kernel::codec::{Bodies, Codec, CodecId, ErrorFeedback};
 use crate::slice::frame::Applied;
 use crate::tensor::Versions;
 use crate::verbs::report::WorkerReport;
@@ -20,6 +20,11 @@ pub trait Values: Send + Sync {
 
     /// The rows that the values are for, in any order, possibly with repeats; `None`: the whole tensor.
     fn indices(&self) -> Option<&[i64]> {
+        None
+    }
+
+    /// The values as the caller has encoded them, in place of those of `view`, which are none.
+    fn bodies(&self) -> Option<Bodies<'_>> {
         None
     }
 }
@@ -58,6 +63,15 @@ pub struct GradientRef<'a> {
     pub values: View<'a>,
     /// The rows that the values are for; `None`: the whole tensor.
     pub indices: Option<&'a [i64]>,
+    /// The encoded values, in place of `values`.
+    pub bodies: Option<Bodies<'a>>,
+}
+
+impl<'a> GradientRef<'a> {
+    /// A gradient of the whole tensor.
+    pub fn whole(name: &'a str, shape: &'a [u64], values: View<'a>) -> Self {
+        Self { name, shape, values, indices: None, bodies: None }
+    }
 }
 
 /// A sparse gradient: values for some rows of a tensor. Their shape is the tensor's, except for the number of
@@ -93,7 +107,7 @@ impl Gradient {
     /// The same gradient, borrowed.
     pub fn borrow(&self) -> GradientRef<'_> {
         let (values, indices) = (self.values.view(), self.values.indices());
-        GradientRef { name: &self.name, shape: &self.shape, values, indices }
+        GradientRef { name: &self.name, shape: &self.shape, values, indices, bodies: self.values.bodies() }
     }
 }
 

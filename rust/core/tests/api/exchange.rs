@@ -72,7 +72,7 @@ fn exchange_by(
     let shapes: Vec<_> = gradients.iter().map(|g| [g.as_ref().map_or(0, Vec::len) as u64]).collect();
     let of = |k: usize| {
         let values = View::Float32(gradients[k].as_ref()?);
-        Some(GradientRef { name: &names[k], shape: &shapes[k], values, indices: None })
+        Some(GradientRef::whole(&names[k], &shapes[k], values))
     };
     let gradients: Vec<_> = (0..lengths.len()).map(of).collect();
     let values: Vec<_> = lengths.iter().map(|n| Mutex::new(vec![f32::NAN; *n])).collect();

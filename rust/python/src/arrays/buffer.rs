@@ -125,13 +125,55 @@ pub(crate) fn sweep(_py: Python<'_>) {
     }
 }
 
+/// Leaves an owner to the next [`sweep`].
+fn bury(owner: Owner) {
+    GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner).push(owner);
+    GRAVES.store(true, Ordering::Release);
+}
+
 impl Drop for Borrowed {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
-            GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner).push(owner);
-            GRAVES.store(true, Ordering::Release);
+            bury(owner);
         }
     }
+}
+
+/// Borrowed bytes of a Python object.
+pub(crate) struct BorrowedBytes(Option<Exported>);
+
+// SAFETY: as for `Borrowed`; it only reads.
+unsafe impl Sync for BorrowedBytes {}
+
+impl Drop for BorrowedBytes {
+    fn drop(&mut self) {
+        if let Some(exported) = self.0.take() {
+            bury(Owner::Buffer(exported));
+        }
+    }
+}
+
+impl BorrowedBytes {
+    /// The bytes.
+    pub(crate) fn get(&self) -> &[u8] {
+        let Some(Exported(view)) = &self.0 else { return &[] };
+        let (data, len) = (view.buf.cast::<u8>().cast_const(), usize::try_from(view.len).unwrap_or(0));
+        // SAFETY: checked by `borrow_bytes`; valid while `self` lives; no other code writes it in the
+        // meantime (see the module's header).
+        if data.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } }
+    }
+}
+
+/// Borrows the memory of an object that has contiguous bytes; `tensor` is its name in errors.
+pub(crate) fn borrow_bytes(object: &Bound<'_, PyAny>, tensor: &str) -> PyResult<BorrowedBytes> {
+    let exported = Exported::get(object).ok();
+    let contiguous = exported.filter(|view| view.format() == c"B" && view.is_contiguous(b'C'));
+    if contiguous.is_some() {
+        return Ok(BorrowedBytes(contiguous));
+    }
+    let error = Error::new(Kind::DType, "the body of an encoded gradient is not an array of bytes");
+    let error = error.tensor(tensor).expected("contiguous bytes (uint8)", describe(object, None));
+    Err(crate::errors::raise(object.py(), &error))
 }
 
 impl fmt::Debug for Borrowed {

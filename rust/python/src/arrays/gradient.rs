@@ -1,18 +1,31 @@
-//! Gradients of a call, whole or sparse, with their memory borrowed.
+//! Gradients of a call, whole, sparse or encoded, with their memory borrowed.
 
 use super::buffer::{Access, borrow};
+use super::encoded::Encoded;
 use super::sparse::Sparse;
 use fastps_core::verbs::Gradient;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A gradient, whole or sparse.
-pub(crate) fn gradient(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
-    let Ok(sparse) = array.cast::<Sparse>() else {
-        return whole_gradient(name, array);
-    };
-    let sparse = sparse.get().borrow(array.py(), name)?;
-    Ok(Gradient { name: name.into(), shape: sparse.values.shape().to_vec(), values: Arc::new(sparse) })
+/// A gradient, whole, sparse or encoded.
+pub(crate) fn gradient(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Gradient> {
+    if let Ok(sparse) = object.cast::<Sparse>() {
+        let sparse = sparse.get().borrow(object.py(), name)?;
+        return Ok(Gradient {
+            name: name.into(),
+            shape: sparse.values.shape().to_vec(),
+            values: Arc::new(sparse),
+        });
+    }
+    if let Ok(encoded) = object.cast::<Encoded>() {
+        return encoded.get().borrow(object.py(), name);
+    }
+    whole_gradient(name, object)
+}
+
+/// Returns whether a gradient is neither sparse nor encoded.
+pub(crate) fn is_array(object: &Bound<'_, PyAny>) -> bool {
+    !object.is_instance_of::<Sparse>() && !object.is_instance_of::<Encoded>()
 }
 
 /// A gradient of the whole tensor.

@@ -132,7 +132,7 @@ impl Exchange {
             None => Some(None),
             Some(gradient) => {
                 let (shape, values) = glance(gradient)?;
-                Some(Some(GradientRef { name, shape, values, indices: None }))
+                Some(Some(GradientRef::whole(name, shape, values)))
             }
         };
         names.iter().zip(given).map(of).collect()
@@ -195,5 +195,5 @@ impl Exchange {
 }
 
 fn whole<'a>(name: &'a str, memory: &'a Borrowed) -> GradientRef<'a> {
-    GradientRef { name, shape: memory.shape(), values: memory.view(), indices: None }
+    GradientRef::whole(name, memory.shape(), memory.view())
 }

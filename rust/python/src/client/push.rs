@@ -4,7 +4,7 @@ use super::settings::PushSettings;
 use super::waiting::{Filler, Turn, Waiting, reshaped, targets};
 use super::{Client, Shared};
 use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
-use crate::arrays::gradient::gradient;
+use crate::arrays::gradient::{gradient, is_array};
 use crate::arrays::sparse::Sparse;
 use crate::call::{self, End, Here};
 use crate::codecs::ErrorFeedback;
@@ -248,7 +248,7 @@ pub(super) fn push_lent(
     if let Some(gradients) = glances(names, arrays) {
         return Ok(store.push_borrowed(&gradients, options));
     }
-    if arrays.iter().any(Bound::is_instance_of::<Sparse>) {
+    if !arrays.iter().all(is_array) {
         let all = names.iter().zip(arrays);
         let gradients = all.map(|(name, array)| gradient(name, array)).collect::<PyResult<Vec<_>>>()?;
         let elements = gradients.iter().map(|gradient| gradient.values.view().len()).sum();
@@ -263,12 +263,7 @@ pub(super) fn push_lent(
     let gradients: Vec<_> = names
         .iter()
         .zip(&memories)
-        .map(|(name, memory)| GradientRef {
-            name,
-            shape: memory.shape(),
-            values: memory.view(),
-            indices: None,
-        })
+        .map(|(name, memory)| GradientRef::whole(name, memory.shape(), memory.view()))
         .collect();
     let elements = memories.iter().map(Borrowed::len).sum();
     let pushed = call::work(py, elements, || store.push_borrowed(&gradients, options));
@@ -306,7 +301,7 @@ fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<
     for (name, array) in names.iter().zip(arrays) {
         let (shape, values) = glance(array)?;
         left = left.checked_sub(values.len())?;
-        gradients.push(GradientRef { name, shape, values, indices: None });
+        gradients.push(GradientRef::whole(name, shape, values));
     }
     Some(gradients)
 }

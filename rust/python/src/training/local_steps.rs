@@ -73,7 +73,7 @@ impl LocalSteps {
             let sum = borrow(&sum, name, Access::Write)?;
             for values in [&gradient, &sum] {
                 let (shape, values) = (values.shape(), values.view());
-                check_shape(GradientRef { name, shape, values, indices: None }, spec).or_raise(py)?;
+                check_shape(GradientRef::whole(name, shape, values), spec).or_raise(py)?;
             }
             if gradient.overlaps(params) || gradient.overlaps(&sum) || sum.overlaps(params) {
                 let error = Error::new(Kind::Config, "the gradient shares memory with the worker's arrays");

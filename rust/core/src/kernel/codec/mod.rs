@@ -3,6 +3,7 @@
 //! share.
 
 mod bfloat16;
+mod bodies;
 mod encode;
 mod error_feedback;
 mod float32;
@@ -13,6 +14,7 @@ mod onebit;
 mod philox;
 
 use bfloat16::BFloat16Body;
+pub use bodies::Bodies;
 pub use error_feedback::ErrorFeedback;
 pub(crate) use error_feedback::take_back;
 pub(crate) use float32::Float32Body;
