@@ -23,6 +23,7 @@ from torch.profiler import record_function
 
 import fastps
 import fastps.torch
+from fastps.torch import encode
 from pretended_gpu import PretendedGpu, pretended
 
 SHARDS = 4
@@ -74,7 +75,7 @@ def measure(size: str, transport: str, setting: Setting) -> Figures:
         runs = {way: functools.partial(script.run, shape.steps) for way, script in scripts.items()}
         found = traced(runs, None if gpu is None else functools.partial(add_copies, gpu))
         if gpu is None:
-            check(found, 4 * shape.layers * shape.width**2)
+            check(found, shape)
     return {
         "bandwidth": bandwidth(setting.small),
         "ways": {way: {"unprofiled": periods[way], **as_json(steps)} for way, steps in found.items()},
@@ -86,12 +87,15 @@ def as_json(steps: Steps) -> Figures:
     return {**steps._asdict(), "to_gpu": steps.to_gpu._asdict(), "to_cpu": steps.to_cpu._asdict()}
 
 
-def check(found: dict[str, Steps], size: int) -> None:
+def check(found: dict[str, Steps], shape: Size) -> None:
     """Raises if the profiler has lost events: each step copies all gradients there and all values back."""
+    elements = shape.width**2
     for way, steps in found.items():
-        wanted = 0 if way == PLAIN else size
+        codec = WAYS.get(way, {}).get("codec")
+        body = 4 * elements if codec is None else encode.body_len(codec, elements) + 1
+        wanted = shape.layers * body, shape.layers * 4 * elements
         copied = steps.to_cpu.bytes, steps.to_gpu.bytes
-        if steps.idle >= steps.period or (way != PLAIN and copied != (wanted, wanted)):
+        if steps.idle >= steps.period or (way != PLAIN and copied != wanted):
             raise RuntimeError(
                 f"the trace of {way} is not complete: {copied} bytes copied in a step instead of {wanted}, "
                 f"no kernel in {steps.idle:.4f} of {steps.period:.4f} s"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -16,9 +15,13 @@ from fastps._fastps import Sparse
 from fastps._shared.checks import invalid, number
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
+from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
+from fastps.torch._bodies import Bodies
+from fastps.torch._gpu import Gpu
+from fastps.torch.encode import Encoded
 from fastps.worker.arguments import check_float32
 from fastps.worker.watched import Watched
 
@@ -30,46 +33,15 @@ _NAMED = (
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Gpu:
-    """Copies between a GPU and pinned memory on their own stream, so no call waits for the whole GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._module = device, torch.get_device_module(device)
-        self._stream = self._module.Stream(device=device)
-
-    def pinned(self, shape: torch.Size) -> torch.Tensor:
-        """Allocates pinned memory, which the GPU accesses directly, for float32 values of this shape."""
-        return torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=True)
-
-    @contextlib.contextmanager
-    def _after_what_is_queued(self) -> Iterator[None]:
-        self._stream.wait_stream(self._module.current_stream(self._device))
-        with self._module.stream(self._stream):
-            yield
-
-    def fetch(self, tensor: torch.Tensor, into: torch.Tensor) -> None:
-        """Begins to copy; `wait` before `into` is read."""
-        with self._after_what_is_queued():
-            into.copy_(tensor.to(into.dtype), non_blocking=True)
-
-    def wait(self) -> None:
-        self._stream.synchronize()
-
-    def show(self, entries: Iterable[Entry]) -> None:
-        """Starts to fill parameters; GPU work that is submitted from now on sees the new values."""
-        with self._after_what_is_queued():
-            for entry in entries:
-                values = torch.from_numpy(entry.array)
-                if entry.param.dtype != values.dtype:  # converted there
-                    values = values.to(self._device, non_blocking=True)
-                entry.param.copy_(values, non_blocking=True)
-        self._module.current_stream(self._device).wait_stream(self._stream)
-
-
 class Gpus:
-    """One `Gpu` for each device that parameters are on."""
+    """One `Gpu` for each device that parameters are on.
 
-    def __init__(self) -> None:
+    Args:
+        codec: Encodes gradients where they lie; None: they are copied as float32.
+    """
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self.codec = codec
         self._by_device: dict[torch.device, Gpu] = {}
 
     def of(self, device: torch.device) -> Gpu | None:
@@ -79,6 +51,10 @@ class Gpus:
         if device not in self._by_device:
             self._by_device[device] = Gpu(device)
         return self._by_device[device]
+
+    def bodies(self, name: str, shape: torch.Size, gpu: Gpu) -> Bodies | None:
+        """Those of a parameter on a GPU; None if its gradients are copied as float32."""
+        return None if self.codec is None else Bodies(name, shape, self.codec, gpu)
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,6 +70,8 @@ class Entry:
     staged: torch.Tensor | None = None
     #: The gradient that is being copied: its memory must not be reused before the copy has ended.
     held: torch.Tensor | None = None
+    #: Encodes the gradient on the GPU, in place of the two above.
+    bodies: Bodies | None = None
 
     @classmethod
     def of(cls, name: str, param: torch.Tensor, gpus: Gpus) -> Self:
@@ -106,8 +84,9 @@ class Entry:
         values = param.detach()
         gpu = gpus.of(values.device)
         if gpu is not None:
-            own, staged = gpu.pinned(param.shape), gpu.pinned(param.shape)
-            return cls(name, param, own.copy_(values).numpy(), None, gpu, staged)
+            own, bodies = gpu.pinned(param.shape), gpus.bodies(name, param.shape, gpu)
+            staged = gpu.pinned(param.shape) if bodies is None else None
+            return cls(name, param, own.copy_(values).numpy(), None, gpu, staged, bodies=bodies)
         if values.dtype == torch.float32 and values.is_contiguous() and not values.is_neg():
             return cls(name, param, values.numpy(), values.data_ptr())
         own = torch.empty(values.shape, dtype=torch.float32, device="cpu").copy_(values)
@@ -118,7 +97,7 @@ class Entry:
         """True if the parameter has another dtype than the float32 array."""
         return self.param.dtype != torch.float32
 
-    def gradient(self, rows: bool) -> Array | Sparse | None:
+    def gradient(self, rows: bool) -> Array | Sparse | Encoded | None:
         """Returns the gradient; that of a GPU's parameter is complete after `Gpu.wait`."""
         grad = self.param.grad
         if grad is None:
@@ -128,6 +107,8 @@ class Entry:
             if rows and grad.sparse_dim() == 1:
                 return Sparse(grad._indices()[0].contiguous().cpu().numpy(), float32(grad._values()))
             grad = grad.to_dense()
+        if self.bodies is not None:
+            return self.bodies.encode(grad)
         if self.gpu is None or self.staged is None:
             return float32(grad)
         self.held = grad
@@ -219,6 +200,10 @@ class Filled:
                     "replaced, or load without assign=True",
                 )
 
+    def stats(self) -> dict[str, int]:
+        """The pinned memory of the parameters' GPUs, if there are any."""
+        return {} if self.on_cpu else {"pinned_bytes": sum(gpu.pinned_bytes for gpu in self._on_gpu)}
+
     def wait(self) -> None:
         """Until the gradients that were asked for have come from GPUs."""
         for gpu in self._on_gpu:
@@ -232,7 +217,7 @@ class Filled:
                 for entry in self._beside:
                     entry.param.copy_(torch.from_numpy(entry.array))
                 for gpu, entries in self._on_gpu.items():
-                    gpu.show(entries)
+                    gpu.show((entry.param, entry.array) for entry in entries)
         self.watched.note()
 
     def take(self) -> None:

@@ -17,7 +17,7 @@ from torch.optim import optimizer as base
 from fastps import optim
 from fastps._shared.checks import at_least, invalid
 from fastps._shared.types import Array
-from fastps.codecs import Codec
+from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Mode
@@ -25,6 +25,7 @@ from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
 from fastps.torch._arguments import check_buffers, check_optimizer, checked, mode_of
 from fastps.torch._averaged import warn_if_averaged
+from fastps.torch._bodies import Bodies, Residuals
 from fastps.torch._duplicates import check_memory, warn_of_other_names
 from fastps.torch._file import steps_of
 from fastps.torch._params import (
@@ -39,6 +40,7 @@ from fastps.torch._params import (
     settings_of,
 )
 from fastps.torch.buffers import Buffers, Way
+from fastps.torch.encode import Encoded
 from fastps.torch.optimizer_state import OptimizerState, arrays_of, is_of_one_worker
 from fastps.torch.seeds import state as random_state
 from fastps.torch.step.ahead import Ahead, hooks_of
@@ -169,14 +171,16 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._entries: list[Entry] = []
         self._model = model
         self._filled = Filled([], model)
-        self._gpus = Gpus()
+        self._rows = mode.after_warm_up.local_lr is None
+        is_lossy = not isinstance(codec, (Float32, type(None)))
+        self._gpus = Gpus(codec if is_lossy and self._rows else None)
+        self._bodies: dict[str, Bodies] = {}
         self._groups: list[list[Entry]] = []
         #: The state of the parameters on the servers.
         self._held = OptimizerState(ps, prefix, rank, self._rules, self._groups)
         self._worker: Worker | None = None
         self._buffers: Buffers | None = None
         self._schedule: _Schedule | None = None
-        self._rows = mode.after_warm_up.local_lr is None
         self._reports = on_step is not None
         self._push_in_backward = push_in_backward
         self._ahead = Ahead()
@@ -194,6 +198,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._worker.refresh_by(self._refresh)
+            self._worker.keep_residuals(Residuals(self._bodies))
             self._others = Others(mode, self._worker.place, self._worker.updates)
             self._leave_out(())
             self._filled.show()
@@ -235,6 +240,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
+        self._bodies.update({e.name: e.bodies for e in entries if e.bodies is not None})
         self._filled = Filled(self._entries, self._model)
         if self._worker is not None:
             try:
@@ -245,6 +251,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 for param in named.values():
                     del self.state[param]
                 del self._entries[len(self._entries) - len(entries) :]
+                for entry in entries:
+                    self._bodies.pop(entry.name, None)
                 self._filled = Filled(self._entries, self._model)
                 raise
             self._filled.show()
@@ -477,8 +485,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return self._open().is_first()
 
     def stats(self) -> dict[str, Any]:
-        """Counters, as `fastps.Worker.stats`."""
-        return self._open().stats()
+        """Counters, as `fastps.Worker.stats`; with parameters on a GPU also ``pinned_bytes``.
+
+        Those are the bytes of pinned memory for values and gradients. They do not grow after the first step.
+        """
+        return {**self._open().stats(), **self._filled.stats()}
 
     def push_model(self) -> None:
         """Assigns the model's current values to the servers' tensors; see `fastps.Worker.push_model`.
@@ -666,8 +677,15 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             gradient = None if entry.name in self._ahead else entry.gradient(self._rows)
             if gradient is not None:
                 grads[entry.name] = gradient
-        self._filled.wait()
+        self._arrive(grads)
         return grads
+
+    def _arrive(self, grads: Mapping[str, Any]) -> None:
+        """Waits for gradients from GPUs; raises if one that was encoded there is not finite."""
+        self._filled.wait()
+        for name, gradient in grads.items():
+            if isinstance(gradient, Encoded):
+                self._bodies[name].check()
 
     def _rates(self) -> float | dict[str, float]:
         """Returns the current rate of each group; raises if another setting has changed."""
@@ -685,8 +703,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             leaving = self._ahead.collect(entry, self._rows)
             if leaving:
                 self._filled.check()
-                self._filled.wait()
-                self._open().begin({e.name: gradient for e, gradient in leaving}, lr=self._rates())
+                grads = {e.name: gradient for e, gradient in leaving}
+                self._arrive(grads)
+                self._open().begin(grads, lr=self._rates())
                 self._ahead.pushed(e for e, _ in leaving)
 
 

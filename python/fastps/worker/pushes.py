@@ -17,6 +17,7 @@ from fastps.errors import (
     ConfigError,
     DTypeError,
     FastpsError,
+    FrameError,
     LeaseError,
     NonFiniteError,
     PartialPush,
@@ -34,7 +35,7 @@ __all__ = ["LISTS", "Elsewhere", "Pushes", "Refused"]
 LISTS = 32
 
 #: The gradients themselves are invalid: nothing was sent or changed.
-Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
+Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError, FrameError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,9 @@ class _Push:
 class Elsewhere(Protocol):
     """Residuals of gradients that an adapter encodes."""
 
+    def taken(self, name: str) -> None:
+        """The last gradient of a tensor was sent, or waits in the sum: its residual is that after it."""
+
     def state_dict(self) -> dict[str, Array]: ...
     def take(self, residuals: dict[str, Array]) -> None: ...
 
@@ -75,14 +79,21 @@ class _Batch:
         grads: The step's, by name. Of a tensor with None only what waits in the sum is pushed.
         waiting: The sum, which some of the gradients join.
         base: The versions that they were computed at.
+        taken: Called with each gradient that is sent, dropped for its staleness, or kept in the sum.
 
     Attributes:
         pushes: The pushes, each noted before it begins.
         refused: Tensors of the push that was refused, whose gradients are invalid.
     """
 
-    def __init__(self, grads: Mapping[str, Any], waiting: Gradients, base: Versions | None) -> None:
-        self._sum, self._base = waiting, base
+    def __init__(
+        self,
+        grads: Mapping[str, Any],
+        waiting: Gradients,
+        base: Versions | None,
+        taken: Callable[[str, Any], None],
+    ) -> None:
+        self._sum, self._base, self._taken = waiting, base, taken
         self._rest = {name: gradient for name, gradient in grads.items() if gradient is not None}
         #: Contents of the sum, before the gradients joined it, by tensor.
         self._undo: dict[str, Gradient | None] = {}
@@ -109,8 +120,9 @@ class _Batch:
     def commit(self, names: Iterable[str]) -> None:
         """Keeps these gradients out of the sum: they are sent, or dropped for their staleness."""
         for name in names:
-            self._rest.pop(name, None)
             self._undo.pop(name, None)
+            if name in self._rest:
+                self._taken(name, self._rest.pop(name))
 
     def commit_begun(self) -> bool:
         """Commits the gradients that were sent; returns whether there are any."""
@@ -128,6 +140,7 @@ class _Batch:
         for name, gradient in self._rest.items():
             if name not in self.refused:
                 self._sum.add(name, gradient, self._base)
+                self._taken(name, gradient)
 
 
 class Pushes:
@@ -252,6 +265,11 @@ class Pushes:
         """Adds a step's gradients to the sum."""
         for name, gradient in grads.items():
             self.sum.add(name, gradient, base)
+            self._taken(name, gradient)
+
+    def _taken(self, name: str, gradient: Any) -> None:
+        if self.elsewhere is not None and isinstance(gradient, Encoded):
+            self.elsewhere.taken(name)
 
     def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None, pushing: bool) -> None:
         """Starts to push some gradients of the next step, or adds them to the sum if that does not push."""
@@ -270,7 +288,7 @@ class Pushes:
         before this one may fail with the same errors, and refuses nothing of it.
         """
         self.refused = own = False
-        batch = _Batch(grads, self.sum, base)
+        batch = _Batch(grads, self.sum, base, self._taken)
         try:
             self._end_the_last()
             own = True
@@ -280,6 +298,7 @@ class Pushes:
                 self._check_sums(batch.joined)
             for push in pushes:
                 self._send(push, batch)
+            batch.commit(grads)
         except BaseException as error:
             self._repair()
             begun = batch.commit_begun()

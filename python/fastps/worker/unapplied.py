@@ -102,9 +102,13 @@ class Unapplied:
     def _keeps(self, gradient: Any) -> bool:
         """Returns whether an unapplied gradient joins the next push.
 
-        With `Sync` it does not: the next gradient is of another version.
+        With `Sync` it does not: the next gradient is of another version. Neither does one that a residual
+        keeps. One that came encoded has none here, so it joins the next one, whatever the mode, as a residual
+        does.
         """
-        return not self._shares_versions and (not self._residuals or isinstance(gradient, (Encoded, Sparse)))
+        if isinstance(gradient, Encoded):
+            return True
+        return not self._shares_versions and (not self._residuals or isinstance(gradient, Sparse))
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
         """Returns whether a server has dropped this worker; pushes under way to it stay unknown."""

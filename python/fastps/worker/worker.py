@@ -880,11 +880,6 @@ class Worker:
         """Internal: calls this method of an adapter, which calls `refresh`, instead of that."""
         self._together.refresh_by(method)
 
-    @property
-    def steps(self) -> int:
-        """Internal: the steps that were taken."""
-        return self._steps
-
     def keep_residuals(self, elsewhere: Elsewhere) -> None:
         """Internal: an adapter keeps residuals of gradients that it encodes itself."""
         self._pushes.elsewhere = elsewhere
