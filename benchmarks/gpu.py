@@ -39,6 +39,8 @@ FILES = (
     "examples/model_parallel.py",
     "tests/gpu/*.py",
     "tests/pretended_gpu.py",
+    "tests/torch_bodies.py",
+    "tests/vectors/codecs.json",
 )
 
 

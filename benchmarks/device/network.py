@@ -33,6 +33,7 @@ class Job(NamedTuple):
     address: str | None
     rank: int
     workers: int
+    codec: fastps.Codec | None
     small: bool
 
 
@@ -63,7 +64,8 @@ def trains(pipe: Connection, job: Job) -> None:
             # Asynchrony adds momentum, so several workers get none (Mitliagkas et al. 2016).
             rule = fastps.SGD(lr=LR, momentum=MOMENTUM if job.workers == 1 else 0.0)
             named = net.named_parameters()
-            made = fastps.torch.ParameterServerOptimizer(named, ps, rule, model=net, rank=job.rank)
+            options: dict[str, Any] = {"codec": job.codec, "model": net, "rank": job.rank}
+            made = fastps.torch.ParameterServerOptimizer(named, ps, rule, **options)
             optimizer = stack.enter_context(made)
         order = torch.Generator().manual_seed(job.rank)
         count = len(data["train_y"])
@@ -111,7 +113,7 @@ def accuracy(net: nn.Module, data: dict[str, torch.Tensor]) -> float:
     return right / len(data["test_y"])
 
 
-def trained(images: Path, workers: int, server: bool, small: bool) -> Figures:
+def trained(images: Path, workers: int, server: bool, codec: fastps.Codec | None, small: bool) -> Figures:
     """Images a second of all processes together, and the accuracy after the same number of images."""
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(server_process(shards=2)) if server else None
@@ -119,7 +121,7 @@ def trained(images: Path, workers: int, server: bool, small: bool) -> Figures:
         for rank in range(workers):
             # A rehearsal saves the time to import torch again; with a GPU, processes cannot be forked.
             start = "fork" if small else "spawn"
-            children.append(Child(trains, Job(images, address, rank, workers, small), start=start))
+            children.append(Child(trains, Job(images, address, rank, workers, codec, small), start=start))
             stack.callback(children[-1].close)
         everyone(children)
         begun = time.perf_counter()
@@ -142,9 +144,10 @@ def everyone(children: list[Child], question: str | None = None) -> list[Any]:
 
 
 WAYS = {
-    "plain torch, one process": (1, False),
-    "fastps, one process": (1, True),
-    "fastps, three processes": (3, True),
+    "plain torch, one process": (1, False, None),
+    "fastps, one process": (1, True, None),
+    "fastps, three processes": (3, True, None),
+    "fastps with Int8, three processes": (3, True, fastps.Int8()),
 }
 
 

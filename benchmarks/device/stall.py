@@ -1,7 +1,8 @@
 """The time of `step()` in which the GPU idles, the bytes over PCIe, and the speed of these copies.
 
 Rows differ in the size of the model and in the connection; each has all codecs and the modes that hide the
-exchange. The server is a process with four shards.
+exchange. With a codec the GPU encodes; `BY_CPU` is the way in which float32 values cross and a core encodes
+them. The server is a process with four shards.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from device.row import Figures, Row, Setting
@@ -24,6 +26,7 @@ from torch.profiler import record_function
 import fastps
 import fastps.torch
 from fastps.torch import encode
+from fastps.torch._params import Gpus
 from pretended_gpu import PretendedGpu, pretended
 
 SHARDS = 4
@@ -47,10 +50,14 @@ SIZES = {"10 M": Size(1024, 10, 10, 3, 60.0), "100 M": Size(4096, 6, 3, 2, 110.0
 SMALL = Size(128, 4, 2, 1, 60.0)
 #: The way without fastps.
 PLAIN = "torch.optim.SGD"
+#: The way in which a CPU core encodes.
+BY_CPU = "Int8 by the CPU"
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},
     "BFloat16": {"codec": fastps.BFloat16()},
+    BY_CPU: {"codec": fastps.Int8()},
     "Int8": {"codec": fastps.Int8()},
+    "Int8, overlap": {"codec": fastps.Int8(), "mode": fastps.Async(overlap=True)},
     "OneBit": {"codec": fastps.OneBit()},
     "float32, push_in_backward": {"push_in_backward": True},
     "float32, overlap": {"mode": fastps.Async(overlap=True)},
@@ -69,7 +76,9 @@ def measure(size: str, transport: str, setting: Setting) -> Figures:
         for way, options in WAYS.items():
             net = model(shape, gpu)
             named, prefix = net.named_parameters(), f"{way}/"
-            made = fastps.torch.ParameterServerOptimizer(named, ps, RULE, prefix=prefix, **options)
+            whole = mock.patch.object(Gpus, "bodies", return_value=None)
+            with whole if way == BY_CPU else contextlib.nullcontext():
+                made = fastps.torch.ParameterServerOptimizer(named, ps, RULE, prefix=prefix, **options)
             scripts[way] = Script(net, stack.enter_context(made), gpu)
         periods = {way: script.period(shape) for way, script in scripts.items()}
         runs = {way: functools.partial(script.run, shape.steps) for way, script in scripts.items()}
@@ -91,7 +100,7 @@ def check(found: dict[str, Steps], shape: Size) -> None:
     """Raises if the profiler has lost events: each step copies all gradients there and all values back."""
     elements = shape.width**2
     for way, steps in found.items():
-        codec = WAYS.get(way, {}).get("codec")
+        codec = None if way == BY_CPU else WAYS.get(way, {}).get("codec")
         body = 4 * elements if codec is None else encode.body_len(codec, elements) + 1
         wanted = shape.layers * body, shape.layers * 4 * elements
         copied = steps.to_cpu.bytes, steps.to_gpu.bytes
@@ -191,7 +200,10 @@ def show(figures: Figures) -> list[str]:
     best_of = f"{best['to_cpu'] / 1e9:.1f} GB/s from the GPU, {best['to_gpu'] / 1e9:.1f} to it"
     columns = ["", "training step", "to torch's", "idle share of it", "`step()`", "idle share of `step()`"]
     columns += ["gradients to the CPU", "values to the GPU"]
-    return [f"One large copy of pinned memory: {best_of}.", "", *table(columns, rows)]
+    idle = [ways[way]["stall"] / ways[BY_CPU]["stall"] for way in ("Int8", "Int8, overlap")]
+    about = f"In `step()` the GPU idles {idle[0]:.2f} times as long with Int8 as with {BY_CPU}"
+    about += f", and {idle[1]:.2f} times with overlap."
+    return [f"One large copy of pinned memory: {best_of}.", about, "", *table(columns, rows)]
 
 
 def moved(copies: Copies, best: float) -> str:

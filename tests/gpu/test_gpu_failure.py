@@ -36,7 +36,8 @@ def fails(address, namespace, device, when):
     ):
         net = Net().to(device)
         mode = fastps.Async(overlap=when == "overlap")
-        optimizer = wrap(net, ps, mode=mode, push_in_backward=when == "push_in_backward")
+        codec = fastps.OneBit() if when == "with a codec" else None
+        optimizer = wrap(net, ps, mode=mode, codec=codec, push_in_backward=when == "push_in_backward")
         for step in range(STEPS + 1):
             rows = torch.arange(8, device=device)
             if step == STEPS and gpu is not None:
@@ -50,9 +51,9 @@ def fails(address, namespace, device, when):
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("when", ["step", "overlap", "push_in_backward"])
+@pytest.mark.parametrize("when", ["step", "overlap", "push_in_backward", "with a codec"])
 def test_a_failed_kernel(server, device, when):
-    with fastps.connect(server.addresses, namespace=f"failed-{when}") as ps:
+    with fastps.connect(server.addresses, namespace=f"failed-{when.replace(' ', '-')}") as ps:
         with Child(fails, server.addresses, ps.namespace, device, when) as child:
             assert "CUDA error" in child.failure(60)
         # The last step was taken by no tensor, and the servers' other clients continue.
@@ -62,10 +63,11 @@ def test_a_failed_kernel(server, device, when):
 
 
 @pytest.mark.skipif(not REHEARSAL, reason="a process loses a real GPU with the error; the test above has one")
-def test_the_error_of_a_step_is_cuda_s_own(store, gpu, device):
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+def test_the_error_of_a_step_is_cuda_s_own(store, gpu, device, codec):
     """Nothing that the step does at its end hides it, and the optimizer can be closed."""
     net = mlp().to(device)
-    optimizer = wrap(net, store)
+    optimizer = wrap(net, store, codec=codec)
     give_gradients(net, 0)
     optimizer.step()
     gpu.fail()

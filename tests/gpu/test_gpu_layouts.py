@@ -178,11 +178,12 @@ def test_convolutions_in_channels_last(store, device):
     assert_close(pulled(store), values)
 
 
-def test_compiled_models(ps, device):
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+def test_compiled_models(ps, device, codec):
     """Names are those of the model itself, and the compiled code sees the new values."""
     model = mlp().to(device)
     compiled = torch.compile(model, backend="aot_eager" if REHEARSAL else "inductor")
-    with wrap(compiled, ps, fastps.Adam(lr=0.01)) as optimizer:
+    with wrap(compiled, ps, fastps.Adam(lr=0.01), codec=codec) as optimizer:
         losses = train(compiled, optimizer, range(20), (64, 16), device)
         assert set(ps.names()) >= {"0.weight", "0.bias", "2.weight", "2.bias"}
         assert_shown(model, ps)
@@ -208,8 +209,9 @@ def test_sending_while_backward_runs(ps, device, monkeypatch, overlap):
             assert_same(pulled(ps), {name: values.numpy() for name, values in expected.items()})
 
 
-def test_memory_is_given_back(store, device):
-    """A closed optimizer leaves nothing on the GPU."""
+@pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
+def test_memory_is_given_back(store, device, codec):
+    """A closed optimizer leaves nothing on the GPU, except for residuals until it is collected."""
 
     def allocated():
         gc.collect()  # also what earlier tests have left
@@ -218,8 +220,10 @@ def test_memory_is_given_back(store, device):
     model = mlp().to(device)
     before = allocated()
     for round_ in range(3):
-        with wrap(model, store, prefix=f"{round_}/") as optimizer:
+        with wrap(model, store, prefix=f"{round_}/", codec=codec) as optimizer:
             give_gradients(model, 0)
             optimizer.step()
             optimizer.zero_grad()
+    if codec is not None:
+        del optimizer
     assert allocated() == before
