@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-from trials import Trials, standard_error, train
+from trials import standard_error, train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from harness import table
 
 from fastps.rl import A3C
+from fastps_lab.repro.finished import Finished
 
 SOLVED, JUDGED = 200.0, 100
 EVERY, WORKERS = 20_000, 8
@@ -63,19 +64,16 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="+", help="numbers of the settings, from 0 (all)")
     parser.add_argument("--state", type=Path, default=Path("lander.jsonl"), help="the trials so far")
     args = parser.parse_args()
-    trials = Trials(args.state)
+    finished = Finished(args.state)
     for seed, number in itertools.product(args.seeds, args.only or range(len(GRID))):
         scale, settings = GRID[number]
         key = {"scale": scale, "settings": settings, "seed": seed, "frames": args.frames}
-        if trials.have(key):
-            continue
-        found = train(
-            A3C(**settings), functools.partial(lander, scale), args.frames, seed,
+        finished.get(key, functools.partial(
+            train, A3C(**settings), functools.partial(lander, scale), args.frames, seed,
             workers=WORKERS, every=EVERY, judged=JUDGED, goal=SOLVED, judge_in=lander,
-        )  # fmt: skip
-        trials.add({**key, **found})
+        ))  # fmt: skip
     columns = ["rewards x", "settings", "seed", "frames", "200 reached after", "best of 20", "last of 100"]
-    lines = table(columns, [row(one) for one in trials.found])
+    lines = table(columns, [row(one) for one in finished.all])
     print("\n".join(lines))
 
 

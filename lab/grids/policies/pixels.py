@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium
 import torch
 from torch import nn
-from trials import Trials, standard_error, train
+from trials import standard_error, train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from harness import table, write_between_markers
@@ -29,6 +29,7 @@ from fastps.commands.kit.plot import figure
 from fastps.rl import A3C, CEM, EvolutionStrategies, Gorila, Naive
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.making import by_name
+from fastps_lab.repro.finished import Finished
 
 #: An episode is cut there; a policy that returns the ball for ever would play on.
 LONGEST = 2500
@@ -134,13 +135,11 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("pixels.jsonl"), help="the trials so far")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table between FILE's markers")
     args = parser.parse_args()
-    trials, run = Trials(args.state), {"env": args.env, "seed": args.seed}
-    if not trials.have({**run, "name": "random"}):
-        trials.add({**run, "name": "random", "returns": at_random(args.env)})
+    finished, run = Finished(args.state), {"env": args.env, "seed": args.seed}
+    finished.get({**run, "name": "random"}, lambda: {"returns": at_random(args.env)})
     for name in args.only:
-        if not trials.have({**run, "name": name}):
-            trials.add({**run, "name": name, **trial(name, args.env, args.seed)})
-    found = [one for one in trials.found if run.items() <= one.items()]
+        finished.get({**run, "name": name}, functools.partial(trial, name, args.env, args.seed))
+    found = [one for one in finished.all if run.items() <= one.items()]
     columns = ["algorithm", "frames", "return of the last model", "verdict", "time of one core"]
     lines = table(columns, rows(found))
     print("\n".join(lines))

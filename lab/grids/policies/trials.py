@@ -1,16 +1,11 @@
-"""Trains policies, plays them, and keeps the results, one JSON object a line.
-
-A trial that is in the file is not repeated: scripts that use this may be stopped and started again.
-"""
+"""Trains policies, and plays them."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -26,29 +21,6 @@ MakeEnv = Callable[[], gymnasium.Env]
 JUDGED_FROM = 1 << 20
 #: Episodes of an evaluation on the way.
 ON_THE_WAY = 20
-
-
-class Trials:
-    """Trials found so far, in a file.
-
-    Args:
-        path: One JSON object a line; created if missing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-
-    def have(self, key: dict[str, Any]) -> bool:
-        """Returns whether the file has a trial of these settings."""
-        return any(key.items() <= one.items() for one in self.found)
-
-    def add(self, one: dict[str, Any]) -> None:
-        """Keeps a trial."""
-        self.found.append(one)
-        with self._path.open("a") as file:
-            file.write(json.dumps(one) + "\n")
 
 
 def train(

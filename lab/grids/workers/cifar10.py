@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import fastps
 from fastps.commands.kit.servers import LocalCluster
 from fastps.data import cifar10
 from fastps.modes import Mode
+from fastps_lab.repro.finished import Finished
 
 BATCH = 32
 LR = 3e-3
@@ -157,8 +159,9 @@ def said_by(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def run(config: dict[str, Any]) -> dict[str, Any]:
     """Trains in processes: the accuracy of the server's values, and what the workers have seen."""
+    began = time.monotonic()
     if config["way"] == TORCH:
-        return said_by([config])[0]
+        return {**said_by([config])[0], "seconds": time.monotonic() - began}
     import fastps.torch
 
     with LocalCluster(1, Path(config["folder"])) as server:
@@ -171,6 +174,7 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
         "accuracy": accuracy(model, Path(config["folder"])),
         "staleness": float(np.mean([one["staleness"] for one in said])),
         "begun": sorted(one["begun"] for one in said),
+        "seconds": time.monotonic() - began,
     }
 
 
@@ -209,9 +213,7 @@ def main() -> None:
         print(json.dumps(train_alone(config) if config["way"] == TORCH else train(config)))
         return
     folder = arrays(args.state, args.dataset_dir)
-    done = {}
-    if args.state.exists():
-        done = {found["key"]: found for found in map(json.loads, args.state.read_text().splitlines())}
+    finished = Finished(args.state)
     print(f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", sep="\n")
     for seed in args.seeds:
         for kind, way in [(kind, way) for kind in args.nets for way in args.ways]:
@@ -223,14 +225,7 @@ def main() -> None:
                 "updates": args.updates,
                 "images": args.images,
             }
-            key = json.dumps(config)
-            if key not in done:
-                began = time.monotonic()
-                found = run({**config, "folder": str(folder)})
-                done[key] = {"key": key, **found, "seconds": time.monotonic() - began}
-                with args.state.open("a") as file:
-                    file.write(json.dumps(done[key]) + "\n")
-            found = done[key]
+            found = finished.get({"key": json.dumps(config)}, partial(run, {**config, "folder": str(folder)}))
             print(
                 f"| {kind} | {way} | {seed} | {found['accuracy']:.3f} | {found['staleness']:.1f} "
                 f"| {found['begun']} | {found['seconds']:.0f} |",

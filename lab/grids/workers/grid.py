@@ -2,8 +2,7 @@
 
     python lab/grids/workers/grid.py --dataset-dir DIR [--output docs/results/workers.md]
 
-A finished run is stored in `--state`, one JSON object a line, and is not repeated: stop and start the
-script as you like. Without `--dataset-dir` it runs the digits only.
+Finished runs are stored in `--state` and not repeated. Without `--dataset-dir` it runs the digits only.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ os.environ.setdefault(
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from fastps.commands.kit.net import evaluate
 from fastps.data import Dataset, digits, mnist
 from fastps.modes import Mode
 from fastps.optim import Optimizer
+from fastps_lab.repro.finished import Finished
 from fastps_lab.repro.tasks import BATCH, Task
 
 #: Their numbers divide the updates of an epoch, which are a multiple of 40 on both data sets.
@@ -93,16 +92,11 @@ class Runs:
     """Finished runs in a file, and the tasks for those to come."""
 
     def __init__(self, state: Path, dataset_dir: Path | None) -> None:
-        self._state, self._tasks = state, {"digits": Validated(digits(), 32)}
+        self._finished, self._tasks = Finished(state), {"digits": Validated(digits(), 32)}
         if dataset_dir is not None:
             data = mnist(dataset_dir / "mnist", centre=False)
             few = dataclasses.replace(data, train_x=data.train_x[:IMAGES], train_y=data.train_y[:IMAGES])
             self._tasks["mnist"] = Validated(few, 64)
-        self._done: dict[str, list[list[float]]] = {}
-        state.parent.mkdir(parents=True, exist_ok=True)
-        if state.exists():
-            whole = (line for line in state.read_text().splitlines(keepends=True) if line.endswith("\n"))
-            self._done = {run["key"]: run["accuracy"] for run in map(json.loads, whole)}
 
     @property
     def tasks(self) -> list[str]:
@@ -114,12 +108,11 @@ class Runs:
         return np.mean([self._one(plan) for plan in plans], axis=0)
 
     def _one(self, plan: Plan) -> list[list[float]]:
-        if plan.key not in self._done:
-            found = train(plan, self._tasks[plan.task])
-            with self._state.open("a") as file:
-                file.write(json.dumps({"key": plan.key, "accuracy": found}) + "\n")
-            self._done[plan.key] = found
-        return self._done[plan.key]
+        found = self._finished.get(
+            {"key": plan.key}, lambda: {"accuracy": train(plan, self._tasks[plan.task])}
+        )
+        accuracy: list[list[float]] = found["accuracy"]
+        return accuracy
 
 
 def train(plan: Plan, task: Validated) -> list[list[float]]:

@@ -18,7 +18,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is loaded
 import argparse
 import dataclasses
 import itertools
-import json
 import math
 import multiprocessing
 import statistics
@@ -39,6 +38,7 @@ from fastps.commands.kit.net import evaluate
 from fastps.commands.kit.servers import LocalCluster
 from fastps.data import digits, mnist
 from fastps.modes import Mode
+from fastps_lab.repro.finished import Finished
 from fastps_lab.repro.tasks import Task
 
 #: Mean seconds of a step of workers 0, 1, 2, 3, and again.
@@ -163,27 +163,18 @@ class Trials:
     """Finished runs in a file; without one, each is short."""
 
     def __init__(self, task: Judged, state: Path | None) -> None:
-        self._task, self._state = task, state
-        self._done: dict[str, float] = {}
-        if state is not None and state.exists():
-            self._done = dict(map(json.loads, state.read_text().splitlines()))
+        self._task, self._is_short, self._finished = task, state is None, Finished(state)
 
     def _one(self, run: Callable[..., float], *key: Any) -> float:
         name = "/".join(map(str, (self._task.name, run.__name__, *key)))
-        if name not in self._done:
-            self._done[name] = run(self._task, *key)
-            if self._state is not None:
-                self._state.parent.mkdir(parents=True, exist_ok=True)
-                with self._state.open("a") as file:
-                    file.write(json.dumps([name, self._done[name]]) + "\n")
-        return self._done[name]
+        return float(self._finished.get({"key": name}, lambda: {"seconds": run(self._task, *key)})["seconds"])
 
     def seconds(self, run: Callable[..., float], pattern: str, way: str, n: int) -> tuple[float, float]:
         """The rate that the first seed chooses in virtual time, and the mean seconds of the others."""
-        rates = [LR[self._task.name] * factor for factor in (WAYS[way][1] if self._state else (1.0,))]
+        rates = [LR[self._task.name] * factor for factor in ((1.0,) if self._is_short else WAYS[way][1])]
         tried = {lr: self._one(virtual, pattern, way, n, lr, SEEDS[0]) for lr in rates}
         lr = min(tried, key=lambda rate: tried[rate])
-        seeds = SEEDS[1:] if self._state else SEEDS[:1]
+        seeds = SEEDS[:1] if self._is_short else SEEDS[1:]
         return lr, statistics.mean(self._one(run, pattern, way, n, lr, seed) for seed in seeds)
 
     def gains(self, pattern: str, numbers: Sequence[int]) -> list[str]:
