@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import shutil
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
-from fastps.commands.kit import EXIT_FAILED, EXIT_OK, CommandError, meant
+from fastps.commands.kit import EXIT_FAILED, EXIT_OK, CommandError
 from fastps.commands.kit.plot import has_matplotlib
 from fastps_lab.repro.bar import Bar
-from fastps_lab.repro.catalogue import CLAIMS, find
+from fastps_lab.repro.catalogue import CLAIMS, FIGURES, find
 from fastps_lab.repro.claim import Claim, Setting
-from fastps_lab.repro.data import DATA_SETS, check_data, check_packages
-from fastps_lab.repro.figures import command as figures
+from fastps_lab.repro.costs.costs import COMMITTED, read_costs, write_costs
+from fastps_lab.repro.data import DATA_SETS, check_data, check_packages, missing_of
+from fastps_lab.repro.figures.measuring import measure_costs
+from fastps_lab.repro.finished import Finished
+from fastps_lab.repro.pool import processes
 from fastps_lab.repro.report import show, write_page
-from fastps_lab.repro.runner import run
+from fastps_lab.repro.runner import identity, run
 
 __all__ = ["add_arguments", "execute"]
 
@@ -35,6 +40,8 @@ The full form needs these folders in --dataset-dir:
 """
 
 
+#: In the order of the last line.
+STATUSES = ("holds", "fails", "not reproduced")
 #: Remarks of the list on the forms of a claim.
 SHOWN = {
     "both": "",
@@ -72,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="use the digits in the package; takes less than 3 minutes"
     )
     parser.add_argument(
-        "--dataset-dir", metavar="DIR", help="folder with mnist/ and other data, for the full form"
+        "--dataset-dir",
+        metavar="DIR",
+        help="folder with mnist/ and other data, for the full form (FASTPS_DATA_DIR)",
     )
     parser.add_argument(
         "--out", default="fastps-repro", metavar="DIR", help="folder for all files (./fastps-repro)"
@@ -81,9 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_seed, default=0, metavar="N", help="the runs have seeds N + 1, N + 2, ... (0)"
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep what is finished in --out with the same form, seed and costs",
+    )
+    parser.add_argument(
         "--measure",
         action="store_true",
-        help="with figures: measure the costs of this machine for --costs (3 minutes)",
+        help="with figures: only measure the costs of this machine for --costs (3 minutes)",
     )
     parser.add_argument("--costs", metavar="FILE", help="with figures: measured costs (those in the package)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="number of processes (one per core)")
@@ -103,53 +117,75 @@ def _data_lines() -> Iterator[str]:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Checks claims; the exit code."""
-    if args.names[0] == "figures":
-        return figures.execute(args, args.names[1:])
-    if args.measure or args.costs:
-        raise CommandError("--measure and --costs are for figures: fastps-lab repro figures --measure")
-    if args.names == ["list"]:
-        return _list(args.json)
+    """Checks claims or draws figures; the exit code."""
+    if args.names[-1] == "list":
+        return _list(FIGURES if args.names[0] == "figures" else CLAIMS, args.json)
+    out, stream = Path(args.out), sys.stderr if args.json else sys.stdout
     try:
-        claims = find(args.names, args.quick)
-    except KeyError as error:
-        hint = meant(error.args[0], CLAIMS, "{}")
-        raise CommandError(
-            f"no claim {error.args[0]!r}; fastps-lab repro list shows all names{hint}"
-        ) from None
-    setting = Setting(args.quick, args.seed, args.dataset_dir)
-    _check(claims, setting)
-    out = Path(args.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+        (out / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
-    stream = sys.stderr if args.json else sys.stdout
-    begin, results, bar = time.perf_counter(), [], Bar(stream)
+    if args.measure:
+        return _measure(out / "costs.json")
+    claims = find(args.names, args.quick)
+    if args.quick and args.names in (["all"], ["figures"]):
+        claims = _without_missing(claims, stream)
+    costs, kept = read_costs(Path(args.costs) if args.costs else COMMITTED), out / "figures/runs"
+    folder = args.dataset_dir or os.environ.get("FASTPS_DATA_DIR")
+    setting = Setting(args.quick, args.seed, folder, costs, kept=str(kept))
+    _check(claims, setting)
+    if args.names[0] == "figures" and not args.resume:
+        shutil.rmtree(kept, ignore_errors=True)
+    return _run(claims, setting, out, args, stream)
+
+
+def _run(claims: list[Claim], setting: Setting, out: Path, args: argparse.Namespace, stream: TextIO) -> int:
+    finished, jobs, bar = Finished(out / "results.jsonl"), args.jobs or os.cpu_count() or 1, Bar(stream)
+    kept = {claim.name: finished.find(identity(claim.name, setting)) for claim in claims if args.resume}
+    results = [result for result in kept.values() if result is not None and result["figures"]]
+    left = [claim for claim in claims if claim.name not in {result["name"] for result in results}]
+    for result in results:
+        print(f"finished earlier: {result['name']}", file=stream)
+    if minutes := sum(claim.minutes[not setting.quick] for claim in left) / jobs:
+        print(f"about {minutes:.1f} minutes; --resume continues after Ctrl-C", file=stream, flush=True)
+    begin = time.perf_counter()
     bar.begin("claims")
-    bar.expect(len(claims))
     try:
-        with contextlib.closing(run(claims, setting, out, args.jobs or os.cpu_count() or 1)) as running:
-            for result in running:
+        with processes(jobs, bar) as pool:
+            for result in run(left, setting, out, pool, finished):
                 results.append(result)
                 bar.clear()
                 show(result, len(results), len(claims), stream)
-                bar.advance()
     finally:  # also after Ctrl-C, with the claims that were finished
         bar.clear()
-        write_page(out, "quick" if args.quick else "full")
+        write_page(out, finished, "quick" if setting.quick else "full")
     order = [claim.name for claim in claims]
     results.sort(key=lambda result: order.index(result["name"]))
-    counts = {
-        status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "not reproduced")
-    }
+    counts = Counter(result["status"] for result in results)
     picture = "" if has_matplotlib() else "; for pictures: pip install matplotlib"
-    summary = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
+    summary = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
     print(f"\n{summary}, in {time.perf_counter() - begin:.0f} s; files in {out}{picture}", file=stream)
     stream.flush()
     if args.json:
         print(json.dumps({"results": [{**r, "seconds": None} for r in results]}), flush=True)
     return EXIT_FAILED if counts["fails"] else EXIT_OK
+
+
+def _without_missing(claims: list[Claim], stream: TextIO) -> list[Claim]:
+    """The claims whose packages are installed; names the others."""
+    for claim in claims:
+        if names := " ".join(missing_of(claim.packages)):
+            print(f"  {claim.name}: left out, needs {names} (pip install {names})", file=stream)
+    return [claim for claim in claims if not missing_of(claim.packages)]
+
+
+def _measure(path: Path) -> int:
+    """Measures the costs of this machine."""
+    costs = measure_costs()
+    write_costs(costs, path)
+    print(f"costs of {costs.where}, at a load of {costs.load:.1f}, in {path}")
+    print(f"draw figures with them: fastps-lab repro figures --costs {path}")
+    return EXIT_OK
 
 
 def _check(claims: list[Claim], setting: Setting) -> None:
@@ -160,14 +196,13 @@ def _check(claims: list[Claim], setting: Setting) -> None:
             raise CommandError(
                 f"{claim.name} has no {form} form: run it {'without' if setting.quick else 'with'} --quick"
             )
-    if setting.quick:
-        return
-    check_data((name for claim in claims for name in claim.needs), setting.dataset_dir)
     for claim in claims:
         check_packages(claim.name, claim.packages)
+    if not setting.quick:
+        check_data((name for claim in claims for name in claim.needs), setting.dataset_dir)
 
 
-def _list(as_json: bool) -> int:
+def _list(claims: dict[str, Claim], as_json: bool) -> int:
     if as_json:
         shown = {
             n: {
@@ -179,11 +214,11 @@ def _list(as_json: bool) -> int:
                 "needs": c.needs,
                 "packages": c.packages,
             }
-            for n, c in CLAIMS.items()
+            for n, c in claims.items()
         }
         print(json.dumps({"claims": shown}))
         return EXIT_OK
-    for name, claim in CLAIMS.items():
+    for name, claim in claims.items():
         print(f"{name}{SHOWN[claim.forms]}")
         print(
             textwrap.fill(
@@ -194,4 +229,6 @@ def _list(as_json: bool) -> int:
         needs = [f"{folder}/ in --dataset-dir" for folder in claim.needs] + list(claim.packages)
         if needs:
             print(f"    full form needs: {', '.join(needs)}")
+        if any(claim.minutes):
+            print("    minutes of one process: {:g} with --quick, {:g} in full".format(*claim.minutes))
     return EXIT_OK

@@ -65,16 +65,14 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-def check_data(names: Iterable[str], dataset_dir: str | None, option: str = "--dataset-dir") -> None:
-    """Raises `CommandError` unless these data sets are present; it names all missing files, and the option or
-    variable that names their folder.
-    """
+def check_data(names: Iterable[str], dataset_dir: str | None) -> None:
+    """Raises `CommandError` unless these data sets are present; it names all missing files."""
     wanted = sorted(set(names), key=list(DATA_SETS).index)
     if dataset_dir is None and wanted:
         folders = "; ".join(
             f"{name}/ in it: {', '.join(DATA_SETS[name].files)} ({DATA_SETS[name].source})" for name in wanted
         )
-        raise CommandError(f"the full form needs {option} DIR with {folders}; or use --quick")
+        raise CommandError(f"the full form needs --dataset-dir DIR with {folders}; or use --quick")
     lacking = []
     for name in wanted:
         folder = Path(dataset_dir or ".") / name
@@ -82,4 +80,4 @@ def check_data(names: Iterable[str], dataset_dir: str | None, option: str = "--d
         if missing:
             lacking.append(f"{folder} lacks {', '.join(missing)} ({DATA_SETS[name].source})")
     if lacking:
-        raise CommandError(f"{option} {dataset_dir}: {'; '.join(lacking)}")
+        raise CommandError(f"--dataset-dir {dataset_dir}: {'; '.join(lacking)}")

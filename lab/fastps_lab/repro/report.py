@@ -1,8 +1,7 @@
-"""Report of a run of claims: the lines on the terminal, and the page with table and pictures."""
+"""Report of a run of claims or figures: the lines on the terminal, and the page with table and pictures."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TextIO
 import numpy as np
 
 from fastps import __version__
-from fastps_lab.repro.catalogue import CLAIMS
+from fastps_lab.repro.costs.costs import processor
+from fastps_lab.repro.finished import Finished
 from fastps_lab.repro.runner import Result
 
-__all__ = ["processor", "show", "write_page"]
+__all__ = ["show", "write_page"]
 
 
 def show(result: Result, done: int, of: int, stream: TextIO) -> None:
@@ -24,11 +24,10 @@ def show(result: Result, done: int, of: int, stream: TextIO) -> None:
     print(f"    threshold: {result['threshold']}\n    paper:     {result['paper']}", file=stream, flush=True)
 
 
-def write_page(out: Path, form: str) -> None:
-    """Writes ``results.md``: all claims of this form whose results are in the folder."""
-    files = (out / f"{name}.json" for name in CLAIMS)
-    results = [json.loads(file.read_text()) for file in files if file.exists()]
-    results = [result for result in results if result["form"] == form]
+def write_page(out: Path, finished: Finished, form: str) -> None:
+    """Writes ``results.md``: the last result of each claim and figure of this form."""
+    found = {result["name"]: result for result in finished.all if result["form"] == form}
+    results = [found[name] for name in sorted(found)]
     lines = [*_table(results), "", _machine(results), ""]
     for result in results:
         lines += _section(result, (out / f"{result['name']}.png").exists())
@@ -38,7 +37,8 @@ def write_page(out: Path, form: str) -> None:
 def _table(results: list[Result]) -> list[str]:
     lines = ["| claim | status | measured | threshold | paper |", "|---|---|---|---|---|"]
     for r in results:
-        cells = (f"[{r['name']}](#{r['name']})", r["status"], r["measured"], r["threshold"], r["paper"])
+        link = f"[{r['name']}](#{r['name'].replace('/', '')})"
+        cells = (link, r["status"], r["measured"], r["threshold"], r["paper"])
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return lines
 
@@ -51,15 +51,6 @@ def _machine(results: list[Result]) -> str:
     return f"Seeds follow {first}. {os.cpu_count()} cores, {processor()}; {software}, fastps {__version__}."
 
 
-def processor() -> str:
-    """Name of the CPU, and on x86 its generation: the instruction set determines the order of BLAS's sums."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    name = facts.get("model name", platform.machine())
-    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if "cpu family" in facts else name
-
-
 def _section(result: Result, picture: bool) -> list[str]:
     name = result["name"]
     lines = [
@@ -69,9 +60,14 @@ def _section(result: Result, picture: bool) -> list[str]:
     ]
     lines[-1] += f"{result['measured']}."
     lines[-1] += f" Holds if: {result['threshold']}."
-    if result["note"]:
+    if result["caption"]:
+        lines[-1] += f" {result['caption']} Differs from the paper: {result['note']}."
+    elif result["note"]:
         lines[-1] += f" {result['note']}"
     if not result["repeats"]:
         lines[-1] += " It runs real threads or processes, so its figures differ from run to run."
+    if result["caption"]:
+        settings = result["figures"]["settings"]
+        lines += ["", f"[Numbers]({name}.csv). Settings: {settings}. Costs: {result['costs']}."]
     caption = f"{result['says']} {result['status'].capitalize()}."
     return [*lines, "", *([f"![{caption}]({name}.png)", ""] if picture else [])]

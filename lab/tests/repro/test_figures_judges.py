@@ -11,21 +11,15 @@ import pytest
 
 import fastps
 from fastps.optimize import GradientDescent
+from fastps_lab.repro.catalogue import FIGURES
 from fastps_lab.repro.claim import Setting
 from fastps_lab.repro.figures import accuracy, asynchrony, convnets, hogwild, parts, rules, toys
-from fastps_lab.repro.figures.catalogue import FIGURES
-from fastps_lab.repro.figures.costs.costs import read_costs
-from fastps_lab.repro.figures.figure import Run
 from fastps_lab.repro.figures.nets import parts_costs
 from fastps_lab.repro.figures.training import epochs, methods, racing, virtual
 
 
-def each(function, arguments):
-    return [function(argument) for argument in arguments]
-
-
 def quick(**more):
-    return Run(Setting(quick=True), read_costs(), each, **more)
+    return Setting(quick=True, **more)
 
 
 # -- toy problems --------------------------------------------------------------------------------------------
@@ -86,7 +80,7 @@ def test_the_accuracy_of_a_perturbed_product_is_refused(monkeypatch):
     good = accuracy.accuracy("mnist", quick())
     assert accuracy.judge(good).holds, accuracy.judge(good).measured
     assert good == accuracy.accuracy("mnist", quick()), "two runs give the same numbers"
-    times = accuracy.times("mnist", quick(earlier={"accuracy-mnist": good}))
+    times = accuracy.times("mnist", quick(earlier={"figures/accuracy-mnist": good}))
     assert accuracy.judge_times(times).holds, accuracy.judge_times(times).measured
 
     with monkeypatch.context() as patch:
@@ -96,7 +90,7 @@ def test_the_accuracy_of_a_perturbed_product_is_refused(monkeypatch):
         patch.setattr(virtual, "run", functools.partial(one_worker_at_a_time, virtual.run))
         alone = accuracy.accuracy("mnist", quick())
     assert accuracy.judge(alone).holds is False
-    times = accuracy.times("mnist", quick(earlier={"accuracy-mnist": alone}))
+    times = accuracy.times("mnist", quick(earlier={"figures/accuracy-mnist": alone}))
     assert accuracy.judge_times(times).holds is False
 
 

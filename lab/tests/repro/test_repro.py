@@ -28,6 +28,7 @@ from fastps_lab.repro.claims import (
     processes,
 )
 from fastps_lab.repro.claims.codecs import decoded, decoded_by_columns, feedback_by_columns
+from fastps_lab.repro.finished import Finished
 from fastps_lab.repro.tasks import task
 
 REPRO = [sys.executable, "-m", "fastps_lab", "repro"]
@@ -40,6 +41,11 @@ def repro(*arguments, cwd=None, code=0):
     return done.stdout if code == 0 else done.stderr
 
 
+def results(folder):
+    """Results in the folder, by name."""
+    return {run["name"]: run for run in Finished(folder / "results.jsonl").all}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "names",
@@ -49,14 +55,14 @@ def repro(*arguments, cwd=None, code=0):
 def test_the_quick_claims_hold(tmp_path, names):
     """Except for those that are known not to reproduce, which may do either."""
     last = repro(*names, "--quick", "--json", cwd=tmp_path).splitlines()[-1]
-    results = {result["name"]: result for result in json.loads(last)["results"]}
+    found = {result["name"]: result for result in json.loads(last)["results"]}
     out = tmp_path / "fastps-repro"
-    assert list(results) == [claim.name for claim in find(names, quick=True)]
+    assert list(found) == [claim.name for claim in find(names, quick=True)]
     table = (out / "results.md").read_text()
-    for name, result in results.items():
+    for name, result in found.items():
         claim = CLAIMS[name]
         assert result["status"] in ("holds", "holds" if claim.reproduces else "not reproduced"), name
-        assert json.loads((out / f"{name}.json").read_text())["measured"] == result["measured"]
+        assert results(out)[name]["measured"] == result["measured"]
         assert (out / f"{name}.png").exists() == (claim.draw is not None)
         assert result["measured"].replace("|", "/") in table
 
@@ -120,7 +126,8 @@ def test_the_list_names_every_claim():
         (["nesterov", "--quick", "--out", "/proc/x"], "choose a folder that can be written"),
     ],
 )
-def test_bad_input_is_one_line(arguments, text, tmp_path):
+def test_bad_input_is_one_line(arguments, text, tmp_path, monkeypatch):
+    monkeypatch.delenv("FASTPS_DATA_DIR", raising=False)
     said = repro(*arguments, cwd=tmp_path, code=1)
     assert text in said
     assert len(said.splitlines()) == 1
@@ -136,14 +143,13 @@ def test_ctrl_c_leaves_finished_claims(tmp_path):
     command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     late = time.monotonic() + 60
-    while not (tmp_path / "nesterov.json").exists():
+    while not (tmp_path / "results.jsonl").exists():
         assert time.monotonic() < late
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "fastps: stopped by Ctrl-C\n"
     assert process.returncode == 130
-    assert json.loads((tmp_path / "nesterov.json").read_text())["status"] == "holds"
-    assert not (tmp_path / "implicit-momentum.json").exists()
+    assert {name: result["status"] for name, result in results(tmp_path).items()} == {"nesterov": "holds"}
     assert "| [nesterov](#nesterov) | holds |" in (tmp_path / "results.md").read_text()
 
 
@@ -155,8 +161,7 @@ def test_a_claim_that_cannot_be_measured_fails_and_the_others_finish(tmp_path):
     for name in MNIST_FILES.values():
         (tmp_path / "mnist" / name).write_bytes(gzip.compress(b"no images"))
     (tmp_path / "out").mkdir()
-    for kind in ("json", "png"):
-        (tmp_path / "out" / f"int8.{kind}").write_text("of an earlier run")
+    (tmp_path / "out" / "int8.png").write_text("of an earlier run")
     arguments = [
         "int8",
         "nesterov",
@@ -170,9 +175,7 @@ def test_a_claim_that_cannot_be_measured_fails_and_the_others_finish(tmp_path):
     done = subprocess.run([*REPRO, *arguments], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, "")
     assert "1 holds, 1 fails" in done.stdout
-    failed, other = (
-        json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("int8", "nesterov")
-    )
+    failed, other = (results(tmp_path / "out")[name] for name in ("int8", "nesterov"))
     assert (failed["status"], other["status"]) == ("fails", "holds")
     assert failed["measured"].startswith("not measured: ")
     assert not (tmp_path / "out" / "int8.png").exists()
@@ -202,7 +205,7 @@ def test_a_claim_whose_process_dies_runs_again_and_fails_if_that_dies(tmp_path):
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "1 holds, 1 fails" in text
-    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
+    found = [results(tmp_path)[name] for name in names]
     assert [result["status"] for result in found] == ["fails", "holds"]
     assert found[0]["measured"] == "not measured: its process died, and once more when it ran again"
 
@@ -213,7 +216,7 @@ def test_no_process_measures_when_the_command_is_gone(tmp_path):
     command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     measures, late = process_that_measures(process, []), time.monotonic() + 60
-    while not (tmp_path / "nesterov.json").exists():
+    while not (tmp_path / "results.jsonl").exists():
         assert time.monotonic() < late
         time.sleep(0.02)
     process.kill()
@@ -232,7 +235,7 @@ def is_running(pid):
 
 def test_the_help_says_which_data_a_claim_needs():
     text = repro("--help")
-    assert "w8a/: w8a.gz\n    for sandblaster, conjugate-gradients, hogwild" in text
+    assert "w8a/: w8a.gz\n    for hogwild, sandblaster, conjugate-gradients" in text
     assert "full form needs: cifar10/ in --dataset-dir, torch, pillow" in repro("list")
 
 

@@ -83,8 +83,8 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("TRACEBACK", "`1`: commands show tracebacks instead of one line"),
         Variable(
             "DATA_DIR",
-            "folder with data sets (`mnist/`, `cifar10/`) for `fastps-lab repro figures`, examples and "
-            "tests; no server uses it",
+            "folder with data sets (`mnist/`, `cifar10/`) for `fastps-lab repro`, examples and tests; no "
+            "server uses it",
         ),
     ),
     "Internal": (

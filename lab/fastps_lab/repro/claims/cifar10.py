@@ -91,7 +91,6 @@ CLAIMS = [
         name="cifar10",
         says="A convolutional net learns CIFAR-10 serially, and in less time by Downpour and by Sync.",
         source="An Overview of Distributed Deep Learning",
-        paper="-",
         threshold=f"test error at most {WORST} % each way; Downpour and Sync in less time than serially",
         measure=measure,
         judge=judge,

@@ -200,7 +200,6 @@ CLAIMS = [
         name="onebit-at-the-edge",
         says="At a rate that is at the edge for float32, 1 bit with error feedback does worse.",
         source="ours",
-        paper="-",
         threshold="mean loss of 3 seeds >= 2 x float32 with feedback",
         measure=measure_edge,
         judge=judge_edge,

@@ -272,7 +272,6 @@ CLAIMS = [
         name="backup-tasks",
         says="Backup tasks keep a slow replica from delaying a batch.",
         source=DEAN,
-        paper="-",
         threshold="one replica 10 x slower: >= 4 x less virtual time by copies of equal shares; with "
         f"portions of 1/{SMALL} and copies within two portions of the ideal",
         measure=measure_backups,

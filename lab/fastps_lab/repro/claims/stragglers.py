@@ -266,7 +266,6 @@ CLAIMS = [
         name="staleness-limit",
         says="A limit on the staleness rescues a rate that is too high for 32 workers.",
         source="ours",
-        paper="-",
         threshold="mean loss of 3 seeds >= 2 x lower with max_staleness=8",
         measure=measure_limit,
         judge=judge_limit,

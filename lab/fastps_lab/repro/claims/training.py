@@ -161,7 +161,6 @@ CLAIMS = [
         name="every-way",
         says="Sync and each optimizer come near serial SGD at equal updates; Downpour is quicker.",
         source="An Overview of Distributed Deep Learning",
-        paper="-",
         threshold=f"mean error of 3 seeds at most {POINTS} points above serial SGD's, except Downpour's; 8 "
         "workers with Downpour have serial SGD's loss at least 2 x sooner than one with SGD or Adagrad",
         measure=measure,
@@ -174,7 +173,6 @@ CLAIMS = [
         name="every-way-hogwild",
         says="Threads without locks come near serial SGD at equal updates, on a dense net.",
         source="An Overview of Distributed Deep Learning",
-        paper="-",
         threshold=f"mean error of 3 seeds at most {POINTS} points above serial SGD's",
         measure=measure_threads,
         judge=judge_threads,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastps_lab.repro.batch_time import SLOW
-from fastps_lab.repro.claim import Verdict
-from fastps_lab.repro.figures.figure import Figure, Numbers, Run
+from fastps_lab.repro.claim import Claim, Figures, Forms, Setting, Verdict
 from fastps_lab.repro.figures.nets.nets import BATCH
 from fastps_lab.repro.figures.training.methods import (
     ONE,
@@ -24,7 +23,7 @@ from fastps_lab.repro.figures.training.methods import (
 )
 from fastps_lab.repro.figures.training.virtual import AWAY, Curve, time_to
 
-__all__ = ["FIGURES", "accuracy", "judge", "judge_times", "order_of", "times"]
+__all__ = ["CLAIMS", "accuracy", "judge", "judge_times", "order_of", "times"]
 
 QUICK = Problem("digits", None, (4, 16), gradients=1600, evaluations=20, goal=8.0, rates=2)
 FULL = {
@@ -44,20 +43,19 @@ COLORS = {
 }
 
 
-def accuracy(name: str, run: Run) -> Numbers:
+def accuracy(name: str, setting: Setting) -> Figures:
     """Chooses each method's rate on validation images by the first seed, and runs all seeds on the test."""
-    setting = run.setting
     problem = QUICK if setting.quick else replace(FULL[name], folder=setting.dataset_dir)
     seeds = setting.seeds(2 if setting.quick else SEEDS[name])
-    grids = best_rates(problem, seeds[0], run.each, run.costs)
+    grids = best_rates(problem, seeds[0], setting.each, setting.costs)
     chosen = {arm: min(errors, key=lambda rate, e=errors: e[rate]) for arm, errors in grids.items()}  # type: ignore[misc]
     jobs = [
-        Job(problem, method, workers, float(rate), seed, False, run.costs)
+        Job(problem, method, workers, float(rate), seed, False, setting.costs)
         for (method, workers), rate in chosen.items()
         for seed in seeds
     ]
-    curves = run.each(run_job, jobs)
-    arms: list[Numbers] = []
+    curves = setting.each(run_job, jobs)
+    arms: list[Figures] = []
     for k, ((method, workers), rate) in enumerate(chosen.items()):
         own = curves[k * len(seeds) : (k + 1) * len(seeds)]
         arms.append(
@@ -69,7 +67,7 @@ def accuracy(name: str, run: Run) -> Numbers:
                 "curves": own,
             }
         )
-    paths = run.each(run_path, [(problem, seed, run.costs) for seed in seeds])
+    paths = setting.each(run_path, [(problem, seed, setting.costs) for seed in seeds])
     for workers in problem.workers:
         own = [path[str(workers)] for path in paths]
         arms.append({"method": SANDBLASTER, "workers": workers, "rate": None, "grid": {}, "curves": own})
@@ -95,17 +93,17 @@ def mean_curve(curves: list[Curve]) -> tuple[Any, Any, Any, Any]:
     return table[:, :, 1].mean(0), errors.min(0), errors.mean(0), errors.max(0)
 
 
-def last_error(arm: Numbers) -> float:
+def last_error(arm: Figures) -> float:
     """Mean test error at the end."""
     return float(np.mean([curve[-1][2] for curve in arm["curves"]]))
 
 
-def mean_time(arm: Numbers, goal: float) -> float:
+def mean_time(arm: Figures, goal: float) -> float:
     """Mean virtual seconds to the goal; infinity if a seed does not reach it."""
     return float(np.mean([time_to(curve, goal) for curve in arm["curves"]]))
 
 
-def order_of(numbers: Numbers, workers: int) -> list[str]:
+def order_of(numbers: Figures, workers: int) -> list[str]:
     """The paper's methods from the fastest to the goal to the slowest; those that miss it are last."""
     found = {arm["method"]: arm for arm in numbers["arms"] if arm["workers"] in (workers, 1)}
     missed = [method for method in PAPER if mean_time(found[method], numbers["goal"]) == math.inf]
@@ -113,7 +111,7 @@ def order_of(numbers: Numbers, workers: int) -> list[str]:
     return sorted(reached, key=lambda method: mean_time(found[method], numbers["goal"])) + missed
 
 
-def judge(numbers: Numbers) -> Verdict:
+def judge(numbers: Figures) -> Verdict:
     """Every method learns, and 16 workers with Downpour and Adagrad are faster than one machine."""
     goal, arms = numbers["goal"], numbers["arms"]
     worst = max(arms, key=last_error)
@@ -126,7 +124,7 @@ def judge(numbers: Numbers) -> Verdict:
     return Verdict(last_error(worst) <= 3 * goal and gain >= 2, text)
 
 
-def caption(numbers: Numbers) -> str:
+def caption(numbers: Figures) -> str:
     parts = []
     for workers in numbers["workers"]:
         order = order_of(numbers, workers)
@@ -146,13 +144,13 @@ def caption(numbers: Numbers) -> str:
     return text + (f" The best rate is at the edge of its grid for {'; '.join(edge)}." if edge else "")
 
 
-def _with_time(numbers: Numbers, method: str, workers: int) -> str:
+def _with_time(numbers: Figures, method: str, workers: int) -> str:
     arm = next(a for a in numbers["arms"] if a["method"] == method and a["workers"] in (workers, 1))
     seconds = mean_time(arm, numbers["goal"])
     return f"{method} ({'not reached' if seconds == math.inf else f'{seconds:.3g} s'})"
 
 
-def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "method", "workers", "rate", "seed", "gradients", "virtual seconds", "test error (%)"
     for arm in numbers["arms"]:
         for seed, curve in zip(numbers["seeds"], arm["curves"], strict=True):
@@ -160,7 +158,7 @@ def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
                 yield arm["method"], arm["workers"], arm["rate"] or "", seed, float(gradients), time, error
 
 
-def draw(numbers: Numbers, figure: Any) -> None:
+def draw(numbers: Figures, figure: Any) -> None:
     counts = numbers["workers"]
     figure.set_size_inches(5.2 * len(counts), 5)
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
@@ -184,9 +182,9 @@ def draw(numbers: Numbers, figure: Any) -> None:
 # -- time to a fixed accuracy --------------------------------------------------------------------------------
 
 
-def times(name: str, run: Run) -> Numbers:
+def times(name: str, setting: Setting) -> Figures:
     """Time and machine-seconds to the goal, of the runs of the figure above."""
-    earlier = run.earlier[f"accuracy-{name}"]
+    earlier = setting.earlier[f"figures/accuracy-{name}"]
     goal = earlier["goal"]
     arms = [
         {
@@ -203,7 +201,7 @@ def _finite(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def judge_times(numbers: Numbers) -> Verdict:
+def judge_times(numbers: Figures) -> Verdict:
     """More workers reach the goal sooner, and take more machine-seconds than one machine."""
     of = {(arm["method"], arm["workers"]): _seconds(arm) for arm in numbers["arms"]}
     least, most = min(numbers["workers"]), 16
@@ -213,11 +211,11 @@ def judge_times(numbers: Numbers) -> Verdict:
     return Verdict(gain > 1.2, text)
 
 
-def _seconds(arm: Numbers) -> float:
+def _seconds(arm: Figures) -> float:
     return math.inf if None in arm["seconds"] else float(np.mean(arm["seconds"]))
 
 
-def caption_times(numbers: Numbers) -> str:
+def caption_times(numbers: Figures) -> str:
     missing = [f"{arm['method']}, {arm['workers']}" for arm in numbers["arms"] if _seconds(arm) == math.inf]
     cheapest = min(numbers["arms"], key=lambda arm: _seconds(arm) * arm["workers"])
     text = f"Time to a test error of {numbers['goal']:g} % (left), and the machine-seconds that this "
@@ -230,7 +228,7 @@ def caption_times(numbers: Numbers) -> str:
     )
 
 
-def rows_times(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows_times(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "method", "workers", "seed", "virtual seconds", "machine-seconds"
     for arm in numbers["arms"]:
         for seed, seconds in zip(numbers["seeds"], arm["seconds"], strict=True):
@@ -244,7 +242,7 @@ def rows_times(numbers: Numbers) -> Iterator[Sequence[Any]]:
             )
 
 
-def draw_times(numbers: Numbers, figure: Any) -> None:
+def draw_times(numbers: Figures, figure: Any) -> None:
     figure.set_size_inches(11, 4.6)
     left, right = figure.subplots(1, 2)
     for method, color in COLORS.items():
@@ -275,20 +273,18 @@ DIFFERS = (
 )
 
 
-def _pair(
-    name: str, minutes: tuple[float, float], forms: tuple[str, ...], packages: tuple[str, ...]
-) -> list[Figure]:
+def _pair(name: str, minutes: tuple[float, float], forms: Forms, packages: tuple[str, ...]) -> list[Claim]:
     """Both figures of a data set."""
     data = {"mnist": "MNIST", "cifar10": "CIFAR-10 (JPEG)"}[name]
     return [
-        Figure(
-            name=f"accuracy-{name}",
-            title=f"Accuracy against time, {data}",
+        Claim(
+            name=f"figures/accuracy-{name}",
+            says=f"Accuracy against time, {data}.",
             source="Dean et al., NIPS 2012, figure 4",
-            differs=DIFFERS,
+            note=DIFFERS,
             threshold="every method ends below three times the goal, and Downpour with Adagrad and 16 "
             "workers reaches it at least 2 x sooner than one machine",
-            measure=lambda run: accuracy(name, run),
+            measure=lambda setting: accuracy(name, setting),
             judge=judge,
             caption=caption,
             rows=rows,
@@ -297,29 +293,31 @@ def _pair(
             needs=(name,),
             packages=packages,
             forms=forms,
+            spreads=True,
         ),
-        Figure(
-            name=f"workers-{name}",
-            title=f"Time to a fixed accuracy against workers, {data}",
+        Claim(
+            name=f"figures/workers-{name}",
+            says=f"Time to a fixed accuracy against workers, {data}.",
             source="Dean et al., NIPS 2012, figure 5",
-            differs=f"{DIFFERS}; a worker is a machine of one core",
+            note=f"{DIFFERS}; a worker is a machine of one core",
             threshold="Downpour with Adagrad reaches the goal at least 1.2 x sooner with 16 workers than "
             "with 4",
-            measure=lambda run: times(name, run),
+            measure=lambda setting: times(name, setting),
             judge=judge_times,
             caption=caption_times,
             rows=rows_times,
             draw=draw_times,
             minutes=(0.0, 0.0),
-            uses=(f"accuracy-{name}",),
+            uses=(f"figures/accuracy-{name}",),
             needs=(name,),
             packages=packages,
             forms=forms,
+            spreads=True,
         ),
     ]
 
 
-FIGURES = [
-    *_pair("mnist", (1.0, 30.0), ("quick", "full"), ()),
-    *_pair("cifar10", (0.0, 150.0), ("full",), ("torch", "pillow")),
+CLAIMS = [
+    *_pair("mnist", (1.0, 30.0), "both", ()),
+    *_pair("cifar10", (0.0, 150.0), "full", ("torch", "pillow")),
 ]

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fastps_lab.repro.claim import Verdict
-from fastps_lab.repro.figures.figure import Figure, Numbers, Run
+from fastps_lab.repro.claim import Claim, Figures, Forms, Setting, Verdict
 from fastps_lab.repro.figures.training.steady import MOMENTUM, Steady, updates_to
 
-__all__ = ["FIGURES", "critical_batch", "judge", "measure"]
+__all__ = ["CLAIMS", "critical_batch", "judge", "measure"]
 
 STALENESS = (0, 1, 2, 4, 8)
 #: Rates of a grid, each twice the one before, and those for each batch around what its root suggests.
@@ -41,9 +40,8 @@ FULL = {
 }
 
 
-def measure(name: str, run: Run) -> Numbers:
+def measure(name: str, setting: Setting) -> Figures:
     """Chooses rates on validation images by the first seed: for one worker, and for each batch."""
-    setting = run.setting
     size = QUICK if setting.quick else FULL[name]
     seeds = setting.seeds(size.seeds)
     grid = [size.rate * 2**k for k in range(RATES)]
@@ -51,13 +49,13 @@ def measure(name: str, run: Run) -> Numbers:
     one = Steady(size.net, folder, True, 0.0, 32, 1, True, size.updates, size.every, size.goal, seeds[0])
 
     tried = [replace(one, rate=rate) for rate in grid]
-    rate = _best(tried, run.each(updates_to, tried)).rate
+    rate = _best(tried, setting.each(updates_to, tried)).rate
     tried = [
         replace(one, batch=batch, rate=rate * math.sqrt(batch / 32) * 2.0**k)
         for batch in size.batches
         for k in range(-(BATCH_RATES // 2), BATCH_RATES // 2 + 1)
     ]
-    found = dict(zip(tried, run.each(updates_to, tried), strict=True))
+    found = dict(zip(tried, setting.each(updates_to, tried), strict=True))
     by_batch = [[job for job in tried if job.batch == batch] for batch in size.batches]
     batches = [_best(jobs, [found[job] for job in jobs]) for jobs in by_batch]
     stale = [
@@ -67,7 +65,7 @@ def measure(name: str, run: Run) -> Numbers:
     ]
     arms = [*batches, *stale]
     jobs = [replace(arm, seed=seed, validation=False) for arm in arms for seed in seeds]
-    updates = run.each(updates_to, jobs)
+    updates = setting.each(updates_to, jobs)
     rows = [
         {
             "kind": "batch" if k < len(batches) else "staleness",
@@ -98,12 +96,12 @@ def _best(jobs: list[Steady], updates: list[int | None]) -> Steady:
     return min(zip(jobs, updates, strict=True), key=lambda pair: math.inf if pair[1] is None else pair[1])[0]
 
 
-def mean(arm: Numbers) -> float:
+def mean(arm: Figures) -> float:
     """Mean updates; infinity if a seed does not reach the goal."""
     return math.inf if None in arm["updates"] else float(np.mean(arm["updates"]))
 
 
-def critical_batch(numbers: Numbers) -> float:
+def critical_batch(numbers: Figures) -> float:
     """The least number of images that reach the goal, divided by the least number of updates (McCandlish,
     Kaplan, Amodei 2018): beyond it, a larger batch saves few updates.
     """
@@ -114,7 +112,7 @@ def critical_batch(numbers: Numbers) -> float:
     return images / min(map(mean, arms))
 
 
-def slowdown(numbers: Numbers, matching: bool, staleness: int) -> float:
+def slowdown(numbers: Figures, matching: bool, staleness: int) -> float:
     """Updates with this staleness over those without any."""
     of = {
         (arm["matching"], arm["staleness"]): mean(arm)
@@ -124,7 +122,7 @@ def slowdown(numbers: Numbers, matching: bool, staleness: int) -> float:
     return of[matching, staleness] / of[matching, 0]
 
 
-def updates(numbers: Numbers, matching: bool) -> list[list[int | None]]:
+def updates(numbers: Figures, matching: bool) -> list[list[int | None]]:
     """Updates of each seed, by staleness."""
     return [
         arm["updates"]
@@ -133,7 +131,7 @@ def updates(numbers: Numbers, matching: bool) -> list[list[int | None]]:
     ]
 
 
-def judge(numbers: Numbers) -> Verdict:
+def judge(numbers: Figures) -> Verdict:
     with_, without = (slowdown(numbers, matching, STALENESS[-1]) for matching in (True, False))
     batches = [mean(arm) for arm in numbers["arms"] if arm["kind"] == "batch"]
     gain = batches[0] / min(batches)
@@ -146,7 +144,7 @@ def judge(numbers: Numbers) -> Verdict:
     return Verdict(with_ <= 4 and matches and gain >= 1.5, text.replace("inf x", "too many"))
 
 
-def caption(numbers: Numbers) -> str:
+def caption(numbers: Figures) -> str:
     ways = {}
     for matching in (True, False):
         ratios = (slowdown(numbers, matching, stale) for stale in STALENESS[1:])
@@ -159,7 +157,7 @@ def caption(numbers: Numbers) -> str:
     )
 
 
-def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "kind", "batch", "staleness", "momentum matching", "rate", "seed", "updates"
     for arm in numbers["arms"]:
         for seed, updates in zip(numbers["seeds"], arm["updates"], strict=True):
@@ -167,7 +165,7 @@ def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
             yield arm["kind"], arm["batch"], arm["staleness"], arm["matching"], arm["rate"], seed, shown
 
 
-def draw(numbers: Numbers, figure: Any) -> None:
+def draw(numbers: Figures, figure: Any) -> None:
     figure.set_size_inches(11, 4.6)
     left, right = figure.subplots(1, 2)
     batches = [arm for arm in numbers["arms"] if arm["kind"] == "batch"]
@@ -191,7 +189,7 @@ def draw(numbers: Numbers, figure: Any) -> None:
         axes.legend(fontsize=8)
 
 
-def _bars(axes: Any, x: list[int], arms: list[Numbers], numbers: Numbers, color: str, label: str) -> None:
+def _bars(axes: Any, x: list[int], arms: list[Figures], numbers: Figures, color: str, label: str) -> None:
     """Means, bars from the least to the largest, and a cross at the limit where a seed misses the goal."""
     own = [(at, arm["updates"]) for at, arm in zip(x, arms, strict=True) if mean(arm) < math.inf]
     missed = [at for at, arm in zip(x, arms, strict=True) if mean(arm) == math.inf]
@@ -202,20 +200,18 @@ def _bars(axes: Any, x: list[int], arms: list[Numbers], numbers: Numbers, color:
     axes.plot(missed, [numbers["limit"]] * len(missed), "x", ms=8, color=color, label=None if own else label)
 
 
-def _figure(
-    name: str, minutes: tuple[float, float], forms: tuple[str, ...], packages: tuple[str, ...]
-) -> Figure:
+def _figure(name: str, minutes: tuple[float, float], forms: Forms, packages: tuple[str, ...]) -> Claim:
     data = {"mnist": "MNIST", "cifar10": "CIFAR-10 (JPEG)"}[name]
-    return Figure(
-        name=f"asynchrony-{name}",
-        title=f"Cost of asynchrony, {data}",
+    return Claim(
+        name=f"figures/asynchrony-{name}",
+        says=f"Cost of asynchrony, {data}.",
         source="Mitliagkas, Zhang, Hadjis, Re, Allerton 2016; McCandlish, Kaplan, Amodei 2018 (critical "
         "batch)",
-        differs="small nets; mean staleness from equally fast workers, and one rate for all staleness",
+        note="small nets; mean staleness from equally fast workers, and one rate for all staleness",
         threshold=f"with momentum matching, staleness {STALENESS[-1]} takes at most 4 x the updates; "
         "without it, the digits take at least 1.25 x as many as with it, and other data another number; a "
         "larger batch takes at least 1.5 x fewer updates",
-        measure=lambda run: measure(name, run),
+        measure=lambda setting: measure(name, setting),
         judge=judge,
         caption=caption,
         rows=rows,
@@ -224,10 +220,11 @@ def _figure(
         needs=(name,),
         packages=packages,
         forms=forms,
+        spreads=True,
     )
 
 
-FIGURES = [
-    _figure("mnist", (0.2, 4.0), ("quick", "full"), ()),
-    _figure("cifar10", (0.0, 45.0), ("full",), ("torch", "pillow")),
+CLAIMS = [
+    _figure("mnist", (0.2, 4.0), "both", ()),
+    _figure("cifar10", (0.0, 45.0), "full", ("torch", "pillow")),
 ]

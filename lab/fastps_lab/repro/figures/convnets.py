@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fastps_lab.repro.claim import Verdict
-from fastps_lab.repro.figures.figure import Figure, Numbers, Run
+from fastps_lab.repro.claim import Claim, Figures, Forms, Setting, Verdict
 from fastps_lab.repro.figures.training.epochs import MOMENTUM, PLAIN, WAYS, Epoch, Job, Recipe, train
 
-__all__ = ["FIGURES", "judge", "measure"]
+__all__ = ["CLAIMS", "judge", "measure"]
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,17 @@ JUDGED = ("serial", "Sync")
 COLORS = {"serial": "#555555", "Sync": "#4d9221", "Async": "#2166ac", "Local": "#b2182b"}
 
 
-def measure(name: str, run: Run) -> Numbers:
-    setting = run.setting
+def measure(name: str, setting: Setting) -> Figures:
     size = QUICK if setting.quick else FULL[name]
     recipe, seeds = size.recipe, setting.seeds(size.seeds)
     folder = None if setting.quick else setting.dataset_dir
     jobs = [
-        Job(recipe, folder, way, seed, recipe.epochs, run.kept)
+        Job(recipe, folder, way, seed, recipe.epochs, setting.kept)
         for way in (*JUDGED, *(way for way in WAYS if way not in JUDGED))
         for seed in seeds
     ]
     jobs += [Job(recipe, folder, PLAIN, seed, size.compared) for seed in seeds]
-    found = dict(zip([(job.way, job.seed) for job in jobs], run.each(train, jobs), strict=True))
+    found = dict(zip([(job.way, job.seed) for job in jobs], setting.each(train, jobs), strict=True))
     return {
         "settings": f"{recipe.net}: {recipe.epochs} passes over the training images, {recipe.batch} images "
         f"in an update; SGD with Nesterov's momentum of {MOMENTUM} and a weight decay of {recipe.decay:g}; "
@@ -71,12 +69,12 @@ def measure(name: str, run: Run) -> Numbers:
     }
 
 
-def errors(numbers: Numbers, way: str) -> list[float]:
+def errors(numbers: Figures, way: str) -> list[float]:
     """Test errors at the end, one a seed."""
     return [run[-1][1] for run in numbers["ways"][way]]
 
 
-def equal_epochs(numbers: Numbers) -> bool:
+def equal_epochs(numbers: Figures) -> bool:
     """Returns whether one worker has the bits of plain torch after each epoch of that."""
     pairs = zip(numbers["ways"]["serial"], numbers["ways"][PLAIN], strict=True)
     return all(_digests(one[: len(plain)]) == _digests(plain) for one, plain in pairs)
@@ -86,7 +84,7 @@ def _digests(run: list[Epoch]) -> list[str]:
     return [digest for _, _, digest in run]
 
 
-def judge(numbers: Numbers) -> Verdict:
+def judge(numbers: Figures) -> Verdict:
     worst = {way: max(errors(numbers, way)) for way in JUDGED}
     equal, epochs = equal_epochs(numbers), len(numbers["ways"][PLAIN][0])
     text = ", ".join(f"{way} {error:.2f} %" for way, error in worst.items())
@@ -95,7 +93,7 @@ def judge(numbers: Numbers) -> Verdict:
     return Verdict(equal and max(worst.values()) <= numbers["goal"], text)
 
 
-def caption(numbers: Numbers) -> str:
+def caption(numbers: Figures) -> str:
     one = float(np.mean(errors(numbers, "serial")))
     parts = []
     for way in WAYS:
@@ -109,7 +107,7 @@ def caption(numbers: Numbers) -> str:
     )
 
 
-def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "way", "seed", "images", "test error (%)", "digest of the parameters"
     for way, runs in numbers["ways"].items():
         for seed, run in zip(numbers["seeds"], runs, strict=True):
@@ -117,7 +115,7 @@ def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
                 yield way, seed, images, error, digest
 
 
-def draw(numbers: Numbers, figure: Any) -> None:
+def draw(numbers: Figures, figure: Any) -> None:
     axes = figure.subplots()
     for way, runs in numbers["ways"].items():
         images = np.array([images for images, _, _ in runs[0]]) / 1000
@@ -136,20 +134,18 @@ def draw(numbers: Numbers, figure: Any) -> None:
     axes.legend(fontsize=8)
 
 
-def _figure(
-    name: str, minutes: tuple[float, float], forms: tuple[str, ...], packages: tuple[str, ...]
-) -> Figure:
+def _figure(name: str, minutes: tuple[float, float], forms: Forms, packages: tuple[str, ...]) -> Claim:
     data = {"mnist": "MNIST", "cifar10": "CIFAR-10 (JPEG)"}[name]
     goal = FULL[name].goal
-    return Figure(
-        name=f"convnet-{name}",
-        title=f"Test error of a convolutional net by mode, {data}",
+    return Claim(
+        name=f"figures/convnet-{name}",
+        says=f"Test error of a convolutional net by mode, {data}.",
         source="An Overview of Distributed Deep Learning, Benchmarks (no figure)",
-        differs="the overview names the data sets and gives no numbers; logical workers of one process"
+        note="the overview names the data sets and gives no numbers; logical workers of one process"
         + ("; lossy JPEG files, so errors compare only among themselves" if name == "cifar10" else ""),
         threshold=f"one worker and Sync with 4 end at most at {goal:g} % (quick: {QUICK.goal:g} %), and one "
         "worker has the bits of plain torch",
-        measure=lambda run: measure(name, run),
+        measure=lambda setting: measure(name, setting),
         judge=judge,
         caption=caption,
         rows=rows,
@@ -158,10 +154,11 @@ def _figure(
         needs=(name,),
         packages=packages,
         forms=forms,
+        spreads=True,
     )
 
 
-FIGURES = [
-    _figure("mnist", (0.2, 18.0), ("quick", "full"), ("torch", "safetensors")),
-    _figure("cifar10", (0.0, 28.0), ("full",), ("torch", "safetensors", "pillow")),
+CLAIMS = [
+    _figure("mnist", (0.2, 18.0), "both", ("torch", "safetensors")),
+    _figure("cifar10", (0.0, 28.0), "full", ("torch", "safetensors", "pillow")),
 ]

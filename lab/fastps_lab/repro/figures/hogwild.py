@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastps_lab.repro.claim import Setting, Verdict
-from fastps_lab.repro.figures.figure import Figure, Numbers, Run
+from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict
 from fastps_lab.repro.figures.training.racing import (
     BATCH,
     WIDTH,
@@ -23,7 +22,7 @@ from fastps_lab.repro.figures.training.racing import (
     sparsity,
 )
 
-__all__ = ["FIGURES", "judge", "measure", "predicted"]
+__all__ = ["CLAIMS", "judge", "measure", "predicted"]
 
 THREADS = (1, 2, 4)
 #: `apply` of a tensor, and its name in the picture.
@@ -38,12 +37,7 @@ COLORS = {"sparse": "#2166ac", "dense": "#b2182b"}
 STYLES = {"hogwild": "o-", "exact": "s--"}
 
 
-def measure(run: Run) -> Numbers:
-    numbers: Numbers = run.each(_measure, [run.setting])[0]  # one process: others would disturb it
-    return numbers
-
-
-def _measure(setting: Setting) -> Numbers:
+def measure(setting: Setting) -> Figures:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     pushes, repeats = SIZES[setting.quick]
     (seed,) = setting.seeds(1)
@@ -81,7 +75,7 @@ def _examples(setting: Setting, seed: int) -> dict[str, Examples]:
     return {"sparse": movielens(folder, seed), "dense": a9a(folder, seed)}
 
 
-def predicted(numbers: Numbers, kind: str, threads: int) -> float:
+def predicted(numbers: Figures, kind: str, threads: int) -> float:
     """Largest share of the updates that races lose, in percent: those of coordinates that a push of another
     thread has, too.
     """
@@ -93,7 +87,7 @@ def gain(speeds: dict[str, float], threads: int) -> float:
     return speeds[str(threads)] / speeds["1"]
 
 
-def judge(numbers: Numbers) -> Verdict:
+def judge(numbers: Figures) -> Verdict:
     lost = numbers["lost"]
     kept = all(share == 0 for kind in COLORS for share in lost[kind]["exact"].values())
     within = all(
@@ -114,7 +108,7 @@ def judge(numbers: Numbers) -> Verdict:
     return Verdict(kept and within, text)
 
 
-def caption(numbers: Numbers) -> str:
+def caption(numbers: Figures) -> str:
     words = []
     for kind in COLORS:
         of = numbers["sparsity"][kind]
@@ -131,7 +125,7 @@ def caption(numbers: Numbers) -> str:
     )
 
 
-def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "data", "apply", "threads", "pushes per second", "updates lost (%)", "predicted at most (%)"
     for kind in COLORS:
         for how in LOCKS:
@@ -147,7 +141,7 @@ def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
                 )
 
 
-def draw(numbers: Numbers, figure: Any) -> None:
+def draw(numbers: Figures, figure: Any) -> None:
     figure.set_size_inches(11, 4.6)
     left, right = figure.subplots(1, 2)
     free = [gain(numbers["free"], threads) for threads in THREADS]
@@ -169,12 +163,12 @@ def draw(numbers: Numbers, figure: Any) -> None:
         axes.legend(fontsize=8)
 
 
-FIGURES = [
-    Figure(
-        name="hogwild",
-        title="Threads with locks and without, on sparse and dense data",
+CLAIMS = [
+    Claim(
+        name="figures/hogwild",
+        says="Threads with locks and without, on sparse and dense data.",
         source="Niu, Recht, Re, Wright, NIPS 2011, figures 3 and 4",
-        differs=f"at most {THREADS[-1]} threads instead of 10; pushes of {BATCH} examples to a store instead "
+        note=f"at most {THREADS[-1]} threads instead of 10; pushes of {BATCH} examples to a store instead "
         "of steps of one; the losses of races are counted, too",
         threshold="with locks no update is lost, without them at most what the sparsity predicts; speeds are "
         "shown and not judged, because other programs and Python's lock bound them",

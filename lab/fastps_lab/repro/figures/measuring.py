@@ -18,10 +18,9 @@ from fastps.commands.kit import CommandError
 from fastps.commands.kit.children import ONE_THREAD, python_module
 from fastps.commands.kit.servers import LocalCluster
 from fastps.data import Dataset
-from fastps_lab.repro.figures.costs.costs import Costs
-from fastps_lab.repro.figures.costs.timing import quickest
+from fastps_lab.repro.costs.costs import Costs, processor
+from fastps_lab.repro.costs.timing import quickest
 from fastps_lab.repro.figures.nets.nets import BATCH, HIDDEN, Mlp, Net
-from fastps_lab.repro.report import processor
 
 __all__ = ["measure_costs"]
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastps_lab.repro.claim import Verdict
-from fastps_lab.repro.figures.costs.costs import Costs
-from fastps_lab.repro.figures.figure import Figure, Numbers, Run
+from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict
+from fastps_lab.repro.costs.costs import Costs
 from fastps_lab.repro.figures.nets.parts import BATCH, CHANNELS, LAYERS, NETS, PARTS, SIDE
 
-__all__ = ["FIGURES", "LINKS", "step_seconds"]
+__all__ = ["CLAIMS", "LINKS", "step_seconds"]
 
 #: Virtual links: seconds added to each message between two processes, and bytes per second.
 LINKS: dict[str, tuple[float, float]] = {
@@ -56,8 +55,8 @@ def message_seconds(net: str, parts: int, link: str, costs: Costs) -> float:
     return count * each + bytes_ * (1 / costs.message["bandwidth"] + 1 / bandwidth)
 
 
-def measure(run: Run) -> Numbers:
-    costs = run.costs
+def measure(setting: Setting) -> Figures:
+    costs = setting.costs
     table = {
         net: {link: {str(p): step_seconds(net, p, link, costs) for p in PARTS} for link in LINKS}
         for net in NETS
@@ -73,13 +72,13 @@ def measure(run: Run) -> Numbers:
     }
 
 
-def speed_ups(numbers: Numbers, net: str, link: str) -> list[float]:
+def speed_ups(numbers: Figures, net: str, link: str) -> list[float]:
     """Seconds of one part over those of several."""
     seconds = numbers["seconds"][net][link]
     return [seconds["1"] / seconds[str(p)] for p in PARTS]
 
 
-def real(numbers: Numbers, net: str, step: str = "quickest") -> float:
+def real(numbers: Figures, net: str, step: str = "quickest") -> float:
     """Speed-up of two parts that are processes, by their quickest or their median step."""
     return float(numbers["real"][net]["one"] / numbers["real"][net][step])
 
@@ -89,7 +88,7 @@ def counted(parts: int) -> str:
     return f"{parts} part{'s' * (parts > 1)}"
 
 
-def judge(numbers: Numbers) -> Verdict:
+def judge(numbers: Figures) -> Verdict:
     slow = {net: speed_ups(numbers, net, "1 Gbit/s") for net in NETS}
     local_wins = slow["local"][-1] > slow["dense, 512"][-1]
     peak = PARTS[slow["dense, 512"].index(max(slow["dense, 512"]))]
@@ -105,7 +104,7 @@ def judge(numbers: Numbers) -> Verdict:
     return Verdict(local_wins and peak < PARTS[-1] and near, text)
 
 
-def caption(numbers: Numbers) -> str:
+def caption(numbers: Figures) -> str:
     ends = [
         f"{net} {max(ups):.1f} x with {counted(PARTS[ups.index(max(ups))])} over {link}"
         for net in NETS
@@ -123,7 +122,7 @@ def caption(numbers: Numbers) -> str:
     )
 
 
-def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "net", "link", "parts", "seconds", "speed-up"
     for net in NETS:
         for link, seconds in numbers["seconds"][net].items():
@@ -135,7 +134,7 @@ def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
             yield net, link, 2, numbers["real"][net][step], real(numbers, net, step)
 
 
-def draw(numbers: Numbers, figure: Any) -> None:
+def draw(numbers: Figures, figure: Any) -> None:
     figure.set_size_inches(12, 4.6)
     for axes, net in zip(figure.subplots(1, len(NETS), sharey=True), NETS, strict=True):
         for link, style in STYLES.items():
@@ -152,12 +151,12 @@ def draw(numbers: Numbers, figure: Any) -> None:
     figure.axes[0].set_ylabel("speed-up")
 
 
-FIGURES = [
-    Figure(
-        name="parts",
-        title="Speed-up of model parallelism against parts",
+CLAIMS = [
+    Claim(
+        name="figures/parts",
+        says="Speed-up of model parallelism against parts.",
         source="Dean et al., NIPS 2012, figure 3",
-        differs="layers of up to 2,048 instead of nets of 42 million and more parameters; one core for each "
+        note="layers of up to 2,048 instead of nets of 42 million and more parameters; one core for each "
         "part instead of up to 20; links are virtual, and their messages overlap with nothing",
         threshold=f"the small fully connected net is fastest before {PARTS[-1]} parts over 1 Gbit/s, the "
         "locally connected one gains more there; on an idle machine two processes are within "
@@ -167,6 +166,6 @@ FIGURES = [
         caption=caption,
         rows=rows,
         draw=draw,
-        minutes=(0.0, 0.0),
+        needs=(),
     ),
 ]

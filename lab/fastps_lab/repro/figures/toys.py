@@ -15,13 +15,12 @@ from fastps.optimize import CG, LBFGS
 from fastps.optimize.method import Method
 from fastps_lab.problems import Problem as BatchProblem
 from fastps_lab.repro.batch import solve
-from fastps_lab.repro.claim import Verdict
+from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict
 from fastps_lab.repro.claims import toys
 from fastps_lab.repro.claims.toys import MOST, RATES, Problem
-from fastps_lab.repro.figures.figure import Figure, Numbers, Run
 from fastps_lab.repro.figures.rules import RULES
 
-__all__ = ["BATCH", "FIGURES", "OPTIMIZERS", "PROBLEMS", "run_one"]
+__all__ = ["BATCH", "CLAIMS", "OPTIMIZERS", "PROBLEMS", "run_one"]
 
 #: Standard deviation of the noise in each element of the gradient.
 NOISE = 1.0
@@ -79,7 +78,7 @@ def by_rule(problem: Problem, optimizer: str, rate: float, dtype: Any) -> tuple[
     return MOST, value
 
 
-def run_one(job: tuple[str, str, list[int]]) -> Numbers:
+def run_one(job: tuple[str, str, list[int]]) -> Figures:
     """One optimizer on one problem: the best rate, the path, and both counts of updates for each seed."""
     name, optimizer, seeds = job
     problem = PROBLEMS[name]
@@ -111,7 +110,7 @@ def run_one(job: tuple[str, str, list[int]]) -> Numbers:
     }
 
 
-def _batch(problem: Problem, method: Method) -> Numbers:
+def _batch(problem: Problem, method: Method) -> Figures:
     """A batch method with its line search; an update is an evaluation of function and gradient."""
 
     def objective(params: Any, _: NDArray[Any]) -> tuple[float, dict[str, Any]]:
@@ -130,15 +129,15 @@ def _batch(problem: Problem, method: Method) -> Numbers:
     return {"rate": None, "updates": [updates], "rule": None, "points": points}
 
 
-def measure(run: Run) -> Numbers:
-    seeds = run.setting.seeds(2 if run.setting.quick else SEEDS)
+def measure(setting: Setting) -> Figures:
+    seeds = setting.seeds(2 if setting.quick else SEEDS)
     jobs = [
         (name, optimizer, seeds if name == "noise" else seeds[:1])
         for name in PROBLEMS
         for optimizer in (*OPTIMIZERS, *(() if name == "noise" else BATCH))
     ]
-    table: dict[str, Numbers] = {name: {} for name in PROBLEMS}
-    for (name, optimizer, _), found in zip(jobs, run.each(run_one, jobs), strict=True):
+    table: dict[str, Figures] = {name: {} for name in PROBLEMS}
+    for (name, optimizer, _), found in zip(jobs, setting.each(run_one, jobs), strict=True):
         table[name][optimizer] = found
     return {
         "settings": f"each optimizer at the best rate of {', '.join(map(str, RATES))} (Adadelta: 10 x) "
@@ -150,7 +149,7 @@ def measure(run: Run) -> Numbers:
     }
 
 
-def judge(numbers: Numbers) -> Verdict:
+def judge(numbers: Figures) -> Verdict:
     wrong, largest = [], 0
     for name, by in numbers["table"].items():
         for optimizer, found in by.items():
@@ -168,12 +167,12 @@ def judge(numbers: Numbers) -> Verdict:
     return Verdict(not wrong, f"{text}; wrong: {'; '.join(wrong)}" if wrong else text)
 
 
-def _mean(found: Numbers) -> float:
+def _mean(found: Figures) -> float:
     """Mean updates to the goal; infinity if a seed does not reach it."""
     return math.inf if max(found["updates"]) >= MOST else float(np.mean(found["updates"]))
 
 
-def caption(numbers: Numbers) -> str:
+def caption(numbers: Figures) -> str:
     parts = []
     for name, by in numbers["table"].items():
         first = min(by, key=lambda optimizer: _mean(by[optimizer]))
@@ -184,7 +183,7 @@ def caption(numbers: Numbers) -> str:
     )
 
 
-def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
+def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     yield "problem", "goal", "optimizer", "rate", "seed", "updates", "updates by the rule"
     for name, by in numbers["table"].items():
         for optimizer, found in by.items():
@@ -194,7 +193,7 @@ def rows(numbers: Numbers) -> Iterator[Sequence[Any]]:
                 yield name, PROBLEMS[name].goal, optimizer, found["rate"] or "", seed, updates, rule
 
 
-def draw(numbers: Numbers, figure: Any) -> None:
+def draw(numbers: Figures, figure: Any) -> None:
     figure.set_size_inches(16, 9.5)
     panels = figure.subplots(2, 3).ravel()
     figure.suptitle("Optimizers on toy problems: paths, and updates to the goal", fontsize=11)
@@ -222,7 +221,7 @@ def draw(numbers: Numbers, figure: Any) -> None:
     panels[-1].axis("off")
 
 
-def _label(optimizer: str, found: Numbers) -> str:
+def _label(optimizer: str, found: Figures) -> str:
     counts = found["updates"]
     mean = _mean(found)
     text = "-" if mean == math.inf else f"{mean:.0f}"
@@ -231,12 +230,12 @@ def _label(optimizer: str, found: Numbers) -> str:
     return f"{optimizer}: {text}" + (f", rate {found['rate']:g}" if found["rate"] else "")
 
 
-FIGURES = [
-    Figure(
-        name="toys",
-        title="Optimizers on toy problems",
+CLAIMS = [
+    Claim(
+        name="figures/toys",
+        says="Optimizers on toy problems.",
         source="An Overview of Distributed Deep Learning, chapter Benchmarks, toy problems",
-        differs="the overview names the problems and shows no picture; where its formulas of Nesterov's "
+        note="the overview names the problems and shows no picture; where its formulas of Nesterov's "
         "momentum and of Adam are wrong, the optimizers follow the papers",
         threshold=f"each optimizer takes as many updates as its published rule in NumPy, within "
         f"{100 * SHARE:.0f} % and 2; batch methods at most {EVALUATIONS} evaluations",
@@ -246,5 +245,7 @@ FIGURES = [
         rows=rows,
         draw=draw,
         minutes=(0.2, 0.5),
+        needs=(),
+        spreads=True,
     ),
 ]

@@ -20,7 +20,7 @@ import torch
 
 from fastps.commands.kit.children import ONE_THREAD, python_module
 from fastps.torch import parallel
-from fastps_lab.repro.figures.costs.timing import quickest
+from fastps_lab.repro.costs.timing import quickest
 from fastps_lab.repro.figures.nets.parts import NETS, PARTS
 from fastps_lab.repro.figures.nets.parts_model import (
     exchange_inputs,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import fastps
-from fastps_lab.repro.figures.costs.costs import Costs
+from fastps_lab.repro.costs.costs import Costs
 from fastps_lab.repro.figures.nets.nets import load
 from fastps_lab.repro.figures.training.virtual import Curve, Way, sandblaster, slow_of, timed, train
 

@@ -17,7 +17,7 @@ from fastps.simulate import Pause, run
 from fastps_lab.problems import Problem
 from fastps_lab.repro.batch import solve
 from fastps_lab.repro.batch_time import SLOW, batch_time
-from fastps_lab.repro.figures.costs.costs import Costs
+from fastps_lab.repro.costs.costs import Costs
 from fastps_lab.repro.figures.nets.nets import BATCH, Net, size
 
 __all__ = ["AWAY", "Curve", "Point", "Way", "sandblaster", "slow_of", "time_to", "timed", "train"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastps.commands.kit import CommandError, replaced
 
-__all__ = ["COMMITTED", "COSTS_VERSION", "Costs", "read_costs", "write_costs"]
+__all__ = ["COMMITTED", "COSTS_VERSION", "Costs", "processor", "read_costs", "write_costs"]
 
 #: The file in the package.
 COMMITTED = Path(__file__).with_name("costs.json")
@@ -77,3 +78,12 @@ def write_costs(costs: Costs, path: Path) -> None:
     """Writes the file, completely or not at all."""
     with replaced(path) as unfinished:
         unfinished.write_text(json.dumps(dataclasses.asdict(costs), indent=1) + "\n")
+
+
+def processor() -> str:
+    """Name of the CPU, and on x86 its generation: the instruction set determines the order of BLAS's sums."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name", platform.machine())
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})" if "cpu family" in facts else name

@@ -236,7 +236,6 @@ CLAIMS = [
         name="uneven",
         says="A fast worker beside slow or idle ones learns what one worker learns from as many updates.",
         source="ours",
-        paper="-",
         threshold="beside 3, 9 and 19 others that are idle after one push, push fresh gradients in every "
         f"{SLOWER}th step, or hold values for {SLOWER} steps: at {SHARE} of the best rate a loss <= {MOST} x "
         "that of one worker; at the best rate beside 3 and 9 that hold values "
