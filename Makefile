@@ -239,6 +239,7 @@ acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synt
 	$(BIN)/fastps-lab repro synthetic-gradients --dataset-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-rl: .venv/.rest-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
+	$(BIN)/fastps-lab repro rl --out $(TARGET)/repro
 	$(BIN)/python lab/tests/long/acceptance_rl.py $(ARGS)
 
 gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundles; options: make gorila-grid ARGS="--frames 50000"

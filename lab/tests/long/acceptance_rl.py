@@ -1,17 +1,16 @@
 """Checks what `fastps.rl` learns on CartPole-v1, on all seeds (`make acceptance-rl`; about 45 minutes).
 
-Logical workers take turns on one store, so staleness is exact and each run repeats. An algorithm has solved
-the environment when the mean return of 100 training episodes is 475 (evolution strategies: 100 greedy ones).
-Gorila, whose training returns swing, must reach a mean of 400 in greedy episodes, best so far. The
-cross-entropy method solves MountainCarContinuous-v0, whose actions are continuous. Then real
-processes train on two shards, while one is killed, one is stopped and one comes late.
+`fastps-lab repro rl` checks A3C. Logical workers take turns on one store, so staleness is exact and each run
+repeats. An algorithm has solved the environment when the mean return of 100 training episodes is 475
+(evolution strategies: 100 greedy ones). Gorila, whose training returns swing, must reach a mean of 400 in
+greedy episodes, best so far. The cross-entropy method solves MountainCarContinuous-v0, whose actions are
+continuous. Then real processes train on two shards, while one is killed, one is stopped and one comes late.
 This script exits with 1 if a threshold is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import itertools
 import math
 import os
@@ -20,18 +19,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import gymnasium
-import numpy as np
 
 import fastps
 from fastps.parameter_server import ParameterServer
 from fastps.rl import A3C, CEM, EvolutionStrategies, Gorila, Naive, evaluate, train_round_robin
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.training.train import Training
+from fastps_lab.repro.bar import Bar
+from fastps_lab.repro.claims.reinforcement import frames_to_goal
+from fastps_lab.repro.pool import Pool, processes
 
-GOAL, JUDGED = 475.0, 100
 #: Mean of 30 greedy episodes that Gorila must reach: its training returns swing.
 GORILA_GOAL = 400.0
 
@@ -42,39 +42,6 @@ def cart_pole() -> gymnasium.Env:
 
 def mountain_car() -> gymnasium.Env:
     return gymnasium.make("MountainCarContinuous-v0")
-
-
-def frames_to_goal(algorithm: Algorithm, workers: int, seed: int, limit: int) -> int | None:
-    """Frames of all workers until the environment is solved; None if it is not."""
-    last: collections.deque[float] = collections.deque(maxlen=JUDGED)
-    solved: list[int] = []
-    seen = 0
-
-    with fastps.Store(threads=1) as store:
-
-        def greedily() -> bool:
-            """Asks the model after each new version: ten episodes first, then enough."""
-            nonlocal seen
-            version = store.versions("model.policy.0.weight")["model.policy.0.weight"]
-            if version == seen:
-                return False
-            seen = version
-            return all(
-                np.mean(evaluate(store, algorithm, cart_pole, episodes, seed=1 << 20)) >= GOAL
-                for episodes in (10, JUDGED)
-            )
-
-        def until(frames: int) -> bool:
-            by_training = len(last) == JUDGED and statistics.mean(last) >= GOAL
-            if greedily() if isinstance(algorithm, EvolutionStrategies) else by_training:
-                solved.append(frames)
-            return bool(solved)
-
-        train_round_robin(
-            store, algorithm, cart_pole, workers,
-            seed=seed, frames=limit, on_episode=lambda episode: last.append(episode.total), until=until,
-        )  # fmt: skip
-    return solved[0] if solved else None
 
 
 def best_greedily(
@@ -123,20 +90,18 @@ def greedy_mean(
     return statistics.mean(found), len(found) == 30
 
 
+def judged(run: tuple[Any, ...]) -> tuple[int | None, float]:
+    return best_greedily(*run)
+
+
 def measure(
-    pool: ProcessPoolExecutor, algorithm: Algorithm, workers: tuple[int, ...], seeds: int, limit: int
-) -> dict[int, list[int | None]]:
-    """The frames of each seed, by the number of workers."""
-    runs = [
-        (count, pool.submit(frames_to_goal, algorithm, count, seed, limit))
-        for count, seed in itertools.product(workers, range(seeds))
-    ]
-    found: dict[int, list[int | None]] = {count: [] for count in workers}
-    for count, run in runs:
-        found[count].append(run.result())
-    for count, frames in found.items():
-        shown = " ".join("-" if one is None else f"{one / 1000:.0f}k" for one in sorted(frames, key=str))
-        print(f"{type(algorithm).__name__:>20} {count} workers: {shown}", flush=True)
+    pool: Pool, algorithm: Algorithm, workers: tuple[int, ...], seeds: int, limit: int
+) -> list[int | None]:
+    """The frames of each number of workers and seed."""
+    runs = [(algorithm, count, seed, limit) for count, seed in itertools.product(workers, range(seeds))]
+    found: list[int | None] = pool(frames_to_goal, runs)
+    shown = " ".join("-" if one is None else f"{one / 1000:.0f}k" for one in found)
+    print(f"{type(algorithm).__name__:>20} {workers} workers: {shown}", flush=True)
     return found
 
 
@@ -228,12 +193,11 @@ def replay_disturbed(limit: int, every: int = 2500) -> list[str]:
     return problems
 
 
-def gorila(pool: ProcessPoolExecutor, seeds: int) -> list[str]:
+def gorila(pool: Pool, seeds: int) -> list[str]:
     """One bundle and four. Returns problems."""
     problems = []
     for workers, limit in ((1, 60_000), (4, 150_000)):
-        runs = [pool.submit(best_greedily, Gorila(), workers, seed, limit) for seed in range(seeds)]
-        found = [run.result() for run in runs]
+        found = pool(judged, [(Gorila(), workers, seed, limit) for seed in range(seeds)])
         shown = ", ".join(
             f"{best:.0f}" if reached is None else f"{reached / 1000:.0f}k" for reached, best in found
         )
@@ -244,50 +208,32 @@ def gorila(pool: ProcessPoolExecutor, seeds: int) -> list[str]:
     return problems
 
 
-def cem(pool: ProcessPoolExecutor, seeds: int) -> list[str]:
+def cem(pool: Pool, seeds: int) -> list[str]:
     """The cross-entropy method solves a task with continuous actions by its defaults. Returns problems."""
-    runs = [
-        pool.submit(best_greedily, CEM(), 2, seed, 4_000_000, 90.0, mountain_car, 100_000)
-        for seed in range(seeds)
-    ]
-    reached = [run.result()[0] for run in runs]
+    runs = [(CEM(), 2, seed, 4_000_000, 90.0, mountain_car, 100_000) for seed in range(seeds)]
+    reached = [frames for frames, _ in pool(judged, runs)]
     shown = " ".join("-" if one is None else f"{one / 1000:.0f}k" for one in reached)
     print(f"{'CEM':>20} 2 workers, MountainCarContinuous-v0: {shown}", flush=True)
     return ["CEM does not solve MountainCarContinuous-v0 with every seed"] if None in reached else []
-
-
-def median(frames: list[int | None]) -> float:
-    return statistics.median(float("inf") if one is None else one for one in frames)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What fastps.rl learns on CartPole-v1.")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each kind of run, from 0 (5)")
     parser.add_argument(
-        "--only", choices=("a3c", "naive", "es", "cem", "gorila", "replay", "disturbed"), help="one part"
+        "--only", choices=("naive", "es", "cem", "gorila", "replay", "disturbed"), help="one part"
     )
     args = parser.parse_args()
     problems = []
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
-        if args.only in (None, "a3c"):
-            found = measure(pool, A3C(steps=20), (1, 2, 4, 8), args.seeds, 400_000)
-            for count in (2, 4, 8):
-                ratio = median(found[count]) / median(found[1])
-                print(f"A3C, {count} workers: {ratio:.2f} x the frames of one")
-                if not ratio <= 1.5:
-                    problems.append(f"A3C needs {ratio:.2f} x the frames with {count} workers, 1.5 x at most")
-            unsolved = sum(one is None for frames in found.values() for one in frames)
-            if unsolved > 3:
-                problems.append(f"A3C leaves {unsolved} runs unsolved, 3 at most")
+    with processes(os.cpu_count() or 1, Bar(sys.stdout)) as pool:
         if args.only in (None, "naive"):
-            found = measure(pool, Naive(steps=80), (1, 2, 4), min(4, args.seeds), 300_000)
-            runs = [one for frames in found.values() for one in frames]
+            runs = measure(pool, Naive(steps=80), (1, 2, 4), min(4, args.seeds), 300_000)
             solved = sum(one is not None for one in runs)
             if solved < len(runs) * 8 / 12:
                 problems.append(f"Naive solves {solved} of {len(runs)} runs, two thirds at least")
         if args.only in (None, "es"):
-            found = measure(pool, EvolutionStrategies(), (2,), args.seeds, 200_000)
-            if None in found[2]:
+            runs = measure(pool, EvolutionStrategies(), (2,), args.seeds, 200_000)
+            if None in runs:
                 problems.append("EvolutionStrategies does not solve every run")
         if args.only in (None, "cem"):
             problems += cem(pool, args.seeds)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from fastps_lab.repro.costs.costs import processor
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/internals/reliability.md"
 BEGIN, END = "<!-- counts: written by make torture -->", "<!-- end of counts -->"
@@ -30,15 +31,6 @@ def run(seed: int, seconds: float) -> dict[str, Any]:
         flush=True,
     )
     return report
-
-
-def cpu() -> str:
-    """The processor's name, if the system provides it."""
-    try:
-        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
 
 
 COLUMNS = {
@@ -73,9 +65,8 @@ def counts(runs: list[dict[str, Any]], seconds: float, jobs: int) -> str:
     lines += ["", "| fault | times |", "|---|---|"]
     lines += [f"| {kind.replace('_', ' ')} | {count} |" for kind, count in sorted(faults.items())]
     seeds = " ".join(str(report["seed"]) for report in runs)
-    machine = (
-        f"{cpu()}; {runs[0]['machine']}; Python {platform.python_version()}, fastps {runs[0]['version']}"
-    )
+    software = f"Python {platform.python_version()}, fastps {runs[0]['version']}"
+    machine = f"{processor()}; {runs[0]['machine']}; {software}"
     command = f'make torture SEEDS="{seeds}" SECONDS={seconds:g} JOBS={jobs}'
     return "\n".join([*lines, "", f"Machine: {machine}.", "", f"Command: `{command}`.", ""])
 
