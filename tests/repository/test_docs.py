@@ -343,7 +343,7 @@ def test_the_recipes_name_what_exists() -> None:
     steps = [
         step for recipe in recipes for step in re.findall(r"^\d\. .*?(?=^\d\. |\Z)", recipe, re.M | re.S)
     ]
-    assert len(recipes) == 5
+    assert len(recipes) == 6
     assert len(steps) > 24
     for step in steps:
         named = re.findall(r"`([\w./-]+[!]?)`", step)
