@@ -30,6 +30,26 @@ def join_sync(client: ForeignClient, shard: int, workers: int = 1) -> Message:
     return client.call(shard, "Join", request)
 
 
+def test_a_question_about_a_quorum_ends(server: fastps.Server, foreign: ForeignClient) -> None:
+    pb, placement = foreign.pb, foreign.entry("w").placement
+
+    def ask(slice: int, version: int, **how: int) -> Message:
+        how = {"client": foreign.client, "group": placement.group, "wait_ms": 200, **how}
+        return foreign.call(0, "Advance", pb.AdvanceRequest(slice=slice, base_version=version, **how))
+
+    own = placement.slices[list(placement.shards).index(0)]
+    with pytest.raises(Refused) as refused:  # without a place
+        ask(own, 1)
+    assert refused.value.refusal.kind == "lease"
+    join_sync(foreign, 0)
+    assert not ask(own, 1).ready
+    assert ask(own, 0).ready
+    for kind, other, how in (("lease", own, {"group": 77}), ("unknown_tensor", 1, {})):
+        with pytest.raises(Refused) as refused:
+            ask(other, 1, **how)
+        assert refused.value.refusal.kind == kind
+
+
 def leave(client: ForeignClient, shard: int) -> None:
     group = client.entry("w").placement.group
     client.call(shard, "Leave", client.pb.LeaveRequest(client=client.client, group=group))

@@ -89,6 +89,52 @@ def test_a_version_waits_for_its_grace_and_no_longer(ps: fastps.ParameterServer)
     np.testing.assert_array_equal(ps.pull("w"), np.full(3, 5.0))
 
 
+def test_a_quorum_takes_what_a_slow_worker_has(ps: fastps.ParameterServer) -> None:
+    ps.register("w", ZEROS, fastps.SGD(lr=1.0))
+    every, many = 50, {"every": 50, "workers": 3, "quorum": 2}
+    mode = fastps.DiLoCo(**many, grace=60.0)
+    a, b, c = workers(ps, mode, 3)
+    for samples in (2, None):  # without samples, its steps are its weight
+        at, steps = float(a.params["w"][0]), 0
+        for worker, value in ((a, 1.0), (b, 3.0)):
+            for _ in range(every - 1):
+                worker.step(values={"w": ZEROS + at}, samples=samples)
+            reach(worker, at + value, samples=samples)
+        while not a.ready():
+            assert steps < every - 1
+            c.step(values={"w": ZEROS + at + 8}, samples=samples)
+            steps += 1
+            time.sleep(0.05)
+        for worker in (a, b):
+            until_ready(worker)
+            worker.step()
+        weights = np.float64([every, every, steps])
+        np.testing.assert_allclose(ps.pull("w"), at + np.average([1, 3, 8], weights=weights), rtol=1e-5)
+        if samples:
+            stats, counted = c.stats(), samples * steps
+            assert (stats["samples_contributed"], stats["samples_lost"]) == (counted, 0)
+            assert stats["samples_partial"] == counted
+    assert (a.stats()["samples_partial"], c.stats()["rejected"]) == (0, 0)
+    for worker in (a, b, c):
+        worker.close()
+    # The version is made without it: it learns so at its next step, or at the end of its round.
+    for partial in (True, False):
+        with case(partial):
+            a, b, c = workers(ps, fastps.DiLoCo(**many, grace=0.0, partial=partial), 3)
+            for worker in (a, b):
+                for _ in range(every - 1):
+                    worker.step(values={"w": ZEROS})
+                reach(worker, 1.0)
+            while not c.stats()["rejected"]:
+                assert c.stats()["steps"] < every
+                c.step(values={"w": ZEROS + 9}, samples=1)
+                time.sleep(0.02)
+            lost = c.stats()["samples_lost"]
+            assert lost < every if partial else lost == every
+            for worker in (a, b, c):
+                worker.close()
+
+
 def test_a_newcomer_counts_from_the_next_version_on(ps: fastps.ParameterServer) -> None:
     ps.register("w", ZEROS, fastps.SGD(lr=1.0))
     mode = fastps.DiLoCo(every=1)

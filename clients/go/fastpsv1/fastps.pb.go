@@ -4698,7 +4698,12 @@ type AdvanceRequest struct {
 	// Steps taken, counted from the clock of the Join; in a warm start, steps of its leaders so far.
 	Clock uint64 `protobuf:"fixed64,4,opt,name=clock,proto3" json:"clock,omitempty"`
 	// Longest time to wait; the server caps it at 20 s.
-	WaitMs        uint32 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	WaitMs uint32 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// MODE_SYNC, to the slice's shard: reports nothing, and is ready once the next version of this slice of the group has its
+	// quorum without a gradient of this worker, or the slice has another version than `base_version`. Only to servers with
+	// `rounds` among their capabilities.
+	Slice         *uint64 `protobuf:"fixed64,6,opt,name=slice,proto3,oneof" json:"slice,omitempty"`
+	BaseVersion   uint64  `protobuf:"fixed64,7,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4764,6 +4769,20 @@ func (x *AdvanceRequest) GetClock() uint64 {
 func (x *AdvanceRequest) GetWaitMs() uint32 {
 	if x != nil {
 		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *AdvanceRequest) GetSlice() uint64 {
+	if x != nil && x.Slice != nil {
+		return *x.Slice
+	}
+	return 0
+}
+
+func (x *AdvanceRequest) GetBaseVersion() uint64 {
+	if x != nil {
+		return x.BaseVersion
 	}
 	return 0
 }
@@ -6974,13 +6993,16 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04warm\x18\x03 \x01(\bR\x04warm\"\x0f\n" +
-	"\rLeaveResponse\"\x81\x01\n" +
+	"\rLeaveResponse\"\xc9\x01\n" +
 	"\x0eAdvanceRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04warm\x18\x03 \x01(\bR\x04warm\x12\x14\n" +
 	"\x05clock\x18\x04 \x01(\x06R\x05clock\x12\x17\n" +
-	"\await_ms\x18\x05 \x01(\rR\x06waitMs\"o\n" +
+	"\await_ms\x18\x05 \x01(\rR\x06waitMs\x12\x19\n" +
+	"\x05slice\x18\x06 \x01(\x06H\x00R\x05slice\x88\x01\x01\x12!\n" +
+	"\fbase_version\x18\a \x01(\x06R\vbaseVersionB\b\n" +
+	"\x06_slice\"o\n" +
 	"\x0fAdvanceResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12\x18\n" +
 	"\aslowest\x18\x02 \x01(\x06R\aslowest\x12\x14\n" +
@@ -7488,6 +7510,7 @@ func file_fastps_v1_fastps_proto_init() {
 	file_fastps_v1_fastps_proto_msgTypes[13].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[29].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[45].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[49].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[51].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[52].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[59].OneofWrappers = []any{}

@@ -105,6 +105,11 @@ class Mode(metaclass=_Checked):
         return False
 
     @property
+    def sends_parts(self) -> bool:
+        """True if a worker that still computes when a quorum is in sends what it has."""
+        return False
+
+    @property
     def grace_seconds(self) -> float | None:
         """Seconds that a version waits after its quorum; None: it has none, or waits for all."""
         return None

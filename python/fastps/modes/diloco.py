@@ -24,9 +24,11 @@ class DiLoCo(Mode):
     gives the `values` that a step has reached.
 
     A version is made when all present workers have contributed, or `grace` seconds after `quorum` of them
-    have. What comes later is refused and dropped: its worker counts it (``stats()["samples_lost"]``),
-    fetches, and continues. A worker that joins counts from the next version on, and one that is closed,
-    killed or misses its lease is no longer waited for. All workers of a group must use the same value.
+    have. A worker that still computes hears of a quorum, and contributes at the end of its local step what it
+    has (``stats()["samples_partial"]``). What comes after the version is refused and dropped: its worker
+    counts it (``stats()["samples_lost"]``), fetches, and continues. A worker that joins counts from the next
+    version on, and one that is closed, killed or misses its lease is no longer waited for. All workers of a
+    group must use the same value; only `partial` is each worker's own.
 
     The outer optimizer is that of the registered tensors; `DiLoCo.outer` is the paper's. Without a quorum
     there is no asynchronous form: `fastps.Async` on this optimizer destroys the model.
@@ -39,8 +41,12 @@ class DiLoCo(Mode):
         grace: Seconds, >= 0; only with `quorum`. None: 0. Servers look ten times a second.
         deterministic: True: a version sums its differences in the order of the workers' ranks, so the same
             differences give the same bits; the servers hold all of them until then.
-        reduce: ``"weighted"``: the mean by the samples behind each difference (``step(samples=...)``; 1 where
-            none are given). ``"mean"``: samples are only counted.
+        reduce: ``"weighted"``: the mean by the samples behind each difference (``step(samples=...)``; where
+            none are given, by the share of `every` steps that were taken). ``"mean"``: samples are only
+            counted.
+        partial: True: a worker that still computes when a quorum is in sends what it has, if `reduce` can
+            weigh it. False: it computes to the end of its round, and may come too late. Servers look ten
+            times a second, so `grace` should be longer than that and a local step.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -60,6 +66,7 @@ class DiLoCo(Mode):
     grace: float | None = None
     deterministic: bool = False
     reduce: Literal["weighted", "mean"] = "weighted"
+    partial: bool = True
 
     #: The paper's outer optimizer.
     outer: ClassVar[Optimizer] = SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -75,6 +82,7 @@ class DiLoCo(Mode):
             given(self, "workers", at_least(1, "workers", self.workers, 65_536))
         as_quorum(self, self.workers or 65_536)
         flag("deterministic", self.deterministic)
+        flag("partial", self.partial)
         if self.reduce not in ("weighted", "mean"):
             raise invalid("reduce", "'weighted' or 'mean'", self.reduce)
 
@@ -89,6 +97,10 @@ class DiLoCo(Mode):
     @property
     def weighs(self) -> bool:
         return self.reduce == "weighted"
+
+    @property
+    def sends_parts(self) -> bool:
+        return self.partial and self.weighs and self.quorum is not None and self.every > 1
 
     @property
     def grace_seconds(self) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps._fastps import Listener
 from fastps._shared.checks import invalid, number
 from fastps._shared.text import quoted
 from fastps._shared.types import Array
@@ -37,6 +38,8 @@ class Rounds:
         steps: Local steps since then.
         samples: Samples of those steps; 0 if none were given.
         pending: The last of them has begun and not ended.
+        ends: It is the round's last one.
+        listener: Hears that a quorum is in; None before the first step, and where the mode does not ask.
         sent: The round takes no more steps.
         started: Its difference is on its way.
         rejected: Pushes that were rejected before it.
@@ -46,6 +49,7 @@ class Rounds:
         self._params, self.every, self._check_finite = params, every, check_finite
         self._differences: dict[str, Array] = {}
         self.begun: dict[str, Array] = {}
+        self.listener: Listener | None
         self.begin()
 
     def begin(self) -> None:
@@ -60,11 +64,23 @@ class Rounds:
     def reset(self) -> None:
         """Begins a round at the values that the last one began from."""
         self.steps, self.samples = 0, 0.0
-        self.pending = self.sent = self.started = False
+        self.pending = self.ends = self.sent = self.started = False
         self.rejected = 0
+        self.listener = None
 
-    def step(self, values: Any, samples: Any) -> None:
-        """Takes a local step to these values; if one is invalid, nothing has changed."""
+    @property
+    def weight(self) -> float | None:
+        """The weight of the contribution: its samples, or else its share of the steps of a round."""
+        return self.samples or (self.steps / self.every if self.steps < self.every else None)
+
+    def step(self, values: Any, samples: Any, called: bool) -> None:
+        """Takes a local step to these values; if one is invalid, nothing has changed.
+
+        Args:
+            values: Names to arrays.
+            samples: Those behind the step, or None.
+            called: The step is the round's last one, since a quorum is in.
+        """
         if not isinstance(values, Mapping):
             expected, got = "a mapping of names to arrays", type(values).__name__
             raise ConfigError("invalid values", expected=expected, got=got)
@@ -78,12 +94,13 @@ class Rounds:
         added = 0.0 if samples is None else as_samples(samples)
         for name, array in values.items():
             check(name, array, self._params[name], False)
-        if self.steps + 1 == self.every:
+        if called or self.steps + 1 == self.every:
             self.check(values)
         for name, array in values.items():
             if array is not self._params[name]:
                 self._params[name][...] = whole(array)
         self.steps, self.samples, self.pending = self.steps + 1, self.samples + added, True
+        self.ends = called or self.steps == self.every
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raises `NonFiniteError` if a difference is not finite."""

@@ -24,6 +24,7 @@ class Tally:
         rejected: Pushes with a part that was too stale or not finite and was dropped.
         bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
         samples: Samples behind the gradients that were applied, and behind those that were dropped.
+        samples_partial: Those of the former whose round a quorum has cut short.
         acknowledged: Staleness, bytes, scale and momentum of the pushes acknowledged in this step, as in
             `Step`.
     """
@@ -32,6 +33,7 @@ class Tally:
         self.rejected = 0
         self.bytes_saved = 0
         self.samples = [0.0, 0.0]
+        self.samples_partial = 0.0
         self.acknowledged: Acknowledged = NOTHING
         self._acknowledged: Counter[tuple[str, ...]] = Counter()
         self._lost: Counter[tuple[str, int]] = Counter()
@@ -98,6 +100,7 @@ class Tally:
             "bytes_saved": self.bytes_saved,
             "rejected": self.rejected,
             "samples_contributed": self.samples[0],
+            "samples_partial": self.samples_partial,
             "samples_lost": self.samples[1],
             "scaled": self._scaled,
             "staleness": dict(sorted(self._staleness.items())),

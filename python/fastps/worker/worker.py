@@ -434,8 +434,11 @@ class Worker:
         self._watched.check()
         self._together.begin()
         self._pushes.resume()
-        rounds.step(values, samples)
-        if rounds.steps == rounds.every:
+        at = self._fetches.installed
+        if rounds.listener is None and self._mode.sends_parts and at is not None:
+            rounds.listener = self._native.listen(self._names[0], at)
+        rounds.step(values, samples, rounds.listener is not None and rounds.listener.heard())
+        if rounds.ends:
             self._contribute(lr)
 
     def _contribute(self, lr: Rates) -> None:
@@ -445,7 +448,7 @@ class Worker:
         rounds.sent, rounds.rejected = True, self._tally.rejected
         self._note_lost()
         self._lr = lr
-        pushes.weight = (rounds.samples or None) if self._mode.weighs else None
+        pushes.weight = rounds.weight if self._mode.weighs else None
         pushes.start(rounds.differences(), lr, self._fetches.installed)
         rounds.started = True
 
@@ -461,7 +464,10 @@ class Worker:
             counts = False
             raise
         finally:
-            self._tally.samples[not counts or self._tally.rejected > rounds.rejected] += rounds.samples
+            lost = not counts or self._tally.rejected > rounds.rejected
+            self._tally.samples[lost] += rounds.samples
+            if not lost and rounds.ends and rounds.steps < rounds.every:
+                self._tally.samples_partial += rounds.samples
             if self._fetches.installed is not installed:
                 rounds.begin()
             else:  # the fetch failed: what the round has reached goes with the next one
@@ -792,10 +798,11 @@ class Worker:
             others raise `VersionsLost`); ``bytes_pushed``: bytes of encoded gradients; ``bytes_saved``: the
             bytes that float32 would have needed in addition; ``rejected``: pushes with a part that was too
             stale or not finite and was dropped; ``samples_contributed``, ``samples_lost``: those given to
-            ``step`` with `fastps.DiLoCo` whose contributions were applied, or dropped; ``scaled``: pushes
-            with a part that was scaled down for its staleness; ``staleness``: histogram as a dict from
-            staleness (largest of a push's tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None
-            before the first push.
+            ``step`` with `fastps.DiLoCo` whose contributions were applied, or dropped; ``samples_partial``:
+            those of the former that a worker sent early, since a quorum was in; ``scaled``: pushes with a
+            part that was scaled down for its staleness; ``staleness``: histogram as a dict from staleness
+            (largest of a push's tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the
+            first push.
         """
         self._note_lost()
         return {"steps": self._steps, **self._tally.stats(self._names)}

@@ -8,7 +8,7 @@ use crate::base::fault::fault;
 use crate::base::isa::Isa;
 use crate::base::mode::{Joined, MembershipRequest, Presence};
 use crate::base::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
-use crate::coordination::group::Groups;
+use crate::coordination::group::{Groups, not_there};
 use crate::slice::clients::Clients;
 use crate::slice::frame::{Applied, Identity, Push};
 use crate::slice::identity::Completion;
@@ -370,6 +370,16 @@ impl Shard {
         for slice in self.all() {
             slice.end_waiting(Why::Ends);
         }
+    }
+
+    /// Returns whether the version after `base` of a slice of the group no longer waits for a worker that has
+    /// a place there: its quorum is in without that worker, or it is made.
+    pub fn goes_on_without(&self, group: u32, slice: SliceId, client: u64, base: u64) -> Result<bool> {
+        let slice = self.slice(slice)?;
+        if slice.group() != group || !self.groups.is_member_of(group, client, false) {
+            return Err(not_there());
+        }
+        Ok(slice.goes_on_without(&*self.policy, client, base))
     }
 
     /// Makes the versions that waited for a worker that has left.

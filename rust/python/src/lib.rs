@@ -32,7 +32,9 @@ mod _fastps {
     #[pymodule_export]
     use super::call::forked;
     #[pymodule_export]
-    use super::client::{BoundList, Client, Exchange, PullFlight, PushFlight, PushSettings, PyVectorSpaces};
+    use super::client::{
+        BoundList, Client, Exchange, Listener, PullFlight, PushFlight, PushSettings, PyVectorSpaces,
+    };
     #[pymodule_export]
     use super::codecs::{ErrorFeedback, body_len, decode, encode};
     #[pymodule_export]

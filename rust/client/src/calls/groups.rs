@@ -10,16 +10,21 @@ use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined, MembershipRequest, Presence};
 use fastps_core::store::still_behind;
+use fastps_core::tensor::SliceId;
+use fastps_core::verbs::{Listener, SliceVersion, Versions};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{Retry, retry};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
 
 /// Time reserved for an answer's way back.
 const ANSWER_MARGIN: Duration = Duration::from_millis(100);
 /// Limit on notifying a server that a worker leaves.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one call listens for a quorum.
+const LISTEN_FOR: Duration = Duration::from_secs(15);
 
 impl Client {
     pub(crate) fn join_group(
@@ -122,6 +127,45 @@ impl Client {
         })
     }
 
+    /// Asks the shard of a tensor's first slice, and keeps asking until the listener is dropped.
+    pub(crate) fn listen_for_quorum(
+        &self,
+        name: &Arc<str>,
+        at: &Versions,
+        timeout: Duration,
+    ) -> Result<Listener> {
+        let (_, entries) = self.look_up(std::iter::once(name), after(timeout))?;
+        let first = at.tensor(name).and_then(<[_]>::first).copied();
+        let place = first.and_then(|first| entries[0].slices.iter().find(|(slice, _)| *slice == first.slice));
+        let (Some(SliceVersion { slice, version, .. }), Some(&(_, shard))) = (first, place) else {
+            return Ok(Listener::new(|| false));
+        };
+        let (link, group) = (self.links[shard].clone(), entries[0].group);
+        let (heard, (wanted, mut dropped)) = (Arc::new(AtomicBool::new(false)), oneshot::channel::<()>());
+        let told = heard.clone();
+        let ask = async move {
+            let goes_on = async || loop {
+                match await_quorum(&link, group, slice, version).await {
+                    Ok(pb::AdvanceResponse { ready: true, .. }) => {
+                        return told.store(true, Ordering::Relaxed);
+                    }
+                    Ok(_) => {}
+                    Err(_) => tokio::time::sleep(REJOIN_TIMEOUT).await,
+                }
+            };
+            tokio::select! {
+                () = goes_on() => {}
+                _ = &mut dropped => {}
+            }
+        };
+        self.driver.spawn(ask);
+        self.driver.nudge();
+        Ok(Listener::new(move || {
+            let _open = &wanted;
+            heard.load(Ordering::Relaxed)
+        }))
+    }
+
     /// The number of a group, from the map.
     pub(crate) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
         self.alive()?;
@@ -183,6 +227,23 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
     }
 }
 
+/// Waits for a while until a version of a slice goes on without this worker.
+async fn await_quorum(
+    link: &Link,
+    group: u32,
+    slice: SliceId,
+    base_version: u64,
+) -> Result<pb::AdvanceResponse> {
+    let ask = |mut control: Control, left: Duration| {
+        let wait_ms = LISTEN_FOR.saturating_sub(ANSWER_MARGIN).as_millis() as u32;
+        let (client, slice) = (link.client(), Some(slice.0));
+        let advance =
+            pb::AdvanceRequest { client, group, slice, base_version, wait_ms, ..Default::default() };
+        async move { control.advance(request(advance, left)).await }
+    };
+    call(link, after(LISTEN_FOR), ask).await
+}
+
 /// Reports the clock, and waits. The first answer comes at half time, so that the workers behind are known
 /// even if the last one is late.
 async fn report_clock(
@@ -198,7 +259,7 @@ async fn report_clock(
         // A restarted server counts from this clock.
         let mut clock = membership.clock;
         change(link, membership, |known| clock = known.clock);
-        let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };
+        let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms, ..Default::default() };
         async move { control.advance(request(advance, left)).await }
     };
     call(link, deadline, ask).await

@@ -21,8 +21,9 @@ use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, OptimizerState, ParameterServer, Patient, PullTensors, Pulled, PushError, PushOptions,
-    PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether, Versions, WorkerReport,
+    Caller, Gradient, Listener, OptimizerState, ParameterServer, Patient, PullTensors, Pulled, PushError,
+    PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether, Versions,
+    WorkerReport,
 };
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Read};
@@ -233,6 +234,10 @@ impl TrainTogether for Client {
 
     fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks> {
         self.advance_in(group, warm, steps, timeout)
+    }
+
+    fn listen(&self, name: &Arc<str>, at: &Versions, timeout: Duration) -> Result<Listener> {
+        self.listen_for_quorum(name, at, timeout)
     }
 
     fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<PortionAnswer> {

@@ -512,7 +512,7 @@ fn tell(answers: Vec<(Advanced, Result<Clocks>)>) {
     }
 }
 
-fn not_there() -> Error {
+pub(crate) fn not_there() -> Error {
     Error::new(Kind::Lease, "the worker has no place in the group: its lease ran out, or it has left")
 }
 

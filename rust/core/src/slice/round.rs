@@ -206,6 +206,20 @@ impl Slice {
         }
     }
 
+    /// Returns whether the next version no longer waits for a client that computes at version `base`: its
+    /// quorum is in without that client, or it is made.
+    pub(crate) fn goes_on_without(&self, policy: &dyn Policy, client: u64, base: u64) -> bool {
+        let SliceMemory::Exact(memory) = &self.memory else { return false };
+        let memory = memory.lock();
+        let is_enough = |round: &Round| {
+            let (count, since) = (round.parts.len(), memory.arrivals);
+            let gathered = Gathered { count, has: &|client| round.has(client), since };
+            policy.judge(self.group(), gathered).is_some_and(|verdict| verdict.enough)
+        };
+        let round = memory.round.as_deref().filter(|round| !round.parts.is_empty());
+        memory.changed() != base || round.is_some_and(|round| !round.has(client) && is_enough(round))
+    }
+
     /// Makes the version that gradients wait for if the policy awaits no more of them, or the grace after
     /// enough of them is over; `now` is the caller's clock in milliseconds, if it has one.
     pub(crate) fn end_round(&self, policy: &dyn Policy, now: Option<u64>) {

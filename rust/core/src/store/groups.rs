@@ -4,9 +4,10 @@
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::mode::{Clocks, Joined, MembershipRequest, Mode};
-use crate::base::sync::lock;
+use crate::base::sync::{Arc, lock};
 use crate::coordination::portions::{Ask, PortionAnswer};
-use crate::verbs::TrainTogether;
+use crate::tensor::{SliceVersion, Versions};
+use crate::verbs::{Listener, TrainTogether};
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::Duration;
 
@@ -86,6 +87,15 @@ impl TrainTogether for Store {
                 Err(Error::new(Kind::Unavailable, "another call of this worker waits in its place"))
             }
         }
+    }
+
+    fn listen(&self, name: &Arc<str>, at: &Versions, _timeout: Duration) -> Result<Listener> {
+        let (shard, client) = (self.shared.shard.clone(), self.client);
+        let group = self.group(&self.tensor(name)?.spec.group);
+        let Some(&SliceVersion { slice, version, .. }) = at.tensor(name).and_then(<[_]>::first) else {
+            return Ok(Listener::new(|| false));
+        };
+        Ok(Listener::new(move || shard.goes_on_without(group, slice, client, version).unwrap_or(false)))
     }
 
     fn portion(&self, ask: &Ask, wait: Duration, _timeout: Duration) -> Result<PortionAnswer> {

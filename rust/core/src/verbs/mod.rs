@@ -21,7 +21,7 @@ pub use pull_tensors::PullTensors;
 pub use push_tensors::PushTensors;
 pub use report::WorkerReport;
 pub use tensor_registry::TensorRegistry;
-pub use train_together::TrainTogether;
+pub use train_together::{Listener, TrainTogether};
 pub use values::{
     Caller, Done, Fate, Gradient, GradientRef, GroupState, InDoubt, OptimizerState, PartialPush, Patient,
     Pulled, PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values, WorkerState,

@@ -411,6 +411,28 @@ fn a_version_waits_for_a_grace_after_its_quorum() {
 }
 
 #[test]
+fn a_worker_learns_that_a_version_goes_on_without_it() {
+    let mut world = World::new();
+    (1..=3).for_each(|client| drop(world.join(client, rounds(3, 2, 100), None).unwrap()));
+    let a = gradient(1);
+    let goes_on = |world: &World, base| {
+        let asked = (1..=3).map(|client| world.shard.goes_on_without(GROUP, SLICE, client, base).unwrap());
+        asked.collect::<Vec<_>>()
+    };
+    assert!(waits(&world.plain(1, 0, &a)));
+    assert_eq!(goes_on(&world, 0), [false; 3]);
+    assert!(waits(&world.plain(2, 0, &a)));
+    assert_eq!(goes_on(&world, 0), [false, false, true]);
+    assert_eq!(applied(&world.plain(3, 0, &a)).version, 1);
+    assert_eq!((goes_on(&world, 0), goes_on(&world, 1)), (vec![true; 3], vec![false; 3]));
+    // Only those ask who have a place in the slice's group.
+    world.join(4, rounds(3, 2, 100), None).unwrap_err();
+    for (group, slice, client) in [(GROUP, SLICE, 4), (GROUP + 1, SLICE, 1), (GROUP, SliceId(77), 1)] {
+        world.shard.goes_on_without(group, slice, client, 0).unwrap_err();
+    }
+}
+
+#[test]
 fn nobody_waits_for_the_first_steps_of_a_newcomer() {
     let mut world = World::new();
     let a = gradient(1);

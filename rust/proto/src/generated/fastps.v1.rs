@@ -911,6 +911,13 @@ pub struct AdvanceRequest {
     /// Longest time to wait; the server caps it at 20 s.
     #[prost(uint32, tag = "5")]
     pub wait_ms: u32,
+    /// MODE_SYNC, to the slice's shard: reports nothing, and is ready once the next version of this slice of the group has its
+    /// quorum without a gradient of this worker, or the slice has another version than `base_version`. Only to servers with
+    /// `rounds` among their capabilities.
+    #[prost(fixed64, optional, tag = "6")]
+    pub slice: ::core::option::Option<u64>,
+    #[prost(fixed64, tag = "7")]
+    pub base_version: u64,
 }
 /// The worker may continue, or must ask again.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

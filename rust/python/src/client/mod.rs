@@ -73,6 +73,18 @@ pub(crate) struct Client {
     waits: AtomicBool,
 }
 
+/// Whether the version that a worker computes for goes on without it.
+#[pyclass(frozen, module = "fastps._fastps", name = "Listener")]
+#[derive(Debug)]
+pub(crate) struct Listener(fastps_core::verbs::Listener);
+
+#[pymethods]
+impl Listener {
+    fn heard(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.heard())
+    }
+}
+
 impl Client {
     /// A client of the servers at these addresses.
     pub(crate) fn remote(server: Shared, addresses: &str, check_finite: bool, timeout: Duration) -> Self {
@@ -620,6 +632,14 @@ impl Client {
         let clocks =
             call::run(py, may_wait, move || server.advance(&group, warm, steps, timeout))?.or_raise(py)?;
         Ok((clocks.slowest, clocks.leads))
+    }
+
+    /// Listens while a gradient is computed at these versions of a tensor.
+    fn listen(&self, py: Python<'_>, name: &str, at: &Bound<'_, Versions>) -> PyResult<Listener> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, None)?);
+        let (name, at) = (Arc::from(name), at.get().0.clone());
+        let listener = self.call(py, server, move |server| server.listen(&name, &at, timeout))?;
+        listener.or_raise(py).map(Listener)
     }
 
     /// Makes the versions of a store whose grace is over at this time of a virtual clock, in seconds; from then

@@ -15,7 +15,7 @@ use crate::persistence::checkpoint::Checkpoints;
 use crate::persistence::gate::check_number;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
-use fastps_core::tensor::MAX_NAME;
+use fastps_core::tensor::{MAX_NAME, SliceId};
 use fastps_durable::{Cut, Event};
 use fastps_proto::NeedsRole;
 use fastps_proto::v1 as pb;
@@ -32,6 +32,9 @@ const MAX_LISTED_SESSIONS: usize = 8192;
 
 /// How long one call may wait for other workers.
 const MAX_WORKER_WAIT: Duration = Duration::from_secs(20);
+
+/// Pause between two looks at a version that a worker computes for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The control service of one shard.
 #[derive(Clone, Debug)]
@@ -159,6 +162,25 @@ impl ControlService {
         self.node.ask_coordinator_for(question).await.map(Some)
     }
 
+    /// Waits until a version goes on without a worker that computes for it.
+    async fn await_quorum(
+        &self,
+        request: Request<pb::AdvanceRequest>,
+    ) -> Result<Response<pb::AdvanceResponse>, Status> {
+        let asked = self.call(request, Conditions::Change, |_, _, m| Ok(m)).await?.into_inner();
+        let pb::AdvanceRequest { client, group, slice, base_version, wait_ms, .. } = asked;
+        let slice = SliceId(slice.unwrap_or_default());
+        let until = Instant::now() + Duration::from_millis(wait_ms.into()).min(MAX_WORKER_WAIT);
+        loop {
+            let ready = self.node.shard.goes_on_without(group, slice, client, base_version);
+            let ready = ready.map_err(|error| convert::status(&error.shard(self.node.index())))?;
+            if ready || Instant::now() >= until {
+                return Ok(Response::new(pb::AdvanceResponse { ready, ..Default::default() }));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     /// An answer that names tensors, once the log is durable up to this position: a restart must know them
     /// all.
     async fn once_durable<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
@@ -283,6 +305,9 @@ impl Control for ControlService {
         request: Request<pb::AdvanceRequest>,
     ) -> Result<Response<pb::AdvanceResponse>, Status> {
         let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
+        if request.get_ref().slice.is_some() {
+            return self.await_quorum(request).await;
+        }
         let outcome = self.call(request, Conditions::Change, |node, _, m| {
             node.sessions.touch(m.client, Instant::now())?;
             let (done, outcome) = oneshot::channel();
