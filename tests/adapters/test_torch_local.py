@@ -163,6 +163,75 @@ def test_a_saved_round_continues_where_it_was() -> None:
     assert optimizer.worker.stats()["samples_lost"] == 2 * BATCH
 
 
+def test_a_run_continues_from_its_file(tmp_path: Path) -> None:
+    """Inner states, rates, the unfinished round, residuals and the outer momentum, with a scaled loss."""
+    values: list[dict[str, Any]] = []
+    for servers in ("", "the same", "new"):
+        store = fastps.Store()
+        net, optimizer = made(store, codec=fastps.Int8(), rank=1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        for step in range(3 * EVERY + 1):
+            backward(net, 0, step)
+            for param in net.parameters():
+                param.grad *= scaler.scale(torch.tensor(1.0))
+            if step == EVERY:
+                net[0].weight.grad[0, 0] = float("inf")  # the scaler skips it: no step of the round
+            scaler.step(optimizer, samples=BATCH)
+            scaler.update()
+            schedule.step()
+            if servers and step == EVERY + 2:
+                more = {"schedule": schedule.state_dict(), "scaler": scaler.state_dict()}
+                fastps.torch.save(net, optimizer, tmp_path / servers, **more)
+                optimizer.close()
+                store = fastps.Store() if servers == "new" else store
+                net, optimizer = made(store, codec=fastps.Int8(), rank=1)
+                schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+                more = fastps.torch.resume(net, optimizer, tmp_path / servers)
+                schedule.load_state_dict(more["schedule"])
+                scaler.load_state_dict(more["scaler"])
+                assert fastps.torch.peek(tmp_path / servers).steps == 1
+        names = [name for name, _ in net.named_parameters()]
+        values.append(store.pull(names))
+        assert store.versions("0.bias")["0.bias"] >= 4
+        with case(servers):
+            assert all((values[0][name] == values[-1][name]).all() for name in names)
+        optimizer.close()
+    # A worker of another rank begins at the servers' values, with the saver's inner states.
+    other, begins = made(store, rank=0)
+    fastps.torch.resume(other, begins, tmp_path / "new", keep="servers")
+    assert begins.optimizers[0].state[other[0].bias]["step"] == EVERY + 2
+    assert all((param.detach().numpy() == values[-1][name]).all() for name, param in other.named_parameters())
+    with pytest.raises(fastps.ConfigError, match="inner optimizers"):
+        begins.load_state_dict({**begins.state_dict(), "optimizers": []})
+
+
+def test_buffers_go_to_the_servers_once_a_round(store: fastps.Store) -> None:
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(torch.nn.Linear(6, 2), torch.nn.BatchNorm1d(2)) for _ in range(3)]
+
+    def optimizer_of(net: torch.nn.Module) -> fastps.torch.LocalOptimizer:
+        mode, named = fastps.DiLoCo(every=EVERY), net.named_parameters()
+        return fastps.torch.LocalOptimizer(named, inner(net), store, mode, model=net, buffers="latest")
+
+    with optimizer_of(nets[0]) as optimizer:
+        for step in range(EVERY + 1):
+            backward(nets[0], 0, step)
+            optimizer.step()
+            if step == EVERY - 1:
+                pushed = nets[0][1].running_mean.clone()
+    assert store.versions("1.running_mean")["1.running_mean"] == 3  # registered, a round, the last ones
+    fastps.torch.load(nets[1], store)
+    with optimizer_of(nets[2]):
+        for net in nets[1:]:
+            assert torch.equal(net[1].running_mean, nets[0][1].running_mean)
+    assert not torch.equal(pushed, nets[0][1].running_mean)
+    with pytest.raises(fastps.ConfigError, match="model"):
+        fastps.torch.LocalOptimizer(
+            nets[0].named_parameters(), inner(nets[0]), store, fastps.DiLoCo(every=2), buffers="latest"
+        )
+
+
 def test_schedulers_hooks_and_closures_see_the_inner_optimizers(store: fastps.Store) -> None:
     net = model()
     weights = [p for p in net.parameters() if p.ndim == 2]

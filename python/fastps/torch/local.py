@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from fastps import optim
 from fastps._shared.checks import invalid
 from fastps._shared.text import quoted
+from fastps._shared.types import Array
 from fastps.codecs import Codec
-from fastps.errors import ConfigError, NonFiniteError
+from fastps.engines import own_rank
+from fastps.errors import ConfigError, FastpsError, NonFiniteError
 from fastps.modes import DiLoCo
 from fastps.parameter_server import ParameterServer, check_ps
-from fastps.torch._arguments import check_optimizer
-from fastps.torch._params import Entry, Filled, Gpus, absent, by_name
+from fastps.torch._arguments import check_buffers, check_optimizer
+from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, settings_of
+from fastps.torch.buffers import Buffers
+from fastps.torch.optimizer_state import OptimizerState, arrays_of
 from fastps.torch.seeds import state as random_state
 from fastps.worker import Step, Worker
 
 __all__ = ["LocalOptimizer"]
+
+_log = logging.getLogger("fastps")
 
 
 class LocalOptimizer(torch.optim.Optimizer):
@@ -46,6 +54,9 @@ class LocalOptimizer(torch.optim.Optimizer):
         prefix: Prefix of all names, for several models on one server.
         on_step: Called with a `fastps.Step` after each step.
         rank: As for `fastps.Worker`.
+        model: As for `fastps.torch.ParameterServerOptimizer`: its floating-point buffers go to the servers,
+            once in `every` steps.
+        buffers: As there.
 
     Raises:
         ConfigError: The mode is another one, a parameter has no name, two inner optimizers or none has one,
@@ -81,9 +92,13 @@ class LocalOptimizer(torch.optim.Optimizer):
         prefix: str = "",
         on_step: Callable[[Step], object] | None = None,
         rank: int | None = None,
+        model: torch.nn.Module | None = None,
+        buffers: Literal["average", "latest", "local"] | None = None,
     ) -> None:
         check_ps(ps)
         check_optimizer(optimizer)
+        check_buffers(buffers, model)
+        rank = own_rank(rank)
         if not getattr(mode, "takes_values", False):
             advice = "fastps.torch.ParameterServerOptimizer has the other modes"
             raise invalid("mode", "fastps.DiLoCo(every=...)", mode, advice)
@@ -99,13 +114,24 @@ class LocalOptimizer(torch.optim.Optimizer):
         #: The inner optimizers, in the order given.
         self.optimizers = own
         self.param_groups = [group for one in own for group in one.param_groups]
+        self._entries, self._outer = entries, optimizer
+        #: The state of the outer optimizer, on the servers.
+        self._held = OptimizerState(ps, prefix, rank, [optimizer], [entries])
         arrays = {entry.name: entry.array for entry in entries}
         for name in absent(ps, {name: (array.shape, optimizer) for name, array in arrays.items()}):
             ps.register(name, arrays[name], optimizer)
-        self._filled = Filled(entries, None)
-        self._worker = Worker(ps, arrays, mode, codec, copy=False, on_step=on_step, rank=rank)
-        self._worker.refresh_by(self._refresh)
-        self._filled.show()
+        self._filled = Filled(entries, model)
+        self._buffers: Buffers | None = None
+        try:
+            if model is not None and buffers != "local":
+                self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, mode.every)
+            self._worker = Worker(ps, arrays, mode, codec, copy=False, on_step=on_step, rank=rank)
+            self._worker.refresh_by(self._refresh)
+            self._filled.show()
+            self._read_buffers()
+        except BaseException:
+            self._close(last=False)
+            raise
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not after the constructor: the servers' parameters are those of the whole round.
@@ -142,7 +168,7 @@ class LocalOptimizer(torch.optim.Optimizer):
 
         Raises:
             NonFiniteError: The round's difference is not finite; nothing was sent, and the next step begins
-                at the servers' values.
+                at the servers' values. Or a buffer that this step pushes is not; no step was taken.
             ConfigError: `samples` is invalid; no step was taken.
             DeadlineError, LeaseError, FastpsError: As from `fastps.Worker.step`.
         """
@@ -151,6 +177,8 @@ class LocalOptimizer(torch.optim.Optimizer):
             worker.first_step(random_state(), "fastps.torch.seed(base, ps)")
         worker.check_samples(samples)
         self._filled.check_memory()
+        if self._buffers is not None:
+            self._buffers.begin_step()
         result = None
         if closure is not None and len(self.optimizers) > 1:
             with torch.enable_grad():
@@ -170,6 +198,8 @@ class LocalOptimizer(torch.optim.Optimizer):
         finally:
             if worker.at_version:
                 self._filled.show()
+        if self._buffers is not None:
+            self._buffers.stepped()
         return result
 
     def _refresh(self) -> None:
@@ -188,38 +218,116 @@ class LocalOptimizer(torch.optim.Optimizer):
         """Its `fastps.Worker`, for ``stats()`` and the like."""
         return self._open()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the inner optimizers, the unfinished round and residuals.
-
-        Returns:
-            ``optimizers``: the inner ones' states; ``worker``: as `fastps.Worker.state_dict`, with tensors.
-        """
-        states = [one.state_dict() for one in self.optimizers]
-        return {"optimizers": states, "worker": _map(self._open().state_dict(), torch.from_numpy)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a state. The round continues if the servers have the values that it began from; else the
-        next one begins at theirs.
+    def is_first(self) -> bool:
+        """Returns whether this worker joined before all others that are present now.
 
         Raises:
-            ConfigError, ShapeError: The state is of other parameters, or of another codec.
+            FastpsError: The servers could not be asked.
         """
-        states = state_dict["optimizers"]
-        if len(states) != len(self.optimizers):
-            expected, got = f"{len(self.optimizers)} inner optimizers", f"the states of {len(states)}"
-            raise ConfigError("the saved state is of others", expected=expected, got=got)
+        return self._open().is_first()
+
+    def pull_model(self) -> None:
+        """Fetches the servers' values into the model; an unfinished round is dropped.
+
+        Raises:
+            FastpsError: The fetch failed.
+        """
+        self._open().pull_model()
+        self._filled.show()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A complete state: of the inner optimizers, of the unfinished round, and the servers' of the outer.
+
+        Returns:
+            ``optimizers``: the inner ones' states; ``fastps``: as `fastps.Worker.state_dict`, with tensors;
+            ``state`` and ``param_groups``: the outer optimizer as torch's have it.
+        """
+        names = [entry.name for entry in self._entries]
+        group = {"params": list(range(len(names))), "param_names": names, **settings_of(self._outer)}
+        state: dict[str, Any] = {"param_groups": [group]}
+        self._held.complete(state, self._open())
+        return {**state, "optimizers": [one.state_dict() for one in self.optimizers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores this worker's state. The round continues if the servers have the values that it began
+        from; else the next one begins at theirs. The outer optimizer's state is the servers', to which
+        `fastps.torch.resume` gives a saved one.
+
+        Raises:
+            ConfigError, ShapeError: The state is of other parameters, or of another codec; nothing is
+                changed.
+        """
+        own = {key: arrays_of(value) for key, value in state_dict["fastps"].items()}
         worker = self._open()
-        worker.load_state_dict(_map(state_dict["worker"], lambda tensor: tensor.numpy()))
-        for one, state in zip(self.optimizers, states, strict=True):
-            one.load_state_dict(state)
-        # `load_state_dict` gives them new groups.
-        self.param_groups[:] = [group for one in self.optimizers for group in one.param_groups]
+        self._check_inner_states(state_dict)
+        worker.check_state(own)
+        self._load_inner(state_dict)
+        worker.load_state_dict(own)
         self._filled.show()
 
     def close(self) -> None:
-        """Leaves the group, so that no other worker waits for this one. An unfinished round is dropped."""
-        if self._worker is not None:
-            self._worker.close()
+        """Leaves the group, so that no other worker waits for this one. An unfinished round is dropped.
+
+        Raises:
+            NonFiniteError: The model's buffers are not finite; they are not pushed. The session has ended.
+        """
+        self._close(last=True)
+
+    def _close(self, last: bool) -> None:
+        """Ends everything; `last`: pushes the last values of the buffers."""
+        try:
+            if self._buffers is not None:
+                self._buffers.close(last)
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+
+    # -- for `fastps.torch.save` and `resume` ----------------------------------------------------------------
+
+    def _check_inner_states(self, state_dict: Mapping[str, Any]) -> None:
+        """Raises unless a state has one for each inner optimizer, of as many parameters."""
+        states = state_dict.get("optimizers", [])
+        sizes = [[len(group["params"]) for group in state["param_groups"]] for state in states]
+        ours = [[len(group["params"]) for group in one.param_groups] for one in self.optimizers]
+        if sizes != ours:
+            expected, got = (f"inner optimizers with groups of {each} parameters" for each in (ours, sizes))
+            raise ConfigError("the saved state is of others", expected=expected, got=got)
+
+    def _load_inner(self, state_dict: Mapping[str, Any]) -> None:
+        """Gives the inner optimizers their saved states."""
+        for one, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            one.load_state_dict(copy.deepcopy(state))
+        # `load_state_dict` gives them new groups.
+        self.param_groups[:] = [group for one in self.optimizers for group in one.param_groups]
+
+    def _load_own(self, own: dict[str, Any]) -> None:
+        """Continues the saver's round, if the state is of this mode and codec."""
+        worker = self._open()
+        try:
+            worker.check_state(own)
+        except FastpsError as error:
+            _log.warning("this worker begins without the state of the one that saved: %s", error)
+        else:
+            worker.load_state_dict(own)
+        self._filled.show()
+
+    def _push_values(self, values: Mapping[str, Array]) -> None:
+        """Assigns the model's values, and these in place of what a parameter shows of them."""
+        self._filled.check_memory()
+        buffers = {} if self._buffers is None else self._buffers.values()
+        self._filled.take()
+        for entry in self._entries:
+            if entry.name in values:
+                entry.array[...] = values[entry.name]
+        self._open().push_model()
+        self._filled.show()
+        if self._buffers is not None:
+            self._buffers.assign(buffers)
+
+    def _read_buffers(self) -> None:
+        """Gives the model the servers' buffers, if they have any of it."""
+        if self._buffers is not None:
+            self._buffers.read()
 
     def __enter__(self) -> Self:
         return self
@@ -227,8 +335,10 @@ class LocalOptimizer(torch.optim.Optimizer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._worker is not None:
-            self._worker.__exit__(kind, error, trace)
+        try:
+            self._open().__exit__(kind, error, trace)
+        finally:
+            self._close(last=error is None)
 
 
 def _check_inner(named: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -248,12 +358,3 @@ def _check_inner(named: Mapping[str, torch.Tensor], optimizers: Sequence[torch.o
             expected="one inner optimizer",
             got=f"{'two' if twice else 'none'} for {quoted(twice or lacking)}",
         )
-
-
-def _map(state: Any, convert: Callable[[Any], Any]) -> Any:
-    """A state with its arrays converted."""
-    if isinstance(state, Mapping):
-        return {key: _map(value, convert) for key, value in state.items()}
-    if isinstance(state, tuple):
-        return tuple(_map(value, convert) for value in state)
-    return convert(state) if hasattr(state, "shape") else state

@@ -24,11 +24,14 @@ from fastps.parameter_server import ParameterServer
 from fastps.torch import _file
 from fastps.torch._notes import note, written
 from fastps.torch._params import float32, rounds_to
+from fastps.torch.local import LocalOptimizer
 from fastps.torch.optimizer import ParameterServerOptimizer, open_optimizers
 from fastps.torch.optimizer_state import OptimizerState, arrays_of
 from fastps.torch.state import State
 
 __all__ = ["resume", "save"]
+
+Ours = ParameterServerOptimizer | LocalOptimizer
 
 #: The note with the run that an optimizer's parameters belong to: whether they are complete, and its number.
 _NOTE = "fastps.run"
@@ -39,7 +42,7 @@ _UNFINISHED, _COMPLETE = 0.0, 1.0
 _POLL = 0.05
 
 
-def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File, **more: Any) -> None:
+def save(model: torch.nn.Module, optimizer: Ours, path: File, **more: Any) -> None:
     """Writes a run's checkpoint: parameters and optimizer state of the servers, buffers, this worker's state.
 
     The file is a dict that ``torch.load`` reads: ``"model"`` and ``"optimizer"`` are state dicts that plain
@@ -98,7 +101,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
 
 def resume(
     model: torch.nn.Module,
-    optimizer: ParameterServerOptimizer,
+    optimizer: Ours,
     path: File,
     *,
     keep: Literal["checkpoint", "servers"] | None = None,
@@ -113,14 +116,15 @@ def resume(
 
     The saver's own state (its steps, and what its codec dropped) goes to the worker of its rank, or without
     ranks to the first worker of the run, if the servers have taken no step since. All others begin without,
-    and so does one with another mode or codec, which is logged.
+    and so does one with another mode or codec, which is logged. The inner optimizers of a `LocalOptimizer`
+    take the saver's states; so that each worker continues with its own, each one saves a file.
 
     A model with several optimizers (a GAN) has a file for each, and they are resumed in any order. Parameters
     that another one trains keep the values that it has from its servers.
 
     Args:
         model: The model; all its parameters and buffers must be in the file, in their shapes.
-        optimizer: Its `ParameterServerOptimizer`.
+        optimizer: Its `ParameterServerOptimizer` or `LocalOptimizer`.
         path: A file of `save`, or of ``torch.save({"model": model.state_dict(), "optimizer":
             optimizer.state_dict(), ...}, path)`` with this optimizer or torch's own of the same kind, over
             the same parameters in the same order.
@@ -161,11 +165,15 @@ def resume(
     else:
         optimizer._read_buffers()
     optimizer.pull_model()
-    for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
-        group.update(rates)
+    if isinstance(optimizer, LocalOptimizer):
+        optimizer._load_inner({"optimizers": saved.inner})
+    else:
+        for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
+            group.update(rates)
     if saved.own is not None and (puts or same) and held.takes_over_from(optimizer._open(), saved.rank):
         optimizer._load_own(saved.own)
-    optimizer._follow_schedule()
+    if isinstance(optimizer, ParameterServerOptimizer):
+        optimizer._follow_schedule()
     return saved.more
 
 
@@ -179,6 +187,7 @@ class _Saved:
         states: The optimizer state of the parameters that have one, by tensor.
         steps: Most steps that a parameter has taken.
         rates: The rates of each group, and what schedulers keep beside them.
+        inner: The states of the inner optimizers of a `LocalOptimizer`.
         own: The state of the worker that saved, if it is in the file.
         run: The number of the run, 8 bytes.
         rank: Of the worker that saved.
@@ -190,28 +199,28 @@ class _Saved:
     states: dict[str, State]
     steps: int
     rates: list[dict[str, float]]
+    inner: list[Any]
     own: dict[str, Any] | None
     run: list[float]
     rank: int | None
     more: dict[str, Any]
 
 
-def _ours(optimizer: object) -> ParameterServerOptimizer:
-    if not isinstance(optimizer, ParameterServerOptimizer):
-        raise invalid("optimizer", "a fastps.torch.ParameterServerOptimizer", type(optimizer).__name__)
+def _ours(optimizer: object) -> Ours:
+    if not isinstance(optimizer, Ours):
+        expected = "a fastps.torch.ParameterServerOptimizer or LocalOptimizer"
+        raise invalid("optimizer", expected, type(optimizer).__name__)
     return optimizer
 
 
-def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[str, str]:
+def _names(model: torch.nn.Module, optimizer: Ours) -> dict[str, str]:
     """The tensors of the parameters, by the model's keys."""
     tensors = {id(one.param): one.name for one in optimizer._held.those()}
     own = model.named_parameters(remove_duplicate=False)
     return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
 
 
-def _of_others(
-    model: torch.nn.Module, optimizer: ParameterServerOptimizer, saved: Mapping[str, torch.Tensor]
-) -> set[str]:
+def _of_others(model: torch.nn.Module, optimizer: Ours, saved: Mapping[str, torch.Tensor]) -> set[str]:
     """The keys of parameters that another optimizer trains, from its servers or as the file has them."""
     found, now = set(), dict(model.named_parameters(remove_duplicate=False))
     for other in open_optimizers() - {optimizer}:
@@ -299,12 +308,14 @@ def _number() -> list[float]:
     return [float(part) for part in secrets.token_bytes(8)]
 
 
-def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimizer, verify: bool) -> _Saved:
+def _read(path: File, model: torch.nn.Module, optimizer: Ours, verify: bool) -> _Saved:
     """Reads a file; raises unless all of it fits."""
     saved = _file.read_run(path, verify)
     about, theirs = saved.get("fastps", {}), saved["optimizer"]
     states, groups = optimizer._held.saved(theirs), theirs["param_groups"]
     own = {key: arrays_of(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None
+    if isinstance(optimizer, LocalOptimizer):
+        optimizer._check_inner_states(theirs)
     of_model, names = _of_model(saved["model"], model), _names(model, optimizer)
     if states and not all("param_names" in group for group in groups):
         _check_order(saved["model"], [_plain(key) for key in of_model if key in names])
@@ -314,6 +325,7 @@ def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimize
         states,
         _file.steps_of(theirs),
         [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
+        theirs.get("optimizers", []),
         own,
         about["run"] if "run" in about else _number_of(path),
         _file.rank_of(saved),
