@@ -16,7 +16,7 @@ from fastps.optimize import LBFGS, GradientDescent, StrongWolfe
 from fastps_lab.repro import tasks
 from fastps_lab.repro.catalogue import CLAIMS, find
 from fastps_lab.repro.claim import Setting
-from fastps_lab.repro.claims import codecs, momentum, sandblaster, toys, training
+from fastps_lab.repro.claims import codecs, diloco, momentum, sandblaster, toys, training
 
 USELESS = fastps.SGD(lr=1e-12)
 
@@ -159,6 +159,43 @@ def slow_portions(patch):
     patch.setattr(sandblaster, "batch_time", lambda count, _, copies: real(count, 1, copies))
 
 
+#: Figures of the parts of `diloco` with which it holds.
+ROUNDS = {
+    "measure_bits": {},
+    "measure_inner": {},
+    "measure_uneven": {"equal": 1.0},
+    "measure_disturbed": {"losses": [1.0, 1.0], "longest": 0.0, "bound": 1.0},
+}
+
+
+def in_rounds(part, switch_off):
+    """Measures only this part of `diloco`."""
+
+    def only(patch):
+        for name, figures in ROUNDS.items():
+            if name != part:
+                patch.setattr(diloco, name, lambda _, figures=figures: figures)
+        switch_off(patch)
+
+    return only
+
+
+def another_outer_rule(patch):
+    patch.setattr(diloco, "OUTER", fastps.SGD(lr=0.7, momentum=0.9))
+
+
+def muon_as_adamw(patch):
+    patch.setitem(diloco.INNER, "Muon", diloco.AdamW)
+
+
+def without_quorum(real, every, workers=None, **_):
+    return real(every=every, workers=workers)
+
+
+def without_parts(real, **more):
+    return real(**{**more, "partial": False})
+
+
 PERTURBED = {
     "implicit-momentum": [one_worker],
     "best-momentum": [one_worker],
@@ -182,6 +219,12 @@ PERTURBED = {
     ],
     "staleness-limit": [without("Async", "max_staleness")],
     "delay-adaptive": [without("Async", "delay_adaptive")],
+    "diloco": [
+        in_rounds("measure_bits", another_outer_rule),
+        in_rounds("measure_inner", muon_as_adamw),
+        in_rounds("measure_uneven", replace("DiLoCo", without_parts)),
+        in_rounds("measure_disturbed", replace("DiLoCo", without_quorum)),
+    ],
     "nesterov": [without("SGD", "nesterov")],
     "adam-counts-steps": [replace("Adam", lambda _, lr, eps: fastps.RMSprop(lr=lr, alpha=0.999, eps=eps))],
     "toy-problems": [

@@ -95,6 +95,12 @@ class LocalCluster(Closing):
         cluster, options = [f"127.0.0.1:{port}" for port in free_ports(shards)], list(options)
         self.addresses = ",".join(cluster)
         self._servers: list[ServerProcess] = []
+        self._settings = cluster, folder, options, program
+        self._start()
+
+    def _start(self) -> None:
+        cluster, folder, options, program = self._settings
+        self._servers = []
         try:
             for shard, address in enumerate(cluster):
                 log = folder / f"shard-{shard}.log"
@@ -107,6 +113,17 @@ class LocalCluster(Closing):
         except BaseException:
             self.close()
             raise
+
+    def restart(self) -> None:
+        """Kills all servers, and starts them again at their addresses.
+
+        Raises:
+            CommandError: A server does not start; none is left.
+        """
+        for server in self._servers:
+            server.kill()
+            server.close()
+        self._start()
 
     def check(self) -> None:
         """Raises `CommandError` if a server has ended."""

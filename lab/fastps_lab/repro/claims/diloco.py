@@ -1,0 +1,446 @@
+"""Low-communication training (Douillard et al. 2023): rounds of local steps, joined by an outer optimizer."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+
+import fastps
+from fastps.commands.kit.net import evaluate, init_params, loss_and_grads
+from fastps.commands.kit.servers import LocalCluster
+from fastps.data import digits
+from fastps.modes import Mode
+from fastps.simulate import Join, Kill, Pause, Trace, run
+from fastps.simulate.durations import Durations
+from fastps.simulate.events import Event
+from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict, row
+
+__all__ = ["CLAIMS"]
+
+WORKERS = 4
+OUTER = fastps.DiLoCo.outer
+#: Local steps of a round, each of one virtual second.
+EVERY = 60
+#: Those of the runs that are compared after equal time.
+LONG = 100
+BATCH = 64
+#: Virtual seconds that a version waits after its quorum.
+GRACE = 4.0
+Params = dict[str, Any]
+#: Worker, values and gradients to the values after a local step.
+Inner = Callable[[int, Params, Params], Params]
+
+
+# -- problems ------------------------------------------------------------------------------------------------
+
+
+class Digits:
+    """The net on the digits in the package; each worker has a quarter of the images."""
+
+    hidden = 32
+
+    def __init__(self) -> None:
+        self.data = digits()
+
+    def start(self, seed: int) -> Params:
+        return dict(init_params(self.data.inputs, self.hidden, 10, np.random.default_rng([seed, 0])))
+
+    def gradient(self, params: Any, worker: int, rng: np.random.Generator) -> Params:
+        rows = rng.integers(len(self.data.train_y) // WORKERS, size=BATCH) * WORKERS + worker % WORKERS
+        return dict(loss_and_grads(params, self.data.train_x[rows], self.data.train_y[rows])[1])
+
+    def loss(self, params: Any) -> float:
+        return float(evaluate(params, self.data.train_x, self.data.train_y)[0])
+
+
+class NextByte:
+    """Predicts a byte of Python's own help from the eight before it; each worker has a quarter of the text.
+
+    Args:
+        hidden: Units of the hidden layer.
+    """
+
+    context, width, symbols, tested = 8, 12, 128, 4096
+
+    def __init__(self, hidden: int) -> None:
+        self.hidden = hidden
+        text = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
+        self.text = np.frombuffer(text, np.uint8)[: 1 << 18]
+        self.train, test = np.split(np.arange(len(self.text) - self.context), [-self.tested])
+        self.test = test[::4]
+
+    def start(self, seed: int) -> Params:
+        rng = np.random.default_rng([seed, 1])
+        inputs = self.context * self.width
+        return {
+            "embedding": rng.standard_normal((self.symbols, self.width)).astype(np.float32),
+            "w1": (rng.standard_normal((inputs, self.hidden)) / np.sqrt(inputs)).astype(np.float32),
+            "b1": np.zeros(self.hidden, np.float32),
+            "w2": (rng.standard_normal((self.hidden, self.symbols)) / np.sqrt(self.hidden)).astype(
+                np.float32
+            ),
+            "b2": np.zeros(self.symbols, np.float32),
+        }
+
+    def forward(self, params: Any, at: Any) -> tuple[Any, Any, Any, Any]:
+        before = self.text[at[:, None] + np.arange(self.context)]
+        x = params["embedding"][before].reshape(len(at), -1)
+        h = np.tanh(x @ params["w1"] + params["b1"])
+        logits = h @ params["w2"] + params["b2"]
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return before, x, h, p / p.sum(axis=1, keepdims=True)
+
+    def gradient(self, params: Any, worker: int, rng: np.random.Generator) -> Params:
+        quarter = len(self.train) // WORKERS
+        at = self.train[rng.integers(quarter, size=BATCH) + worker % WORKERS * quarter]
+        before, x, h, slope = self.forward(params, at)
+        slope[np.arange(BATCH), self.text[at + self.context]] -= 1
+        slope /= BATCH
+        back = (slope @ params["w2"].T) * (1 - h * h)
+        embedding = np.zeros_like(params["embedding"])
+        np.add.at(embedding, before.ravel(), (back @ params["w1"].T).reshape(-1, self.width))
+        return {
+            "embedding": embedding,
+            "w1": x.T @ back,
+            "b1": back.sum(axis=0),
+            "w2": h.T @ slope,
+            "b2": slope.sum(axis=0),
+        }
+
+    def loss(self, params: Any) -> float:
+        p = self.forward(params, self.test)[3]
+        return float(-np.log(p[np.arange(len(p)), self.text[self.test + self.context]]).mean())
+
+
+Problem = Digits | NextByte
+
+
+@cache
+def problem(name: str, quick: bool) -> Problem:
+    return Digits() if name == "digits" else NextByte(32 if quick else 128)
+
+
+# -- inner optimizers ----------------------------------------------------------------------------------------
+
+
+class AdamW:
+    """AdamW of each worker (Loshchilov and Hutter, 2019)."""
+
+    decay, beta1, beta2, eps = 0.01, 0.9, 0.999, 1e-8
+
+    def __init__(self, lr: float = 3e-3) -> None:
+        self.lr = lr
+        self._of: dict[tuple[int, str], list[Any]] = {}
+
+    def __call__(self, worker: int, params: Params, grads: Params) -> Params:
+        return {name: self.step(worker, name, params[name], grads[name]) for name in params}
+
+    def step(self, worker: int, name: str, w: Any, g: Any) -> Any:
+        m, v, steps = self._of.get((worker, name), [np.zeros_like(w), np.zeros_like(w), 0])
+        m, v, steps = (
+            self.beta1 * m + (1 - self.beta1) * g,
+            self.beta2 * v + (1 - self.beta2) * g * g,
+            steps + 1,
+        )
+        self._of[worker, name] = [m, v, steps]
+        scaled = np.sqrt(v / (1 - self.beta2**steps)) + self.eps
+        moved = w * (1 - self.lr * self.decay) - self.lr / (1 - self.beta1**steps) * m / scaled
+        return moved.astype(np.float32)
+
+
+class Muon(AdamW):
+    """Muon (Jordan et al., 2024) for the matrices between layers, which it needs whole; else AdamW."""
+
+    rate, momentum = 0.02, 0.95
+
+    def step(self, worker: int, name: str, w: Any, g: Any) -> Any:
+        if w.ndim != 2 or name == "embedding":
+            return super().step(worker, name, w, g)
+        (b,) = self._of.get((worker, name), [np.zeros_like(w)])
+        b = self.momentum * b + g
+        self._of[worker, name] = [b]
+        rate = self.rate * max(1.0, w.shape[0] / w.shape[1]) ** 0.5
+        return (w - rate * orthogonal(g + self.momentum * b)).astype(np.float32)
+
+
+def orthogonal(matrix: Any) -> Any:
+    """The nearest orthogonal matrix, by five steps of Newton and Schulz."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+INNER: dict[str, Callable[[], Inner]] = {"AdamW": AdamW, "Muon": Muon}
+
+
+# -- runs in virtual time ------------------------------------------------------------------------------------
+
+
+def train(
+    task: Problem,
+    inner: Inner,
+    mode: Mode,
+    seed: int,
+    versions: int,
+    durations: Durations = 1.0,
+    events: tuple[Event, ...] = (),
+) -> tuple[Trace, list[int]]:
+    """The trace of a run, evaluated at every version, and how many rounds each worker has ended."""
+    last: dict[int, Mapping[str, Any]] = {}
+    rounds = [0] * (WORKERS + len(events))
+
+    def step(params: Any, worker: int, _step: int, rng: np.random.Generator) -> Params:
+        if worker in last and any((params[name] != last[worker][name]).any() for name in params):
+            rounds[worker] += 1  # other values than it has left there: a version is installed
+        last[worker] = inner(worker, params, task.gradient(params, worker, rng))
+        return dict(last[worker])
+
+    start = task.start(seed)
+    with fastps.Store(threads=1) as store:
+        for name, values in start.items():
+            store.register(name, values, OUTER)
+        trace = run(
+            store,
+            start,
+            step,
+            workers=WORKERS,
+            mode=mode,
+            durations=durations,
+            events=events,
+            lease=60.0,
+            updates=versions,
+            every=(1, task.loss),
+            seed=seed,
+        )
+    return trace, rounds
+
+
+def loss_at(trace: Trace, seconds: float) -> float:
+    """The loss at a time, on the line between the versions around it."""
+    times, losses = zip(*[(one.time, one.value) for one in trace.evaluations], strict=True)
+    return float(np.interp(seconds, times, losses))
+
+
+def measure_inner(setting: Setting) -> Figures:
+    """The final losses with each inner optimizer, on each problem."""
+    versions, mode = 4, fastps.DiLoCo(every=EVERY, workers=WORKERS)
+    return {
+        name: {
+            inner: [
+                train(problem(name, setting.quick), make(), mode, seed, versions)[0].evaluations[-1].value
+                for seed in setting.seeds(1 if setting.quick else 3)
+            ]
+            for inner, make in INNER.items()
+        }
+        for name in ("digits", "text")
+    }
+
+
+def measure_uneven(setting: Setting) -> Figures:
+    """Losses after equal time, of four equal workers and of four of which one is slower."""
+    task, versions = problem("text", setting.quick), 8 if setting.quick else 12
+    seconds, seed = float(versions * LONG), setting.seeds(1)[0]
+
+    def after(mode: Mode, slow: float) -> tuple[float, int, int]:
+        """The loss, and the rounds that were ended and that were taken."""
+        made = versions if mode.grace_seconds is not None else math.ceil(versions / slow)
+        trace, rounds = train(task, AdamW(2e-3), mode, seed, made, [1.0] * (WORKERS - 1) + [slow])
+        taken = int((~np.isnan(trace.scale)).sum())
+        return loss_at(trace, seconds), sum(rounds), taken
+
+    wait = fastps.DiLoCo(every=LONG, workers=WORKERS)
+    ways = {
+        way: fastps.DiLoCo(
+            every=LONG, workers=WORKERS, quorum=WORKERS - 1, grace=GRACE, partial=way == "take"
+        )
+        for way in ("take", "refuse")[: 1 if setting.quick else 2]
+    }
+    found: Figures = {"equal": after(wait, 1.0)[0]}
+    for slow in (1.5, 3.0):
+        found[str(slow)] = {way: after(mode, slow) for way, mode in {"wait": wait, **ways}.items()}
+    return found
+
+
+def measure_disturbed(setting: Setting) -> Figures:
+    """One worker is stopped for 20 s, one is killed, one comes late."""
+    task, versions, seed = problem("text", setting.quick), 9, setting.seeds(1)[0]
+    mode = fastps.DiLoCo(every=EVERY, quorum=WORKERS - 1, grace=GRACE)
+    events = (Pause(at=90.0, worker=0, seconds=20.0), Kill(at=280.5, worker=1), Join(at=350.5))
+    quiet, disturbed = (train(task, AdamW(), mode, seed, versions, 1.0, now)[0] for now in ((), events))
+    times = [one.time for one in disturbed.evaluations]
+    return {
+        "losses": [one.evaluations[-1].value for one in (quiet, disturbed)],
+        "longest": float(np.diff(times).max()),
+        "bound": EVERY + GRACE + 0.01,
+    }
+
+
+# -- bit for bit ---------------------------------------------------------------------------------------------
+
+ROUNDS, SHORT = 3, 4
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, rounded once; the product of two float32 is exact in float64."""
+    return (np.float64(a) * np.asarray(b, np.float64) + np.asarray(c, np.float64)).astype(np.float32)
+
+
+def samples_of(worker: int) -> int:
+    return BATCH + worker
+
+
+def local(task: Problem, inner: Inner, worker: int, params: Params, done: int) -> Params:
+    """The values after one local step."""
+    rng = np.random.default_rng([worker, done])
+    return inner(worker, params, task.gradient(params, worker, rng))
+
+
+def alone(task: Problem, workers: int) -> Params:
+    """The same rounds without fastps, with the operations of torch's SGD on the outside."""
+    shared, inner, velocity = task.start(0), AdamW(), Params()
+    lr, mu = np.float32(-0.7), np.float32(0.9)
+    weights = [np.float32(SHORT * samples_of(k)) for k in range(workers)]
+    share = np.float32(1 / float(sum(map(float, weights))))
+    for done in range(ROUNDS):
+        total = {name: np.zeros_like(values) for name, values in shared.items()}
+        for k in range(workers):
+            own = dict(shared)
+            for step in range(SHORT):
+                own = local(task, inner, k, own, done * SHORT + step)
+            total = {name: total[name] + (shared[name] - own[name]) * weights[k] for name in shared}
+        for name in shared:
+            g = total[name] * share
+            velocity[name] = g if done == 0 else velocity[name] * mu + g
+            shared[name] = fma(lr, fma(mu, velocity[name], g), shared[name])
+    return shared
+
+
+def together(task: Problem, addresses: str, workers: int, middle: Callable[[], object]) -> Params:
+    """The rounds by real workers, in one thread; `middle` is called while all but one wait in the second."""
+    start, inner = task.start(0), AdamW()
+    mode = fastps.DiLoCo(every=SHORT, workers=workers, deterministic=True)
+    with fastps.connect(addresses, ack="logged") as ps:
+        for name, values in start.items():
+            ps.register(name, values, OUTER)
+        team = [fastps.Worker(ps, start, mode, rank=k) for k in range(workers)]
+        for done in range(ROUNDS):
+            for k, worker in enumerate(team):
+                if done == 1 and k == workers - 1:
+                    middle()
+                for step in range(SHORT):
+                    values = local(task, inner, k, dict(worker.params), done * SHORT + step)
+                    last = step == SHORT - 1
+                    (worker.begin if last else worker.step)(values=values, samples=samples_of(k))
+            for worker in team:
+                worker.step()
+        for worker in team:
+            worker.close()
+        return dict(ps.pull(list(start)))
+
+
+def measure_bits(setting: Setting) -> Figures:
+    """How many values differ from the loop alone, by workers and shards."""
+    task, found = problem("digits", setting.quick), {}
+    pairs = [(1, 1), (2, 2), (4, 3)] if setting.quick else [(w, s) for w in (1, 2, 4) for s in (1, 2, 3)]
+    for workers, shards in pairs:
+        expected = alone(task, workers)
+        for killed in (False, True) if (workers, shards) == (4, 3) else (False,):
+            with tempfile.TemporaryDirectory() as folder:
+                options = ["--data-dir", f"{folder}/data"]
+                with LocalCluster(shards, Path(folder), options) as cluster:
+                    restart = cluster.restart if killed else lambda: None
+                    got = together(task, cluster.addresses, workers, restart)
+            differ = sum(int((got[name] != expected[name]).sum()) for name in expected)
+            found[f"{workers} on {shards}{', killed' * killed}"] = differ
+    return found
+
+
+# -- the claim -----------------------------------------------------------------------------------------------
+
+
+def measure(setting: Setting) -> Figures:
+    return {
+        "bits": measure_bits(setting),
+        "inner": measure_inner(setting),
+        "uneven": measure_uneven(setting),
+        "disturbed": measure_disturbed(setting),
+    }
+
+
+def judge(figures: Figures) -> Verdict:
+    uneven, equal = dict(figures["uneven"]), figures["uneven"]["equal"]
+    del uneven["equal"]
+    same = not any(figures["bits"].values())
+    ahead = [
+        m < a
+        for losses in figures["inner"].values()
+        for a, m in zip(losses["AdamW"], losses["Muon"], strict=True)
+    ]
+    fast = all(
+        ways["take"][0] <= equal + 0.05 and ways["take"][0] <= ways["wait"][0] - 0.05
+        for ways in uneven.values()
+    )
+    counted = all(ways["take"][1] <= ways["take"][2] for ways in uneven.values())
+    quiet, disturbed = figures["disturbed"]["losses"]
+    longest, bound = figures["disturbed"]["longest"], figures["disturbed"]["bound"]
+    steady = longest <= bound and abs(disturbed / quiet - 1) <= 0.02
+    slower = "; ".join(
+        f"{slow} x slower: {', '.join(f'{way} {one[0]:.3f}' for way, one in ways.items())}"
+        for slow, ways in uneven.items()
+    )
+    inner = "; ".join(
+        f"{name}: {', '.join(f'{one} {row(values)}' for one, values in losses.items())}"
+        for name, losses in figures["inner"].items()
+    )
+    return Verdict(
+        same and all(ahead) and fast and counted and steady,
+        f"{sum(figures['bits'].values())} values differ from the loop alone in {len(figures['bits'])} runs; "
+        f"inner loss, {inner}; after equal time {equal:.3f} for four equal workers, {slower}; "
+        f"{'every' if counted else 'not every'} round taken; disturbed {disturbed:.3f}, undisturbed "
+        f"{quiet:.3f}, longest wait for a version {longest:.1f} s of {bound:.1f} s",
+    )
+
+
+def draw(figures: Figures, figure: Any) -> None:
+    left, right = figure.subplots(1, 2)
+    for k, losses in enumerate(figures["inner"].values()):
+        for before, after in zip(losses["AdamW"], losses["Muon"], strict=True):
+            left.plot([2 * k, 2 * k + 1], [before, after], "o-", color="#2166ac", ms=4)
+    left.set_xticks(range(4), [f"{inner}\n{name}" for name in figures["inner"] for inner in INNER])
+    left.set_ylabel("loss of the last version, one line a seed")
+    uneven, equal = dict(figures["uneven"]), figures["uneven"]["equal"]
+    del uneven["equal"]
+    bars = [(f"{way}\n{slow} x", one[0]) for slow, ways in uneven.items() for way, one in ways.items()]
+    right.bar(range(len(bars)), [loss for _, loss in bars], color="#2166ac", width=0.6)
+    right.axhline(equal, color="#b2182b", label="four equal workers")
+    right.set_ylim(0.9 * equal, 1.02 * max(loss for _, loss in bars))
+    right.set_xticks(range(len(bars)), [name for name, _ in bars])
+    right.set_ylabel("loss after equal time, one of four slower")
+    right.legend()
+
+
+CLAIMS = [
+    Claim(
+        name="diloco",
+        says="Rounds of local steps equal one loop bit for bit, wait for no slow worker, and lose no step.",
+        source="Douillard et al. 2023; ours",
+        paper="500 times less communication at equal quality",
+        threshold="no value differs, also with servers killed; Muon inside below AdamW inside in all runs; "
+        "one of four slower: at most 0.05 above four equal workers, at least 0.05 below waiting, every round "
+        "taken; a stop, a kill and a newcomer: no version later than its grace, loss within 2 %",
+        measure=measure,
+        judge=judge,
+        draw=draw,
+        needs=(),
+    ),
+]
