@@ -71,12 +71,12 @@ fn value(argument: &Arg) -> String {
 }
 
 fn help(argument: &Arg) -> String {
-    let mut text = argument.get_help().map(ToString::to_string).unwrap_or_default();
+    let text = argument.get_help().map(ToString::to_string).unwrap_or_default();
     let defaults = argument.get_default_values().join(",".as_ref());
-    if argument.get_action().takes_values() && !defaults.is_empty() && !argument.is_hide_default_value_set() {
-        text += &format!(" [default: {}]", defaults.to_string_lossy());
+    if !argument.get_action().takes_values() || defaults.is_empty() || argument.is_hide_default_value_set() {
+        return text;
     }
-    text
+    format!("{text} [default: {}]", defaults.to_string_lossy())
 }
 
 #[cfg(test)]
