@@ -245,7 +245,7 @@ PERTURBED = {
 
 
 def test_every_quick_claim_is_perturbed():
-    assert list(PERTURBED) == [claim.name for claim in find(["all"], quick=True)]
+    assert sorted(PERTURBED) == sorted(claim.name for claim in find(["all"], quick=True))
 
 
 SLOW = ("backup-workers", "every-way", "n-push", "onebit", "toy-problems")
