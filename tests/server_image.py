@@ -17,9 +17,7 @@ MOST = 48 << 20
 
 def fill(root: Path) -> None:
     """Fills a folder with the image's root, with the server that `make test-rust` has built."""
-    wheel = os.environ.get("FASTPS_WHEEL")
-    target = Path(wheel).parents[2] if wheel else ROOT / "target"
-    program = target / "debug/fastps-server"
+    program = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/fastps-server"
     if not program.exists():
         pytest.skip("fastps-server is not built (make test-rust)")
     subprocess.run([str(DEPLOY / "image-root"), str(program), str(root)], check=True)
