@@ -50,7 +50,19 @@ from fastps.errors import (
 )
 from fastps.evaluation import Evaluation, Evaluator, evaluator
 from fastps.modes import Async, Bounded, DiLoCo, Hogwild, Local, Sync, WarmStart
-from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Lion, Optimizer, RMSprop
+from fastps.optim import (
+    EMA,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    Average,
+    Ftrl,
+    Lion,
+    Optimizer,
+    RMSprop,
+)
 from fastps.parameter_server import ParameterServer, TensorSpec
 from fastps.server import Server, serve
 from fastps.store import Store, _forked
@@ -70,6 +82,7 @@ if _typing.TYPE_CHECKING:
     from fastps import torch as torch
 
 __all__ = [
+    "EMA",
     "SGD",
     "Adadelta",
     "Adagrad",

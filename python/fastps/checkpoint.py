@@ -73,6 +73,7 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
         tensors[name] = {
             "optimizer": type(spec.optimizer).__name__,
             "settings": settings,
+            "average": None if spec.average is None else dataclasses.asdict(spec.average),
             "apply": spec.apply,
             "group": spec.group,
             "steps": steps,
@@ -142,7 +143,7 @@ def load(
                 expected="finite values",
                 got="NaN or infinity",
             )
-    _compare(path, ps, specs)
+    _compare(path, ps, specs, about is not None)
     present = set(ps.names())
     for name, spec in specs.items():
         if name not in present:
@@ -152,6 +153,7 @@ def load(
                 spec.optimizer,
                 "hogwild" if spec.apply == "hogwild" else "exact",
                 spec.group,
+                average=spec.average,
             )
         else:
             ps.assign(name, arrays[name])
@@ -200,7 +202,7 @@ def _said(
     if about["format"] != _FORMAT:
         expected, got = f"format {_FORMAT}", f"format {about['format']!r}"
         raise ConfigError(f"{os.fspath(path)} is of another version", expected=expected, got=got)
-    specs = {}
+    specs, kinds = {}, [each.__name__ for each in optim.Optimizer.__subclasses__()]
     for name, said in about["tensors"].items():
         missing = {name, *said["slots"].values()} - arrays.keys()
         if missing:
@@ -216,9 +218,9 @@ def _said(
         if not isinstance(said["group"], str):
             raise tensor_file.damaged(path, "the name of a group", type(said["group"]).__name__, name)
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in said["settings"].items()}
-        if said["optimizer"] not in optim.__all__:
+        if said["optimizer"] not in kinds:
             expected, got = (
-                f"one of {quoted(optim.__all__)}",
+                f"one of {quoted(kinds)}",
                 type(said["optimizer"]).__name__
                 if not isinstance(said["optimizer"], str)
                 else said["optimizer"],
@@ -228,13 +230,14 @@ def _said(
             )
         try:
             rule = getattr(optim, said["optimizer"])(**settings)
+            average = None if said.get("average") is None else optim.EMA(**said["average"])
         except (ConfigError, TypeError) as error:
             raise tensor_file.damaged(path, f"settings of {said['optimizer']}", str(error), name) from error
-        specs[name] = TensorSpec(name, shape, dtype, said["apply"], said["group"], rule)
+        specs[name] = TensorSpec(name, shape, dtype, said["apply"], said["group"], rule, average)
     return specs, about["tensors"]
 
 
-def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec]) -> None:
+def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec], about: bool) -> None:
     for name, spec in specs.items():
         if spec.dtype == "float64" and not isinstance(spec.optimizer, optim.SGD):
             expected, got = "float32, or SGD", f"float64 and {type(spec.optimizer).__name__}"
@@ -252,4 +255,9 @@ def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec]) -> N
             expected, got = f"{there.shape}, {there.optimizer}", f"{ours.shape}, {ours.optimizer}"
             raise ConfigError(
                 f"{os.fspath(path)} has another tensor", tensor=name, expected=expected, got=got
+            )
+        if about and ours.average != there.average:
+            expected, got = f"average={there.average}", f"average={ours.average}"
+            raise ConfigError(
+                f"{os.fspath(path)} has another average", tensor=name, expected=expected, got=got
             )

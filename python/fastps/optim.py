@@ -18,7 +18,19 @@ from typing import Any, ClassVar, Literal
 from fastps import _fastps
 from fastps._shared.checks import choice, given, plain
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Average", "Ftrl", "Lion", "Optimizer", "RMSprop"]
+__all__ = [
+    "EMA",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Average",
+    "Ftrl",
+    "Lion",
+    "Optimizer",
+    "RMSprop",
+]
 
 EpsMode = Literal["outside", "inside", "both"]
 
@@ -319,3 +331,39 @@ class Average(Optimizer):
 
     _kind = "average"
     lr: float = 1e-1
+
+
+@dataclass(frozen=True)
+class EMA:
+    """An exponential moving average of a tensor's values, which its shards keep beside the optimizer's state.
+
+    Each step updates it in the same pass over memory: ``A = lerp(A, W, 1 - decay)`` in float32. It costs 4
+    bytes per element and no traffic; it is logged, saved, restored and moved with the tensor, and a step that
+    is repeated after a failure counts once. `fastps.ParameterServer.pull` reads it with ``view="average"``.
+    Assigned values replace it, too. The tensor is a float32 ``"exact"`` one and takes no sparse pushes.
+
+    Args:
+        decay: Share of the old average that an update keeps, above 0 and below 1.
+        every: Steps from one update to the next, >= 1. Each slice counts its own steps.
+        start: Steps during which the average equals the values, >= 0.
+
+    State: ``average``.
+
+    >>> store = fastps.Store()
+    >>> average = fastps.EMA(decay=0.75)
+    >>> store.register("w", np.zeros(1, np.float32), optimizer=fastps.SGD(lr=1.0), average=average)
+    >>> for _ in range(2):
+    ...     receipt = store.push("w", np.full(1, -8, np.float32))
+    >>> store.pull("w"), store.pull("w", view="average")
+    (array([16.], dtype=float32), array([5.5], dtype=float32))
+    """
+
+    _kind: ClassVar[str] = "ema"
+    decay: float
+    every: int = 1
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        _fastps.check_average(self)
+        for name, value in vars(self).items():
+            given(self, name, plain(value))

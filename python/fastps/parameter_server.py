@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
@@ -15,7 +15,7 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
-from fastps._shared.checks import number
+from fastps._shared.checks import invalid, number
 from fastps._shared.countdown import Countdown
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
@@ -23,12 +23,14 @@ from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, ConnectionLostError, ForkError, Lost, UnknownTensorError
-from fastps.optim import SGD, Optimizer
+from fastps.optim import EMA, SGD, Optimizer
 from fastps.server import Server
 
 __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps"]
 
 Arrays = Mapping[str, Any]
+#: What a pull reads of a tensor.
+View = Literal["values", "average"]
 
 #: Seconds between two questions of `ParameterServer.wait_for`.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -60,6 +62,7 @@ class TensorSpec:
             may overwrite each other.
         group: Name of the tensor's group. The workers of a group use one mode, and a cut covers one group.
         optimizer: The optimizer that applies gradients.
+        average: The average of the values that steps update, or None.
     """
 
     name: str
@@ -68,6 +71,12 @@ class TensorSpec:
     apply: str
     group: str
     optimizer: Optimizer
+    average: EMA | None = None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether ``view="average"`` can be pulled."""
+        return self.average is not None
 
 
 class ParameterServer:
@@ -127,6 +136,7 @@ class ParameterServer:
         apply: Literal["exact", "hogwild"] = "exact",
         group: str = "default",
         *,
+        average: EMA | None = None,
         timeout: float | None = None,
     ) -> None:
         """Creates a tensor with these values. Registering the same spec again keeps the current values.
@@ -137,11 +147,13 @@ class ParameterServer:
             optimizer: Always needed; for example ``fastps.Adagrad(lr=0.1)``.
             apply: See `TensorSpec`.
             group: See `TensorSpec`.
+            average: `fastps.EMA`: also keep an average of the values, for ``pull(view="average")``.
 
         Raises:
-            ConfigError: The tensor exists with another spec.
+            ConfigError: The tensor exists with another spec; or `average` is given, and the tensor is
+                ``"hogwild"`` or a server is too old to keep one.
             DTypeError: The values are neither float32 nor float64; or they are float64, and the tensor is not
-                ``"exact"`` or its optimizer is not `fastps.SGD`.
+                ``"exact"``, its optimizer is not `fastps.SGD`, or `average` is given.
             CapacityError: It does not fit into the configured memory.
             NonFiniteError: A value is NaN or infinite.
 
@@ -151,7 +163,7 @@ class ParameterServer:
         (2, 3)
         """
         rule = _checked_optimizer(name, optimizer)
-        self._native.register(name, array, rule, apply, group, timeout)
+        self._native.register(name, array, rule, apply, group, average, timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:
         """Removes a tensor. Raises `UnknownTensorError` if it is not registered."""
@@ -393,6 +405,7 @@ class ParameterServer:
         *,
         indices: Any = None,
         out: Any = None,
+        view: View = "values",
         versions: Literal[False] = False,
         timeout: float | None = None,
     ) -> Array: ...
@@ -403,6 +416,7 @@ class ParameterServer:
         *,
         indices: Any = None,
         out: Any = None,
+        view: View = "values",
         versions: Literal[True],
         timeout: float | None = None,
     ) -> tuple[Array, Versions]: ...
@@ -413,6 +427,7 @@ class ParameterServer:
         *,
         indices: Arrays | None = None,
         out: Arrays | None = None,
+        view: View = "values",
         versions: Literal[False] = False,
         timeout: float | None = None,
     ) -> dict[str, Array]: ...
@@ -423,6 +438,7 @@ class ParameterServer:
         *,
         indices: Arrays | None = None,
         out: Arrays | None = None,
+        view: View = "values",
         versions: Literal[True],
         timeout: float | None = None,
     ) -> tuple[dict[str, Array], Versions]: ...
@@ -432,6 +448,7 @@ class ParameterServer:
         *,
         indices: Any = None,
         out: Any = None,
+        view: View = "values",
         versions: bool = False,
         timeout: float | None = None,
     ) -> Any:
@@ -443,6 +460,7 @@ class ParameterServer:
                 mapping of them for several names). The value, and `out`, have one row for each.
             out: Writable C-contiguous array of the tensor's dtype and shape (a mapping of them for several
                 names), which is filled and returned. None makes new NumPy arrays.
+            view: ``"average"`` reads the averages that the tensors keep (`fastps.EMA`) instead of the values.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:
@@ -450,7 +468,7 @@ class ParameterServer:
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or not an
-                integer, or an array does not fit.
+                integer, an array does not fit, or a tensor keeps no average, or rows of one are asked for.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
@@ -465,11 +483,15 @@ class ParameterServer:
                [ 0.,  0.]], dtype=float32)
         """
         if indices is not None:
+            if view != "values":
+                raise ConfigError(
+                    "rows of an average cannot be pulled", expected="view='values'", got=repr(view)
+                )
             return self._pull_rows(names, indices, out, versions, timeout)
         if isinstance(names, str):
-            result: tuple[Any, Versions] = self._native.pull(names, out, timeout)
+            result: tuple[Any, Versions] = self._native.pull(names, out, view, timeout)
         else:
-            result = self._native.pull_list(list(names), None if out is None else _dict(out), timeout)
+            result = self._native.pull_list(list(names), None if out is None else _dict(out), view, timeout)
         return result if versions else result[0]
 
     def _pull_rows(
@@ -543,7 +565,8 @@ class ParameterServer:
         Args:
             name: A tensor's name.
             state: ``"step"``, one number or one per slice; and each state tensor, of the tensor's dtype and
-                shape. torch's SGD counts no steps, so its state may come without ``"step"``.
+                shape. torch's SGD counts no steps, so its state may come without ``"step"``. Without
+                ``"average"``, an average stays as it is.
 
         Returns:
             A `Receipt`: every slice has this state and a version higher by one.
@@ -557,9 +580,12 @@ class ParameterServer:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         slots, countdown = dict(state), Countdown(timeout)
-        if "step" not in slots and isinstance(self.spec(name, timeout=countdown.left()).optimizer, SGD):
+        spec = self.spec(name, timeout=countdown.left())
+        if "step" not in slots and isinstance(spec.optimizer, SGD):
             # Only the first step differs: it fills the buffer.
             slots["step"] = int("momentum_buffer" in slots)
+        if spec.average is not None and "average" not in slots:
+            slots["average"] = self.pull(name, view="average", timeout=countdown.left())
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
         if steps.ndim != 1 or steps.size == 0 or not _are_steps(steps):
             expected, got = "integers from 0 to 2**53", repr(state.get("step"))
@@ -781,6 +807,20 @@ def _checked_optimizer(name: object, optimizer: Optimizer | None) -> Optimizer:
         needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
         raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
     return optimizer
+
+
+def check_view(view: object) -> None:
+    """Internal: raises `ConfigError` unless it is a view."""
+    if view not in ("values", "average"):
+        raise invalid("view", "'values' or 'average'", view)
+
+
+def averages(
+    ps: ParameterServer, names: Iterable[str], spec: Callable[[str], TensorSpec]
+) -> dict[str, Array]:
+    """Internal: the averages of those tensors that keep one; raises `ConfigError` if none does."""
+    listed = list(names)
+    return ps.pull([name for name in listed if spec(name).has_average] or listed, view="average")
 
 
 def check_ps(given: object, name: str = "ps") -> None:

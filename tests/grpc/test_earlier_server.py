@@ -59,3 +59,18 @@ def test_an_earlier_server_does_not_match_momentum_by_another_rule(stubs: Stubs)
                 worker.step({name: g})
         now = ps.versions()
         assert (now["w"], now["plain"]) == (2, 2)  # registration is the first
+
+
+def test_an_earlier_server_does_not_drop_an_average(stubs: Stubs) -> None:
+    zeros = np.zeros(3, np.float32)
+    with (
+        fastps.serve() as server,
+        between(server.addresses, change=earlier(stubs, "dtypes")) as address,
+        fastps.connect(address) as ps,
+    ):
+        with pytest.raises(fastps.ConfigError, match=f"{address}.*earlier version.*average=None") as refused:
+            ps.register("w", zeros, fastps.SGD(), average=fastps.EMA(0.9))
+        assert (refused.value.tensor, refused.value.shard) == ("w", 0)
+        ps.register("w", zeros, fastps.SGD())
+        with pytest.raises(fastps.ConfigError, match="keeps no average"):
+            ps.pull("w", view="average")

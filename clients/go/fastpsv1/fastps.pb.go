@@ -427,6 +427,55 @@ func (Kind) EnumDescriptor() ([]byte, []int) {
 	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{5}
 }
 
+// What KIND_PULL reads of a slice.
+type View int32
+
+const (
+	// The values, which gradients change.
+	View_VIEW_UNSPECIFIED View = 0
+	// Their average, of a tensor that keeps one.
+	View_VIEW_AVERAGE View = 1
+)
+
+// Enum value maps for View.
+var (
+	View_name = map[int32]string{
+		0: "VIEW_UNSPECIFIED",
+		1: "VIEW_AVERAGE",
+	}
+	View_value = map[string]int32{
+		"VIEW_UNSPECIFIED": 0,
+		"VIEW_AVERAGE":     1,
+	}
+)
+
+func (x View) Enum() *View {
+	p := new(View)
+	*p = x
+	return p
+}
+
+func (x View) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (View) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastps_v1_fastps_proto_enumTypes[6].Descriptor()
+}
+
+func (View) Type() protoreflect.EnumType {
+	return &file_fastps_v1_fastps_proto_enumTypes[6]
+}
+
+func (x View) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use View.Descriptor instead.
+func (View) EnumDescriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{6}
+}
+
 // Kind of an operation. Vectors are named by index: 0 is the tensor itself, 1 the space's first vector.
 type OpCode int32
 
@@ -500,11 +549,11 @@ func (x OpCode) String() string {
 }
 
 func (OpCode) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[6].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[7].Descriptor()
 }
 
 func (OpCode) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[6]
+	return &file_fastps_v1_fastps_proto_enumTypes[7]
 }
 
 func (x OpCode) Number() protoreflect.EnumNumber {
@@ -513,7 +562,7 @@ func (x OpCode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OpCode.Descriptor instead.
 func (OpCode) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{6}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{7}
 }
 
 // How the workers of a group wait for each other.
@@ -562,11 +611,11 @@ func (x ModeKind) String() string {
 }
 
 func (ModeKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[7].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[8].Descriptor()
 }
 
 func (ModeKind) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[7]
+	return &file_fastps_v1_fastps_proto_enumTypes[8]
 }
 
 func (x ModeKind) Number() protoreflect.EnumNumber {
@@ -575,7 +624,7 @@ func (x ModeKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ModeKind.Descriptor instead.
 func (ModeKind) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{7}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{8}
 }
 
 // Whether the other workers of a group wait for one that has a place.
@@ -616,11 +665,11 @@ func (x Presence) String() string {
 }
 
 func (Presence) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[8].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[9].Descriptor()
 }
 
 func (Presence) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[8]
+	return &file_fastps_v1_fastps_proto_enumTypes[9]
 }
 
 func (x Presence) Number() protoreflect.EnumNumber {
@@ -629,7 +678,7 @@ func (x Presence) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Presence.Descriptor instead.
 func (Presence) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{8}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{9}
 }
 
 // A worker's next action.
@@ -674,11 +723,11 @@ func (x PortionThen) String() string {
 }
 
 func (PortionThen) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[9].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[10].Descriptor()
 }
 
 func (PortionThen) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[9]
+	return &file_fastps_v1_fastps_proto_enumTypes[10]
 }
 
 func (x PortionThen) Number() protoreflect.EnumNumber {
@@ -687,7 +736,7 @@ func (x PortionThen) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PortionThen.Descriptor instead.
 func (PortionThen) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{9}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{10}
 }
 
 // A coordinator's request about its seat.
@@ -731,11 +780,11 @@ func (x SeatAction) String() string {
 }
 
 func (SeatAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[10].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[11].Descriptor()
 }
 
 func (SeatAction) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[10]
+	return &file_fastps_v1_fastps_proto_enumTypes[11]
 }
 
 func (x SeatAction) Number() protoreflect.EnumNumber {
@@ -744,7 +793,7 @@ func (x SeatAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SeatAction.Descriptor instead.
 func (SeatAction) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{10}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{11}
 }
 
 // Why a portion cannot be part of its sum.
@@ -788,11 +837,11 @@ func (x PortionFailureKind) String() string {
 }
 
 func (PortionFailureKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[11].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[12].Descriptor()
 }
 
 func (PortionFailureKind) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[11]
+	return &file_fastps_v1_fastps_proto_enumTypes[12]
 }
 
 func (x PortionFailureKind) Number() protoreflect.EnumNumber {
@@ -801,7 +850,7 @@ func (x PortionFailureKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PortionFailureKind.Descriptor instead.
 func (PortionFailureKind) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{11}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{12}
 }
 
 // One message of the data plane: the header, then the payload, which is last on the wire.
@@ -928,6 +977,9 @@ type Header struct {
 	Vector *VectorHead `protobuf:"bytes,31,opt,name=vector,proto3" json:"vector,omitempty"`
 	// On KIND_PORTION: where the gradient belongs.
 	Portion *PortionHead `protobuf:"bytes,32,opt,name=portion,proto3" json:"portion,omitempty"`
+	// On KIND_PULL of a whole slice: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
+	// among their capabilities know it; only they have such tensors.
+	View View `protobuf:"varint,34,opt,name=view,proto3,enum=fastps.v1.View" json:"view,omitempty"`
 	// Receipts: the momentum of the step, of Adam and AdamW its beta1. Unset: the optimizer has none, the gradient is sparse,
 	// the push was a repeat, or the server is an earlier one.
 	Momentum      *float64 `protobuf:"fixed64,35,opt,name=momentum,proto3,oneof" json:"momentum,omitempty"`
@@ -1187,6 +1239,13 @@ func (x *Header) GetPortion() *PortionHead {
 		return x.Portion
 	}
 	return nil
+}
+
+func (x *Header) GetView() View {
+	if x != nil {
+		return x.View
+	}
+	return View_VIEW_UNSPECIFIED
 }
 
 func (x *Header) GetMomentum() float64 {
@@ -2450,7 +2509,9 @@ type TensorSpec struct {
 	// The group whose mode, quota and consistent cuts it belongs to.
 	Group string `protobuf:"bytes,5,opt,name=group,proto3" json:"group,omitempty"`
 	// The optimizer that applies gradients.
-	Optimizer     *Optimizer `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
+	Optimizer *Optimizer `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
+	// The average of the values that steps update; unset: none. Only to servers with `dtypes` among their capabilities.
+	Average       *Average `protobuf:"bytes,7,opt,name=average,proto3" json:"average,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2527,6 +2588,77 @@ func (x *TensorSpec) GetOptimizer() *Optimizer {
 	return nil
 }
 
+func (x *TensorSpec) GetAverage() *Average {
+	if x != nil {
+		return x.Average
+	}
+	return nil
+}
+
+// An exponential moving average of a tensor's values: the last slot of its state, named average.
+type Average struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Share of the old average that an update keeps, above 0 and below 1.
+	Decay float64 `protobuf:"fixed64,1,opt,name=decay,proto3" json:"decay,omitempty"`
+	// Steps of a slice from one update to the next; 0 = 1.
+	Every uint64 `protobuf:"varint,2,opt,name=every,proto3" json:"every,omitempty"`
+	// Steps of a slice during which the average equals the values.
+	Start         uint64 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Average) Reset() {
+	*x = Average{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Average) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Average) ProtoMessage() {}
+
+func (x *Average) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Average.ProtoReflect.Descriptor instead.
+func (*Average) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Average) GetDecay() float64 {
+	if x != nil {
+		return x.Decay
+	}
+	return 0
+}
+
+func (x *Average) GetEvery() uint64 {
+	if x != nil {
+		return x.Every
+	}
+	return 0
+}
+
+func (x *Average) GetStart() uint64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
 // Places of a tensor's slices; the k-th entry is slice k.
 type Placement struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2542,7 +2674,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2686,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[17]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2699,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{17}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Placement) GetSlices() []uint64 {
@@ -2604,7 +2736,7 @@ type MapEntry struct {
 
 func (x *MapEntry) Reset() {
 	*x = MapEntry{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2748,7 @@ func (x *MapEntry) String() string {
 func (*MapEntry) ProtoMessage() {}
 
 func (x *MapEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[18]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2761,7 @@ func (x *MapEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapEntry.ProtoReflect.Descriptor instead.
 func (*MapEntry) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{18}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MapEntry) GetSpec() *TensorSpec {
@@ -2661,7 +2793,7 @@ type GetMapRequest struct {
 
 func (x *GetMapRequest) Reset() {
 	*x = GetMapRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2805,7 @@ func (x *GetMapRequest) String() string {
 func (*GetMapRequest) ProtoMessage() {}
 
 func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[19]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2818,7 @@ func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapRequest.ProtoReflect.Descriptor instead.
 func (*GetMapRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{19}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetMapRequest) GetNames() []string {
@@ -2725,7 +2857,7 @@ type GetMapResponse struct {
 
 func (x *GetMapResponse) Reset() {
 	*x = GetMapResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2869,7 @@ func (x *GetMapResponse) String() string {
 func (*GetMapResponse) ProtoMessage() {}
 
 func (x *GetMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[20]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2882,7 @@ func (x *GetMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapResponse.ProtoReflect.Descriptor instead.
 func (*GetMapResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{20}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetMapResponse) GetEpoch() uint64 {
@@ -2787,7 +2919,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +2931,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[21]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +2944,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{21}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RegisterRequest) GetSpec() *TensorSpec {
@@ -2848,7 +2980,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +2992,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[22]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +3005,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{22}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RegisterResponse) GetExists() bool {
@@ -2932,7 +3064,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3076,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[23]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3089,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{23}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReserveRequest) GetReservation() uint64 {
@@ -3013,7 +3145,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3157,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[24]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3170,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{24}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveResponse) GetLeaseMs() uint32 {
@@ -3059,7 +3191,7 @@ type SealRequest struct {
 
 func (x *SealRequest) Reset() {
 	*x = SealRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3203,7 @@ func (x *SealRequest) String() string {
 func (*SealRequest) ProtoMessage() {}
 
 func (x *SealRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3216,7 @@ func (x *SealRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealRequest.ProtoReflect.Descriptor instead.
 func (*SealRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SealRequest) GetReservation() uint64 {
@@ -3103,7 +3235,7 @@ type SealResponse struct {
 
 func (x *SealResponse) Reset() {
 	*x = SealResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3115,7 +3247,7 @@ func (x *SealResponse) String() string {
 func (*SealResponse) ProtoMessage() {}
 
 func (x *SealResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3128,7 +3260,7 @@ func (x *SealResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealResponse.ProtoReflect.Descriptor instead.
 func (*SealResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
 }
 
 // Last step of a registration.
@@ -3144,7 +3276,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3288,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3301,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -3195,7 +3327,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3339,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3352,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
 }
 
 // Asks for the outcome of reservations, and for what shard 0 knows of registrations, groups and spaces.
@@ -3252,7 +3384,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3396,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3409,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SettleRequest) GetReservations() []uint64 {
@@ -3365,7 +3497,7 @@ type SeatClaim struct {
 
 func (x *SeatClaim) Reset() {
 	*x = SeatClaim{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3509,7 @@ func (x *SeatClaim) String() string {
 func (*SeatClaim) ProtoMessage() {}
 
 func (x *SeatClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3522,7 @@ func (x *SeatClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatClaim.ProtoReflect.Descriptor instead.
 func (*SeatClaim) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SeatClaim) GetSpace() uint64 {
@@ -3425,7 +3557,7 @@ type SeatVerdict struct {
 
 func (x *SeatVerdict) Reset() {
 	*x = SeatVerdict{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3569,7 @@ func (x *SeatVerdict) String() string {
 func (*SeatVerdict) ProtoMessage() {}
 
 func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3582,7 @@ func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatVerdict.ProtoReflect.Descriptor instead.
 func (*SeatVerdict) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SeatVerdict) GetRefusal() *Refusal {
@@ -3491,7 +3623,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3503,7 +3635,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3516,7 +3648,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SettleResponse) GetCommitted() []uint64 {
@@ -3609,7 +3741,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3621,7 +3753,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3634,7 +3766,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Binding) GetMode() *Mode {
@@ -3666,7 +3798,7 @@ type ListedTensor struct {
 
 func (x *ListedTensor) Reset() {
 	*x = ListedTensor{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3810,7 @@ func (x *ListedTensor) String() string {
 func (*ListedTensor) ProtoMessage() {}
 
 func (x *ListedTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3823,7 @@ func (x *ListedTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListedTensor.ProtoReflect.Descriptor instead.
 func (*ListedTensor) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListedTensor) GetName() string {
@@ -3726,7 +3858,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3870,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3883,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Registration) GetEntry() *MapEntry {
@@ -3772,7 +3904,7 @@ type UnregisterRequest struct {
 
 func (x *UnregisterRequest) Reset() {
 	*x = UnregisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3784,7 +3916,7 @@ func (x *UnregisterRequest) String() string {
 func (*UnregisterRequest) ProtoMessage() {}
 
 func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3797,7 +3929,7 @@ func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterRequest.ProtoReflect.Descriptor instead.
 func (*UnregisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UnregisterRequest) GetName() string {
@@ -3818,7 +3950,7 @@ type UnregisterResponse struct {
 
 func (x *UnregisterResponse) Reset() {
 	*x = UnregisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3830,7 +3962,7 @@ func (x *UnregisterResponse) String() string {
 func (*UnregisterResponse) ProtoMessage() {}
 
 func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3843,7 +3975,7 @@ func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterResponse.ProtoReflect.Descriptor instead.
 func (*UnregisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UnregisterResponse) GetPlacement() *Placement {
@@ -3864,7 +3996,7 @@ type DropRequest struct {
 
 func (x *DropRequest) Reset() {
 	*x = DropRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +4008,7 @@ func (x *DropRequest) String() string {
 func (*DropRequest) ProtoMessage() {}
 
 func (x *DropRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4021,7 @@ func (x *DropRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRequest.ProtoReflect.Descriptor instead.
 func (*DropRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DropRequest) GetSlices() []uint64 {
@@ -3908,7 +4040,7 @@ type DropResponse struct {
 
 func (x *DropResponse) Reset() {
 	*x = DropResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3920,7 +4052,7 @@ func (x *DropResponse) String() string {
 func (*DropResponse) ProtoMessage() {}
 
 func (x *DropResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3933,7 +4065,7 @@ func (x *DropResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropResponse.ProtoReflect.Descriptor instead.
 func (*DropResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
 }
 
 // Asks for counters.
@@ -3947,7 +4079,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4091,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4104,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StatsRequest) GetChanged() []string {
@@ -4013,7 +4145,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4025,7 +4157,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4038,7 +4170,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StatsResponse) GetCounters() map[string]uint64 {
@@ -4130,7 +4262,7 @@ type GroupState struct {
 
 func (x *GroupState) Reset() {
 	*x = GroupState{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4274,7 @@ func (x *GroupState) String() string {
 func (*GroupState) ProtoMessage() {}
 
 func (x *GroupState) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4287,7 @@ func (x *GroupState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupState.ProtoReflect.Descriptor instead.
 func (*GroupState) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GroupState) GetName() string {
@@ -4212,7 +4344,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4224,7 +4356,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4237,7 +4369,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Session) GetName() string {
@@ -4308,7 +4440,7 @@ type Mode struct {
 
 func (x *Mode) Reset() {
 	*x = Mode{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4452,7 @@ func (x *Mode) String() string {
 func (*Mode) ProtoMessage() {}
 
 func (x *Mode) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4465,7 @@ func (x *Mode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mode.ProtoReflect.Descriptor instead.
 func (*Mode) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Mode) GetKind() ModeKind {
@@ -4437,7 +4569,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4449,7 +4581,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4462,7 +4594,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JoinRequest) GetClient() uint64 {
@@ -4536,7 +4668,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4548,7 +4680,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4561,7 +4693,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *JoinResponse) GetClock() uint64 {
@@ -4600,7 +4732,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4612,7 +4744,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4625,7 +4757,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LeaveRequest) GetClient() uint64 {
@@ -4658,7 +4790,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4670,7 +4802,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4683,7 +4815,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
 }
 
 // Reports a worker's progress.
@@ -4710,7 +4842,7 @@ type AdvanceRequest struct {
 
 func (x *AdvanceRequest) Reset() {
 	*x = AdvanceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4854,7 @@ func (x *AdvanceRequest) String() string {
 func (*AdvanceRequest) ProtoMessage() {}
 
 func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4867,7 @@ func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AdvanceRequest) GetClient() uint64 {
@@ -4804,7 +4936,7 @@ type AdvanceResponse struct {
 
 func (x *AdvanceResponse) Reset() {
 	*x = AdvanceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +4948,7 @@ func (x *AdvanceResponse) String() string {
 func (*AdvanceResponse) ProtoMessage() {}
 
 func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +4961,7 @@ func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AdvanceResponse) GetReady() bool {
@@ -4891,7 +5023,7 @@ type PortionRequest struct {
 
 func (x *PortionRequest) Reset() {
 	*x = PortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4903,7 +5035,7 @@ func (x *PortionRequest) String() string {
 func (*PortionRequest) ProtoMessage() {}
 
 func (x *PortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4916,7 +5048,7 @@ func (x *PortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionRequest.ProtoReflect.Descriptor instead.
 func (*PortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PortionRequest) GetClient() uint64 {
@@ -5015,7 +5147,7 @@ type PortionResponse struct {
 
 func (x *PortionResponse) Reset() {
 	*x = PortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +5159,7 @@ func (x *PortionResponse) String() string {
 func (*PortionResponse) ProtoMessage() {}
 
 func (x *PortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +5172,7 @@ func (x *PortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionResponse.ProtoReflect.Descriptor instead.
 func (*PortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PortionResponse) GetRun() uint64 {
@@ -5102,7 +5234,7 @@ type OpenSpaceRequest struct {
 
 func (x *OpenSpaceRequest) Reset() {
 	*x = OpenSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5114,7 +5246,7 @@ func (x *OpenSpaceRequest) String() string {
 func (*OpenSpaceRequest) ProtoMessage() {}
 
 func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5127,7 +5259,7 @@ func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceRequest.ProtoReflect.Descriptor instead.
 func (*OpenSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *OpenSpaceRequest) GetClient() uint64 {
@@ -5196,7 +5328,7 @@ type OpenSpaceResponse struct {
 
 func (x *OpenSpaceResponse) Reset() {
 	*x = OpenSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5208,7 +5340,7 @@ func (x *OpenSpaceResponse) String() string {
 func (*OpenSpaceResponse) ProtoMessage() {}
 
 func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5221,7 +5353,7 @@ func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceResponse.ProtoReflect.Descriptor instead.
 func (*OpenSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *OpenSpaceResponse) GetSpace() uint64 {
@@ -5265,7 +5397,7 @@ type CloseSpaceRequest struct {
 
 func (x *CloseSpaceRequest) Reset() {
 	*x = CloseSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5277,7 +5409,7 @@ func (x *CloseSpaceRequest) String() string {
 func (*CloseSpaceRequest) ProtoMessage() {}
 
 func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5290,7 +5422,7 @@ func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceRequest.ProtoReflect.Descriptor instead.
 func (*CloseSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CloseSpaceRequest) GetClient() uint64 {
@@ -5316,7 +5448,7 @@ type CloseSpaceResponse struct {
 
 func (x *CloseSpaceResponse) Reset() {
 	*x = CloseSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5460,7 @@ func (x *CloseSpaceResponse) String() string {
 func (*CloseSpaceResponse) ProtoMessage() {}
 
 func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5473,7 @@ func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceResponse.ProtoReflect.Descriptor instead.
 func (*CloseSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
 }
 
 // Asks for the open spaces.
@@ -5355,7 +5487,7 @@ type ListSpacesRequest struct {
 
 func (x *ListSpacesRequest) Reset() {
 	*x = ListSpacesRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5367,7 +5499,7 @@ func (x *ListSpacesRequest) String() string {
 func (*ListSpacesRequest) ProtoMessage() {}
 
 func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5380,7 +5512,7 @@ func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesRequest.ProtoReflect.Descriptor instead.
 func (*ListSpacesRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListSpacesRequest) GetAfter() string {
@@ -5403,7 +5535,7 @@ type ListSpacesResponse struct {
 
 func (x *ListSpacesResponse) Reset() {
 	*x = ListSpacesResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5415,7 +5547,7 @@ func (x *ListSpacesResponse) String() string {
 func (*ListSpacesResponse) ProtoMessage() {}
 
 func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5428,7 +5560,7 @@ func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesResponse.ProtoReflect.Descriptor instead.
 func (*ListSpacesResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListSpacesResponse) GetSpaces() []*SpaceEntry {
@@ -5466,7 +5598,7 @@ type SpaceEntry struct {
 
 func (x *SpaceEntry) Reset() {
 	*x = SpaceEntry{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5478,7 +5610,7 @@ func (x *SpaceEntry) String() string {
 func (*SpaceEntry) ProtoMessage() {}
 
 func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5491,7 +5623,7 @@ func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceEntry.ProtoReflect.Descriptor instead.
 func (*SpaceEntry) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SpaceEntry) GetSpace() uint64 {
@@ -5557,7 +5689,7 @@ type CoordinateRequest struct {
 
 func (x *CoordinateRequest) Reset() {
 	*x = CoordinateRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5569,7 +5701,7 @@ func (x *CoordinateRequest) String() string {
 func (*CoordinateRequest) ProtoMessage() {}
 
 func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5582,7 +5714,7 @@ func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateRequest.ProtoReflect.Descriptor instead.
 func (*CoordinateRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CoordinateRequest) GetClient() uint64 {
@@ -5640,7 +5772,7 @@ type CoordinateResponse struct {
 
 func (x *CoordinateResponse) Reset() {
 	*x = CoordinateResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5652,7 +5784,7 @@ func (x *CoordinateResponse) String() string {
 func (*CoordinateResponse) ProtoMessage() {}
 
 func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5665,7 +5797,7 @@ func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateResponse.ProtoReflect.Descriptor instead.
 func (*CoordinateResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CoordinateResponse) GetTerm() uint64 {
@@ -5705,7 +5837,7 @@ type BatchTask struct {
 
 func (x *BatchTask) Reset() {
 	*x = BatchTask{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5717,7 +5849,7 @@ func (x *BatchTask) String() string {
 func (*BatchTask) ProtoMessage() {}
 
 func (x *BatchTask) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5730,7 +5862,7 @@ func (x *BatchTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchTask.ProtoReflect.Descriptor instead.
 func (*BatchTask) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BatchTask) GetBatch() uint64 {
@@ -5803,7 +5935,7 @@ type BatchRequest struct {
 
 func (x *BatchRequest) Reset() {
 	*x = BatchRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +5947,7 @@ func (x *BatchRequest) String() string {
 func (*BatchRequest) ProtoMessage() {}
 
 func (x *BatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +5960,7 @@ func (x *BatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchRequest.ProtoReflect.Descriptor instead.
 func (*BatchRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *BatchRequest) GetClient() uint64 {
@@ -5902,7 +6034,7 @@ type BatchResponse struct {
 
 func (x *BatchResponse) Reset() {
 	*x = BatchResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5914,7 +6046,7 @@ func (x *BatchResponse) String() string {
 func (*BatchResponse) ProtoMessage() {}
 
 func (x *BatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5927,7 +6059,7 @@ func (x *BatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchResponse.ProtoReflect.Descriptor instead.
 func (*BatchResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BatchResponse) GetBatch() uint64 {
@@ -6017,7 +6149,7 @@ type PortionFailure struct {
 
 func (x *PortionFailure) Reset() {
 	*x = PortionFailure{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6029,7 +6161,7 @@ func (x *PortionFailure) String() string {
 func (*PortionFailure) ProtoMessage() {}
 
 func (x *PortionFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6042,7 +6174,7 @@ func (x *PortionFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionFailure.ProtoReflect.Descriptor instead.
 func (*PortionFailure) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PortionFailure) GetReplica() string {
@@ -6092,7 +6224,7 @@ type PortionReport struct {
 
 func (x *PortionReport) Reset() {
 	*x = PortionReport{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6104,7 +6236,7 @@ func (x *PortionReport) String() string {
 func (*PortionReport) ProtoMessage() {}
 
 func (x *PortionReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6117,7 +6249,7 @@ func (x *PortionReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionReport.ProtoReflect.Descriptor instead.
 func (*PortionReport) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PortionReport) GetBatch() uint64 {
@@ -6180,7 +6312,7 @@ type BatchPortionRequest struct {
 
 func (x *BatchPortionRequest) Reset() {
 	*x = BatchPortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6192,7 +6324,7 @@ func (x *BatchPortionRequest) String() string {
 func (*BatchPortionRequest) ProtoMessage() {}
 
 func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6205,7 +6337,7 @@ func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionRequest.ProtoReflect.Descriptor instead.
 func (*BatchPortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *BatchPortionRequest) GetClient() uint64 {
@@ -6275,7 +6407,7 @@ type BatchPortionResponse struct {
 
 func (x *BatchPortionResponse) Reset() {
 	*x = BatchPortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6287,7 +6419,7 @@ func (x *BatchPortionResponse) String() string {
 func (*BatchPortionResponse) ProtoMessage() {}
 
 func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6300,7 +6432,7 @@ func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionResponse.ProtoReflect.Descriptor instead.
 func (*BatchPortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BatchPortionResponse) GetGiven() *GivenPortion {
@@ -6329,7 +6461,7 @@ type GivenPortion struct {
 
 func (x *GivenPortion) Reset() {
 	*x = GivenPortion{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6473,7 @@ func (x *GivenPortion) String() string {
 func (*GivenPortion) ProtoMessage() {}
 
 func (x *GivenPortion) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6486,7 @@ func (x *GivenPortion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenPortion.ProtoReflect.Descriptor instead.
 func (*GivenPortion) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GivenPortion) GetSpace() uint64 {
@@ -6405,7 +6537,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6417,7 +6549,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6430,7 +6562,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CheckpointRequest) GetGroup() string {
@@ -6462,7 +6594,7 @@ type HoldRequest struct {
 
 func (x *HoldRequest) Reset() {
 	*x = HoldRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6474,7 +6606,7 @@ func (x *HoldRequest) String() string {
 func (*HoldRequest) ProtoMessage() {}
 
 func (x *HoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6487,7 +6619,7 @@ func (x *HoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
 func (*HoldRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *HoldRequest) GetCut() uint64 {
@@ -6513,7 +6645,7 @@ type HoldResponse struct {
 
 func (x *HoldResponse) Reset() {
 	*x = HoldResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6525,7 +6657,7 @@ func (x *HoldResponse) String() string {
 func (*HoldResponse) ProtoMessage() {}
 
 func (x *HoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6538,7 +6670,7 @@ func (x *HoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
 func (*HoldResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
 }
 
 // A durable snapshot.
@@ -6558,7 +6690,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6570,7 +6702,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6583,7 +6715,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CheckpointResponse) GetSnapshot() uint64 {
@@ -6656,7 +6788,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x16fastps/v1/fastps.proto\x12\tfastps.v1\x1a google/protobuf/descriptor.proto\"L\n" +
 	"\x05Frame\x12)\n" +
 	"\x06header\x18\x01 \x01(\v2\x11.fastps.v1.HeaderR\x06header\x12\x18\n" +
-	"\apayload\x18\x0f \x01(\fR\apayload\"\xf2\t\n" +
+	"\apayload\x18\x0f \x01(\fR\apayload\"\x97\n" +
+	"\n" +
 	"\x06Header\x12#\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x0f.fastps.v1.KindR\x04kind\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\x06R\x03tag\x12\x14\n" +
@@ -6695,7 +6828,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"correction\x12#\n" +
 	"\x04lent\x18\x1e \x01(\v2\x0f.fastps.v1.LentR\x04lent\x12-\n" +
 	"\x06vector\x18\x1f \x01(\v2\x15.fastps.v1.VectorHeadR\x06vector\x120\n" +
-	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportion\x12\x1f\n" +
+	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportion\x12#\n" +
+	"\x04view\x18\" \x01(\x0e2\x0f.fastps.v1.ViewR\x04view\x12\x1f\n" +
 	"\bmomentum\x18# \x01(\x01H\fR\bmomentum\x88\x01\x01B\x0f\n" +
 	"\r_base_versionB\v\n" +
 	"\t_base_ownB\x05\n" +
@@ -6825,7 +6959,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\beps_mode\x18\x03 \x01(\tR\aepsMode\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xd0\x01\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xfe\x01\n" +
 	"\n" +
 	"TensorSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -6833,7 +6967,12 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x05dtype\x18\x03 \x01(\x0e2\x10.fastps.v1.DTypeR\x05dtype\x12&\n" +
 	"\x05apply\x18\x04 \x01(\x0e2\x10.fastps.v1.ApplyR\x05apply\x12\x14\n" +
 	"\x05group\x18\x05 \x01(\tR\x05group\x122\n" +
-	"\toptimizer\x18\x06 \x01(\v2\x14.fastps.v1.OptimizerR\toptimizer\"Q\n" +
+	"\toptimizer\x18\x06 \x01(\v2\x14.fastps.v1.OptimizerR\toptimizer\x12,\n" +
+	"\aaverage\x18\a \x01(\v2\x12.fastps.v1.AverageR\aaverage\"K\n" +
+	"\aAverage\x12\x14\n" +
+	"\x05decay\x18\x01 \x01(\x01R\x05decay\x12\x14\n" +
+	"\x05every\x18\x02 \x01(\x04R\x05every\x12\x14\n" +
+	"\x05start\x18\x03 \x01(\x04R\x05start\"Q\n" +
 	"\tPlacement\x12\x16\n" +
 	"\x06slices\x18\x01 \x03(\x06R\x06slices\x12\x16\n" +
 	"\x06shards\x18\x02 \x03(\rR\x06shards\x12\x14\n" +
@@ -7192,7 +7331,10 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\fKIND_REFUSED\x10\x12\x1a\x04\x90\xb5\x18\x00\x12\x15\n" +
 	"\vKIND_FENCED\x10\x13\x1a\x04\x90\xb5\x18\x00\x12\x16\n" +
 	"\fKIND_VERSION\x10\x14\x1a\x04\x90\xb5\x18\x00\x12\x16\n" +
-	"\fKIND_SCALARS\x10\x15\x1a\x04\x90\xb5\x18\x00*\xbe\x01\n" +
+	"\fKIND_SCALARS\x10\x15\x1a\x04\x90\xb5\x18\x00*.\n" +
+	"\x04View\x12\x14\n" +
+	"\x10VIEW_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fVIEW_AVERAGE\x10\x01*\xbe\x01\n" +
 	"\x06OpCode\x12\x12\n" +
 	"\x0eOP_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aOP_COPY\x10\x01\x12\v\n" +
@@ -7286,8 +7428,8 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 	return file_fastps_v1_fastps_proto_rawDescData
 }
 
-var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
+var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Role)(0),                             // 0: fastps.v1.Role
 	(Ack)(0),                              // 1: fastps.v1.Ack
@@ -7295,207 +7437,211 @@ var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Apply)(0),                            // 3: fastps.v1.Apply
 	(PayloadCodec)(0),                     // 4: fastps.v1.PayloadCodec
 	(Kind)(0),                             // 5: fastps.v1.Kind
-	(OpCode)(0),                           // 6: fastps.v1.OpCode
-	(ModeKind)(0),                         // 7: fastps.v1.ModeKind
-	(Presence)(0),                         // 8: fastps.v1.Presence
-	(PortionThen)(0),                      // 9: fastps.v1.PortionThen
-	(SeatAction)(0),                       // 10: fastps.v1.SeatAction
-	(PortionFailureKind)(0),               // 11: fastps.v1.PortionFailureKind
-	(*Frame)(nil),                         // 12: fastps.v1.Frame
-	(*Header)(nil),                        // 13: fastps.v1.Header
-	(*VectorHead)(nil),                    // 14: fastps.v1.VectorHead
-	(*PortionHead)(nil),                   // 15: fastps.v1.PortionHead
-	(*Program)(nil),                       // 16: fastps.v1.Program
-	(*Op)(nil),                            // 17: fastps.v1.Op
-	(*Lent)(nil),                          // 18: fastps.v1.Lent
-	(*Correction)(nil),                    // 19: fastps.v1.Correction
-	(*Part)(nil),                          // 20: fastps.v1.Part
-	(*PartTable)(nil),                     // 21: fastps.v1.PartTable
-	(*PartRefusal)(nil),                   // 22: fastps.v1.PartRefusal
-	(*Refusal)(nil),                       // 23: fastps.v1.Refusal
-	(*HelloRequest)(nil),                  // 24: fastps.v1.HelloRequest
-	(*WorkerReport)(nil),                  // 25: fastps.v1.WorkerReport
-	(*HelloResponse)(nil),                 // 26: fastps.v1.HelloResponse
-	(*Optimizer)(nil),                     // 27: fastps.v1.Optimizer
-	(*TensorSpec)(nil),                    // 28: fastps.v1.TensorSpec
-	(*Placement)(nil),                     // 29: fastps.v1.Placement
-	(*MapEntry)(nil),                      // 30: fastps.v1.MapEntry
-	(*GetMapRequest)(nil),                 // 31: fastps.v1.GetMapRequest
-	(*GetMapResponse)(nil),                // 32: fastps.v1.GetMapResponse
-	(*RegisterRequest)(nil),               // 33: fastps.v1.RegisterRequest
-	(*RegisterResponse)(nil),              // 34: fastps.v1.RegisterResponse
-	(*ReserveRequest)(nil),                // 35: fastps.v1.ReserveRequest
-	(*ReserveResponse)(nil),               // 36: fastps.v1.ReserveResponse
-	(*SealRequest)(nil),                   // 37: fastps.v1.SealRequest
-	(*SealResponse)(nil),                  // 38: fastps.v1.SealResponse
-	(*CommitRequest)(nil),                 // 39: fastps.v1.CommitRequest
-	(*CommitResponse)(nil),                // 40: fastps.v1.CommitResponse
-	(*SettleRequest)(nil),                 // 41: fastps.v1.SettleRequest
-	(*SeatClaim)(nil),                     // 42: fastps.v1.SeatClaim
-	(*SeatVerdict)(nil),                   // 43: fastps.v1.SeatVerdict
-	(*SettleResponse)(nil),                // 44: fastps.v1.SettleResponse
-	(*Binding)(nil),                       // 45: fastps.v1.Binding
-	(*ListedTensor)(nil),                  // 46: fastps.v1.ListedTensor
-	(*Registration)(nil),                  // 47: fastps.v1.Registration
-	(*UnregisterRequest)(nil),             // 48: fastps.v1.UnregisterRequest
-	(*UnregisterResponse)(nil),            // 49: fastps.v1.UnregisterResponse
-	(*DropRequest)(nil),                   // 50: fastps.v1.DropRequest
-	(*DropResponse)(nil),                  // 51: fastps.v1.DropResponse
-	(*StatsRequest)(nil),                  // 52: fastps.v1.StatsRequest
-	(*StatsResponse)(nil),                 // 53: fastps.v1.StatsResponse
-	(*GroupState)(nil),                    // 54: fastps.v1.GroupState
-	(*Session)(nil),                       // 55: fastps.v1.Session
-	(*Mode)(nil),                          // 56: fastps.v1.Mode
-	(*JoinRequest)(nil),                   // 57: fastps.v1.JoinRequest
-	(*JoinResponse)(nil),                  // 58: fastps.v1.JoinResponse
-	(*LeaveRequest)(nil),                  // 59: fastps.v1.LeaveRequest
-	(*LeaveResponse)(nil),                 // 60: fastps.v1.LeaveResponse
-	(*AdvanceRequest)(nil),                // 61: fastps.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),               // 62: fastps.v1.AdvanceResponse
-	(*PortionRequest)(nil),                // 63: fastps.v1.PortionRequest
-	(*PortionResponse)(nil),               // 64: fastps.v1.PortionResponse
-	(*OpenSpaceRequest)(nil),              // 65: fastps.v1.OpenSpaceRequest
-	(*OpenSpaceResponse)(nil),             // 66: fastps.v1.OpenSpaceResponse
-	(*CloseSpaceRequest)(nil),             // 67: fastps.v1.CloseSpaceRequest
-	(*CloseSpaceResponse)(nil),            // 68: fastps.v1.CloseSpaceResponse
-	(*ListSpacesRequest)(nil),             // 69: fastps.v1.ListSpacesRequest
-	(*ListSpacesResponse)(nil),            // 70: fastps.v1.ListSpacesResponse
-	(*SpaceEntry)(nil),                    // 71: fastps.v1.SpaceEntry
-	(*CoordinateRequest)(nil),             // 72: fastps.v1.CoordinateRequest
-	(*CoordinateResponse)(nil),            // 73: fastps.v1.CoordinateResponse
-	(*BatchTask)(nil),                     // 74: fastps.v1.BatchTask
-	(*BatchRequest)(nil),                  // 75: fastps.v1.BatchRequest
-	(*BatchResponse)(nil),                 // 76: fastps.v1.BatchResponse
-	(*PortionFailure)(nil),                // 77: fastps.v1.PortionFailure
-	(*PortionReport)(nil),                 // 78: fastps.v1.PortionReport
-	(*BatchPortionRequest)(nil),           // 79: fastps.v1.BatchPortionRequest
-	(*BatchPortionResponse)(nil),          // 80: fastps.v1.BatchPortionResponse
-	(*GivenPortion)(nil),                  // 81: fastps.v1.GivenPortion
-	(*CheckpointRequest)(nil),             // 82: fastps.v1.CheckpointRequest
-	(*HoldRequest)(nil),                   // 83: fastps.v1.HoldRequest
-	(*HoldResponse)(nil),                  // 84: fastps.v1.HoldResponse
-	(*CheckpointResponse)(nil),            // 85: fastps.v1.CheckpointResponse
-	nil,                                   // 86: fastps.v1.Optimizer.SettingsEntry
-	nil,                                   // 87: fastps.v1.StatsResponse.CountersEntry
-	nil,                                   // 88: fastps.v1.StatsResponse.ChangedMsAgoEntry
-	nil,                                   // 89: fastps.v1.StatsResponse.VersionsEntry
-	(*descriptorpb.MethodOptions)(nil),    // 90: google.protobuf.MethodOptions
-	(*descriptorpb.EnumValueOptions)(nil), // 91: google.protobuf.EnumValueOptions
+	(View)(0),                             // 6: fastps.v1.View
+	(OpCode)(0),                           // 7: fastps.v1.OpCode
+	(ModeKind)(0),                         // 8: fastps.v1.ModeKind
+	(Presence)(0),                         // 9: fastps.v1.Presence
+	(PortionThen)(0),                      // 10: fastps.v1.PortionThen
+	(SeatAction)(0),                       // 11: fastps.v1.SeatAction
+	(PortionFailureKind)(0),               // 12: fastps.v1.PortionFailureKind
+	(*Frame)(nil),                         // 13: fastps.v1.Frame
+	(*Header)(nil),                        // 14: fastps.v1.Header
+	(*VectorHead)(nil),                    // 15: fastps.v1.VectorHead
+	(*PortionHead)(nil),                   // 16: fastps.v1.PortionHead
+	(*Program)(nil),                       // 17: fastps.v1.Program
+	(*Op)(nil),                            // 18: fastps.v1.Op
+	(*Lent)(nil),                          // 19: fastps.v1.Lent
+	(*Correction)(nil),                    // 20: fastps.v1.Correction
+	(*Part)(nil),                          // 21: fastps.v1.Part
+	(*PartTable)(nil),                     // 22: fastps.v1.PartTable
+	(*PartRefusal)(nil),                   // 23: fastps.v1.PartRefusal
+	(*Refusal)(nil),                       // 24: fastps.v1.Refusal
+	(*HelloRequest)(nil),                  // 25: fastps.v1.HelloRequest
+	(*WorkerReport)(nil),                  // 26: fastps.v1.WorkerReport
+	(*HelloResponse)(nil),                 // 27: fastps.v1.HelloResponse
+	(*Optimizer)(nil),                     // 28: fastps.v1.Optimizer
+	(*TensorSpec)(nil),                    // 29: fastps.v1.TensorSpec
+	(*Average)(nil),                       // 30: fastps.v1.Average
+	(*Placement)(nil),                     // 31: fastps.v1.Placement
+	(*MapEntry)(nil),                      // 32: fastps.v1.MapEntry
+	(*GetMapRequest)(nil),                 // 33: fastps.v1.GetMapRequest
+	(*GetMapResponse)(nil),                // 34: fastps.v1.GetMapResponse
+	(*RegisterRequest)(nil),               // 35: fastps.v1.RegisterRequest
+	(*RegisterResponse)(nil),              // 36: fastps.v1.RegisterResponse
+	(*ReserveRequest)(nil),                // 37: fastps.v1.ReserveRequest
+	(*ReserveResponse)(nil),               // 38: fastps.v1.ReserveResponse
+	(*SealRequest)(nil),                   // 39: fastps.v1.SealRequest
+	(*SealResponse)(nil),                  // 40: fastps.v1.SealResponse
+	(*CommitRequest)(nil),                 // 41: fastps.v1.CommitRequest
+	(*CommitResponse)(nil),                // 42: fastps.v1.CommitResponse
+	(*SettleRequest)(nil),                 // 43: fastps.v1.SettleRequest
+	(*SeatClaim)(nil),                     // 44: fastps.v1.SeatClaim
+	(*SeatVerdict)(nil),                   // 45: fastps.v1.SeatVerdict
+	(*SettleResponse)(nil),                // 46: fastps.v1.SettleResponse
+	(*Binding)(nil),                       // 47: fastps.v1.Binding
+	(*ListedTensor)(nil),                  // 48: fastps.v1.ListedTensor
+	(*Registration)(nil),                  // 49: fastps.v1.Registration
+	(*UnregisterRequest)(nil),             // 50: fastps.v1.UnregisterRequest
+	(*UnregisterResponse)(nil),            // 51: fastps.v1.UnregisterResponse
+	(*DropRequest)(nil),                   // 52: fastps.v1.DropRequest
+	(*DropResponse)(nil),                  // 53: fastps.v1.DropResponse
+	(*StatsRequest)(nil),                  // 54: fastps.v1.StatsRequest
+	(*StatsResponse)(nil),                 // 55: fastps.v1.StatsResponse
+	(*GroupState)(nil),                    // 56: fastps.v1.GroupState
+	(*Session)(nil),                       // 57: fastps.v1.Session
+	(*Mode)(nil),                          // 58: fastps.v1.Mode
+	(*JoinRequest)(nil),                   // 59: fastps.v1.JoinRequest
+	(*JoinResponse)(nil),                  // 60: fastps.v1.JoinResponse
+	(*LeaveRequest)(nil),                  // 61: fastps.v1.LeaveRequest
+	(*LeaveResponse)(nil),                 // 62: fastps.v1.LeaveResponse
+	(*AdvanceRequest)(nil),                // 63: fastps.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),               // 64: fastps.v1.AdvanceResponse
+	(*PortionRequest)(nil),                // 65: fastps.v1.PortionRequest
+	(*PortionResponse)(nil),               // 66: fastps.v1.PortionResponse
+	(*OpenSpaceRequest)(nil),              // 67: fastps.v1.OpenSpaceRequest
+	(*OpenSpaceResponse)(nil),             // 68: fastps.v1.OpenSpaceResponse
+	(*CloseSpaceRequest)(nil),             // 69: fastps.v1.CloseSpaceRequest
+	(*CloseSpaceResponse)(nil),            // 70: fastps.v1.CloseSpaceResponse
+	(*ListSpacesRequest)(nil),             // 71: fastps.v1.ListSpacesRequest
+	(*ListSpacesResponse)(nil),            // 72: fastps.v1.ListSpacesResponse
+	(*SpaceEntry)(nil),                    // 73: fastps.v1.SpaceEntry
+	(*CoordinateRequest)(nil),             // 74: fastps.v1.CoordinateRequest
+	(*CoordinateResponse)(nil),            // 75: fastps.v1.CoordinateResponse
+	(*BatchTask)(nil),                     // 76: fastps.v1.BatchTask
+	(*BatchRequest)(nil),                  // 77: fastps.v1.BatchRequest
+	(*BatchResponse)(nil),                 // 78: fastps.v1.BatchResponse
+	(*PortionFailure)(nil),                // 79: fastps.v1.PortionFailure
+	(*PortionReport)(nil),                 // 80: fastps.v1.PortionReport
+	(*BatchPortionRequest)(nil),           // 81: fastps.v1.BatchPortionRequest
+	(*BatchPortionResponse)(nil),          // 82: fastps.v1.BatchPortionResponse
+	(*GivenPortion)(nil),                  // 83: fastps.v1.GivenPortion
+	(*CheckpointRequest)(nil),             // 84: fastps.v1.CheckpointRequest
+	(*HoldRequest)(nil),                   // 85: fastps.v1.HoldRequest
+	(*HoldResponse)(nil),                  // 86: fastps.v1.HoldResponse
+	(*CheckpointResponse)(nil),            // 87: fastps.v1.CheckpointResponse
+	nil,                                   // 88: fastps.v1.Optimizer.SettingsEntry
+	nil,                                   // 89: fastps.v1.StatsResponse.CountersEntry
+	nil,                                   // 90: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	nil,                                   // 91: fastps.v1.StatsResponse.VersionsEntry
+	(*descriptorpb.MethodOptions)(nil),    // 92: google.protobuf.MethodOptions
+	(*descriptorpb.EnumValueOptions)(nil), // 93: google.protobuf.EnumValueOptions
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
-	13, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
+	14, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
 	5,  // 1: fastps.v1.Header.kind:type_name -> fastps.v1.Kind
 	4,  // 2: fastps.v1.Header.codec:type_name -> fastps.v1.PayloadCodec
 	2,  // 3: fastps.v1.Header.dtype:type_name -> fastps.v1.DType
-	23, // 4: fastps.v1.Header.refusal:type_name -> fastps.v1.Refusal
-	20, // 5: fastps.v1.Header.parts:type_name -> fastps.v1.Part
-	21, // 6: fastps.v1.Header.table:type_name -> fastps.v1.PartTable
-	19, // 7: fastps.v1.Header.correction:type_name -> fastps.v1.Correction
-	18, // 8: fastps.v1.Header.lent:type_name -> fastps.v1.Lent
-	14, // 9: fastps.v1.Header.vector:type_name -> fastps.v1.VectorHead
-	15, // 10: fastps.v1.Header.portion:type_name -> fastps.v1.PortionHead
-	17, // 11: fastps.v1.Program.ops:type_name -> fastps.v1.Op
-	6,  // 12: fastps.v1.Op.code:type_name -> fastps.v1.OpCode
-	22, // 13: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
-	23, // 14: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
-	1,  // 15: fastps.v1.HelloRequest.ack:type_name -> fastps.v1.Ack
-	25, // 16: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
-	0,  // 17: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
-	86, // 18: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
-	2,  // 19: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
-	3,  // 20: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
-	27, // 21: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
-	28, // 22: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
-	29, // 23: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
-	30, // 24: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
-	28, // 25: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
-	29, // 26: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
-	28, // 27: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
-	42, // 28: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
-	23, // 29: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
-	47, // 30: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
-	45, // 31: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
-	71, // 32: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
-	43, // 33: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
-	46, // 34: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
-	56, // 35: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
-	30, // 36: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
-	29, // 37: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
-	87, // 38: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
-	55, // 39: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
-	88, // 40: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
-	54, // 41: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
-	89, // 42: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
-	25, // 43: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
-	7,  // 44: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	56, // 45: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	8,  // 46: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
-	9,  // 47: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	71, // 48: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	10, // 49: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	74, // 50: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	77, // 51: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	11, // 52: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	11, // 53: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	78, // 54: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	9,  // 55: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	81, // 56: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	74, // 57: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	90, // 58: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
-	91, // 59: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
-	0,  // 60: fastps.v1.least_role:type_name -> fastps.v1.Role
-	0,  // 61: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
-	24, // 62: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	31, // 63: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	33, // 64: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	35, // 65: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	37, // 66: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	39, // 67: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	41, // 68: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	48, // 69: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	50, // 70: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	52, // 71: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	57, // 72: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	59, // 73: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	61, // 74: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	63, // 75: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	65, // 76: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	67, // 77: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	69, // 78: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	72, // 79: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	75, // 80: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	79, // 81: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	82, // 82: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	83, // 83: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	12, // 84: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	26, // 85: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	32, // 86: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	34, // 87: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	36, // 88: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	38, // 89: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	40, // 90: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	44, // 91: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	49, // 92: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	51, // 93: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	53, // 94: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	58, // 95: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	60, // 96: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	62, // 97: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	64, // 98: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	66, // 99: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	68, // 100: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	70, // 101: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	73, // 102: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	76, // 103: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	80, // 104: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	85, // 105: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	84, // 106: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	12, // 107: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	85, // [85:108] is the sub-list for method output_type
-	62, // [62:85] is the sub-list for method input_type
-	60, // [60:62] is the sub-list for extension type_name
-	58, // [58:60] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	24, // 4: fastps.v1.Header.refusal:type_name -> fastps.v1.Refusal
+	21, // 5: fastps.v1.Header.parts:type_name -> fastps.v1.Part
+	22, // 6: fastps.v1.Header.table:type_name -> fastps.v1.PartTable
+	20, // 7: fastps.v1.Header.correction:type_name -> fastps.v1.Correction
+	19, // 8: fastps.v1.Header.lent:type_name -> fastps.v1.Lent
+	15, // 9: fastps.v1.Header.vector:type_name -> fastps.v1.VectorHead
+	16, // 10: fastps.v1.Header.portion:type_name -> fastps.v1.PortionHead
+	6,  // 11: fastps.v1.Header.view:type_name -> fastps.v1.View
+	18, // 12: fastps.v1.Program.ops:type_name -> fastps.v1.Op
+	7,  // 13: fastps.v1.Op.code:type_name -> fastps.v1.OpCode
+	23, // 14: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
+	24, // 15: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
+	1,  // 16: fastps.v1.HelloRequest.ack:type_name -> fastps.v1.Ack
+	26, // 17: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
+	0,  // 18: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
+	88, // 19: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
+	2,  // 20: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
+	3,  // 21: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
+	28, // 22: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
+	30, // 23: fastps.v1.TensorSpec.average:type_name -> fastps.v1.Average
+	29, // 24: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
+	31, // 25: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
+	32, // 26: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
+	29, // 27: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
+	31, // 28: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
+	29, // 29: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
+	44, // 30: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
+	24, // 31: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
+	49, // 32: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
+	47, // 33: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
+	73, // 34: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
+	45, // 35: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
+	48, // 36: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
+	58, // 37: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
+	32, // 38: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
+	31, // 39: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
+	89, // 40: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
+	57, // 41: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
+	90, // 42: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
+	56, // 43: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
+	91, // 44: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
+	26, // 45: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	8,  // 46: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
+	58, // 47: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	9,  // 48: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
+	10, // 49: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	73, // 50: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	11, // 51: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	76, // 52: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	79, // 53: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	12, // 54: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	12, // 55: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	80, // 56: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	10, // 57: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	83, // 58: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	76, // 59: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	92, // 60: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	93, // 61: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 62: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 63: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	25, // 64: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	33, // 65: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	35, // 66: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	37, // 67: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	39, // 68: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	41, // 69: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	43, // 70: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	50, // 71: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	52, // 72: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	54, // 73: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	59, // 74: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	61, // 75: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	63, // 76: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	65, // 77: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	67, // 78: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	69, // 79: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	71, // 80: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	74, // 81: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	77, // 82: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	81, // 83: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	84, // 84: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	85, // 85: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	13, // 86: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	27, // 87: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	34, // 88: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	36, // 89: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	38, // 90: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	40, // 91: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	42, // 92: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	46, // 93: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	51, // 94: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	53, // 95: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	55, // 96: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	60, // 97: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	62, // 98: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	64, // 99: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	66, // 100: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	68, // 101: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	70, // 102: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	72, // 103: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	75, // 104: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	78, // 105: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	82, // 106: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	87, // 107: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	86, // 108: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	13, // 109: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	87, // [87:110] is the sub-list for method output_type
+	64, // [64:87] is the sub-list for method input_type
+	62, // [62:64] is the sub-list for extension type_name
+	60, // [60:62] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }
@@ -7508,20 +7654,20 @@ func file_fastps_v1_fastps_proto_init() {
 	file_fastps_v1_fastps_proto_msgTypes[7].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[11].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[13].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[29].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[45].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[49].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[51].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[30].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[46].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[50].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[52].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[59].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[69].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[53].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[60].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[70].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
-			NumEnums:      12,
-			NumMessages:   78,
+			NumEnums:      13,
+			NumMessages:   79,
 			NumExtensions: 2,
 			NumServices:   2,
 		},

@@ -18,7 +18,7 @@ from fastps._shared.kept import NOTES, is_kept
 from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.errors import ConfigError, DeadlineError, NonFiniteError, UnknownTensorError
-from fastps.parameter_server import ParameterServer, check_ps
+from fastps.parameter_server import ParameterServer, TensorSpec, View, averages, check_ps, check_view
 
 __all__ = ["Evaluation", "Evaluator", "evaluator"]
 
@@ -71,6 +71,7 @@ class Evaluator:
         every: int,
         names: list[str] | None,
         consistent: bool,
+        view: View,
         keep: File | None,
         rule: _Rule,
         idle: float,
@@ -79,7 +80,8 @@ class Evaluator:
         self.stopped: Literal["patience", "idle", "stop"] | None = None
         self._ps, self._fn, self._every, self._names = ps, fn, every, names
         self._consistent, self._keep, self._rule, self._idle = consistent, keep, rule, idle
-        self._groups: dict[str, str] = {}
+        self._view = view
+        self._specs: dict[str, TensorSpec] = {}
         self._last: Versions | None = None  # of the last evaluation
         self._since = 0  # evaluations since the best one
         self._stop = False
@@ -89,7 +91,8 @@ class Evaluator:
 
         Raises:
             NonFiniteError: A parameter or a metric is NaN or infinite; the best parameters stay unchanged.
-            ConfigError: `fn` did not return numbers by name, or not the metric to compare by.
+            ConfigError: `fn` did not return numbers by name, or not the metric to compare by; or no tensor
+                keeps an average, which is to be evaluated.
             DeadlineError: With `consistent`: the parameters changed during every pull until the timeout of
                 `ps`.
             FastpsError: The servers could not be reached.
@@ -162,23 +165,25 @@ class Evaluator:
     def _steps(self, versions: Versions) -> int:
         """The version of the tensor that has taken most steps: others may be frozen."""
         names = list(versions)
-        trained = [name for name in names if not is_kept(self._group(name))] or names
+        trained = [name for name in names if not is_kept(self._spec(name).group)] or names
         return max((max(versions.slices(name), default=0) for name in trained), default=0)
 
     def _chosen(self) -> list[str]:
         if self._names is not None:
             return self._names
-        return [name for name in self._ps.names() if self._group(name).rpartition("/")[2] != NOTES]
+        return [name for name in self._ps.names() if self._spec(name).group.rpartition("/")[2] != NOTES]
 
-    def _group(self, name: str) -> str:
-        if name not in self._groups:
-            self._groups[name] = self._ps.spec(name).group
-        return self._groups[name]
+    def _spec(self, name: str) -> TensorSpec:
+        if name not in self._specs:
+            self._specs[name] = self._ps.spec(name)
+        return self._specs[name]
 
     def _pull(self) -> tuple[dict[str, Array], Versions]:
         names, end = self._chosen(), time.monotonic() + self._ps.native.timeout
         while True:
             values, versions = self._ps.pull(names, versions=True)
+            if self._view == "average":
+                values.update(averages(self._ps, names, self._spec))
             # Equal versions before and after a read: it was of one moment (Afek et al., JACM 1993).
             if not self._consistent or self._ps.versions(names) == versions:
                 return values, versions
@@ -214,6 +219,7 @@ def evaluator(
     every: int = 100,
     names: Iterable[str] | None = None,
     consistent: bool = False,
+    view: View = "values",
     keep: File | None = None,
     by: str | None = None,
     goal: Literal["max", "min"] = "max",
@@ -229,6 +235,7 @@ def evaluator(
         names: The tensors; None: all.
         consistent: True: evaluate only parameters of one moment, unchanged during the pull. False: each slice
             is one version, and slices may be some steps apart.
+        view: ``"average"``: evaluate, and keep, the averages of the tensors that have one (`fastps.EMA`).
         keep: A file for the best parameters (safetensors), replaced whenever there are better ones.
         by: The metric to compare by. `patience` needs it; without it, `keep` keeps the latest parameters.
         goal: ``"max"`` if larger values of `by` are better, ``"min"`` if smaller ones are.
@@ -256,6 +263,7 @@ def evaluator(
     if not callable(fn):
         raise invalid("fn", "a function of the parameters", fn)
     flag("consistent", consistent)
+    check_view(view)
     if goal not in ("max", "min"):
         raise invalid("goal", "'max' or 'min'", goal)
     if by is not None and not isinstance(by, str):
@@ -269,7 +277,7 @@ def evaluator(
     rule = _Rule(by, goal, patience)
     chosen = None if names is None else list(names)
     return Evaluator(
-        ps, fn, at_least(1, "every", every), chosen, consistent, keep, rule, as_seconds("idle", idle)
+        ps, fn, at_least(1, "every", every), chosen, consistent, view, keep, rule, as_seconds("idle", idle)
     )
 
 

@@ -19,7 +19,7 @@ from fastps._shared.tensor_file import damaged
 from fastps._shared.types import Array, File
 from fastps.errors import ConfigError, FastpsError, NonFiniteError, ShapeError
 from fastps.optim import Average
-from fastps.parameter_server import ParameterServer
+from fastps.parameter_server import ParameterServer, View, averages, check_view
 from fastps.store import Store
 from fastps.torch import _file
 from fastps.torch._params import float32
@@ -266,6 +266,7 @@ def load(
     prefix: str = "",
     strict: bool = True,
     verify: bool = True,
+    view: View = "values",
 ) -> None:
     """Fills a model's parameters and floating-point buffers, to evaluate it or to use it elsewhere.
 
@@ -281,10 +282,14 @@ def load(
         prefix: Put before every name.
         strict: False: tensors that the source lacks stay unchanged.
         verify: False: load a file's values though they differ from their checksums.
+        view: ``"average"``: load the averages that the tensors of a `fastps.Store` or servers keep
+            (`fastps.EMA`), and the values of tensors without one. A file has what was exported
+            (``fastps checkpoint export --view``).
 
     Raises:
         DamagedFileError: The file is not whole, or not what was written; nothing is changed.
-        ConfigError: The source lacks a tensor, or the file has another format; nothing is changed.
+        ConfigError: The source lacks a tensor, or keeps no average and is asked for it; or the file has
+            another format. Nothing is changed.
         ShapeError: A tensor has another shape; nothing is changed.
         OSError: The file cannot be read.
 
@@ -304,6 +309,10 @@ def load(
     named = model.named_parameters(remove_duplicate=False)
     wanted = {prefix + name.replace("_orig_mod.", ""): param for name, param in named}
     buffers = floating(model, prefix)
+    check_view(view)
+    if view == "average" and not isinstance(source, ParameterServer):
+        expected = "a store or servers; of a file, fastps checkpoint export --view average"
+        raise ConfigError("this source keeps no averages", expected=expected, got=type(source).__name__)
     values: Mapping[str, Any] = {}
     if not isinstance(source, ParameterServer):
         values = source if isinstance(source, Mapping) else _from_file(source, verify)
@@ -333,7 +342,10 @@ def load(
         )
     pairs = [(name, tensor) for name, tensor in pairs if name in there]
     if isinstance(source, ParameterServer):
-        values = source.pull(list({part for name, _ in pairs for part in shards.get(name, [name])}))
+        parts = list({part for name, _ in pairs for part in shards.get(name, [name])})
+        values = source.pull(parts)
+        if view == "average":
+            values = {**values, **averages(source, parts, source.spec)}
     joined = {
         name: np.concatenate([np.asarray(values[part]) for part in shards[name]])
         for name in needed & shards.keys()

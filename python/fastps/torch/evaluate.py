@@ -32,7 +32,7 @@ def evaluator(
         ps: As for `fastps.evaluator`.
         fn: Gets the model, without gradients, and returns numbers by name.
         prefix: Put before every name.
-        options: ``every``, ``consistent``, ``keep``, ``by``, ``goal``, ``patience``, ``idle`` of
+        options: ``every``, ``consistent``, ``view``, ``keep``, ``by``, ``goal``, ``patience``, ``idle`` of
             `fastps.evaluator`. `load` reads the file that ``keep`` names.
 
     Raises:

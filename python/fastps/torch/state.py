@@ -123,6 +123,7 @@ def take(
     for one in those:
         one.param.copy_(torch.from_numpy(ps.pull(one.name)))
         state = ps.state(one.name)
+        state.pop("average", None)  # which torch's optimizers do not have
         states[one.param] = as_torch(one, {**state, "step": state["step"].max(initial=0)}, optimizer)
         give(one, states[one.param], optimizer)
     return states
@@ -146,7 +147,7 @@ def fits(one: Theirs, state: Mapping[str, Any]) -> bool:
     stored = as_stored(one.rule, state)
     if isinstance(one.rule, optim.SGD) and not stored["step"]:
         return not stored.keys() - {"step"}
-    return stored.keys() == new.keys() and all(
+    return stored.keys() - {"average"} == new.keys() and all(
         np.shape(stored[slot]) == np.shape(values) for slot, values in new.items() if slot != "step"
     )
 

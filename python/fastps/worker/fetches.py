@@ -32,7 +32,7 @@ class Fetches:
     def now(self) -> None:
         """Fetches all values and waits for them."""
         if not self._views:
-            self.installed = self._native.pull_list(list(self._params), self._params, None)[1]
+            self.installed = self._native.pull_list(list(self._params), self._params, "values", None)[1]
 
     def restart(self) -> None:
         """Drops the fetches under way and fetches all values now."""
@@ -41,7 +41,7 @@ class Fetches:
 
     def start(self, due: int) -> None:
         """Starts to fetch all values, to be installed after the step `due`."""
-        self.under_way.append((due, self._native.pull_async(list(self._params), None)))
+        self.under_way.append((due, self._native.pull_async(list(self._params), "values", None)))
 
     def install(self, step: int) -> None:
         """Waits for the fetches that are due by now and installs their values."""
@@ -56,10 +56,10 @@ class Fetches:
         own = self.installed
         if own is None:
             return {}
-        values, now = self._native.pull_list(list(self._params), None, None)
+        values, now = self._native.pull_list(list(self._params), None, "values", None)
         return {n: v for n, v in values.items() if n in own and now.slices(n) == own.slices(n)}
 
     def copy(self) -> dict[str, Array]:
         """The servers' values, as new arrays."""
-        values: dict[str, Array] = self._native.pull_list(list(self._params), None, None)[0]
+        values: dict[str, Array] = self._native.pull_list(list(self._params), None, "values", None)[0]
         return values

@@ -263,7 +263,7 @@ class Worker:
             self._names = list(self.params)
             return None
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
-        versions = self._native.pull_list(list(own), own, None)[1]
+        versions = self._native.pull_list(list(own), own, "values", None)[1]
         arrays = {name: whole(array) for name, array in own.items()}
         if not copy:
             check_memory({**self.params, **arrays})

@@ -4,9 +4,10 @@
 use crate::addresses::{ADDRESSES, with_addresses};
 use crate::command::{self, in_json, note, say};
 use crate::credentials::Credentials;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::verbs::PullView;
 use fastps_durable::Reading;
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
 use fastps_server::human::{duration, now, size};
@@ -21,6 +22,13 @@ use std::time::Duration;
 pub(crate) struct CheckpointArgs {
     #[command(subcommand)]
     command: Command,
+}
+
+/// What an export writes of a tensor.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum View {
+    Values,
+    Average,
 }
 
 #[derive(Debug, Subcommand)]
@@ -109,6 +117,16 @@ enum Command {
         /// Also write optimizer state, as NAME.SLOT.
         #[arg(long)]
         state: bool,
+        /// What to write under the names of the tensors: their values, or the averages that they keep. A
+        /// tensor without average is written with its values, and named.
+        #[arg(
+            long,
+            value_enum,
+            default_value_t = View::Values,
+            hide_possible_values = true,
+            value_name = "VIEW"
+        )]
+        view: View,
         /// Continue even if durable data cannot be read, and drop what is lost.
         #[arg(long)]
         accept_loss: bool,
@@ -211,7 +229,11 @@ fn execute(command: Command) -> Result<bool> {
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
             Ok(true)
         }
-        Command::Export { source, file, state, accept_loss, consistent, namespace, reach } => {
+        Command::Export { source, file, state, view, accept_loss, consistent, namespace, reach } => {
+            let view = match view {
+                View::Values => PullView::Values,
+                View::Average => PullView::Average,
+            };
             let wrong = |why: &str, expected: &str| {
                 Err(Error::new(Kind::Config, why).expected(expected, format!("{source:?}")))
             };
@@ -225,12 +247,12 @@ fn execute(command: Command) -> Result<bool> {
                 }
                 (None, false) => {
                     let reading = reading(accept_loss, consistent);
-                    fastps_durable::export(Path::new(&source), &file, state, reading)?
+                    fastps_durable::export(Path::new(&source), &file, state, view, reading)?
                 }
                 (Some(servers), _) => {
                     let timeout = reach.timeout;
                     let options = ConnectOptions { run: namespace, ..reach.options() };
-                    crate::export::of_servers(&*connect(servers, options)?, &file, state, timeout)?
+                    crate::export::of_servers(&*connect(servers, options)?, &file, state, view, timeout)?
                 }
             };
             done.notes.iter().for_each(note);

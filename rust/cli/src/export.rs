@@ -4,9 +4,9 @@ use fastps_client::Client;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::{TensorSpec, Versions};
-use fastps_core::verbs::OptimizerState;
 use fastps_core::verbs::prelude::*;
-use fastps_durable::{ExportPart, Exported, check_is_new, write_parts};
+use fastps_core::verbs::{OptimizerState, PullView};
+use fastps_durable::{ExportPart, Exported, check_is_new, without_view, write_parts};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +19,15 @@ struct Tensor {
     state: Option<OptimizerState>,
 }
 
-/// Writes the tensors of the client's namespace, and with `state` the slots of their optimizers.
-pub(crate) fn of_servers(client: &Client, file: &Path, state: bool, timeout: Duration) -> Result<Exported> {
+/// Writes the tensors of the client's namespace, and with `state` the slots of their state. `view`: what
+/// stands under their names.
+pub(crate) fn of_servers(
+    client: &Client,
+    file: &Path,
+    state: bool,
+    view: PullView,
+    timeout: Duration,
+) -> Result<Exported> {
     check_is_new(file)?;
     let end = Instant::now() + timeout;
     let left = || end.saturating_duration_since(Instant::now());
@@ -30,17 +37,21 @@ pub(crate) fn of_servers(client: &Client, file: &Path, state: bool, timeout: Dur
         return Err(Error::new(Kind::Config, why));
     }
     let specs = names.iter().map(|name| client.spec(name, left())).collect::<Result<Vec<_>>>()?;
-    let tensors =
-        client.read_at_one_moment(&names, left(), |left| read(client, &names, &specs, state, left))?;
+    let notes = without_view(specs.iter().map(|spec| &**spec), view)?;
+    let averaged = |spec: &&Arc<TensorSpec>| view == PullView::Average && spec.need_average().is_ok();
+    let averaged: Vec<_> = specs.iter().filter(averaged).map(|spec| spec.name.clone()).collect();
+    let tensors = client.read_at_one_moment(&names, left(), |left| {
+        read(client, &names, &specs, (state, &averaged[..]), left)
+    })?;
     let bytes = write_parts(file, tensors.iter().flat_map(parts).collect())?;
-    Ok(Exported { tensors: tensors.len() as u64, bytes, notes: Vec::new() })
+    Ok(Exported { tensors: tensors.len() as u64, bytes, notes })
 }
 
 fn read(
     client: &Client,
     names: &[Arc<str>],
     specs: &[Arc<TensorSpec>],
-    state: bool,
+    (state, averaged): (bool, &[Arc<str>]),
     left: Duration,
 ) -> Result<(Vec<Tensor>, Versions)> {
     let empty = |spec: &Arc<TensorSpec>| Tensor {
@@ -52,6 +63,14 @@ fn read(
     let versions = client.pull(names, left, &mut |tensor: usize, first: usize, values: &[u8]| {
         tensors[tensor].values.write(first, values);
     })?;
+    if !averaged.is_empty() {
+        let places = averaged.iter().map(|name| names.iter().position(|known| known == name));
+        let places: Vec<_> = places.flatten().collect();
+        let mut take = |k: usize, first: usize, average: &[u8]| {
+            tensors[places[k]].values.write(first, average);
+        };
+        client.pull_view(averaged, PullView::Average, left, &mut take)?;
+    }
     for tensor in tensors.iter_mut().filter(|_| state) {
         tensor.state = Some(client.state(&tensor.spec.name, left)?);
     }

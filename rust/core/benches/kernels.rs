@@ -237,6 +237,7 @@ fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec 
         apply,
         group: "default".into(),
         optimizer,
+        average: None,
     }
 }
 

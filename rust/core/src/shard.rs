@@ -301,6 +301,11 @@ impl Shard {
         self.slice(slice)?.pull_state(client).map_err(|error| error.shard(self.index()))
     }
 
+    /// The average of a slice's values; fails unless its tensor keeps one.
+    pub fn pull_average(&self, client: u64, slice: SliceId) -> Result<Snapshot> {
+        self.slice(slice)?.pull_average(client).map_err(|error| error.shard(self.index()))
+    }
+
     /// Resolves a push in doubt: if it was not applied, it is fenced.
     pub fn resolve(&self, slice: SliceId, identity: Identity) -> Result<Resolved> {
         self.slice(slice)?.resolve(identity).map_err(|error| error.shard(self.index()))

@@ -69,6 +69,7 @@ fn spec(apply: Apply) -> TensorSpec {
         apply,
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
+        average: None,
     }
 }
 

@@ -33,6 +33,7 @@ fn spec(apply: Apply, optimizer: Optimizer) -> TensorSpec {
         apply,
         group: "default".into(),
         optimizer,
+        average: None,
     }
 }
 

@@ -39,7 +39,7 @@ pub use journal::Journal;
 pub use recovery::{Report, Settings};
 pub use snapshot::generation::{Generation, Summary};
 pub use snapshot::manifest::Cut;
-pub use tools::export::{ExportPart, Exported, check_is_new, export, write_parts};
+pub use tools::export::{ExportPart, Exported, check_is_new, export, without_view, write_parts};
 pub use tools::reshape::{Restored, restore};
 pub use tools::source::Reading;
 pub use tools::{checkpoint, copy};

@@ -134,6 +134,7 @@ fn spec() -> impl Strategy<Value = TensorSpec> {
             } else {
                 Optimizer::Adam(Adam::default())
             },
+            average: None,
         }
     })
 }

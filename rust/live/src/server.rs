@@ -84,6 +84,7 @@ impl Server {
                 apply: Apply::Exact,
                 group: "default".into(),
                 optimizer: settings.optimizer,
+                average: None,
             });
             let (id, range) = (SliceId(k as u64 + 1), at..at + spec.elements());
             at = range.end;

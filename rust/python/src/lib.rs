@@ -54,6 +54,8 @@ mod _fastps {
     #[pymodule_export]
     use super::settings::optimizer::check_optimizer;
     #[pymodule_export]
+    use super::settings::tensor::check_average;
+    #[pymodule_export]
     use super::training::check::check_gradient;
     #[pymodule_export]
     use super::training::estimators::{FactorTrainer, LinearTrainer};

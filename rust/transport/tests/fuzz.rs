@@ -60,6 +60,7 @@ static SHARD: LazyLock<Shard> = LazyLock::new(|| {
             apply,
             group: "default".into(),
             optimizer: Optimizer::Adam(Adam::default()),
+            average: None,
         };
         shard.create(&Arc::new(spec), 0, &[(SliceId(id), 0)]).unwrap();
     }
@@ -96,6 +97,7 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
             parts.iter().map(|part| meter.during(|| rows(part)).is_ok()).fold(false, |any, done| any | done)
         }
         Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
+        Verb::PullAverage => meter.during(|| SHARD.pull_average(request.route.client, request.slice).is_ok()),
         Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
         Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
         Verb::PullVector(VectorRead { space, index, batch }) => meter.during(|| {

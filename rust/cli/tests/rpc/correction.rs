@@ -36,7 +36,15 @@ fn gradient(values: Arc<dyn Values>) -> [Gradient; 1] {
 fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 0.3, momentum: 0.9, ..Sgd::default() });
     let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());
-    let spec = TensorSpec { name, shape: vec![N as u64], dtype, apply: Apply::Exact, group, optimizer };
+    let spec = TensorSpec {
+        name,
+        shape: vec![N as u64],
+        dtype,
+        apply: Apply::Exact,
+        group,
+        optimizer,
+        average: None,
+    };
     let initial: Vec<f32> = (0..N).map(|k| (k as f32).sin()).collect();
     ps.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
     let (slow, fast) = (ps.another().unwrap(), ps.another().unwrap());
@@ -84,7 +92,15 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
 fn sparse(ps: &dyn ParameterServer) -> Vec<(Option<u64>, f32)> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());
-    let spec = TensorSpec { name, shape: vec![N as u64], dtype, apply: Apply::Hogwild, group, optimizer };
+    let spec = TensorSpec {
+        name,
+        shape: vec![N as u64],
+        dtype,
+        apply: Apply::Hogwild,
+        group,
+        optimizer,
+        average: None,
+    };
     ps.register(spec, View::Float32(&vec![0.0; N]), TIMEOUT).unwrap();
     let (slow, fast) = (ps.another().unwrap(), ps.another().unwrap());
     let base = |client: &dyn ParameterServer| Arc::new(client.versions(&["w".into()], TIMEOUT).unwrap());

@@ -155,7 +155,15 @@ pub(crate) fn register(
     value: f32,
 ) {
     let (dtype, group) = (DType::Float32, "default".into());
-    let spec = TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer };
+    let spec = TensorSpec {
+        name: name.into(),
+        shape: vec![elements as u64],
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+    };
     ps.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
 
@@ -522,8 +530,15 @@ fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
     register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
     let add = |client: &Client, name: &str, n: usize, timeout| {
         let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-        let spec =
-            TensorSpec { name: name.into(), shape: vec![n as u64], dtype, apply, group, optimizer: sgd() };
+        let spec = TensorSpec {
+            name: name.into(),
+            shape: vec![n as u64],
+            dtype,
+            apply,
+            group,
+            optimizer: sgd(),
+            average: None,
+        };
         client.register(spec, View::Float32(&vec![0.0; n]), timeout)
     };
     let other = served.connect(Ack::Applied);

@@ -57,6 +57,7 @@ fn register(client: &Client, options: &PushOptions) -> usize {
         apply: Apply::Exact,
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
+        average: None,
     };
     client.register(spec, View::Float32(&vec![0.0; LENGTH]), TIMEOUT).unwrap();
     let watched = watched(0, || ());

@@ -80,7 +80,15 @@ impl Tensor {
 
 pub(crate) fn register(ps: &dyn ParameterServer, name: &str, elements: usize, optimizer: Optimizer) {
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer };
+    let spec = TensorSpec {
+        name: name.into(),
+        shape: vec![elements as u64],
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+    };
     ps.register(spec, View::Float32(&vec![0.0; elements]), PATIENT).unwrap();
 }
 

@@ -130,6 +130,7 @@ impl Peer {
                 settings: [("lr".to_owned(), 1.0)].into(),
                 ..Default::default()
             }),
+            average: None,
         };
         let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client };
         let place = self.control.register(timed(ask)).await.map_err(error)?.into_inner();

@@ -182,7 +182,15 @@ async fn the_slowest_reader_is_reset_when_memory_is_full() {
 fn spec(name: &str, elements: usize) -> TensorSpec {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer }
+    TensorSpec {
+        name: name.into(),
+        shape: vec![elements as u64],
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+    }
 }
 
 fn options(timeout: Duration) -> PushOptions {

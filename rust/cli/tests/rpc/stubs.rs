@@ -51,6 +51,7 @@ pub(crate) fn spec(name: &str, elements: u64) -> pb::TensorSpec {
             settings: [("lr".to_owned(), 1.0)].into(),
             ..Default::default()
         }),
+        average: None,
     }
 }
 

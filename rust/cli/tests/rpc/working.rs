@@ -35,7 +35,15 @@ fn connect(server: &Server) -> Arc<Client> {
 fn register(client: &Client, name: &str, elements: usize) -> Result<()> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer };
+    let spec = TensorSpec {
+        name: name.into(),
+        shape: vec![elements as u64],
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+    };
     client.register(spec, View::Float32(&vec![0.0; elements]), PATIENT)
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
-use fastps_core::verbs::{Caller, OptimizerState, Pulled, SliceVersion, Ticket, Versions};
+use fastps_core::verbs::{Caller, OptimizerState, PullView, Pulled, SliceVersion, Ticket, Versions};
 use fastps_transport::convert::header;
 use fastps_transport::convert::{Read, Retry, retry};
 use std::sync::atomic::Ordering;
@@ -35,8 +35,8 @@ impl Client {
         let mut drafts = Vec::new();
         for (tensor, entry) in entries.iter().enumerate() {
             let runs = match what {
-                Read::Values => Some(1),
-                Read::State => Some(entry.spec.optimizer.slots().len()),
+                Read::Values | Read::Average => Some(1),
+                Read::State => Some(entry.spec.slots().len()),
                 Read::Version => None,
             };
             for (k, elements) in entry.spec.slices().enumerate() {
@@ -48,6 +48,16 @@ impl Client {
         }
         let _in_order = self.lock_sequence();
         self.submit(drafts, Vec::new(), deadline, None)
+    }
+
+    /// What a view reads. Fails unless all tensors have it.
+    pub(crate) fn reading(entries: &[Arc<Entry>], view: PullView) -> Result<Read> {
+        match view {
+            PullView::Values => Ok(Read::Values),
+            PullView::Average => {
+                entries.iter().try_for_each(|entry| entry.spec.need_average()).map(|()| Read::Average)
+            }
+        }
     }
 
     /// Waits for a pull and hands out its values.
@@ -63,7 +73,7 @@ impl Client {
         epoch: u64,
         deadline: Instant,
     ) -> Result<OptimizerState> {
-        let (elements, slots) = (entry.spec.elements(), entry.spec.optimizer.slots());
+        let (elements, slots) = (entry.spec.elements(), entry.spec.slots());
         let mut state = OptimizerState {
             steps: vec![0; entry.spec.slice_count()],
             slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),

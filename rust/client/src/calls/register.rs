@@ -17,6 +17,7 @@ use fastps_proto::v1 as pb;
 use fastps_transport::convert::header;
 use fastps_transport::convert::{self, Retry, retry};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Most slices of initial values under way at a time: each is a copy.
@@ -42,6 +43,7 @@ impl Client {
         let named = |error: Error| error.tensor(spec.name.clone());
         spec.validate()?;
         outgoing::check_values(Isa::get()?, values, &spec)?;
+        self.check_knows_averages(&spec).map_err(named)?;
         // A client owns its reservations as a whole, so its threads take turns.
         let _alone = self.lock_registration(deadline).map_err(named)?;
         let mut failed = None;
@@ -71,6 +73,17 @@ impl Client {
             }
         }
         Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
+    }
+
+    /// Fails if a server would drop the average from the spec.
+    fn check_knows_averages(&self, spec: &TensorSpec) -> Result<()> {
+        let Some(average) = spec.average else { return Ok(()) };
+        let Some(link) = self.links.iter().find(|link| !link.dtypes.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        let why =
+            format!("the server {} is of an earlier version, whose tensors keep no average", link.address());
+        Err(Error::new(Kind::Precondition, why).shard(link.shard()).expected("average=None", average))
     }
 
     fn lock_registration(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>> {

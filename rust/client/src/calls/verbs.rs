@@ -21,9 +21,9 @@ use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, Listener, OptimizerState, ParameterServer, Patient, PullTensors, Pulled, PushError,
-    PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether, Versions,
-    WorkerReport,
+    Caller, Gradient, Listener, OptimizerState, ParameterServer, Patient, PullTensors, PullView, Pulled,
+    PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether,
+    Versions, WorkerReport,
 };
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Read};
@@ -171,11 +171,17 @@ impl PushTensors for Client {
 }
 
 impl PullTensors for Client {
-    fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+    fn pull_view(
+        &self,
+        names: &[Arc<str>],
+        view: PullView,
+        timeout: Duration,
+        caller: &mut dyn Caller,
+    ) -> Result<Versions> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let id = self.versions_id();
-        let call = self.start_pull(&entries, epoch, Read::Values, deadline);
+        let call = self.start_pull(&entries, epoch, Self::reading(&entries, view)?, deadline);
         self.finish_pull(&call, caller)?;
         Ok(versions(&call, id))
     }
@@ -191,11 +197,16 @@ impl PullTensors for Client {
         Ok(in_order(versions(&call, id), rows))
     }
 
-    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
+    fn pull_view_async(
+        &self,
+        names: Vec<Arc<str>>,
+        view: PullView,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let client = self.versions_id();
-        let call = self.start_pull(&entries, epoch, Read::Values, deadline);
+        let call = self.start_pull(&entries, epoch, Self::reading(&entries, view)?, deadline);
         self.leave_alone(&call);
         Ok(Arc::new(PullTicket {
             shared: self.shared.clone(),

@@ -82,6 +82,7 @@ impl Link {
         self.route().note(hello);
         self.matches.store(convert::can(hello, convert::MATCHES_STALENESS), Ordering::Relaxed);
         self.rounds.store(convert::can(hello, convert::ROUNDS), Ordering::Relaxed);
+        self.dtypes.store(convert::can(hello, convert::DTYPES), Ordering::Relaxed);
         if let Some(resolution) = &self.shared.resolution {
             resolution.note_listed(&hello.cluster);
         }

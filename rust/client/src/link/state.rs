@@ -40,6 +40,8 @@ pub(crate) struct Link {
     pub(crate) matches: AtomicBool,
     /// Set when the server ends versions by a quorum and a grace, and weighs their gradients.
     pub(crate) rounds: AtomicBool,
+    /// Set when the server's tensors keep averages.
+    pub(crate) dtypes: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
@@ -71,6 +73,7 @@ impl Link {
             restarted: AtomicBool::new(false),
             matches: AtomicBool::new(convert::can(hello, convert::MATCHES_STALENESS)),
             rounds: AtomicBool::new(convert::can(hello, convert::ROUNDS)),
+            dtypes: AtomicBool::new(convert::can(hello, convert::DTYPES)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),
             shared,

@@ -7,6 +7,7 @@ use crate::base::block::{AlignedBlock, BLOCK, Block, Lane, blocks};
 use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::Ordering;
 use crate::kernel::codec::{Body, CodecId, Float32Body, WithBody, float64_lanes};
+use crate::kernel::ema::Following;
 use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SgdStep, SparseRule, Step, WithRule};
 use crate::kernel::rows::{Indices, RowLayout, Runs};
 use crate::memory::{Buffer, Counts, LineKernel, Lines, RacyBuffer, run_lines, run_scalar_lines};
@@ -37,6 +38,12 @@ pub(crate) trait Storage {
     /// range begins at a block, or is empty.
     type Ranges: Iterator<Item = Range<usize>>;
     fn ranges(&self) -> Self::Ranges;
+    /// The most elements that a push steps before it calls [`Storage::updated`].
+    fn part_len(&self) -> usize {
+        usize::MAX
+    }
+    /// Does what follows the step of these elements.
+    fn updated(&mut self, _range: Range<usize>) {}
     /// Steps `g.len()` elements from `at` on. This is a method and not a closure because it must be inlined
     /// into the loop that carries the target features.
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]);
@@ -45,12 +52,23 @@ pub(crate) trait Storage {
 /// Plain memory under the slice's lock, updated in place.
 pub(crate) struct Exact<'a> {
     pub(crate) params: &'a mut [f32],
+    /// The state of the optimizer, without the average.
     pub(crate) state: &'a mut [Buffer],
+    /// The average of the values, if the step moves it.
+    pub(crate) average: Option<Following<'a>>,
+}
+
+impl<'a> Exact<'a> {
+    /// Values without state or average.
+    pub(crate) fn values(params: &'a mut [f32]) -> Self {
+        Self { params, state: &mut [], average: None }
+    }
 }
 
 impl Memory for Exact<'_> {
     fn run(&mut self, isa: Isa, work: impl Work) {
-        run(isa, Locked { memory: Exact { params: self.params, state: self.state }, work });
+        let average = self.average.as_mut().map(Following::reborrow);
+        run(isa, Locked { memory: Exact { params: self.params, state: self.state, average }, work });
     }
 }
 
@@ -84,6 +102,19 @@ impl Storage for Exact<'_> {
     #[inline(always)]
     fn ranges(&self) -> Self::Ranges {
         std::iter::once(0..self.params.len())
+    }
+
+    /// Short enough for the values to be in the cache when the average follows.
+    #[inline(always)]
+    fn part_len(&self) -> usize {
+        if self.average.is_some() { BLOCK } else { usize::MAX }
+    }
+
+    #[inline(always)]
+    fn updated(&mut self, range: Range<usize>) {
+        if let Some(average) = &mut self.average {
+            average.follow(range.clone(), &self.params[range]);
+        }
     }
 
     #[inline(always)]
@@ -324,7 +355,7 @@ impl<R: Step<f64>> Kernel for Float64Step<'_, R> {
 
 /// Adds one validated body to `to`; each sum is rounded once.
 pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: f32) {
-    apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, Rule::Sgd(SgdRule::SUM));
+    apply(isa, Exact::values(to), codec, body, scale, Rule::Sgd(SgdRule::SUM));
 }
 
 /// Applies one validated body to racing memory. The step copies runs anyway, so a body's decoder need not be
@@ -409,11 +440,16 @@ impl<B: Body, R: Step> Work for Fused<B, R> {
     fn run<S: Storage>(self, mut storage: S) {
         let lanes = self.scale == 1.0 && self.body.lanes(0..storage.len()).is_some();
         // A loop and not two calls: each call would copy the step into each of some hundred kernels.
-        for range in storage.ranges() {
-            if lanes {
-                self.lanes(&mut storage, range);
-            } else {
-                self.runs(&mut storage, range);
+        for Range { mut start, end } in storage.ranges() {
+            while start < end {
+                let part = start..end.min(start.saturating_add(storage.part_len()));
+                if lanes {
+                    self.lanes(&mut storage, part.clone());
+                } else {
+                    self.runs(&mut storage, part.clone());
+                }
+                start = part.end;
+                storage.updated(part);
             }
         }
     }
@@ -513,7 +549,7 @@ impl<M: Memory> WithRule for RowsBlock<'_, '_, M> {
 
 /// Adds one validated sparse body to its rows of `to`.
 pub(crate) fn add_rows(isa: Isa, to: &mut [f32], touch: Touch<'_>) {
-    apply_rows(isa, Exact { params: to, state: &mut [] }, touch, SparseRule::Sgd(SgdRule::SUM));
+    apply_rows(isa, Exact::values(to), touch, SparseRule::Sgd(SgdRule::SUM));
 }
 
 /// Steps the next `g.len()` elements of the rows.

@@ -3,6 +3,7 @@
 pub(crate) mod apply;
 pub mod codec;
 pub(crate) mod combine;
+pub mod ema;
 pub mod finite;
 pub(crate) mod grid;
 pub mod litmus;

@@ -72,7 +72,7 @@ fn check_sparse(
     let name = |error: Error| error.tensor(gradient.name);
     spec.need_float32("a sparse gradient")?;
     check_dtype(gradient.values, spec)?;
-    spec.optimizer.check_sparse().map_err(name)?;
+    spec.check_sparse().map_err(name)?;
     check_sparse_codec(options.codec_of(spec.dtype)).map_err(name)?;
     if has_feedback {
         let error = Error::new(Kind::Config, "a sparse gradient has no error feedback");
@@ -289,7 +289,7 @@ fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
 /// The bodies of a state assignment, one per slice, each with all slots in order.
 pub fn state_bodies(spec: &TensorSpec, state: &OptimizerState) -> Result<Vec<Vec<u8>>> {
     let name = |error: Error| error.tensor(spec.name.clone());
-    let expected = spec.optimizer.slots();
+    let expected = spec.slots();
     let got: Vec<_> = state.slots.iter().map(|(slot, _)| *slot).collect();
     if expected != got {
         let error = Error::new(Kind::Config, "the state is not this optimizer's");

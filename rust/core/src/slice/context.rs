@@ -105,7 +105,7 @@ impl SliceContext {
         let range = spec.slice_range(index);
         let (first, len) = (range.start, range.len());
         let layout = RowLayout::new(first, len, spec.row_width());
-        let (slots, spec) = (spec.optimizer.slots().len(), spec.clone());
+        let (slots, spec) = (spec.slots().len(), spec.clone());
         Self { id, spec, index, group, first, len, slots, layout, isa, sink, counters, cuts, meter, clients }
     }
 
@@ -218,8 +218,7 @@ impl SliceContext {
 
     pub(super) fn target(&self) -> Target<'_> {
         let Self { len, slots, layout, .. } = *self;
-        let TensorSpec { dtype, apply, optimizer, .. } = &*self.spec;
-        Target { dtype: *dtype, len, slots, layout, apply: *apply, optimizer }
+        Target { spec: &self.spec, len, slots, layout }
     }
 
     pub(super) fn name(&self, error: Error) -> Error {

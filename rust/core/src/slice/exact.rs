@@ -14,6 +14,7 @@ use crate::base::isa::prefetch;
 use crate::base::sync::{self, Counted as Arc};
 use crate::kernel::apply::{Exact, apply, apply_float64, apply_rows};
 use crate::kernel::codec::float64_lanes;
+use crate::kernel::ema::Following;
 use crate::kernel::overflow::{first_overflow, is_due, is_finite, may_overflow};
 use crate::kernel::rows::Indices;
 use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
@@ -123,9 +124,11 @@ impl ExactMemory {
             }
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-                match push.indices {
-                    None => assign(slice, push, push.body, params),
-                    Some(rows) => assign_rows(slice, push, rows, params),
+                for buffer in [Some(params), average(slice, &mut self.state).1].into_iter().flatten() {
+                    match push.indices {
+                        None => assign(slice, push, push.body, buffer),
+                        Some(rows) => assign_rows(slice, push, rows, buffer),
+                    }
                 }
             }
             Action::AssignState { step } => {
@@ -213,7 +216,14 @@ impl ExactMemory {
             self.step += 1;
             return Ok(());
         }
-        let storage = Exact { params: params.values_mut(), state: &mut self.state };
+        let weight = slice.spec.average.and_then(|average| average.weight(self.step + 1));
+        let (state, average) = average(slice, &mut self.state);
+        let average = average.zip(weight).map(|(average, weight)| Following {
+            isa: slice.isa,
+            average: average.values_mut(),
+            weight,
+        });
+        let storage = Exact { params: params.values_mut(), state, average };
         match push.indices {
             None => {
                 let rule = slice.rule(push, self.step, lr);
@@ -326,6 +336,20 @@ impl ExactMemory {
         self.copied(slice, client, Some(&slice.meter), self.state.iter().map(Buffer::bytes))
     }
 
+    /// Copies the average of the values.
+    pub(super) fn pull_average(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
+        slice.spec.need_average()?;
+        let average = self.state.last().map(Buffer::bytes);
+        self.copied(slice, client, Some(&slice.meter), average.into_iter())
+    }
+
+    /// Sets the average to the values, which a program has changed.
+    pub(super) fn restart_average(&mut self, slice: &SliceContext) {
+        if let (_, Some(average)) = average(slice, &mut self.state) {
+            average.copy_from(&self.params);
+        }
+    }
+
     /// Appends the values of some rows; returns the version.
     pub(super) fn pull_rows(
         &self,
@@ -396,6 +420,13 @@ impl ExactMemory {
     pub(super) fn changed(&self) -> u64 {
         self.version
     }
+}
+
+/// The optimizer's state, and the average, which is the last slot of a tensor that keeps one.
+fn average<'a>(slice: &SliceContext, state: &'a mut [Buffer]) -> (&'a mut [Buffer], Option<&'a mut Buffer>) {
+    let kept = usize::from(slice.spec.average.is_some());
+    let (state, average) = state.split_at_mut(slice.slots - kept);
+    (state, average.first_mut())
 }
 
 /// Replaces the values of one buffer with those of a body.

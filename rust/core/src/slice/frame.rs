@@ -6,9 +6,8 @@ use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use crate::kernel::codec::CodecId;
-use crate::kernel::optim::Optimizer;
 use crate::kernel::rows::{Indices, RowLayout};
-use crate::tensor::{Apply, SliceId};
+use crate::tensor::{Apply, SliceId, TensorSpec};
 
 /// Client and sequence number of a push; a slice recognizes a repeated push by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,12 +88,10 @@ pub struct Push<'a> {
 /// The slice, as far as the validation of a push needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
-    pub(crate) dtype: DType,
+    pub(crate) spec: &'a TensorSpec,
     pub(crate) len: usize,
     pub(crate) slots: usize,
     pub(crate) layout: RowLayout,
-    pub(crate) apply: Apply,
-    pub(crate) optimizer: &'a Optimizer,
 }
 
 impl<'a> Push<'a> {
@@ -127,7 +124,8 @@ impl Push<'_> {
     /// and every byte of a body that is not known to be good. Returns the body's largest magnitude, or a
     /// bound of it.
     pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<f64> {
-        let Target { dtype, slots, .. } = target;
+        let Target { spec: TensorSpec { dtype, .. }, slots, .. } = target;
+        let dtype = *dtype;
         if self.codec.dtype() != dtype {
             return Err(Error::new(Kind::DType, "the codec is for tensors of another dtype")
                 .expected(format!("a codec of {}", dtype.name()), self.codec.name()));
@@ -203,14 +201,14 @@ impl Push<'_> {
     fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
         match self.action {
             Action::Gradient => {
-                if target.dtype != DType::Float32 {
+                if target.spec.dtype != DType::Float32 {
                     return Err(Error::new(Kind::DType, "a sparse gradient needs a float32 tensor")
-                        .expected(DType::Float32.name(), target.dtype.name()));
+                        .expected(DType::Float32.name(), target.spec.dtype.name()));
                 }
                 check_sparse_codec(self.codec)?;
-                target.optimizer.check_sparse()?;
+                target.spec.check_sparse()?;
             }
-            Action::Assign => check_row_assignment(target.dtype, target.apply)?,
+            Action::Assign => check_row_assignment(target.spec.dtype, target.spec.apply)?,
             Action::AssignState { .. } => {
                 return Err(Error::new(Kind::Frame, "an assignment of state names no rows"));
             }

@@ -87,6 +87,16 @@ impl Slice {
         snapshot.map_err(|error| self.name(error))
     }
 
+    /// Copies the average of the values; fails unless the tensor keeps one.
+    pub fn pull_average(&self, client: u64) -> Result<Snapshot> {
+        Counters::count(&self.counters.pulls);
+        let snapshot = match &self.memory {
+            SliceMemory::Exact(memory) => memory.lock().pull_average(self, client),
+            SliceMemory::Hogwild(memory) => self.spec.need_average().and_then(|()| memory.pull(self, client)),
+        };
+        snapshot.map_err(|error| self.name(error))
+    }
+
     /// Number of probed updates of the first 64 elements, and of those that racing updates overwrote; 0 for
     /// `exact`.
     pub fn probed(&self) -> (u64, u64) {

@@ -81,7 +81,7 @@ impl Slice {
     /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for
     /// copy-on-write.
     pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
-        let arrays = 1 + spec.optimizer.slots().len() as u64;
+        let arrays = 1 + spec.slots().len() as u64;
         let bytes = match spec.apply {
             Apply::Exact => (arrays + 1) * Buffer::bytes_for(spec.dtype, len),
             Apply::Hogwild => arrays * RacyBuffer::bytes_for(len),
@@ -97,7 +97,7 @@ impl Slice {
             return Pieces::none();
         }
         let len = Buffer::bytes_for(spec.dtype, spec.dtype.slice_len()) as usize;
-        Pieces::new(len, count, 1 + spec.optimizer.slots().len(), exposed)
+        Pieces::new(len, count, 1 + spec.slots().len(), exposed)
     }
 
     /// Applies or refuses a push and returns the answer. `None`: the push must wait, because a policy holds

@@ -13,7 +13,7 @@ use crate::push::outgoing;
 use crate::slice::Slice;
 use crate::slice::frame::Applied;
 use crate::tensor::TensorSpec;
-use crate::verbs::{GradientRef, PushOptions, Pushed, SliceVersion, Versions};
+use crate::verbs::{GradientRef, PullView, PushOptions, Pushed, SliceVersion, Versions};
 use rayon::prelude::*;
 
 /// Tensors that are pushed to and pulled repeatedly, looked up once.
@@ -129,7 +129,7 @@ impl Store {
         take: Take<'_>,
     ) -> (Option<PartResult>, Result<SliceVersion>) {
         let answer = gradient.map(|(part, values)| self.push_values(push, (part, k), slice, values));
-        (answer, self.pull_slice(slice, |at, bytes| take(k, at, bytes)))
+        (answer, self.pull_slice(slice, PullView::Values, |at, bytes| take(k, at, bytes)))
     }
 
     fn exchanged(
@@ -150,8 +150,9 @@ impl Store {
         let pushed = self.settle(pushed, push.begun(answers, Vec::new(), None), timeout);
         if waits {
             // The values include what a policy had held only from now on, so pull all again.
-            let pull =
-                |(k, slice): (usize, &Arc<Slice>)| self.pull_slice(slice, |at, bytes| take(k, at, bytes));
+            let pull = |(k, slice): (usize, &Arc<Slice>)| {
+                self.pull_slice(slice, PullView::Values, |at, bytes| take(k, at, bytes))
+            };
             versions = all.parts().map(pull).collect();
         }
         let mut versions = versions.into_iter();

@@ -7,26 +7,43 @@ use crate::base::sync::Arc;
 use crate::push::sparse::Plan;
 use crate::slice::Slice;
 use crate::tensor::{SliceVersion, Versions};
-use crate::verbs::{Caller, Done, OptimizerState, PullTensors, Pulled, Rows, Ticket};
+use crate::verbs::{Caller, Done, OptimizerState, PullTensors, PullView, Pulled, Rows, Ticket};
 use std::time::Duration;
 
 impl Store {
-    /// Passes a slice's values to `take`: the index of its first element in the tensor, and the bytes.
-    pub(super) fn pull_slice(&self, slice: &Slice, take: impl FnOnce(usize, &[u8])) -> Result<SliceVersion> {
-        let snapshot = slice.pull(self.client)?;
+    /// Passes a slice's values, or their average, to `take`: the index of its first element in the tensor, and the bytes.
+    pub(super) fn pull_slice(
+        &self,
+        slice: &Slice,
+        view: PullView,
+        take: impl FnOnce(usize, &[u8]),
+    ) -> Result<SliceVersion> {
+        let snapshot = match view {
+            PullView::Values => slice.pull(self.client)?,
+            PullView::Average => slice.pull_average(self.client)?,
+        };
         take(slice.range().start, snapshot.as_ref());
         Ok(SliceVersion { slice: slice.id(), version: snapshot.version, own: snapshot.own })
     }
 }
 
 impl PullTensors for Store {
-    fn pull(&self, names: &[Arc<str>], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+    fn pull_view(
+        &self,
+        names: &[Arc<str>],
+        view: PullView,
+        _timeout: Duration,
+        caller: &mut dyn Caller,
+    ) -> Result<Versions> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
+        if view == PullView::Average {
+            tensors.iter().try_for_each(|tensor| tensor.spec.need_average())?;
+        }
         let mut versions = Vec::with_capacity(names.len());
         for (k, tensor) in tensors.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(tensor.slices.len());
             for slice in &tensor.slices {
-                of_slices.push(self.pull_slice(slice, |at, bytes| caller.take(k, at, bytes))?);
+                of_slices.push(self.pull_slice(slice, view, |at, bytes| caller.take(k, at, bytes))?);
             }
             versions.push((tensor.spec.name.clone(), of_slices));
         }
@@ -54,20 +71,26 @@ impl PullTensors for Store {
         Ok(Versions::new(self.client, versions))
     }
 
-    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
+    fn pull_view_async(
+        &self,
+        names: Vec<Arc<str>>,
+        view: PullView,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
         let mut values: Vec<_> =
             tensors.iter().map(|tensor| Array::zeros(tensor.spec.dtype, tensor.spec.elements())).collect();
-        let versions = self.pull(&names, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
-            values[k].write(first, bytes);
-        })?;
+        let versions =
+            self.pull_view(&names, view, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
+                values[k].write(first, bytes);
+            })?;
         Ok(Arc::new(Done(Ok(Pulled { values, versions }))))
     }
 
     fn state(&self, name: &str, _timeout: Duration) -> Result<OptimizerState> {
         let tensor = self.tensor(name)?;
         let elements = tensor.spec.elements();
-        let names = tensor.spec.optimizer.slots();
+        let names = tensor.spec.slots();
         let mut state = OptimizerState {
             steps: Vec::new(),
             slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),

@@ -66,7 +66,7 @@ impl EntryLayout {
             let counts = pages((PREFIX + text) as u64)?;
             let values = counts.checked_add(pages((spec.slice_count() * Counts::BYTES) as u64)?)?;
             let array = pages(RacyBuffer::bytes_for(spec.elements()))?;
-            let arrays = array.checked_mul(1 + spec.optimizer.slots().len() as u64)?;
+            let arrays = array.checked_mul(1 + spec.slots().len() as u64)?;
             Some(Self { counts, values, array, end: values.checked_add(arrays)? })
         };
         layout()

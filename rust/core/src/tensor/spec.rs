@@ -4,6 +4,7 @@
 use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result, check_printable};
 use crate::base::text;
+use crate::kernel::ema::Ema;
 use crate::kernel::optim::Optimizer;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,6 +56,9 @@ pub struct TensorSpec {
     pub group: Arc<str>,
     /// The optimizer that applies gradients.
     pub optimizer: Optimizer,
+    /// The average of the values that steps update, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub average: Option<Ema>,
 }
 
 impl TensorSpec {
@@ -77,10 +81,49 @@ impl TensorSpec {
         }
         self.checked_elements()?;
         self.optimizer.validate().or_else(fail)?;
+        self.check_average().or_else(fail)?;
         match self.dtype {
             DType::Float32 => Ok(()),
             DType::Float64 => self.check_float64().or_else(fail),
         }
+    }
+
+    /// Names of the state tensors, in storage order: the optimizer's, and that of the average.
+    pub fn slots(&self) -> Vec<&'static str> {
+        self.optimizer.slots().into_iter().chain(self.average.map(|_| Ema::SLOT)).collect()
+    }
+
+    /// Fails unless such a tensor can keep its average.
+    fn check_average(&self) -> Result<()> {
+        let Some(average) = self.average else { return Ok(()) };
+        average.validate()?;
+        if self.apply == Apply::Hogwild {
+            let why = "a hogwild tensor keeps no average: racing steps would lose updates of it";
+            return Err(Error::new(Kind::Config, why).expected("apply=\"exact\"", "apply=\"hogwild\""));
+        }
+        if self.dtype != DType::Float32 {
+            let why = "only a float32 tensor keeps an average; convert the values";
+            return Err(Error::new(Kind::DType, why).expected("float32", self.dtype.name()));
+        }
+        Ok(())
+    }
+
+    /// Fails, naming the tensor, unless its average can be pulled.
+    pub fn need_average(&self) -> Result<()> {
+        if self.average.is_some() {
+            return Ok(());
+        }
+        let why = "the tensor keeps no average";
+        Err(Error::new(Kind::Precondition, why)
+            .tensor(self.name.clone())
+            .expected("a tensor registered with average=fastps.EMA(...)", &self.optimizer))
+    }
+
+    /// Fails, with the reason, if a step must change untouched rows.
+    pub fn check_sparse(&self) -> Result<()> {
+        let Some(average) = self.average else { return self.optimizer.check_sparse() };
+        let why = "the tensor takes no sparse pushes: its average moves in all rows at each step";
+        Err(Error::new(Kind::Precondition, why).expected("a tensor without average", average))
     }
 
     /// Fails unless its names may be new.
@@ -119,6 +162,7 @@ impl TensorSpec {
             .or_else(|| text("apply", self.apply.name().into(), other.apply.name().into()))
             .or_else(|| text("group", self.group.to_string(), other.group.to_string()))
             .or_else(|| text("optimizer", a.title().into(), b.title().into()))
+            .or_else(|| text("average", shown(self.average), shown(other.average)))
             .or_else(|| {
                 let mut pairs = a.settings().into_iter().zip(b.settings());
                 pairs.find_map(|(x, y)| {
@@ -172,10 +216,15 @@ impl TensorSpec {
     }
 }
 
+fn shown(average: Option<Ema>) -> String {
+    average.map_or_else(|| "None".into(), |average| average.to_string())
+}
+
 impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { shape, dtype, apply, group, optimizer, .. } = self;
-        write!(f, "{} {} {} group {group:?} {optimizer}", dtype.name(), text::shape(shape), apply.name())
+        let Self { shape, dtype, apply, group, optimizer, average, .. } = self;
+        write!(f, "{} {} {} group {group:?} {optimizer}", dtype.name(), text::shape(shape), apply.name())?;
+        average.map_or(Ok(()), |average| write!(f, " average {average}"))
     }
 }
 
@@ -192,6 +241,7 @@ mod tests {
             apply: Apply::Exact,
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
+            average: None,
         }
     }
 

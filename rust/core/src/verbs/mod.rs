@@ -24,6 +24,7 @@ pub use tensor_registry::TensorRegistry;
 pub use train_together::{Listener, TrainTogether};
 pub use values::{
     Caller, Done, Fate, Gradient, GradientRef, GroupState, InDoubt, OptimizerState, PartialPush, Patient,
-    Pulled, PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values, WorkerState,
+    PullView, Pulled, PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values,
+    WorkerState,
 };
 pub use vector_spaces::{OpenedSpace, SpaceInfo, VectorPull, VectorSpaces};

@@ -94,6 +94,16 @@ impl<V: Values> Values for SparseValues<V> {
     }
 }
 
+/// What a pull reads of a tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PullView {
+    /// The values, which gradients change.
+    #[default]
+    Values,
+    /// Their average.
+    Average,
+}
+
 /// Rows of a tensor to pull.
 #[derive(Clone, Debug)]
 pub struct Rows {

@@ -24,6 +24,7 @@ fn shard(slices: u64) -> Shard {
             apply: if id % 2 == 0 { Apply::Exact } else { Apply::Hogwild },
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
+            average: None,
         };
         let group = if id > slices { 2 } else { 1 };
         shard.create(&Arc::new(spec), group, &[(SliceId(id), 0)]).unwrap();

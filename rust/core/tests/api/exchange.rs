@@ -26,6 +26,7 @@ fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
         apply,
         group: "default".into(),
         optimizer: Optimizer::Adam(Adam::default()),
+        average: None,
     }
 }
 

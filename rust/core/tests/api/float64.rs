@@ -73,6 +73,7 @@ fn spec(name: &str, n: usize, optimizer: Optimizer) -> TensorSpec {
         apply: Apply::Exact,
         group: "default".into(),
         optimizer,
+        average: None,
     }
 }
 

@@ -50,6 +50,7 @@ fn spec(apply: Apply) -> Arc<TensorSpec> {
         apply,
         group: "g".into(),
         optimizer,
+        average: None,
     })
 }
 

@@ -56,7 +56,7 @@ fn replay(slice: &Slice, logged: &Entry) -> Result<bool> {
 fn spec(optimizer: Optimizer, apply: Apply) -> Arc<TensorSpec> {
     let shape = vec![ROWS as u64, WIDTH as u64];
     let (name, group) = ("w".into(), "default".into());
-    Arc::new(TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer })
+    Arc::new(TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None })
 }
 
 fn shard(spec: &Arc<TensorSpec>, log: Option<Arc<Log>>) -> (Shard, Arc<Slice>) {
@@ -116,7 +116,7 @@ fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &De
     }
     let repeats = deed.what == 1 && *sequence > 0;
     *sequence += u64::from(!repeats);
-    let slots = spec.optimizer.slots().len();
+    let slots = spec.slots().len();
     let sparse = deed.what.is_multiple_of(3) && spec.optimizer.check_sparse().is_ok() && !repeats;
     let (action, codec, n, rows) = match deed.what {
         2 => (Action::Assign, Codec::Float32, ROWS * WIDTH, None),
@@ -304,7 +304,7 @@ fn what_does_not_fit_is_refused() {
 fn what_is_accepted_alive_can_be_restored() {
     let spec = spec(optimizers()[6], Apply::Exact);
     let (live, slice) = shard(&spec, None);
-    let slots = spec.optimizer.slots().len();
+    let slots = spec.slots().len();
     let state = vec![0; 4 * ROWS * WIDTH * slots];
     let count = (ROWS * WIDTH) as u64;
     let whole = Push { count, ..plain(1, 1, Action::AssignState { step: MAX_STEP }, &state) };

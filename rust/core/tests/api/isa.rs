@@ -4,6 +4,7 @@
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::dtype::DType;
+use fastps_core::ema::Ema;
 use fastps_core::error::Kind;
 use fastps_core::finite;
 use fastps_core::frame::{Action, Identity, Push};
@@ -106,11 +107,11 @@ fn encode(codec: Codec, values: &[f32]) -> Vec<u8> {
     body
 }
 
-/// Applies one assignment and two gradients. Returns the bytes of values and state.
+/// Applies one assignment and two gradients. Returns the bytes of values and state, with the average.
 fn trained(
     isa: Isa,
     apply: Apply,
-    optimizer: Optimizer,
+    (optimizer, average): (Optimizer, Option<Ema>),
     initial: &[u8],
     codec: CodecId,
     body: &[u8],
@@ -118,7 +119,8 @@ fn trained(
 ) -> Vec<u8> {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, isa));
     let (shape, group) = (vec![n as u64], "default".into());
-    let spec = TensorSpec { name: "w".into(), shape, dtype: DType::Float32, apply, group, optimizer };
+    let spec =
+        TensorSpec { name: "w".into(), shape, dtype: DType::Float32, apply, group, optimizer, average };
     shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
     let steps = [
         (Action::Assign, CodecId::Float32, initial, None),
@@ -143,12 +145,20 @@ fn assert_same_training(n: usize, optimizers: &[Optimizer], codecs: &[Codec], of
     let initial = float_bytes(values(n, 1));
     for (&optimizer, &codec) in optimizers.iter().flat_map(|o| codecs.iter().map(move |c| (o, c))) {
         let body = encode(codec, &values(n, 2));
-        let expected = trained(Isa::Scalar, Apply::Exact, optimizer, &initial, codec.id(), &body, n);
+        let (plain, average) = ((optimizer, None), Some(Ema { decay: 0.75, every: 1, start: 0 }));
+        let expected = trained(Isa::Scalar, Apply::Exact, plain, &initial, codec.id(), &body, n);
+        let averaged =
+            trained(Isa::Scalar, Apply::Exact, (optimizer, average), &initial, codec.id(), &body, n);
+        assert!(averaged.starts_with(&expected), "an average changes a step of {optimizer:?}");
         let (initial, body) = (Placed::new(&initial, offset), Placed::new(&body, offset));
         for (isa, apply) in isas().into_iter().flat_map(|isa| [(isa, Apply::Exact), (isa, Apply::Hogwild)]) {
-            let got = trained(isa, apply, optimizer, initial.bytes(), codec.id(), body.bytes(), n);
+            let got = trained(isa, apply, plain, initial.bytes(), codec.id(), body.bytes(), n);
+            let average = average.filter(|_| apply == Apply::Exact);
+            let with =
+                trained(isa, apply, (optimizer, average), initial.bytes(), codec.id(), body.bytes(), n);
+            let wanted = if average.is_some() { &averaged } else { &expected };
             assert!(
-                got == expected,
+                got == expected && with == *wanted,
                 "{} {apply:?} {optimizer:?} {codec:?}, {n} elements, {offset}",
                 isa.name()
             );
@@ -242,7 +252,7 @@ fn digest_of_the_chosen_instruction_set() {
         let n = 1000 + k;
         let initial: Vec<u8> = values(n, 5).into_iter().flat_map(f32::to_le_bytes).collect();
         let body = encode(CODECS[k % 4], &values(n, 6));
-        digest.update(trained(isa, Apply::Exact, optimizer, &initial, CODECS[k % 4].id(), &body, n));
+        digest.update(trained(isa, Apply::Exact, (optimizer, None), &initial, CODECS[k % 4].id(), &body, n));
     }
     let hex = digest.finalize().iter().fold(String::new(), |s, b| s + &format!("{b:02x}"));
     println!("digest {} {hex}", isa.name());

@@ -31,6 +31,7 @@ fn shard_with(room: u64, apply: Apply, optimizer: Optimizer, policy: Option<Arc<
             apply,
             group: "default".into(),
             optimizer,
+            average: None,
         };
         shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
         shard
@@ -207,6 +208,7 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
         apply: Apply::Exact,
         group: "default".into(),
         optimizer,
+        average: None,
     });
     let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
     let shard = || Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));

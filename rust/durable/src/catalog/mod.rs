@@ -170,7 +170,7 @@ impl Catalog {
     /// Bytes of the slices' values and optimizer state.
     pub fn bytes(&self) -> u64 {
         let of = |(_, k, held): (u64, usize, &Reservation)| {
-            let arrays = 1 + held.spec.optimizer.slots().len();
+            let arrays = 1 + held.spec.slots().len();
             (held.spec.dtype.size() * held.spec.slice_range(k).len() * arrays) as u64
         };
         self.slices().map(of).sum()
@@ -197,6 +197,7 @@ mod tests {
             apply: Apply::Exact,
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
+            average: None,
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) 
         // A slice's slots are contiguous, so the slots of several slices are interleaved.
         for (_, k, _) in run {
             let slice = spec.slice_range(*k);
-            for slot in spec.optimizer.slots() {
+            for slot in spec.slots() {
                 let whole = run.len() == 1 && spec.slice_count() == 1;
                 let (name, shape) = if whole {
                     (format!("{}.{slot}", spec.name), spec.shape.clone())

@@ -98,7 +98,7 @@ impl LoadedSpace {
 }
 
 fn slots(slice: &fastps_core::slice::Slice) -> u64 {
-    slice.spec().optimizer.slots().len() as u64
+    slice.spec().slots().len() as u64
 }
 
 /// A safetensors file being read.

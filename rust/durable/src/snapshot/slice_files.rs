@@ -66,7 +66,7 @@ impl SliceFiles {
         let spec = &reservation.spec;
         let zeros = vec![0; spec.dtype.size() * spec.slice_range(index).len()];
         self.values.write(&zeros)?;
-        for _ in spec.optimizer.slots() {
+        for _ in spec.slots() {
             self.state.write(&zeros)?;
         }
         Ok(())

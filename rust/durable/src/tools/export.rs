@@ -11,6 +11,7 @@ use crate::tools::target::parent;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs::PullView;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -65,15 +66,32 @@ impl fmt::Debug for ExportPart<'_> {
     }
 }
 
-/// Writes a safetensors file with every tensor of `source` and, with `state`, every slot of its optimizer
-/// (`name.slot`).
-pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Result<Exported> {
+/// Writes a safetensors file with every tensor of `source` and, with `state`, every slot of its state
+/// (`name.slot`). `view`: what stands under the tensors' names.
+pub fn export(source: &Path, file: &Path, state: bool, view: PullView, reading: Reading) -> Result<Exported> {
     check_is_new(file)?;
     let source = Source::open(source, reading)?;
     let tensors = source.tensors()?;
-    let parts = tensors.iter().flat_map(|tensor| parts(tensor, state)).collect();
+    let without = without_view(tensors.iter().map(|tensor| &tensor.holding.spec), view)?;
+    let parts = tensors.iter().flat_map(|tensor| parts(tensor, state, view)).collect();
     let bytes = write_parts(file, parts)?;
-    Ok(Exported { tensors: tensors.len() as u64, bytes, notes: source.notes.clone() })
+    let notes = source.notes.iter().cloned().chain(without).collect();
+    Ok(Exported { tensors: tensors.len() as u64, bytes, notes })
+}
+
+/// Notes on the tensors that do not have this view, whose values are exported. Fails if none has it.
+pub fn without_view<'a>(
+    specs: impl Iterator<Item = &'a TensorSpec> + Clone,
+    view: PullView,
+) -> Result<Vec<String>> {
+    let without = specs.clone().filter(|spec| view == PullView::Average && spec.need_average().is_err());
+    let notes: Vec<_> = without
+        .map(|spec| format!("tensor {:?} keeps no average: these are its values", spec.name))
+        .collect();
+    if let (Some(first), true) = (specs.clone().next(), !notes.is_empty() && notes.len() == specs.count()) {
+        first.need_average()?;
+    }
+    Ok(notes)
 }
 
 /// Fails if there is such a file.
@@ -129,22 +147,27 @@ fn write(parts: &[ExportPart<'_>], output: &mut Output) -> Result<()> {
 }
 
 /// Parts of a tensor in the file.
-fn parts<'a>(tensor: &'a Tensor<'_>, state: bool) -> Vec<ExportPart<'a>> {
+fn parts<'a>(tensor: &'a Tensor<'_>, state: bool, view: PullView) -> Vec<ExportPart<'a>> {
     let spec = &tensor.holding.spec;
-    let slots = spec.optimizer.slots().into_iter().filter(|_| state).enumerate();
+    let slots = spec.slots().into_iter().filter(|_| state).enumerate();
+    let view = if spec.need_average().is_ok() { view } else { PullView::Values };
     let slots =
-        slots.map(|(slot, name)| ExportPart::new(spec, Some(name), move |to| each(tensor, Some(slot), to)));
-    std::iter::once(ExportPart::new(spec, None, |to| each(tensor, None, to))).chain(slots).collect()
+        slots.map(|(slot, name)| ExportPart::new(spec, Some(name), move |to| each_slot(tensor, slot, to)));
+    std::iter::once(ExportPart::new(spec, None, move |to| each(tensor, view, to))).chain(slots).collect()
 }
 
-/// Passes on the values of a tensor or a slot, slice by slice. A slice stores its slots consecutively.
-fn each(tensor: &Tensor<'_>, slot: Option<usize>, to: Sink<'_>) -> Result<()> {
-    for slice in &tensor.slices {
+/// Passes on the values of a tensor or their average, slice by slice.
+fn each(tensor: &Tensor<'_>, view: PullView, to: Sink<'_>) -> Result<()> {
+    tensor.slices.iter().try_for_each(|slice| match view {
+        PullView::Values => to(slice.pull(0)?.as_ref()),
+        PullView::Average => to(slice.pull_average(0)?.as_ref()),
+    })
+}
+
+/// Passes on a slot, slice by slice. A slice stores its slots consecutively.
+fn each_slot(tensor: &Tensor<'_>, slot: usize, to: Sink<'_>) -> Result<()> {
+    tensor.slices.iter().try_for_each(|slice| {
         let (image, bytes) = (slice.image()?, slice.bytes());
-        match slot {
-            None => to(image.values.as_ref())?,
-            Some(slot) => to(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])?,
-        }
-    }
-    Ok(())
+        to(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])
+    })
 }

@@ -4,6 +4,7 @@ use crate::world::{Folder, SLICE, Whole, World, adam, settings, sgd};
 use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::verbs::PullView;
 use fastps_durable::{
     Cut, Event, Generation, Reading, Reservation, Settings, Stage, checkpoint, export, restore, shard_folder,
 };
@@ -63,7 +64,15 @@ fn snapshots_open_as_safetensors() {
     // A part of a tensor, as on one shard of several.
     let spec = |n: u64| {
         let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-        TensorSpec { name: "part".into(), shape: vec![n], dtype, apply, group, optimizer: sgd() }
+        TensorSpec {
+            name: "part".into(),
+            shape: vec![n],
+            dtype,
+            apply,
+            group,
+            optimizer: sgd(),
+            average: None,
+        }
     };
     world.shard.create(&Arc::new(spec(3 * SLICE)), 1, &[(SliceId(40), 1)]).unwrap();
     let part =
@@ -137,7 +146,7 @@ fn a_cut_is_from_one_moment_and_the_log_continues_after_it() {
     let values = |state: &BTreeMap<u64, Whole>| [&state[&10].1[..], &state[&11].1[..]].concat();
     // A server may be running there.
     let file = |name: &str| parent.0.join(name);
-    let exported = export(&dir.0, &file("cut"), false, Reading::Cut).unwrap();
+    let exported = export(&dir.0, &file("cut"), false, PullView::Values, Reading::Cut).unwrap();
     assert_eq!(exported.notes, ["tensor \"b\" is hogwild: its values are not from the cut"]);
     let bytes = std::fs::read(file("cut")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -153,11 +162,12 @@ fn a_cut_is_from_one_moment_and_the_log_continues_after_it() {
     let end = world.state();
     drop(world);
     restore(&dir.0, &parent.0.join("two"), 2, Reading::Cut).unwrap();
-    export(&parent.0.join("two"), &file("restored"), false, Reading::All).unwrap();
+    export(&parent.0.join("two"), &file("restored"), false, PullView::Values, Reading::All).unwrap();
     let bytes = std::fs::read(file("restored")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert!(tensors.tensor("a").unwrap().data() == values(&before));
-    let error = export(&parent.0.join("two"), &file("none"), false, Reading::Cut).unwrap_err();
+    let error =
+        export(&parent.0.join("two"), &file("none"), false, PullView::Values, Reading::Cut).unwrap_err();
     assert!(error.message.contains("no cut over all shards"), "{error}");
     // A start includes all later changes.
     let world = World::open(&path).unwrap();

@@ -3,6 +3,7 @@
 use crate::world::{Folder, SLICE, STORY, Whole, World, adam, all_files, settings, sgd};
 use fastps_core::error::Kind;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::verbs::PullView;
 use fastps_durable::{
     Event, Generation, Reading, Reservation, Settings, Stage, export, restore, shard_folder,
 };
@@ -121,7 +122,10 @@ fn damaged_files_are_not_restored_unless_they_are_not_needed() {
             Err(error) => {
                 assert!(error.message.contains(name) && error.message.contains("--accept-loss"), "{error}");
                 let file = parent.0.join("file.safetensors");
-                assert_eq!(export(&dir.0, &file, true, Reading::All).unwrap_err().message, error.message);
+                assert_eq!(
+                    export(&dir.0, &file, true, PullView::Values, Reading::All).unwrap_err().message,
+                    error.message
+                );
                 assert!(!file.exists());
                 restore(&dir.0, &target, 1, Reading::WhatIsLeft).unwrap();
                 assert!(!STORY.check(&World::open(&shard_folder(&target, 0)).unwrap()));
@@ -146,7 +150,7 @@ fn an_export_contains_each_tensor_whole() {
     restore(&dir.0, &four, 4, Reading::All).unwrap();
     for (source, name) in [(&dir.0, "one.safetensors"), (&four, "four.safetensors")] {
         let file = parent.0.join(name);
-        let exported = export(source, &file, true, Reading::All).unwrap();
+        let exported = export(source, &file, true, PullView::Values, Reading::All).unwrap();
         let bytes = std::fs::read(&file).unwrap();
         assert_eq!((exported.tensors, exported.bytes), (2, bytes.len() as u64));
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -162,10 +166,13 @@ fn an_export_contains_each_tensor_whole() {
         assert!(b.data() == values(&[20], &|whole| whole.1.clone()));
         let second = values(&[10, 11, 12], &|whole| whole.2[whole.2.len() / 2..].to_vec());
         assert!(tensors.tensor("a.exp_avg_sq").unwrap().data() == second);
-        assert_eq!(export(source, &file, false, Reading::All).unwrap_err().kind, Kind::Config);
+        assert_eq!(
+            export(source, &file, false, PullView::Values, Reading::All).unwrap_err().kind,
+            Kind::Config
+        );
     }
     let file = parent.0.join("parameters.safetensors");
-    export(&four, &file, false, Reading::All).unwrap();
+    export(&four, &file, false, PullView::Values, Reading::All).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().names().len(), 2);
 }

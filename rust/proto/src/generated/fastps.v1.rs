@@ -110,6 +110,10 @@ pub struct Header {
     /// On KIND_PORTION: where the gradient belongs.
     #[prost(message, optional, boxed, tag = "32")]
     pub portion: ::core::option::Option<::prost::alloc::boxed::Box<PortionHead>>,
+    /// On KIND_PULL of a whole slice: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
+    /// among their capabilities know it; only they have such tensors.
+    #[prost(enumeration = "View", tag = "34")]
+    pub view: i32,
     /// Receipts: the momentum of the step, of Adam and AdamW its beta1. Unset: the optimizer has none, the gradient is sparse,
     /// the push was a repeat, or the server is an earlier one.
     #[prost(double, optional, tag = "35")]
@@ -441,6 +445,22 @@ pub struct TensorSpec {
     /// The optimizer that applies gradients.
     #[prost(message, optional, tag = "6")]
     pub optimizer: ::core::option::Option<Optimizer>,
+    /// The average of the values that steps update; unset: none. Only to servers with `dtypes` among their capabilities.
+    #[prost(message, optional, tag = "7")]
+    pub average: ::core::option::Option<Average>,
+}
+/// An exponential moving average of a tensor's values: the last slot of its state, named average.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Average {
+    /// Share of the old average that an update keeps, above 0 and below 1.
+    #[prost(double, tag = "1")]
+    pub decay: f64,
+    /// Steps of a slice from one update to the next; 0 = 1.
+    #[prost(uint64, tag = "2")]
+    pub every: u64,
+    /// Steps of a slice during which the average equals the values.
+    #[prost(uint64, tag = "3")]
+    pub start: u64,
 }
 /// Places of a tensor's slices; the k-th entry is slice k.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1607,6 +1627,35 @@ impl Kind {
             "KIND_FENCED" => Some(Self::Fenced),
             "KIND_VERSION" => Some(Self::Version),
             "KIND_SCALARS" => Some(Self::Scalars),
+            _ => None,
+        }
+    }
+}
+/// What KIND_PULL reads of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum View {
+    /// The values, which gradients change.
+    Unspecified = 0,
+    /// Their average, of a tensor that keeps one.
+    Average = 1,
+}
+impl View {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "VIEW_UNSPECIFIED",
+            Self::Average => "VIEW_AVERAGE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "VIEW_UNSPECIFIED" => Some(Self::Unspecified),
+            "VIEW_AVERAGE" => Some(Self::Average),
             _ => None,
         }
     }

@@ -32,7 +32,7 @@ use crate::results::receipts::Receipt;
 use crate::settings::codec::read_codec;
 use crate::settings::group::read_mode;
 use crate::settings::optimizer::{optimizer_object, read_optimizer};
-use crate::settings::tensor::{apply_name, read_apply};
+use crate::settings::tensor::{apply_name, average_object, read_apply, read_average, read_view};
 use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
@@ -52,6 +52,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use waiting::{Turn, target, targets};
+
+/// Shape, dtype, apply, group, optimizer and average.
+type SpecFields<'py> =
+    (Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 
 /// A store in this process, or servers.
 type Shared = Arc<dyn ParameterServer>;
@@ -216,6 +220,7 @@ impl Client {
         optimizer: &Bound<'_, PyAny>,
         apply: &str,
         group: &str,
+        average: Option<&Bound<'_, PyAny>>,
         timeout: Option<Seconds>,
     ) -> PyResult<()> {
         let server = self.enter(py)?;
@@ -227,6 +232,7 @@ impl Client {
             apply: read_apply(py, apply)?,
             group: group.into(),
             optimizer: read_optimizer(optimizer)?,
+            average: average.map(read_average).transpose()?,
         };
         let timeout = self.timeout(py, timeout)?;
         let work = move |server: &Shared| server.register(spec, initial.values.view(), timeout);
@@ -353,8 +359,10 @@ impl Client {
         py: Python<'py>,
         name: &str,
         out: Option<&Bound<'py, PyAny>>,
+        view: &str,
         timeout: Option<Seconds>,
     ) -> PyResult<(Bound<'py, PyAny>, Versions)> {
+        let view = read_view(py, view)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = vec![Arc::<str>::from(name)];
         let specs = self.specs(py, server, &names, end)?;
@@ -363,7 +371,7 @@ impl Client {
             Some(out) => (out.clone(), target(py, spec, out)?),
             None => empty(py, spec.dtype, &spec.shape)?,
         };
-        let versions = pull_into(py, server, &names, vec![into], end.left())?;
+        let versions = pull_into(py, server, (&names[..], view), vec![into], end.left())?;
         Ok((value, versions))
     }
 
@@ -372,13 +380,15 @@ impl Client {
         py: Python<'py>,
         names: Vec<String>,
         out: Option<&Bound<'py, PyDict>>,
+        view: &str,
         timeout: Option<Seconds>,
     ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
+        let view = read_view(py, view)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
         let (values, targets) = targets(py, &specs, out)?;
-        let versions = pull_into(py, server, &names, targets, end.left())?;
+        let versions = pull_into(py, server, (&names[..], view), targets, end.left())?;
         Ok((values, versions))
     }
 
@@ -414,12 +424,14 @@ impl Client {
         &self,
         py: Python<'_>,
         names: Vec<String>,
+        view: &str,
         timeout: Option<Seconds>,
     ) -> PyResult<PullFlight> {
+        let view = read_view(py, view)?;
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
-        let ticket = py.detach(|| server.pull_async(names, end.left())).or_raise(py)?;
+        let ticket = py.detach(|| server.pull_view_async(names, view, end.left())).or_raise(py)?;
         Ok(PullFlight::start(ticket, specs))
     }
 
@@ -500,7 +512,7 @@ impl Client {
     ) -> PyResult<Receipt> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let spec = self.specs(py, server, &[Arc::from(&*name)], end)?.remove(0);
-        let expected = spec.optimizer.slots();
+        let expected = spec.slots();
         let invalid = |message: &str, expected: String, got: String| {
             let error = Error::new(Kind::Config, message).tensor(spec.name.clone()).expected(expected, got);
             errors::raise(py, &error)
@@ -552,17 +564,13 @@ impl Client {
 
     /// ``(shape, dtype, apply, group, optimizer)``.
     #[allow(clippy::type_complexity)]
-    fn spec<'py>(
-        &self,
-        py: Python<'py>,
-        name: &str,
-        timeout: Option<Seconds>,
-    ) -> PyResult<(Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>)> {
+    fn spec<'py>(&self, py: Python<'py>, name: &str, timeout: Option<Seconds>) -> PyResult<SpecFields<'py>> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let spec = self.specs(py, server, &[Arc::from(name)], end)?.remove(0);
         let optimizer = optimizer_object(py, &spec.optimizer)?;
         let shape = PyTuple::new(py, &spec.shape)?;
-        Ok((shape, spec.dtype.name(), apply_name(spec.apply), spec.group.to_string(), optimizer))
+        let average = spec.average.map(|average| average_object(py, average)).transpose()?;
+        Ok((shape, spec.dtype.name(), apply_name(spec.apply), spec.group.to_string(), optimizer, average))
     }
 
     fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<Seconds>) -> PyResult<Versions> {

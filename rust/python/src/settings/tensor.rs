@@ -1,8 +1,12 @@
-//! Application of pushes to a tensor, by name.
+//! Settings of a tensor beside its optimizer, and what a pull reads of it.
 
-use crate::errors::config;
+use super::{NUMBER, field, kind};
+use crate::errors::{OrRaise, config};
+use fastps_core::ema::Ema;
 use fastps_core::tensor::Apply;
+use fastps_core::verbs::PullView;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 /// Reads the way in which concurrent pushes are applied.
 pub(crate) fn read_apply(py: Python<'_>, name: &str) -> PyResult<Apply> {
@@ -18,5 +22,43 @@ pub(crate) fn apply_name(apply: Apply) -> &'static str {
     match apply {
         Apply::Exact => "exact",
         Apply::Hogwild => "hogwild",
+    }
+}
+
+/// Reads the average that a tensor keeps.
+pub(crate) fn read_average(object: &Bound<'_, PyAny>) -> PyResult<Ema> {
+    kind(object, "average", &["EMA"], "fastps.EMA(decay=0.999)")?;
+    let whole = "a whole number >= 0";
+    let average = Ema {
+        decay: field(object, "decay", NUMBER)?,
+        every: field(object, "every", whole)?,
+        start: field(object, "start", whole)?,
+    };
+    average.validate().or_raise(object.py())?;
+    Ok(average)
+}
+
+/// The dataclass of an average.
+pub(crate) fn average_object(py: Python<'_>, average: Ema) -> PyResult<Bound<'_, PyAny>> {
+    let Ema { decay, every, start } = average;
+    let fields = PyDict::new(py);
+    fields.set_item("decay", decay)?;
+    fields.set_item("every", every)?;
+    fields.set_item("start", start)?;
+    py.import("fastps.optim")?.getattr("EMA")?.call((), Some(&fields))
+}
+
+/// Raises `ConfigError` unless the settings of an average are valid.
+#[pyfunction]
+pub(crate) fn check_average(average: &Bound<'_, PyAny>) -> PyResult<()> {
+    read_average(average).map(drop)
+}
+
+/// Reads what a pull reads of a tensor.
+pub(crate) fn read_view(py: Python<'_>, name: &str) -> PyResult<PullView> {
+    match name {
+        "values" => Ok(PullView::Values),
+        "average" => Ok(PullView::Average),
+        other => Err(config(py, "invalid view", "\"values\" or \"average\"", format!("{other:?}"))),
     }
 }

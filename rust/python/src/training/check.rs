@@ -23,6 +23,7 @@ pub(super) fn spec_of(name: &str, shape: &[u64]) -> TensorSpec {
         apply: Apply::Exact,
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd::default()),
+        average: None,
     }
 }
 

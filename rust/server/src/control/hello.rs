@@ -41,7 +41,11 @@ pub(super) fn greet(
 
 fn capabilities(node: &Node) -> Vec<String> {
     let log = node.files.journal().map(|_| convert::CAN_LOG);
-    [convert::MATCHES_STALENESS, convert::ROUNDS].into_iter().chain(log).map(str::to_owned).collect()
+    [convert::MATCHES_STALENESS, convert::ROUNDS, convert::DTYPES]
+        .into_iter()
+        .chain(log)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Answers with the number of the session.

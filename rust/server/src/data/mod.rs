@@ -266,7 +266,7 @@ impl Exchange {
             Verb::Resolve(_) => {
                 self.admit_to(request.slice, request.route, None)?;
             }
-            Verb::Pull | Verb::PullState | Verb::PullVersion | Verb::PullVector(_) => {
+            Verb::Pull | Verb::PullAverage | Verb::PullState | Verb::PullVersion | Verb::PullVector(_) => {
                 let slice = self.admit_to(request.slice, request.route, None)?;
                 self.admit_reserved(&slice, None, client, now)?;
             }
@@ -312,6 +312,9 @@ impl Exchange {
             Verb::PullParts(parts) => self.pull_parts(tag, request.route, parts, slot).await,
             Verb::Pull => {
                 self.answer_values(slot, tag, None, || shard.pull(client, slice)).await;
+            }
+            Verb::PullAverage => {
+                self.answer_values(slot, tag, None, || shard.pull_average(client, slice)).await;
             }
             Verb::PullState => {
                 self.answer_values(slot, tag, None, || shard.pull_state(client, slice)).await;

@@ -36,6 +36,7 @@ fn slice(node: &Node) -> Arc<Slice> {
         apply: Apply::Exact,
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd::default()),
+        average: None,
     };
     let now = Instant::now();
     let (spec, slices) = (Arc::new(spec), vec![(ID, 0)]);

@@ -11,6 +11,8 @@ use fastps_proto::v1 as pb;
 pub enum Read {
     /// The values.
     Values,
+    /// Their average.
+    Average,
     /// The optimizer state.
     State,
     /// Only the version.

@@ -144,14 +144,15 @@ pub fn assignment_parts(target: Target, dtype: DType, parts: Vec<pb::Part>) -> p
     pb::Header { parts, ..assignment(target, dtype, 0, None, 0) }
 }
 
-/// A pull of the values, of the state, or of the version.
+/// A pull of the values, of their average, of the state, or of the version.
 pub fn read(target: Target, what: Read) -> pb::Header {
     let kind = match what {
-        Read::Values => pb::Kind::Pull,
+        Read::Values | Read::Average => pb::Kind::Pull,
         Read::State => pb::Kind::PullState,
         Read::Version => pb::Kind::PullVersion,
     };
-    draft(kind, target)
+    let view = if what == Read::Average { pb::View::Average } else { pb::View::Unspecified };
+    pb::Header { view: view.into(), ..draft(kind, target) }
 }
 
 /// A pull of rows.

@@ -14,6 +14,9 @@ pub const MATCHES_STALENESS: &str = "staleness-matching";
 /// The capability of a server that ends versions by a quorum and a grace, and weighs their gradients.
 pub const ROUNDS: &str = "rounds";
 
+/// The capability of a server whose tensors keep averages; earlier ones would drop them from a spec.
+pub const DTYPES: &str = "dtypes";
+
 /// Returns whether a server has a capability.
 pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {
     hello.capabilities.iter().any(|can| can == capability)

@@ -56,6 +56,8 @@ pub enum Verb<'a> {
     PushParts(Parts<'a>, DType),
     /// The values.
     Pull,
+    /// Their average.
+    PullAverage,
     /// Rows of several slices; instead of the request's slice.
     PullParts(Parts<'a>),
     /// The optimizer state.
@@ -85,9 +87,12 @@ impl Verb<'_> {
     /// True if it changes what the server holds, or waits for a change.
     pub fn changes(&self) -> bool {
         match self {
-            Self::Pull | Self::PullParts(_) | Self::PullState | Self::PullVersion | Self::PullVector(_) => {
-                false
-            }
+            Self::Pull
+            | Self::PullAverage
+            | Self::PullParts(_)
+            | Self::PullState
+            | Self::PullVersion
+            | Self::PullVector(_) => false,
             Self::Push { .. }
             | Self::PushParts(..)
             | Self::Resolve(_)
@@ -157,6 +162,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     }
     let sparse = !h.parts.is_empty() && (gradient || assign || kind == pb::Kind::Pull);
     let whole = gradient && !sparse;
+    let pull = kind == pb::Kind::Pull && !sparse;
     // Requests with elements in the payload.
     let values = pushes || portion;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
@@ -186,7 +192,8 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "lent", message(h.lent.as_ref())),
         (sparse || run, "parts", plain(&parts)),
         (sparse && gradient, "table", message(h.table.as_ref())),
-        (run || kind == pb::Kind::Pull && !sparse, "vector", message(h.vector.as_ref())),
+        (run || pull, "vector", message(h.vector.as_ref())),
+        (pull && h.vector.is_none(), "view", plain(&h.view)),
         (portion, "portion", message(h.portion.as_ref())),
         (values || sparse || run, "payload", plain(&bytes)),
     ] {
@@ -211,7 +218,11 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         pb::Kind::Pull if sparse => Verb::PullParts(parts::of_pull(h, &frame.payload)?),
         pb::Kind::Pull => match h.vector.as_deref() {
             Some(vector) => Verb::PullVector(vector::read_from_header(vector)?),
-            None => Verb::Pull,
+            None => match pb::View::try_from(h.view) {
+                Ok(pb::View::Unspecified) => Verb::Pull,
+                Ok(pb::View::Average) => Verb::PullAverage,
+                Err(_) => return Err(unknown("view", "0 or 1", h.view)),
+            },
         },
         pb::Kind::Vector => Verb::Run(vector::run_from_header(h, &frame.payload)?),
         pb::Kind::Portion => portion_from_frame(h, &frame.payload)?,
@@ -356,10 +367,11 @@ mod tests {
             let request = request_from_frame(&frame).unwrap();
             assert!(matches!(request.verb, Verb::Push { push, .. } if push.action == action));
         }
-        for what in [Read::Values, Read::State, Read::Version] {
+        for what in [Read::Values, Read::Average, Read::State, Read::Version] {
             let frame = read_frame(1, ROUTE, SliceId(5), what);
             let read = match request_from_frame(&frame).unwrap().verb {
                 Verb::Pull => Read::Values,
+                Verb::PullAverage => Read::Average,
                 Verb::PullState => Read::State,
                 Verb::PullVersion => Read::Version,
                 other => panic!("{other:?}"),
@@ -399,7 +411,7 @@ mod tests {
 
     #[test]
     fn what_a_kind_does_not_use_must_be_unset() {
-        let spoils: [(&str, SpoilFrame); 15] = [
+        let spoils: [(&str, SpoilFrame); 16] = [
             ("version", |h| h.version = Some(0)),
             ("own", |h| h.own = Some(0)),
             ("staleness", |h| h.staleness = Some(0)),
@@ -410,6 +422,7 @@ mod tests {
             ("min_version", |h| h.min_version = Some(0)),
             ("lent", |h| h.lent = Some(pb::Lent::default())),
             ("parts", |h| h.parts = vec![pb::Part::default()]),
+            ("view", |h| h.view = 1),
             ("step", |h| h.step = Some(0)),
             ("kind", |h| h.kind = 99),
             ("request", |h| h.kind = pb::Kind::Receipt.into()),
@@ -426,6 +439,9 @@ mod tests {
         let mut pull = read_frame(1, ROUTE, SliceId(5), Read::Values);
         pull.payload = Bytes::from_static(b"x");
         assert!(request_from_frame(&pull).is_err());
+        let mut view = read_frame(1, ROUTE, SliceId(5), Read::Average);
+        view.header.as_mut().unwrap().view = 2;
+        assert!(request_from_frame(&view).unwrap_err().message.contains("view"));
     }
 
     #[test]

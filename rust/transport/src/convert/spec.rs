@@ -1,6 +1,7 @@
 //! Tensor specs and optimizer settings on the wire.
 
 use super::fields::{dtype_from_wire, dtype_to_wire, unknown};
+use fastps_core::ema::Ema;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{EpsMode, Optimizer, Value};
 use fastps_core::tensor::{Apply, TensorSpec};
@@ -80,6 +81,7 @@ pub fn spec_to_wire(spec: &TensorSpec) -> pb::TensorSpec {
         .into(),
         group: spec.group.to_string(),
         optimizer: Some(optimizer_to_wire(&spec.optimizer)),
+        average: spec.average.map(|Ema { decay, every, start }| pb::Average { decay, every, start }),
     }
 }
 
@@ -110,6 +112,11 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
         apply,
         group: wire.group.as_str().into(),
         optimizer,
+        average: wire.average.map(|pb::Average { decay, every, start }| Ema {
+            decay,
+            every: every.max(1),
+            start,
+        }),
     };
     spec.validate()?;
     Ok(spec)
@@ -171,6 +178,7 @@ mod tests {
                     apply,
                     group: "g".into(),
                     optimizer,
+                    average: (apply == Apply::Exact).then_some(Ema { decay: 0.5, every: 3, start: 4 }),
                 };
                 assert_eq!(spec_from_wire(Some(&spec_to_wire(&spec))).unwrap(), spec);
                 assert_eq!(spec.difference(&spec.clone()), None);
@@ -182,6 +190,7 @@ mod tests {
 
     #[test]
     fn a_bad_spec_is_refused() {
+        const AVERAGE: pb::Average = pb::Average { decay: 0.5, every: 0, start: 0 };
         let good = pb::TensorSpec {
             name: "w".into(),
             shape: vec![2],
@@ -189,13 +198,16 @@ mod tests {
             apply: 1,
             group: "default".into(),
             optimizer: Some(pb::Optimizer { name: "sgd".into(), ..Default::default() }),
+            average: None,
         };
         assert!(spec_from_wire(Some(&good)).is_ok());
         let float64 = pb::TensorSpec { dtype: 2, ..good.clone() };
         assert_eq!(spec_from_wire(Some(&float64)).unwrap().dtype, DType::Float64);
         let hogwild = pb::TensorSpec { apply: 2, ..float64 };
         assert_eq!(spec_from_wire(Some(&hogwild)).unwrap_err().kind, Kind::DType);
-        let bad: [(Kind, SpoilSpec); 9] = [
+        let averaged = pb::TensorSpec { average: Some(AVERAGE), ..good.clone() };
+        assert_eq!(spec_from_wire(Some(&averaged)).unwrap().average.unwrap().every, 1);
+        let bad: [(Kind, SpoilSpec); 12] = [
             (Kind::Config, |s| s.name.clear()),
             (Kind::Config, |s| s.name = "x".repeat(1025)),
             (Kind::Shape, |s| s.shape = vec![1 << 60]),
@@ -205,6 +217,9 @@ mod tests {
             (Kind::Frame, |s| s.apply = 77),
             (Kind::Config, |s| s.group.clear()),
             (Kind::Config, |s| s.optimizer = None),
+            (Kind::Config, |s| s.average = Some(pb::Average { decay: 1.0, ..AVERAGE })),
+            (Kind::Config, |s| (s.average, s.apply) = (Some(AVERAGE), 2)),
+            (Kind::DType, |s| (s.average, s.dtype) = (Some(AVERAGE), 2)),
         ];
         for (kind, spoil) in bad {
             let mut spec = good.clone();

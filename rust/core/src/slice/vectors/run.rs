@@ -188,6 +188,9 @@ impl ExactMemory {
         self.space(command.space)?.note(command, program, &ran, ended);
         self.version += u64::from(program.commits());
         self.assigns += u64::from(program.commits());
+        if program.commits() {
+            self.restart_average(slice);
+        }
         if let (Some(sink), Ended::Open) = (&slice.sink, ended) {
             let sum = ran.sum.as_ref().map(|(values, largest)| SumRecord { values, largest: *largest });
             sink.program(&ProgramRecord { slice: slice.id, version: self.version, command, program, sum });

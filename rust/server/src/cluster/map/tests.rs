@@ -14,6 +14,7 @@ fn spec(name: &str, elements: u64) -> TensorSpec {
         apply: Apply::Exact,
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd::default()),
+        average: None,
     }
 }
 

@@ -310,6 +310,7 @@ mod tests {
             apply: Apply::Exact,
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
+            average: None,
         };
         let slices: Vec<_> = (0..slices).map(|k| (SliceId(k), k as usize)).collect();
         shard.create(&Arc::new(spec), 0, &slices).unwrap();
