@@ -374,6 +374,66 @@ class Average(Reference):
             p[...] = lerp(p, g, rate)
 
 
+class ScheduleFree(Reference):
+    """torch has none: written from algorithm 1 of Defazio et al., NeurIPS 2024, in the form of its authors'
+    package, whose running sum of squared rates is here a sum over all steps so far."""
+
+    #: Place of the parameters between z and the average.
+    beta: float
+    warmup: float
+
+    def initial(self, p: Array) -> dict[str, Array]:
+        return {name: p.copy() if name == "z" else np.zeros_like(p) for name in self.names}
+
+    def rate(self, step: int) -> float:
+        """The rate of a step, counted from 1, in shares of the full one."""
+        return min(1.0, step / max(1.0, self.warmup))
+
+    def move(self, p: Array, direction: Array, lr: float) -> Array:
+        share = self.rate(self.steps)
+        weight = share**2 / math.fsum(self.rate(step) ** 2 for step in range(1, self.steps + 1))
+        z, rate = self.state["z"], lr * share
+        self.state["z"] = add(z, direction, -rate)
+        return add(lerp(p, z, weight), direction, rate * (self.beta * (1 - weight) - 1))
+
+    def average(self, p: Array) -> Array:
+        return lerp(p, self.state["z"], 1 - 1 / self.beta)
+
+
+class ScheduleFreeSGD(ScheduleFree):
+    names = ("z",)
+
+    def __init__(
+        self, lr: float = 1.0, momentum: float = 0.9, weight_decay: float = 0, warmup: float = 0
+    ) -> None:
+        super().__init__(lr, weight_decay, False)
+        self.beta, self.warmup = momentum, warmup
+
+    def update(self, p: Array, g: Array, lr: float) -> Array:
+        return self.move(p, self.decayed(p, g), lr)
+
+
+class ScheduleFreeAdamW(ScheduleFree):
+    names = ("z", "exp_avg_sq")
+
+    def __init__(
+        self,
+        lr: float = 2.5e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        warmup: float = 0,
+    ) -> None:
+        super().__init__(lr, weight_decay, False)
+        (self.beta, self.beta2), self.eps, self.warmup = betas, eps, warmup
+
+    def update(self, p: Array, g: Array, lr: float) -> Array:
+        square = addcmul(self.state["exp_avg_sq"] * F32(self.beta2), g, g, 1 - self.beta2)
+        self.state["exp_avg_sq"] = square
+        divisor = sqrt(square / F32(1 - self.beta2**self.steps)) + F32(self.eps)
+        return self.move(p, self.decayed(p, g / divisor), lr)
+
+
 OPTIMIZERS: dict[str, type[Reference]] = {
     "SGD": SGD,
     "Adagrad": Adagrad,
@@ -384,4 +444,6 @@ OPTIMIZERS: dict[str, type[Reference]] = {
     "Lion": Lion,
     "Ftrl": Ftrl,
     "Average": Average,
+    "ScheduleFreeSGD": ScheduleFreeSGD,
+    "ScheduleFreeAdamW": ScheduleFreeAdamW,
 }

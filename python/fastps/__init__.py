@@ -62,6 +62,8 @@ from fastps.optim import (
     Lion,
     Optimizer,
     RMSprop,
+    ScheduleFreeAdamW,
+    ScheduleFreeSGD,
 )
 from fastps.parameter_server import ParameterServer, TensorSpec
 from fastps.server import Server, serve
@@ -129,6 +131,8 @@ __all__ = [
     "RMSprop",
     "Receipt",
     "Receipts",
+    "ScheduleFreeAdamW",
+    "ScheduleFreeSGD",
     "Server",
     "ShapeError",
     "Sparse",

@@ -30,6 +30,8 @@ __all__ = [
     "Lion",
     "Optimizer",
     "RMSprop",
+    "ScheduleFreeAdamW",
+    "ScheduleFreeSGD",
 ]
 
 EpsMode = Literal["outside", "inside", "both"]
@@ -50,8 +52,8 @@ class Optimizer:
     def names() -> tuple[str, ...]:
         """The names that `named` accepts, which are those on the wire.
 
-        >>> fastps.optim.Optimizer.names()
-        ('sgd', 'adagrad', 'rmsprop', 'adadelta', 'adam', 'adamw', 'lion', 'ftrl', 'average')
+        >>> fastps.optim.Optimizer.names()[:6]
+        ('sgd', 'adagrad', 'rmsprop', 'adadelta', 'adam', 'adamw')
         """
         return tuple(each._kind for each in Optimizer.__subclasses__())
 
@@ -331,6 +333,65 @@ class Average(Optimizer):
 
     _kind = "average"
     lr: float = 1e-1
+
+
+@dataclass(frozen=True)
+class ScheduleFreeSGD(Optimizer):
+    """Schedule-Free SGD (Defazio et al., NeurIPS 2024): an average in place of a decreasing rate.
+
+    The tensor's values are the point where gradients are taken. The average, from which the model is to be
+    evaluated, follows from them and ``z``: `fastps.ParameterServer.pull` reads it with ``view="average"``.
+    Assigned values replace all three. Its weights are the squared rates of the warm-up, then equal, so a push
+    takes no rate of its own; and each step moves all rows, so sparse pushes and ``"hogwild"`` tensors are
+    refused.
+
+    Args:
+        lr: Learning rate after the warm-up, >= 0.
+        momentum: Place of the values between ``z`` (0) and the average (1), above 0 and below 1.
+        weight_decay: L2 penalty, >= 0, added to the gradient.
+        warmup: Steps in which the rate grows linearly to `lr`.
+
+    State: ``z``, the point that plain steps move.
+
+    >>> store = fastps.Store()
+    >>> store.register("w", np.zeros(1, np.float32), optimizer=fastps.ScheduleFreeSGD(lr=1.0, momentum=0.5))
+    >>> for _ in range(2):
+    ...     receipt = store.push("w", np.full(1, -8, np.float32))
+    >>> store.pull("w"), store.pull("w", view="average"), store.state("w")["z"]
+    (array([14.], dtype=float32), array([12.], dtype=float32), array([16.], dtype=float32))
+    """
+
+    _kind = "schedule_free_sgd"
+    lr: float = 1.0
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    warmup: float = 0.0
+
+
+@dataclass(frozen=True)
+class ScheduleFreeAdamW(Optimizer):
+    """Schedule-Free AdamW (Defazio et al., NeurIPS 2024): as `ScheduleFreeSGD`, with Adam's scale of steps.
+
+    Args:
+        lr: Learning rate after the warm-up, >= 0. Rates some 2 to 10 times AdamW's are usual.
+        betas: Place of the values between ``z`` (0) and the average (1), above 0 and below 1; and share of
+            the old mean of squares that each step keeps, >= 0 and < 1.
+        eps: Added to the root, >= 0.
+        weight_decay: Decoupled decay of the values, >= 0.
+        warmup: Steps in which the rate grows linearly to `lr`.
+
+    State: ``z``, ``exp_avg_sq``.
+
+    >>> fastps.ScheduleFreeAdamW(warmup=100).lr
+    0.0025
+    """
+
+    _kind = "schedule_free_adamw"
+    lr: float = 2.5e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    warmup: float = 0.0
 
 
 @dataclass(frozen=True)

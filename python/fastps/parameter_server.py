@@ -23,7 +23,7 @@ from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, ConnectionLostError, ForkError, Lost, UnknownTensorError
-from fastps.optim import EMA, SGD, Optimizer
+from fastps.optim import EMA, SGD, Optimizer, ScheduleFreeAdamW, ScheduleFreeSGD
 from fastps.server import Server
 
 __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps"]
@@ -76,7 +76,7 @@ class TensorSpec:
     @property
     def has_average(self) -> bool:
         """Whether ``view="average"`` can be pulled."""
-        return self.average is not None
+        return self.average is not None or isinstance(self.optimizer, (ScheduleFreeSGD, ScheduleFreeAdamW))
 
 
 class ParameterServer:
@@ -460,7 +460,8 @@ class ParameterServer:
                 mapping of them for several names). The value, and `out`, have one row for each.
             out: Writable C-contiguous array of the tensor's dtype and shape (a mapping of them for several
                 names), which is filled and returned. None makes new NumPy arrays.
-            view: ``"average"`` reads the averages that the tensors keep (`fastps.EMA`) instead of the values.
+            view: ``"average"`` reads the averages that the tensors keep (`fastps.EMA`, or a Schedule-Free
+                optimizer) instead of the values.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:

@@ -12,7 +12,7 @@ import fastps
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "rust" / "core" / "src" / "kernel" / "optim"
 # The struct of each optimizer in core; AdamW differs from Adam in one default.
-STRUCTS = {"SGD": "Sgd", "RMSprop": "Rmsprop", "AdamW": "Adam"}
+STRUCTS = {"SGD": "Sgd", "RMSprop": "Rmsprop", "AdamW": "Adam", "ScheduleFreeSGD": "ScheduleFreeSgd"}
 
 
 def core_settings(struct: str) -> dict[str, object]:

@@ -112,6 +112,13 @@ def settings(optimizer: str, rng: np.random.Generator) -> dict[str, Any]:
         case "Ftrl":
             own = {"lr": own["lr"] or 0.1, "maximize": own["maximize"], "beta": pick(1.0, 0.0, 0.1)}
             own |= {"l1": pick(0.0, 0.1, 10.0), "l2": pick(0.0, 0.1, 10.0)}
+        case "ScheduleFreeSGD" | "ScheduleFreeAdamW":
+            own = {"lr": own["lr"], "weight_decay": own["weight_decay"], "warmup": pick(0, 1, 3, 100)}
+            beta = pick(0.9, 0.98, 0.5, 0.6, 0.1)
+            if optimizer == "ScheduleFreeSGD":
+                own |= {"momentum": beta}
+            else:
+                own |= {"betas": (beta, pick(0.999, 0.9, 0.5)), "eps": pick(1e-8, 1e-3, 1e-42)}
         case "Average":
             own = {"lr": pick(0.1, 0.0, 0.49, 0.5, 0.7, 1.0)}
     return own
@@ -123,7 +130,7 @@ def case(optimizer: str, index: int) -> Case:
     pushes: list[dict[str, float]] = []
     for _ in range(2 if is_long else int(rng.integers(1, 9))):
         push: dict[str, float] = {}
-        if rng.random() < 0.25:
+        if rng.random() < 0.25 and not optimizer.startswith("ScheduleFree"):
             push["lr"] = float(10.0 ** rng.uniform(-4, 0))
         if rng.random() < 0.25:
             push["scale"] = float(rng.choice([1.0, 0.5, 1 / 3, 1e-3]))
@@ -134,7 +141,7 @@ def case(optimizer: str, index: int) -> Case:
         settings(optimizer, rng),
         LONG[index] if is_long else int(rng.choice(SHORT)),
         "mixed" if is_long else str(rng.choice(KINDS)),
-        str(rng.choice(["exact", "hogwild"])),
+        "exact" if optimizer.startswith("ScheduleFree") else str(rng.choice(["exact", "hogwild"])),
         pushes,
     )
 
@@ -323,8 +330,9 @@ def ulps(got: Array, expected: Array, size: NDArray[np.float64]) -> float:
     return float(np.max(distance / np.spacing(size[both].astype(np.float32)), initial=0.0))
 
 
-# Lion, FTRL-proximal and the running average are not in torch.
-TORCH = [optimizer for optimizer in OPTIMIZERS if optimizer not in ("Lion", "Ftrl", "Average")]
+# Lion, FTRL-proximal, the running average and the Schedule-Free optimizers are not in torch.
+NOT_TORCH = ("Lion", "Ftrl", "Average", "ScheduleFreeSGD", "ScheduleFreeAdamW")
+TORCH = [optimizer for optimizer in OPTIMIZERS if optimizer not in NOT_TORCH]
 
 
 @functools.cache

@@ -23,7 +23,10 @@ FAST_WORKERS = 16
 #: Milliseconds that a gradient takes.
 FAST_PACE, SLOW_PACE = 20.0, 200.0
 
-_OPTIMIZERS = tuple(name for name in Optimizer.names() if name != "average")
+#: Those whose tensors may race; `average` takes values.
+_OPTIMIZERS = tuple(
+    name for name in Optimizer.names() if name != "average" and not name.startswith("schedule_free")
+)
 _CODECS: dict[str, Codec] = {
     **{name: Codec.named(name) for name in Codec.names()},
     "stochastic": fastps.Int8(stochastic=True),

@@ -1,7 +1,7 @@
 //! Names, numbers and defaults of everything that a caller may set, as JSON.
 
 use crate::problems::{Problem, TOYS};
-use crate::settings::{CODECS, DURATIONS, FIELDS, LENGTH, MODES, defaults};
+use crate::settings::{self, CODECS, DURATIONS, FIELDS, LENGTH, MODES, defaults};
 use fastps_core::optim::{Optimizer, Value};
 
 /// The version of the calls.
@@ -84,5 +84,5 @@ fn optimizers() -> String {
         }));
         format!(r#"{{"id": {k}, "name": "{title}", "settings": {settings}}}"#)
     };
-    list(Optimizer::all().into_iter().enumerate().map(one))
+    list(settings::optimizers().into_iter().enumerate().map(one))
 }

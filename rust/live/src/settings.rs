@@ -278,7 +278,7 @@ fn correction(of: &Reader<'_>) -> Result<Option<Correction>> {
         // A factor of 0 would silently drop the gradient.
         _ => Some(of.integer("max_staleness", if reject { 0.0 } else { 1.0 }, LARGEST)?),
     };
-    let all = Optimizer::all();
+    let all = optimizers();
     let optimizer = of.integer("optimizer", 0.0, all.len() as f64 - 1.0)?;
     let asked = Correction {
         delay_adaptive: of.flag("delay_adaptive")?,
@@ -300,8 +300,13 @@ fn codec(of: &Reader<'_>) -> Result<Codec> {
     })
 }
 
+/// The optimizers of the page: those whose tensors may race.
+pub(crate) fn optimizers() -> Vec<Optimizer> {
+    Optimizer::all().into_iter().filter(|optimizer| !optimizer.keeps_average()).collect()
+}
+
 fn optimizer(of: &Reader<'_>, own: &[f64]) -> Result<Optimizer> {
-    let all = Optimizer::all();
+    let all = optimizers();
     let mut optimizer = all[of.integer("optimizer", 0.0, all.len() as f64 - 1.0)? as usize];
     for (setting, number) in optimizer.settings().into_iter().zip(own) {
         if number.is_nan() {

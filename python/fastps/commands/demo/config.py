@@ -15,8 +15,9 @@ from fastps.optim import Optimizer
 
 CODECS = Codec.names()
 
-#: Values of ``--optimizer``; the others do not train a net.
-OPTIMIZERS = tuple(name for name in Optimizer.names() if name not in ("ftrl", "average"))
+#: Values of ``--optimizer``; the others do not train a net, or not the values that the demo evaluates.
+_OTHERS = ("ftrl", "average", "schedule_free_sgd", "schedule_free_adamw")
+OPTIMIZERS = tuple(name for name in Optimizer.names() if name not in _OTHERS)
 
 #: Values of ``--compare``.
 MODES = ("sync", "bounded", "local", "async")

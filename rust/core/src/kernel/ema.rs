@@ -7,9 +7,11 @@
 //!
 //! `lerp` is torch's, with a fused multiply-add; the weight is computed in float64 and rounded once.
 
+use crate::base::block::Block;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 use crate::kernel::optim::lerp;
+use bytemuck::cast_slice;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -102,6 +104,17 @@ impl Kernel for Follow<'_> {
         for (a, p) in average.iter_mut().zip(values) {
             *a = lerp(*a, *p, weight);
         }
+    }
+}
+
+/// Appends `lerp(y, z, weight)` of arrays of float32.
+pub(crate) fn average_of(isa: Isa, y: &[u8], z: &[u8], weight: f32, to: &mut Vec<u8>) {
+    let mut block = Block::ZERO;
+    for (y, z) in y.chunks(size_of_val(&block.0)).zip(z.chunks(size_of_val(&block.0))) {
+        let average = &mut block.0[..y.len() / size_of::<f32>()];
+        average.copy_from_slice(cast_slice(y));
+        isa.run(Follow { average: &mut *average, values: cast_slice(z), weight });
+        to.extend_from_slice(cast_slice(&*average));
     }
 }
 

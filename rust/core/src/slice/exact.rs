@@ -14,7 +14,7 @@ use crate::base::isa::prefetch;
 use crate::base::sync::{self, Counted as Arc};
 use crate::kernel::apply::{Exact, apply, apply_float64, apply_rows};
 use crate::kernel::codec::float64_lanes;
-use crate::kernel::ema::Following;
+use crate::kernel::ema::{Following, average_of};
 use crate::kernel::overflow::{first_overflow, is_due, is_finite, may_overflow};
 use crate::kernel::rows::Indices;
 use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
@@ -124,7 +124,7 @@ impl ExactMemory {
             }
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-                for buffer in [Some(params), average(slice, &mut self.state).1].into_iter().flatten() {
+                for buffer in [Some(params), twin(slice, &mut self.state)].into_iter().flatten() {
                     match push.indices {
                         None => assign(slice, push, push.body, buffer),
                         Some(rows) => assign_rows(slice, push, rows, buffer),
@@ -339,14 +339,19 @@ impl ExactMemory {
     /// Copies the average of the values.
     pub(super) fn pull_average(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         slice.spec.need_average()?;
-        let average = self.state.last().map(Buffer::bytes);
-        self.copied(slice, client, Some(&slice.meter), average.into_iter())
+        let (Some(weight), Some(z)) = (slice.spec.optimizer.average_weight(), self.state.first()) else {
+            let average = self.state.last().map(Buffer::bytes);
+            return self.copied(slice, client, Some(&slice.meter), average.into_iter());
+        };
+        let fill = |to: &mut Vec<u8>| average_of(slice.isa, self.params.bytes(), z.bytes(), weight, to);
+        let bytes = Copied::take(Some(&slice.meter), slice.bytes(), fill)?;
+        Ok(self.snapshot(slice, client, bytes))
     }
 
     /// Sets the average to the values, which a program has changed.
     pub(super) fn restart_average(&mut self, slice: &SliceContext) {
-        if let (_, Some(average)) = average(slice, &mut self.state) {
-            average.copy_from(&self.params);
+        if let Some(twin) = twin(slice, &mut self.state) {
+            twin.copy_from(&self.params);
         }
     }
 
@@ -427,6 +432,14 @@ fn average<'a>(slice: &SliceContext, state: &'a mut [Buffer]) -> (&'a mut [Buffe
     let kept = usize::from(slice.spec.average.is_some());
     let (state, average) = state.split_at_mut(slice.slots - kept);
     (state, average.first_mut())
+}
+
+/// The slot that assigned values replace, too: the average, or what it is computed from.
+fn twin<'a>(slice: &SliceContext, state: &'a mut [Buffer]) -> Option<&'a mut Buffer> {
+    if slice.spec.optimizer.keeps_average() {
+        return state.first_mut();
+    }
+    average(slice, state).1
 }
 
 /// Replaces the values of one buffer with those of a body.

@@ -93,10 +93,21 @@ impl TensorSpec {
         self.optimizer.slots().into_iter().chain(self.average.map(|_| Ema::SLOT)).collect()
     }
 
+    /// Returns whether it keeps an average, beside its optimizer's state or in it.
+    pub fn has_average(&self) -> bool {
+        self.average.is_some() || self.optimizer.keeps_average()
+    }
+
     /// Fails unless such a tensor can keep its average.
     fn check_average(&self) -> Result<()> {
-        let Some(average) = self.average else { return Ok(()) };
-        average.validate()?;
+        self.average.map_or(Ok(()), |average| average.validate())?;
+        if !self.has_average() {
+            return Ok(());
+        }
+        if let (Some(average), true) = (self.average, self.optimizer.keeps_average()) {
+            let why = format!("{} keeps an average of its own", self.optimizer.title());
+            return Err(Error::new(Kind::Config, why).expected("average=None", average));
+        }
         if self.apply == Apply::Hogwild {
             let why = "a hogwild tensor keeps no average: racing steps would lose updates of it";
             return Err(Error::new(Kind::Config, why).expected("apply=\"exact\"", "apply=\"hogwild\""));
@@ -110,13 +121,14 @@ impl TensorSpec {
 
     /// Fails, naming the tensor, unless its average can be pulled.
     pub fn need_average(&self) -> Result<()> {
-        if self.average.is_some() {
+        if self.has_average() {
             return Ok(());
         }
         let why = "the tensor keeps no average";
-        Err(Error::new(Kind::Precondition, why)
-            .tensor(self.name.clone())
-            .expected("a tensor registered with average=fastps.EMA(...)", &self.optimizer))
+        Err(Error::new(Kind::Precondition, why).tensor(self.name.clone()).expected(
+            "a tensor registered with average=fastps.EMA(...), or a Schedule-Free optimizer",
+            self.optimizer,
+        ))
     }
 
     /// Fails, with the reason, if a step must change untouched rows.

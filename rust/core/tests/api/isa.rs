@@ -10,7 +10,8 @@ use fastps_core::finite;
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{
-    Adadelta, Adagrad, Adam, AdamW, Average, EpsMode, Ftrl, Lion, Optimizer, Rmsprop, Sgd,
+    Adadelta, Adagrad, Adam, AdamW, Average, EpsMode, Ftrl, Lion, Optimizer, Rmsprop, ScheduleFreeAdamW,
+    ScheduleFreeSgd, Sgd,
 };
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
@@ -48,6 +49,12 @@ fn optimizers() -> Vec<Optimizer> {
         Optimizer::Ftrl(Ftrl { l1: 0.1, l2: 0.2, ..Ftrl::default() }),
         Optimizer::Average(Average::default()),
         Optimizer::Average(Average { lr: 0.7 }),
+        Optimizer::ScheduleFreeSgd(ScheduleFreeSgd { lr: 0.1, ..ScheduleFreeSgd::default() }),
+        Optimizer::ScheduleFreeAdamW(ScheduleFreeAdamW {
+            weight_decay: 0.01,
+            warmup: 3.0,
+            ..ScheduleFreeAdamW::default()
+        }),
     ];
     for eps_mode in modes {
         all.push(Optimizer::Adagrad(Adagrad {
@@ -137,6 +144,9 @@ fn trained(
     }
     let mut bytes = shard.pull(0, SLICE).unwrap().as_ref().to_vec();
     bytes.extend_from_slice(shard.pull_state(0, SLICE).unwrap().as_ref());
+    if optimizer.keeps_average() {
+        bytes.extend_from_slice(shard.pull_average(0, SLICE).unwrap().as_ref());
+    }
     bytes
 }
 
@@ -145,13 +155,17 @@ fn assert_same_training(n: usize, optimizers: &[Optimizer], codecs: &[Codec], of
     let initial = float_bytes(values(n, 1));
     for (&optimizer, &codec) in optimizers.iter().flat_map(|o| codecs.iter().map(move |c| (o, c))) {
         let body = encode(codec, &values(n, 2));
-        let (plain, average) = ((optimizer, None), Some(Ema { decay: 0.75, every: 1, start: 0 }));
+        let average = Some(Ema { decay: 0.75, every: 1, start: 0 }).filter(|_| !optimizer.keeps_average());
+        let plain = (optimizer, None);
         let expected = trained(Isa::Scalar, Apply::Exact, plain, &initial, codec.id(), &body, n);
         let averaged =
             trained(Isa::Scalar, Apply::Exact, (optimizer, average), &initial, codec.id(), &body, n);
         assert!(averaged.starts_with(&expected), "an average changes a step of {optimizer:?}");
         let (initial, body) = (Placed::new(&initial, offset), Placed::new(&body, offset));
         for (isa, apply) in isas().into_iter().flat_map(|isa| [(isa, Apply::Exact), (isa, Apply::Hogwild)]) {
+            if apply == Apply::Hogwild && optimizer.keeps_average() {
+                continue;
+            }
             let got = trained(isa, apply, plain, initial.bytes(), codec.id(), body.bytes(), n);
             let average = average.filter(|_| apply == Apply::Exact);
             let with =

@@ -171,6 +171,10 @@ mod tests {
     fn a_spec_survives_both_ways() {
         for optimizer in Optimizer::all() {
             for apply in [Apply::Exact, Apply::Hogwild] {
+                if apply == Apply::Hogwild && optimizer.keeps_average() {
+                    continue;
+                }
+                let own = apply == Apply::Exact && !optimizer.keeps_average();
                 let spec = TensorSpec {
                     name: "ω".into(),
                     shape: vec![3, 0, 5],
@@ -178,7 +182,7 @@ mod tests {
                     apply,
                     group: "g".into(),
                     optimizer,
-                    average: (apply == Apply::Exact).then_some(Ema { decay: 0.5, every: 3, start: 4 }),
+                    average: own.then_some(Ema { decay: 0.5, every: 3, start: 4 }),
                 };
                 assert_eq!(spec_from_wire(Some(&spec_to_wire(&spec))).unwrap(), spec);
                 assert_eq!(spec.difference(&spec.clone()), None);

@@ -36,6 +36,12 @@ pub(crate) trait Algorithm: SettingsTable {
         None
     }
 
+    /// The weight w by which `lerp(values, first slot, w)` is the average, if the optimizer keeps one. An
+    /// assignment sets that slot, too, and a push has no rate of its own.
+    fn average_weight(&self) -> Option<f32> {
+        None
+    }
+
     /// As [`Algorithm::rule`], for a step that keeps the share `beta1` of the old mean gradient.
     fn matched_rule(&self, step: u64, lr: f64, _beta1: f64) -> Self::Rule {
         self.rule(step, lr)

@@ -63,6 +63,12 @@ macro_rules! optimizers {
                 match self { $(Self::$settings(o) => o.beta1(),)* }
             }
 
+            /// The weight w by which `lerp(values, first slot, w)` is the average, if the optimizer keeps
+            /// one. An assignment sets that slot, too, and a push has no rate of its own.
+            pub(crate) fn average_weight(&self) -> Option<f32> {
+                match self { $(Self::$settings(o) => o.average_weight(),)* }
+            }
+
             /// Returns whether it has a momentum, which asynchrony adds to.
             pub fn has_momentum(&self) -> bool {
                 self.momentum() > 0.0 || self.beta1().is_some()

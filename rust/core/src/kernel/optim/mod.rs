@@ -13,6 +13,9 @@ mod lazy_adam;
 mod lion;
 mod list;
 mod rmsprop;
+mod schedule_free;
+mod schedule_free_adamw;
+mod schedule_free_sgd;
 mod settings;
 mod sgd;
 
@@ -23,6 +26,8 @@ pub use average::Average;
 pub use ftrl::Ftrl;
 pub use lion::Lion;
 pub use rmsprop::Rmsprop;
+pub use schedule_free_adamw::ScheduleFreeAdamW;
+pub use schedule_free_sgd::ScheduleFreeSgd;
 pub use settings::{Setting, Value};
 pub use sgd::Sgd;
 
@@ -36,6 +41,8 @@ use ftrl::FtrlRule;
 use lazy_adam::LazyAdamRule;
 use lion::LionRule;
 use rmsprop::RmspropRule;
+use schedule_free_adamw::ScheduleFreeAdamWRule;
+use schedule_free_sgd::ScheduleFreeSgdRule;
 use settings::SettingsTable;
 use sgd::MomentumRule;
 pub(crate) use sgd::{SgdRule, SgdStep};
@@ -64,6 +71,10 @@ list::optimizers! {
     Ftrl: "ftrl", "Ftrl";
     /// A running average of pushed values.
     Average: "average", "Average";
+    /// Schedule-Free SGD.
+    ScheduleFreeSgd: "schedule_free_sgd", "ScheduleFreeSGD";
+    /// Schedule-Free `AdamW`.
+    ScheduleFreeAdamW: "schedule_free_adamw", "ScheduleFreeAdamW";
 }
 
 list::rules! {
@@ -71,6 +82,7 @@ list::rules! {
     Rule {
         Sgd(SgdRule), Momentum(MomentumRule), Adagrad(AdagradRule), Rmsprop(RmspropRule),
         Adadelta(AdadeltaRule), Adam(AdamRule), Lion(LionRule), Ftrl(FtrlRule), Average(AverageRule),
+        ScheduleFreeSgd(ScheduleFreeSgdRule), ScheduleFreeAdamW(ScheduleFreeAdamWRule),
     }
 }
 
@@ -134,6 +146,11 @@ impl Optimizer {
     /// The optimizer of this name, with its default settings.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|optimizer| optimizer.name() == name)
+    }
+
+    /// Returns whether its state holds an average of the values.
+    pub fn keeps_average(&self) -> bool {
+        self.average_weight().is_some()
     }
 
     /// Fails unless the optimizer steps float64 tensors.
