@@ -289,10 +289,15 @@ def by_name(
     return found
 
 
-def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]]) -> list[str]:
-    """Returns the unregistered names; fails if one is registered with another shape or rule."""
+def absent(
+    ps: ParameterServer,
+    rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]],
+    average: optim.EMA | None = None,
+) -> list[str]:
+    """Returns the unregistered names; fails if one is registered with another shape, rule or average."""
     check_ps(ps)
-    present, shapes, others = rules.keys() & set(ps.names()), [], []
+    present = rules.keys() & set(ps.names())
+    shapes, others, averages = [], [], []
     check_float32(ps, sorted(present))
     for name, (shape, rule) in rules.items():
         if name in present:
@@ -301,11 +306,16 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
                 shapes.append((name, f"shape {shape}", f"shape {there.shape}"))
             elif not rule._is_but_for_lr(there.optimizer):
                 others.append((name, *rule._apart(there.optimizer)))
+            elif average is not None and average != there.average:
+                averages.append((name, f"average={average}", f"average={there.average}"))
     if shapes:
         raise _taken(ps, shapes, "another model has these names", "give this one")
     if others:
         cure = f"train with that optimizer, {others[0][2]}, or give the model"
         raise _taken(ps, others, "these parameters are registered with another optimizer", cure)
+    if averages:
+        cure = f"train with {averages[0][2]}, or give the model"
+        raise _taken(ps, averages, "these parameters are registered with another average", cure)
     return [name for name in rules if name not in present]
 
 

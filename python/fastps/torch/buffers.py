@@ -311,8 +311,11 @@ def load(
     buffers = floating(model, prefix)
     check_view(view)
     if view == "average" and not isinstance(source, ParameterServer):
-        expected = "a store or servers; of a file, fastps checkpoint export --view average"
-        raise ConfigError("this source keeps no averages", expected=expected, got=type(source).__name__)
+        raise ConfigError(
+            "this source keeps no averages",
+            expected="a store or servers; of a file, fastps checkpoint export --view average",
+            got=type(source).__name__,
+        )
     values: Mapping[str, Any] = {}
     if not isinstance(source, ParameterServer):
         values = source if isinstance(source, Mapping) else _from_file(source, verify)

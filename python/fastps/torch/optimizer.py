@@ -90,6 +90,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         codec: The encoding of gradients; None means `fastps.Float32`.
         prefix: Prefix of all names, for several models on one server.
         apply: How new parameters are registered, see `fastps.TensorSpec`.
+        average: `fastps.EMA`: the servers also keep an average of each new parameter, for
+            ``fastps.torch.load(view="average")`` and other readers. None: present ones keep what they have.
         push_in_backward: Push gradients as soon as backward has computed them, while it computes others.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
             accumulation, no clipping, no `GradScaler`. After an exception in backward call `zero_grad`. Not
@@ -152,6 +154,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         *,
         prefix: str = "",
         apply: Literal["exact", "hogwild"] = "exact",
+        average: optim.EMA | None = None,
         push_in_backward: bool = False,
         on_step: Callable[[Step], object] | None = None,
         rank: int | None = None,
@@ -165,7 +168,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         check_buffers(buffers, model)
         buffers_every = at_least(1, "buffers_every", buffers_every)
         rank = own_rank(rank)
-        self._ps, self._prefix, self._apply = ps, prefix, apply
+        self._ps, self._prefix, self._apply, self._average = ps, prefix, apply, average
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[Entry] = []
@@ -659,11 +662,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
         arrays = {entry.name: entry.array for entry in entries}
-        new = absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()})
+        new = absent(
+            self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()}, self._average
+        )
         params = {entry.name: entry.param for entry in self._entries}
         warn_of_other_names(self._ps, new, params, self._prefix, stacklevel)
         for name in new:
-            self._ps.register(name, arrays[name], rules[name], self._apply)
+            self._ps.register(name, arrays[name], rules[name], self._apply, average=self._average)
 
     def _raw(self) -> dict[str, torch.Tensor]:
         """The gradients in torch's form."""
