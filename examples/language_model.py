@@ -3,6 +3,7 @@
 Needs the extras torch and checkpoint.
 
     python examples/language_model.py [--model lstm|transformer] [--quick] [--output DIR]   # all of it
+    python examples/language_model.py --average 0.99         # and served by an average of its weights
     python examples/language_model.py plain --steps N                   # the same model in plain torch
     torchrun --nproc-per-node 2 examples/language_model.py plain --steps N                   # and with DDP
 
@@ -134,7 +135,12 @@ def work(arguments):
     torch.manual_seed(time.time_ns() % 2**31)  # each worker draws other batches
     with fastps.connect() as ps:
         adam = fastps.Adam(lr=arguments.lr)
-        optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, adam)
+        optimizer = fastps.torch.ParameterServerOptimizer(
+            model.named_parameters(),
+            ps,
+            adam,
+            average=fastps.EMA(arguments.average) if arguments.average else None,
+        )
         begin = max(ps.versions("bias")["bias"] - 1, 0)
         print(f"begins at step {begin}", flush=True)
         shown = begin
@@ -155,7 +161,7 @@ def finish(arguments):
     text, model, _ = made(arguments)
     with fastps.connect(name="reader") as ps:
         step = ps.versions("bias")["bias"] - 1
-        fastps.torch.load(model.eval(), ps)
+        fastps.torch.load(model.eval(), ps, view="average" if arguments.average else "values")
         fastps.checkpoint.save(ps, arguments.output / "model.safetensors")
     found = {name: perplexity(model, getattr(text, name), arguments.device) for name in ("valid", "test")}
     words = text.test[:8].tolist()
@@ -212,6 +218,7 @@ def command_of(arguments, role, *options):
     own = [str(Path(__file__).resolve()), role]
     own += [f"--{name}={getattr(arguments, name)}" for name in SHARED]
     own += ["--quick"] if arguments.quick else []
+    own += [f"--average={arguments.average}"] if arguments.average else []
     run = [
         sys.executable,
         "-m",
@@ -303,6 +310,7 @@ def main():
     parser.add_argument("--width", type=int, help="of the embedding and the layers (256)")
     parser.add_argument("--layers", type=int, help="(2)")
     parser.add_argument("--lr", type=float, help="learning rate of Adam (.001)")
+    parser.add_argument("--average", type=float, help="decay of the average that is evaluated (none)")
     parser.add_argument("--workers", type=int, help="(4)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=Path("language-model"))

@@ -26,7 +26,7 @@ def example():
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_killed_stopped_and_resumed_model_learns_and_is_served(tmp_path):
-    command = [sys.executable, str(EXAMPLE), "--quick", "--output", str(tmp_path / "lm")]
+    command = [sys.executable, str(EXAMPLE), "--quick", "--average=0.9", "--output", str(tmp_path / "lm")]
     done = subprocess.run(command, env=WITHOUT_DATA, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "lm/result.json").read_text())
