@@ -35,11 +35,15 @@ with fastps.connect(address, timeout=30) as ps:
     for _ in sys.stdin:
         error = None
         try:
-            worker.step({n: np.full(p.shape, -1.0, np.float32) for n, p in worker.params.items()})
+            if mode.takes_values:
+                worker.step(values={n: p + 1 for n, p in worker.params.items()}, samples=1)
+            else:
+                worker.step({n: np.full(p.shape, -1.0, np.float32) for n, p in worker.params.items()})
         except fastps.FastpsError as caught:
             error = type(caught).__name__
         line, stats = {"w": float(worker.params["w"][0]), "error": error}, worker.stats()
-        print(json.dumps(line | {n: stats[n] for n in ("rejected", "acknowledged")}), flush=True)
+        kept = ("rejected", "acknowledged", "samples_contributed", "samples_lost")
+        print(json.dumps(line | {n: stats[n] for n in kept}), flush=True)
     worker.close()
 """
 
@@ -47,7 +51,7 @@ with fastps.connect(address, timeout=30) as ps:
 class Process:
     """A worker process. `lines` is its output."""
 
-    def __init__(self, address: str, mode: fastps.Sync | fastps.Bounded, rank: int) -> None:
+    def __init__(self, address: str, mode: fastps.Sync | fastps.Bounded | fastps.DiLoCo, rank: int) -> None:
         value = [type(mode).__name__, json.dumps(asdict(mode))]
         command = [sys.executable, "-c", WORKER, address, *value, str(rank)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -100,7 +104,7 @@ def until(true: Any, late: float = LATE) -> None:
 
 @contextmanager
 def cluster(
-    mode: fastps.Sync | fastps.Bounded, count: int
+    mode: fastps.Sync | fastps.Bounded | fastps.DiLoCo, count: int
 ) -> Iterator[tuple[fastps.ParameterServer, str, list[Process]]]:
     with (
         fastps.serve(shards=2, lease=LEASE) as server,
@@ -173,6 +177,33 @@ def test_nobody_waits_for_a_worker_that_is_gone(
                 # Every push that was acknowledged counts, once.
                 everyone = {id(p): p for p in (*processes, victim)}.values()
                 assert ps.pull(name)[0] == sum(p.lines[-1]["acknowledged"][name] for p in everyone)
+
+
+def test_a_round_outlives_the_lease_of_its_worker() -> None:
+    """Its refused difference counts in the version that is not made yet, and is dropped by one that is."""
+    mode = fastps.DiLoCo(every=2)
+    with cluster(mode, 1) as (ps, address, processes):
+        (a,) = processes
+        for late in (False, True):
+            a.step()
+            until(lambda: a.steps % 2 == 1)
+            os.kill(a.process.pid, signal.SIGSTOP)
+            if late:
+                b = Process(address, mode, 1)
+                processes.append(b)
+                b.step()
+                b.step()
+                until(lambda b=b: b.steps == 2)  # the version, after the lease
+                b.kill()
+            time.sleep(2 * LEASE)
+            os.kill(a.process.pid, signal.SIGCONT)
+            time.sleep(2 * LEASE)  # a push before it hears of its lease would be in doubt
+            a.step()
+            until(lambda late=late: a.steps == 2 + 2 * late)
+        assert [line["error"] for line in a.lines[1:]] == [None] * 4
+        assert [a.lines[-1][kept] for kept in ("samples_contributed", "samples_lost")] == [2, 2]
+        assert ps.versions(["w", "v"]).slices("w") == (3,)
+        assert a.lines[-1]["w"] == ps.pull("w")[0] == 4.0
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

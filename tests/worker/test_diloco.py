@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +16,19 @@ from cases import case
 from fastps.simulate import Join, Kill, Pause
 
 ZEROS = np.zeros(3, np.float32)
+#: Contributes a portion, and half of the next one trains in vain.
+VICTIM = """
+import sys, threading, numpy as np, fastps
+ps = fastps.connect(sys.argv[1], timeout=60)
+worker, steps = fastps.Worker(ps, {"w": np.zeros(3)}, fastps.DiLoCo(every=4)), 0
+for samples in fastps.data.Portions(ps, n=24, size=4):
+    for _ in samples:
+        worker.step(values={"w": worker.params["w"] + 1}, samples=1)
+        steps += 1
+        if steps == 6:
+            print(worker.stats()["samples_contributed"], flush=True)
+            threading.Event().wait()
+"""
 
 
 def workers(ps: fastps.ParameterServer, mode: fastps.DiLoCo, count: int) -> list[fastps.Worker]:
@@ -62,6 +77,14 @@ def test_sync_weighs_gradients_by_their_samples(ps: fastps.ParameterServer) -> N
         until_ready(worker)
         worker.step({})
     np.testing.assert_array_equal(ps.pull("w"), np.full(3, 2.0))
+    assert [w.stats()["samples_contributed"] for w in (a, b)] == [3, 1]
+    a.begin({"w": ZEROS}, samples=2)
+    with pytest.raises(fastps.NonFiniteError):
+        b.step({"w": np.float32([np.inf, 0, 0])}, samples=8)  # nothing was taken
+    b.close()
+    a.step({})
+    assert [w.stats()["samples_contributed"] for w in (a, b)] == [5, 1]
+    a.close()
 
 
 def test_a_version_waits_for_its_grace_and_no_longer(ps: fastps.ParameterServer) -> None:
@@ -206,6 +229,23 @@ def test_each_sample_of_an_epoch_counts_once(ps: fastps.ParameterServer) -> None
             stats = list(threads.map(train, range(2), [n, n]))
             assert sum(one["samples_contributed"] for one in stats) == epochs * n, stats
             assert sum(one["samples_lost"] for one in stats) == 0
+
+
+def test_the_portion_of_a_killed_worker_counts_once() -> None:
+    """A round that ends with its portion contributes before the portion is finished."""
+    with fastps.serve(lease=4.0) as server, fastps.connect(server.addresses, timeout=60) as ps:
+        ps.register("w", ZEROS, fastps.SGD(lr=1.0))
+        command = [sys.executable, "-c", VICTIM, server.addresses]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+            assert victim.stdout is not None
+            contributed = float(victim.stdout.readline())
+            with fastps.Worker(ps, {"w": ZEROS}, fastps.DiLoCo(every=4)) as worker:
+                for samples in fastps.data.Portions(ps, n=24, size=4):
+                    victim.kill()
+                    for _ in samples:
+                        worker.step(values={"w": worker.params["w"] + 1}, samples=1)
+                stats = worker.stats()
+        assert (contributed, stats["samples_contributed"], stats["samples_lost"]) == (4, 20, 0)
 
 
 def test_bad_input_is_refused_by_name(store: fastps.Store) -> None:

@@ -113,6 +113,11 @@ class Rounds:
         """*Begin minus now* of all tensors."""
         for name, values in self._params.items():
             np.subtract(self.begun[name], values, out=self._differences[name])
+        return self.sent_differences
+
+    @property
+    def sent_differences(self) -> dict[str, Array]:
+        """What `differences` returned last."""
         return dict(self._differences)
 
     def state_dict(self) -> dict[str, Any]:

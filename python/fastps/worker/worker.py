@@ -15,7 +15,7 @@ from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
-from fastps.errors import ConfigError, Lost, NonFiniteError
+from fastps.errors import ConfigError, LeaseError, Lost, NonFiniteError
 from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
@@ -322,8 +322,9 @@ class Worker:
                 call.
             values: With `fastps.DiLoCo` instead of `grads`: names to the values of all parameters after a
                 local step from `params`, which become these. The arrays may be `params` themselves.
-            samples: Samples of the minibatch, finite and > 0, by which a mean is weighted: with
-                `fastps.DiLoCo` and ``Sync(reduce="weighted")``. A contribution without any has weight 1.
+            samples: Samples of the minibatch, finite and > 0, by which a mean is weighted with
+                ``reduce="weighted"`` of `fastps.DiLoCo` and `fastps.Sync`, whose other ways only count them.
+                A contribution without any has weight 1.
             lr: Learning rate of this step's push, or names to rates; None uses the optimizers'.
             loss: Passed to ``on_step``, and shown by ``fastps status``.
 
@@ -336,7 +337,8 @@ class Worker:
             ConfigError: `values` in a mode other than `fastps.DiLoCo`, or gradients in that.
             DeadlineError: Other workers did not arrive in time; the error names those present or behind.
             LeaseError: The worker missed its lease, so the others continued without it; its gradients were
-                dropped. It has its place again and has fetched new values.
+                dropped. It has its place again and has fetched new values. (With `fastps.DiLoCo` only if it
+                is unknown what became of its contribution; one that was refused is sent again.)
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
@@ -373,17 +375,26 @@ class Worker:
         self._steps, self._lr = k, lr
         if pushing or k % self._pull_every == 0:
             self._note_lost()
+        behind, counts, rejected = self._samples + (samples or 0.0), False, self._tally.rejected
         try:
-            self._samples += 0.0 if samples is None else as_samples(samples)
             if pushing:
-                pushes.weight, self._samples = self._samples or None, 0.0
+                pushes.weight = behind if behind and self._mode.weighs else None
                 pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._fetches.installed)
+                counts = True
         finally:
             if pushing and pushes.refused and self._local is None:
                 self._steps -= 1
             else:
+                self._samples = 0.0 if pushing else behind
                 pushes.turn()
-                self._exchange(k, k % self._pull_every == 0)
+                try:
+                    self._exchange(k, k % self._pull_every == 0)
+                    counts = counts and self._tally.rejected == rejected
+                except BaseException:
+                    counts = False
+                    raise
+                finally:
+                    self._tally.samples[not counts] += behind if pushing else 0.0
         if self._warm_up.stepped():
             self._follow(self._warm_up.mode)
         self._note_step(loss, lr)
@@ -397,9 +408,11 @@ class Worker:
             expected, got = "step(grads), or mode=fastps.DiLoCo(...)", "values"
         elif not takes and grads is None:
             expected, got = "step(grads)", "no gradients"
-        elif samples is not None and not (takes or self._mode.weighs):
-            expected, got = 'a mode with weights: DiLoCo(...) or Sync(reduce="weighted")', "samples"
+        elif samples is not None and not self._mode.shares_versions:
+            expected, got = "a mode that counts them: DiLoCo(...) or Sync(...)", "samples"
         else:
+            if samples is not None:
+                as_samples(samples)
             return
         raise ConfigError(f"wrong arguments for {self.mode!r}", expected=expected, got=got)
 
@@ -458,8 +471,13 @@ class Worker:
         assert rounds is not None
         counts = rounds.started
         try:
-            self._pushes.turn()
-            self._together.end(self._mode)
+            try:
+                self._pushes.turn()
+                self._together.end(self._mode)
+            except LeaseError as error:
+                if not (counts and self._together.is_known(error)):
+                    raise
+                self._contribute_again(installed)
         except BaseException:
             counts = False
             raise
@@ -472,6 +490,19 @@ class Worker:
                 rounds.begin()
             else:  # the fetch failed: what the round has reached goes with the next one
                 rounds.reset()
+
+    def _contribute_again(self, base: Versions | None) -> None:
+        """Pushes the round's difference once more, with the place that the worker has again.
+
+        Slices that have made their version without it refuse it as late.
+        """
+        rounds = self._rounds
+        assert rounds is not None
+        rounds.rejected = self._tally.rejected
+        self._pushes.resume()
+        self._pushes.start(rounds.sent_differences, self._lr, base)
+        self._pushes.turn()
+        self._together.end(self._mode)
 
     def _contribute_rest(self, wait: bool) -> bool | None:
         """Contributes an unfinished round; returns whether its version is awaited still, None without one."""
@@ -523,13 +554,14 @@ class Worker:
             self._begin_step_to(values, samples, as_rates(lr, self.params))
             return
         assert grads is not None
-        self._samples += 0.0 if samples is None else as_samples(samples)
         self._check_may_push(grads)
         lr = as_rates(lr, self.params)
         self._watched.check()
-        self._pushes.weight = self._samples or None
+        behind = self._samples + (samples or 0.0)
+        self._pushes.weight = behind if behind and self._mode.weighs else None
         pushing = (self._steps + 1) % self._pushes.every == 0
         self._pushes.begin(grads, lr, self._fetches.installed, pushing)
+        self._samples = behind
 
     def ready(self) -> bool:
         """Returns whether ``step({})``, after `begin` got all gradients, returns without waiting for others.
@@ -798,11 +830,11 @@ class Worker:
             others raise `VersionsLost`); ``bytes_pushed``: bytes of encoded gradients; ``bytes_saved``: the
             bytes that float32 would have needed in addition; ``rejected``: pushes with a part that was too
             stale or not finite and was dropped; ``samples_contributed``, ``samples_lost``: those given to
-            ``step`` with `fastps.DiLoCo` whose contributions were applied, or dropped; ``samples_partial``:
-            those of the former that a worker sent early, since a quorum was in; ``scaled``: pushes with a
-            part that was scaled down for its staleness; ``staleness``: histogram as a dict from staleness
-            (largest of a push's tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the
-            first push.
+            ``step`` with `fastps.DiLoCo` and `fastps.Sync` whose contributions were applied, or dropped;
+            ``samples_partial``: those of the former that a worker sent early, since a quorum was in;
+            ``scaled``: pushes with a part that was scaled down for its staleness; ``staleness``: histogram as
+            a dict from staleness (largest of a push's tensors) to pushes; ``staleness_p50``,
+            ``staleness_p99``: None before the first push.
         """
         self._note_lost()
         return {"steps": self._steps, **self._tally.stats(self._names)}

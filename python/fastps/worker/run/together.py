@@ -114,6 +114,12 @@ class Together:
         now = self._ps.native.versions(names, None)
         return all(new > old for n in names for new, old in zip(now.slices(n), base.slices(n), strict=True))
 
+    @staticmethod
+    def is_known(error: LeaseError) -> bool:
+        """Returns whether no part of the gradients that `end` reports as dropped may still be applied."""
+        cause = error.__cause__
+        return isinstance(cause, LeaseError) or (isinstance(cause, PartialPush) and not cause.in_doubt)
+
     def end(self, mode: Mode) -> None:
         """Waits for the other workers as the mode defines, and fetches the new values."""
         try:
