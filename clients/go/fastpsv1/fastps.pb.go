@@ -268,6 +268,8 @@ const (
 	PayloadCodec_CODEC_ONEBIT PayloadCodec = 4
 	// float64, little-endian: the only codec of DTYPE_FLOAT64.
 	PayloadCodec_CODEC_FLOAT64 PayloadCodec = 5
+	// One scale byte per 64 elements, then four bits per element: its sign and one of seven powers of two.
+	PayloadCodec_CODEC_FOURBIT PayloadCodec = 6
 )
 
 // Enum value maps for PayloadCodec.
@@ -279,6 +281,7 @@ var (
 		3: "CODEC_INT8",
 		4: "CODEC_ONEBIT",
 		5: "CODEC_FLOAT64",
+		6: "CODEC_FOURBIT",
 	}
 	PayloadCodec_value = map[string]int32{
 		"CODEC_UNSPECIFIED": 0,
@@ -287,6 +290,7 @@ var (
 		"CODEC_INT8":        3,
 		"CODEC_ONEBIT":      4,
 		"CODEC_FLOAT64":     5,
+		"CODEC_FOURBIT":     6,
 	}
 )
 
@@ -4433,7 +4437,12 @@ type Mode struct {
 	GraceMs uint64 `protobuf:"varint,10,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
 	// MODE_SYNC: local steps behind each gradient, which is the values that they began from minus those that they ended
 	// at; 0: a gradient is one of a minibatch.
-	Every         uint64 `protobuf:"varint,11,opt,name=every,proto3" json:"every,omitempty"`
+	Every uint64 `protobuf:"varint,11,opt,name=every,proto3" json:"every,omitempty"`
+	// MODE_SYNC: step with the median of each element instead of the mean, of up to 32 workers.
+	Median bool `protobuf:"varint,12,opt,name=median,proto3" json:"median,omitempty"`
+	// MODE_SYNC: step with the mean of each element without its `trim` smallest and `trim` largest values, of up to 32
+	// workers; 0: of all.
+	Trim          uint32 `protobuf:"varint,13,opt,name=trim,proto3" json:"trim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4541,6 +4550,20 @@ func (x *Mode) GetGraceMs() uint64 {
 func (x *Mode) GetEvery() uint64 {
 	if x != nil {
 		return x.Every
+	}
+	return 0
+}
+
+func (x *Mode) GetMedian() bool {
+	if x != nil {
+		return x.Median
+	}
+	return false
+}
+
+func (x *Mode) GetTrim() uint32 {
+	if x != nil {
+		return x.Trim
 	}
 	return 0
 }
@@ -7100,7 +7123,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\aapplied\x18\x03 \x01(\x04R\aapplied\x12\x17\n" +
 	"\aidle_ms\x18\x04 \x01(\x04R\x06idleMs\x12\x16\n" +
 	"\x06number\x18\x05 \x01(\x04R\x06number\x12/\n" +
-	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\xb2\x02\n" +
+	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\xde\x02\n" +
 	"\x04Mode\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.fastps.v1.ModeKindR\x04kind\x12\x1c\n" +
 	"\tstaleness\x18\x02 \x01(\x04R\tstaleness\x12\x18\n" +
@@ -7113,7 +7136,9 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x06quorum\x18\t \x01(\rR\x06quorum\x12\x19\n" +
 	"\bgrace_ms\x18\n" +
 	" \x01(\x04R\agraceMs\x12\x14\n" +
-	"\x05every\x18\v \x01(\x04R\x05every\"\xef\x01\n" +
+	"\x05every\x18\v \x01(\x04R\x05every\x12\x16\n" +
+	"\x06median\x18\f \x01(\bR\x06median\x12\x12\n" +
+	"\x04trim\x18\r \x01(\rR\x04trim\"\xef\x01\n" +
 	"\vJoinRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12#\n" +
@@ -7303,7 +7328,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x05Apply\x12\x15\n" +
 	"\x11APPLY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vAPPLY_EXACT\x10\x01\x12\x11\n" +
-	"\rAPPLY_HOGWILD\x10\x02*\x81\x01\n" +
+	"\rAPPLY_HOGWILD\x10\x02*\x94\x01\n" +
 	"\fPayloadCodec\x12\x15\n" +
 	"\x11CODEC_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rCODEC_FLOAT32\x10\x01\x12\x12\n" +
@@ -7311,7 +7336,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\n" +
 	"CODEC_INT8\x10\x03\x12\x10\n" +
 	"\fCODEC_ONEBIT\x10\x04\x12\x11\n" +
-	"\rCODEC_FLOAT64\x10\x05*\xa7\x03\n" +
+	"\rCODEC_FLOAT64\x10\x05\x12\x11\n" +
+	"\rCODEC_FOURBIT\x10\x06*\xa7\x03\n" +
 	"\x04Kind\x12\x1a\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x1a\x04\x90\xb5\x18\x00\x12\x17\n" +
 	"\rKIND_GRADIENT\x10\x01\x1a\x04\x90\xb5\x18\x02\x12\x15\n" +

@@ -856,6 +856,13 @@ pub struct Mode {
     /// at; 0: a gradient is one of a minibatch.
     #[prost(uint64, tag = "11")]
     pub every: u64,
+    /// MODE_SYNC: step with the median of each element instead of the mean, of up to 32 workers.
+    #[prost(bool, tag = "12")]
+    pub median: bool,
+    /// MODE_SYNC: step with the mean of each element without its `trim` smallest and `trim` largest values, of up to 32
+    /// workers; 0: of all.
+    #[prost(uint32, tag = "13")]
+    pub trim: u32,
 }
 /// Asks for a place, or says anew whether others wait for the worker.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1512,6 +1519,8 @@ pub enum PayloadCodec {
     CodecOnebit = 4,
     /// float64, little-endian: the only codec of DTYPE_FLOAT64.
     CodecFloat64 = 5,
+    /// One scale byte per 64 elements, then four bits per element: its sign and one of seven powers of two.
+    CodecFourbit = 6,
 }
 impl PayloadCodec {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1526,6 +1535,7 @@ impl PayloadCodec {
             Self::CodecInt8 => "CODEC_INT8",
             Self::CodecOnebit => "CODEC_ONEBIT",
             Self::CodecFloat64 => "CODEC_FLOAT64",
+            Self::CodecFourbit => "CODEC_FOURBIT",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1537,6 +1547,7 @@ impl PayloadCodec {
             "CODEC_INT8" => Some(Self::CodecInt8),
             "CODEC_ONEBIT" => Some(Self::CodecOnebit),
             "CODEC_FLOAT64" => Some(Self::CodecFloat64),
+            "CODEC_FOURBIT" => Some(Self::CodecFourbit),
             _ => None,
         }
     }
