@@ -13,7 +13,13 @@ import fastps
 from fastps.torch import encode
 
 VECTORS = json.loads((Path(__file__).resolve().parent / "vectors" / "codecs.json").read_text())
-CODECS = [fastps.BFloat16(), fastps.Int8(), fastps.Int8(stochastic=True, seed=2**63 + 5), fastps.OneBit()]
+CODECS = [
+    fastps.BFloat16(),
+    fastps.Int8(),
+    fastps.Int8(stochastic=True, seed=2**63 + 5),
+    fastps.FourBit(),
+    fastps.OneBit(),
+]
 LARGEST = np.finfo(np.float32).max
 
 

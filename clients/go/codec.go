@@ -21,6 +21,7 @@ var (
 	BFloat16 = Codec{id: pb.PayloadCodec_CODEC_BFLOAT16}
 	Int8     = Codec{id: pb.PayloadCodec_CODEC_INT8}
 	OneBit   = Codec{id: pb.PayloadCodec_CODEC_ONEBIT}
+	FourBit  = Codec{id: pb.PayloadCodec_CODEC_FOURBIT}
 )
 
 // StochasticInt8 is Int8 with random rounding, whose expectation is the value itself.
@@ -29,8 +30,9 @@ func StochasticInt8(seed uint64) Codec {
 }
 
 const (
-	int8Block   = 64
-	onebitBlock = 1024
+	int8Block    = 64
+	onebitBlock  = 1024
+	fourbitBlock = 64
 	// Blocks whose largest exponent field is below this one (magnitudes below 2^-95) become zero.
 	smallestExponent = 32
 )
@@ -52,6 +54,8 @@ func (c Codec) name() string {
 		return "Int8"
 	case pb.PayloadCodec_CODEC_ONEBIT:
 		return "OneBit"
+	case pb.PayloadCodec_CODEC_FOURBIT:
+		return "FourBit"
 	}
 	return "Float32"
 }
@@ -64,6 +68,8 @@ func (c Codec) bodyLen(n int) int {
 		return ceil(n, int8Block) + n
 	case pb.PayloadCodec_CODEC_ONEBIT:
 		return 8*ceil(n, onebitBlock) + ceil(n, 8)
+	case pb.PayloadCodec_CODEC_FOURBIT:
+		return ceil(n, fourbitBlock) + ceil(n, 2)
 	}
 	return 4 * n
 }
@@ -86,6 +92,8 @@ func (c Codec) append(body []byte, values []float32, first, sequence uint64) []b
 		c.putInt8(into, values, first, sequence)
 	case pb.PayloadCodec_CODEC_ONEBIT:
 		putOneBit(into, values)
+	case pb.PayloadCodec_CODEC_FOURBIT:
+		putFourBit(into, values)
 	default:
 		putFloats(into, values)
 	}
@@ -115,6 +123,16 @@ func (c Codec) decode(body []byte, values []float32) {
 				values[i] = -math.Float32frombits(binary.LittleEndian.Uint32(body[mean+4:]))
 			} else {
 				values[i] = math.Float32frombits(binary.LittleEndian.Uint32(body[mean:]))
+			}
+		}
+	case pb.PayloadCodec_CODEC_FOURBIT:
+		pairs := body[ceil(len(values), fourbitBlock):]
+		for i := range values {
+			values[i] = 0
+			element := uint32(pairs[i/2]) >> (4 * (i % 2)) & 15
+			if code := element & 7; code > 0 {
+				power := uint32(body[i/fourbitBlock]) - 7 + code
+				values[i] = math.Float32frombits(element>>3<<31 | power<<23)
 			}
 		}
 	default:
@@ -206,4 +224,38 @@ func putOneBit(into []byte, values []float32) {
 			}
 		}
 	}
+}
+
+func putFourBit(into []byte, values []float32) {
+	pairs := into[ceil(len(values), fourbitBlock):]
+	for block := 0; block*fourbitBlock < len(values); block++ {
+		from := block * fourbitBlock
+		part := values[from:min(from+fourbitBlock, len(values))]
+		if exponent(part) < smallestExponent {
+			continue
+		}
+		scale := 0
+		for _, x := range part {
+			scale = max(scale, min(nearestPower(x), 254))
+		}
+		into[block] = byte(scale)
+		for i, x := range part {
+			code := min(nearestPower(x)+7-scale, 7)
+			if code < 1 {
+				code = 0
+				if exponent([]float32{x})+7 >= scale {
+					code = 1
+				}
+			}
+			if code > 0 && x < 0 {
+				code |= 8
+			}
+			pairs[(from+i)/2] |= byte(code << (4 * ((from + i) % 2)))
+		}
+	}
+}
+
+// nearestPower is the exponent field of the power of two nearest to a magnitude.
+func nearestPower(x float32) int {
+	return int((math.Float32bits(x)&0x7FFFFFFF + 1<<22) >> 23)
 }

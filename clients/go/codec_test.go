@@ -66,7 +66,7 @@ func TestCodecsHaveTheGoldenBytes(t *testing.T) {
 	readVectors(t, "codecs.json", &vectors)
 	seen := map[string]int{}
 	for _, c := range vectors.Cases {
-		codec := map[string]Codec{"float32": Float32, "bfloat16": BFloat16, "int8": Int8, "onebit": OneBit}[c.Codec]
+		codec := map[string]Codec{"float32": Float32, "bfloat16": BFloat16, "int8": Int8, "onebit": OneBit, "fourbit": FourBit}[c.Codec]
 		if c.Seed != "" {
 			codec = StochasticInt8(hexNumber(t, c.Seed))
 			seen["stochastic"]++
@@ -102,7 +102,7 @@ func TestCodecsHaveTheGoldenBytes(t *testing.T) {
 			t.Errorf("%s, %s: decoded %x, not %x", c.Codec, c.Name, raw, c.Decoded)
 		}
 	}
-	for _, kind := range []string{"float32", "bfloat16", "int8", "onebit", "stochastic", "residual"} {
+	for _, kind := range []string{"float32", "bfloat16", "int8", "onebit", "fourbit", "stochastic", "residual"} {
 		if seen[kind] == 0 {
 			t.Errorf("no vector of %s was read", kind)
 		}

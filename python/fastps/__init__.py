@@ -20,7 +20,7 @@ from types import ModuleType as _ModuleType
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.variables import warn_of_unknown as _warn_of_unknown
-from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
+from fastps.codecs import BFloat16, Codec, Float32, FourBit, Int8, OneBit
 from fastps.connect import connect
 from fastps.errors import (
     CapacityError,
@@ -111,6 +111,7 @@ __all__ = [
     "Float32",
     "ForeignWriteError",
     "ForkError",
+    "FourBit",
     "FrameError",
     "Ftrl",
     "Hogwild",

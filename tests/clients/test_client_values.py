@@ -20,6 +20,7 @@ CODECS = {
     "bfloat16": fastps.BFloat16(),
     "int8": fastps.Int8(),
     "stochastic": fastps.Int8(stochastic=True, seed=7),
+    "fourbit": fastps.FourBit(),
     "onebit": fastps.OneBit(),
 }
 

@@ -36,8 +36,8 @@ def test_bash_completes_options_wherever_their_parser_is(bash) -> None:
 
 
 def test_bash_completes_choices(bash) -> None:
-    assert bash("fastps", "demo", "--codec", "") == {"float32", "bfloat16", "int8", "onebit"}
-    assert bash("fastps", "demo", "--codec", "=") == {"float32", "bfloat16", "int8", "onebit"}
+    assert bash("fastps", "demo", "--codec", "") == {"float32", "bfloat16", "int8", "fourbit", "onebit"}
+    assert bash("fastps", "demo", "--codec", "=") == {"float32", "bfloat16", "int8", "fourbit", "onebit"}
     assert bash("fastps", "demo", "--codec", "=", "o") == {"onebit"}
     assert bash("fastps", "completion", "") >= {"bash", "zsh", "fish"}
     assert bash("fastps", "serve", "--data-dir", "") == set(), "a file"
@@ -81,7 +81,7 @@ def test_zsh_offers(tmp_path: Path) -> None:
     assert offered("fastps", "") >= {"serve", "status", "checkpoint", "--version"}
     assert offered("fastps", "checkpoint", "") >= {"verify", "save"}
     assert "--codec" in offered("fastps", "demo", "--seed", "1", "")
-    assert offered("fastps", "demo", "--codec", "") == {"float32", "bfloat16", "int8", "onebit"}
+    assert offered("fastps", "demo", "--codec", "") == {"float32", "bfloat16", "int8", "fourbit", "onebit"}
     assert offered("fastps", "serve", "--data-dir", "") == {"FILES"}
     assert "--shards" in offered("fastps-server", "")
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
-FLOAT32, BFLOAT16, INT8, ONEBIT, FLOAT64 = 1, 2, 3, 4, 5
-INT8_BLOCK, ONEBIT_BLOCK = 64, 1024
+FLOAT32, BFLOAT16, INT8, ONEBIT, FLOAT64, FOURBIT = 1, 2, 3, 4, 5, 6
+INT8_BLOCK, ONEBIT_BLOCK, FOURBIT_BLOCK = 64, 1024, 64
 SLICE_LEN = 63 * 4096
 FLOAT64_SLICE_LEN = 31 * 4096
 
@@ -28,6 +28,7 @@ def body_len(codec: int, n: int) -> int:
         BFLOAT16: 2 * n,
         INT8: -(-n // INT8_BLOCK) + n,
         ONEBIT: 8 * -(-n // ONEBIT_BLOCK) + -(-n // 8),
+        FOURBIT: -(-n // FOURBIT_BLOCK) + -(-n // 2),
     }[codec]
 
 
@@ -47,6 +48,8 @@ def encode(
         return _encode_int8(values, seed, first, sequence)
     if codec == ONEBIT:
         return _encode_onebit(values)
+    if codec == FOURBIT:
+        return _encode_fourbit(values)
     raise ValueError(f"unknown codec {codec}")
 
 
@@ -69,6 +72,13 @@ def decode(codec: int, body: bytes, n: int) -> Float32:
         bits = np.unpackbits(np.frombuffer(body, np.uint8, offset=8 * blocks), bitorder="little", count=n)
         positive, negative = np.repeat(means, ONEBIT_BLOCK, axis=0)[:n].T
         return np.where(bits == 1, -negative, positive)
+    if codec == FOURBIT:
+        blocks = -(-n // FOURBIT_BLOCK)
+        scale = np.repeat(np.frombuffer(body, np.uint8, blocks).astype(np.int32), FOURBIT_BLOCK)[:n]
+        pairs = np.frombuffer(body, np.uint8, offset=blocks)
+        element = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)[:n].astype(np.int32)
+        power = np.ldexp(np.where(element & 7, 1.0, 0.0), scale - 134 + (element & 7))
+        return np.where(element & 8, -power, power).astype(np.float32)
     raise ValueError(f"unknown codec {codec}")
 
 
@@ -136,6 +146,22 @@ def _encode_onebit(values: Float32) -> bytes:
         means.append(np.ldexp(mean.astype(np.float32), exponent - 158).astype(np.float32))
     pairs = np.where(live[:, None], np.stack(means, axis=1), np.float32(0)).astype("<f4")
     return pairs.tobytes() + np.packbits(np.signbit(values), bitorder="little").tobytes()
+
+
+def _encode_fourbit(values: Float32) -> bytes:
+    rows, exponent = _blocks(values, FOURBIT_BLOCK)
+    live = exponent >= _SMALLEST
+    magnitudes = np.where(live[:, None], np.abs(rows), 0).astype(np.float64)
+    fraction, power = np.frexp(magnitudes.max(axis=1))  # magnitude = fraction * 2^power, from 1/2 to below 1
+    scale = np.where(live, np.minimum(power - 1 + (fraction >= 0.75) + 127, 254), 0)
+    # Every code's value, from 0 to the scale's power; halfway to the next smaller one it begins.
+    codes = np.arange(1, 8)
+    powers = np.ldexp(1.0, scale[:, None] - 134 + codes)
+    begins = np.where(codes == 1, 0.5, 0.75) * powers
+    code = (magnitudes[:, :, None] >= begins[:, None, :]).sum(axis=2) * live[:, None]
+    element = (code + 8 * (np.signbit(rows) & (code > 0))).reshape(-1).astype(np.uint8)
+    pairs = element[0::2] | element[1::2] << 4
+    return scale.astype(np.uint8).tobytes() + pairs[: -(-values.size // 2)].tobytes()
 
 
 def crc32c(data: bytes) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import encoders
 import numpy as np
-from encoders import BFLOAT16, FLOAT32, INT8, ONEBIT
+from encoders import BFLOAT16, FLOAT32, FOURBIT, INT8, ONEBIT
 from foreign_client import ForeignClient, Message
 from samples import BIG, SMALL, normal, unharmed
 
@@ -142,9 +142,11 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "body too long": ("small", FLOAT32, add(b"\0" * 4), "frame", True, "52", "56"),
     "int8 body too long": ("small", INT8, add(b"\0"), "frame", True, "14", "15"),
     "onebit body cut short": ("target", ONEBIT, cut(-1), "frame", True, "34272", "34271"),
+    "fourbit body cut short": ("small", FOURBIT, cut(-1), "frame", True, "8", "7"),
+    "fourbit body too long": ("small", FOURBIT, add(b"\0"), "frame", True, "8", "9"),
     "wrong CRC": ("small", FLOAT32, wrong_crc, "frame", True, "CRC", "0x"),
-    "unknown codec": ("small", FLOAT32, header(codec=9), "frame", True, "1 to 5", "9"),
-    "no codec": ("small", FLOAT32, header(codec=0), "frame", True, "1 to 5", "0"),
+    "unknown codec": ("small", FLOAT32, header(codec=9), "frame", True, "1 to 6", "9"),
+    "no codec": ("small", FLOAT32, header(codec=0), "frame", True, "1 to 6", "0"),
     "another codec than the body's": ("small", FLOAT32, header(codec=INT8), "frame", True, "14", "52"),
     "unknown kind": ("small", FLOAT32, header(kind=99), "frame", True, "", "99"),
     "no kind": ("small", FLOAT32, header(kind=0), "frame", True, "", "UNSPECIFIED"),
@@ -159,6 +161,11 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "int8 scale 1": (*body_byte(INT8, 0, 1), "frame", True, "32 to 254", "1"),
     "int8 scale 31": (*body_byte(INT8, 0, 31), "frame", True, "32 to 254", "31"),
     "int8 scale 255": (*body_byte(INT8, 0, 255), "frame", True, "32 to 254", "255"),
+    "fourbit scale 31": (*body_byte(FOURBIT, 0, 31), "frame", True, "32 to 254", "31"),
+    "fourbit scale 255": (*body_byte(FOURBIT, 0, 255), "frame", True, "32 to 254", "255"),
+    "fourbit non-zero under scale 0": (*body_byte(FOURBIT, 0, 0), "frame", True, "scale is 0", ""),
+    "fourbit zero with a sign": (*body_byte(FOURBIT, 1, 0x80), "frame", True, "without a sign", "8"),
+    "fourbit element 14 of 13": (*body_byte(FOURBIT, 7, 0x11), "frame", True, "no such element", "1"),
     "int8 non-zero under scale 0": ("small", INT8, zero_scale, "frame", True, "0", "1"),
     "onebit pad bits": (*body_byte(ONEBIT, 9, 0xFF), "frame", True, "zero", "0xff"),
     "onebit negative mean": ("small", ONEBIT, negative_mean, "frame", True, "finite", "-1"),

@@ -10,7 +10,7 @@ from typing import Any
 import encoders
 import numpy as np
 import pytest
-from encoders import INT8, ONEBIT
+from encoders import FOURBIT, INT8, ONEBIT
 from samples import PLAIN, Float32, normal
 
 import fastps
@@ -42,7 +42,11 @@ def test_encoders_give_the_golden_digests(name: str) -> None:
     decoded = encoders.decode(codec, body, values.size)
     assert (len(body), digest(body)) == (case["bytes"], case["sha256"])
     assert digest(decoded.tobytes()) == case["decoded_sha256"]
-    published = {"int8": "7575b6f2b8df2440eb672e754af62fba", "onebit": "2123c88f841979d5413d7841b9ecdbda"}
+    published = {
+        "int8": "7575b6f2b8df2440eb672e754af62fba",
+        "onebit": "2123c88f841979d5413d7841b9ecdbda",
+        "fourbit": "ff608333824787ef77aea0d794d909d2",
+    }
     assert published.get(name, case["sha256"]) == case["sha256"]
 
 
@@ -77,7 +81,7 @@ def test_encoders_give_what_the_library_gives(n: int) -> None:
     seed, first, sequence = 0xFEDC_BA98_7654_3210, encoders.SLICE_LEN, (1 << 33) + 5
     values = normal((n,), n) * np.float32(2.0) ** np.random.default_rng(n).integers(-120, 100, n)
     values = values.astype(np.float32)
-    for codec, ours in [*PLAIN, (ONEBIT, fastps.OneBit())]:
+    for codec, ours in [*PLAIN, (ONEBIT, fastps.OneBit()), (FOURBIT, fastps.FourBit())]:
         assert ours.encode(values) == encoders.encode(codec, values)
     drawn = fastps.Int8(stochastic=True, seed=seed).encode(values, first_element=first, sequence=sequence)
     assert drawn == encoders.encode(INT8, values, seed=seed, first=first, sequence=sequence)

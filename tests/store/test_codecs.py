@@ -53,7 +53,7 @@ def made(name, case):
     if "seed" in case:
         return fastps.Int8(stochastic=True, seed=int(case["seed"], 16)), where
     plain = {"float32": fastps.Float32, "bfloat16": fastps.BFloat16, "int8": fastps.Int8}
-    return (plain | {"onebit": fastps.OneBit})[name](), where
+    return (plain | {"onebit": fastps.OneBit, "fourbit": fastps.FourBit})[name](), where
 
 
 def golden_bodies():

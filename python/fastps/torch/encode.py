@@ -16,7 +16,7 @@ import torch
 from fastps import _fastps
 from fastps._shared.checks import invalid
 from fastps._shared.types import Array
-from fastps.codecs import BFloat16, Codec, Int8, OneBit
+from fastps.codecs import BFloat16, Codec, FourBit, Int8, OneBit
 from fastps.errors import ConfigError, DTypeError
 
 __all__ = ["SLICE", "Encoded", "body_len", "decode", "encode"]
@@ -124,7 +124,7 @@ def encode(
     """Encodes gradients where they lie. A value that is not finite makes a body that no server accepts.
 
     Args:
-        codec: `fastps.BFloat16`, `fastps.Int8` or `fastps.OneBit`.
+        codec: `fastps.BFloat16`, `fastps.Int8`, `fastps.FourBit` or `fastps.OneBit`.
         grads: Names to float32, float16 or bfloat16 tensors of any shape, on any device.
         residuals: Names to contiguous float32 tensors of the gradients' shapes, on their devices. If given,
             the sums are encoded, and each residual becomes the rounding error (error feedback); that of a
@@ -313,6 +313,44 @@ def _values_int8(e: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return q * torch.where(e == 255, torch.nan, factor)
 
 
+# -- fourbit ---------------------------------------------------------------------------------------------
+
+
+def _encode_fourbit(codec: Codec, v: torch.Tensor, length: int, _at: int, _sequence: int) -> _Made:
+    assert isinstance(codec, FourBit)
+    bits = _bits(v).view(len(v), -1, codec.block)
+    magnitude = bits & _MAGNITUDE
+    largest = magnitude.amax(-1, keepdim=True)
+    e = largest >> 23
+    scale = torch.where(e < _SMALLEST, 0, _rounded(largest).clamp_(max=254))
+    scale = torch.where(e == 255, 255, scale)
+    code = torch.maximum(_rounded(magnitude) + 7 - scale, ((magnitude >> 23) + 7 >= scale).to(torch.int32))
+    code = torch.where(scale == 0, 0, code.clamp_(0, 7))
+    element = torch.where((bits < 0) & (code > 0), code | 8, code)
+    pairs = element.to(torch.uint8).view(len(v), -1, 2)
+    packed = (pairs[..., 0] | pairs[..., 1] << 4)[:, : -(-length // 2)]
+    return (_bytes(scale.to(torch.uint8), len(v)), packed), lambda: _values_fourbit(scale, element), e == 255
+
+
+def _rounded(magnitude: torch.Tensor) -> torch.Tensor:
+    """The exponent field of the nearest power of two."""
+    return ((magnitude >> 22) + 1) >> 1
+
+
+def _decode_fourbit(body: torch.Tensor, length: int) -> torch.Tensor:
+    blocks = -(-length // FourBit.block)
+    pairs = torch.nn.functional.pad(body[:, blocks:], (0, blocks * FourBit.block // 2 - -(-length // 2)))
+    element = torch.stack([pairs & 15, pairs >> 4], -1).view(len(body), blocks, -1).to(torch.int32)
+    return _values_fourbit(body[:, :blocks].to(torch.int32).unsqueeze(-1), element)
+
+
+def _values_fourbit(scale: torch.Tensor, element: torch.Tensor) -> torch.Tensor:
+    code = element & 7
+    power = torch.where(code == 0, 0.0, _power((scale - 7 + code).clamp_(min=0)))
+    values = torch.where(scale == 255, torch.nan, torch.where(element >= 8, -power, power))
+    return values.view(len(values), -1)
+
+
 # -- onebit ----------------------------------------------------------------------------------------------
 
 
@@ -362,11 +400,12 @@ class _Way(NamedTuple):
 _WAYS = {
     BFloat16: _Way(1, _encode_bfloat16, _decode_bfloat16),
     Int8: _Way(Int8.block, _encode_int8, _decode_int8),
+    FourBit: _Way(FourBit.block, _encode_fourbit, _decode_fourbit),
     OneBit: _Way(OneBit.block, _encode_onebit, _decode_onebit),
 }
 
 
 def _of(codec: Codec) -> _Way:
     if type(codec) not in _WAYS:
-        raise invalid("codec", "fastps.BFloat16, fastps.Int8 or fastps.OneBit", codec)
+        raise invalid("codec", "fastps.BFloat16, fastps.Int8, fastps.FourBit or fastps.OneBit", codec)
     return _WAYS[type(codec)]

@@ -206,7 +206,8 @@ impl Settings {
             Codec::BFloat16 => 1,
             Codec::Int8 { seed: None } => 2,
             Codec::Int8 { seed: Some(_) } => STOCHASTIC as usize,
-            Codec::OneBit => 4,
+            // The page does not offer `FourBit`.
+            Codec::OneBit | Codec::FourBit => 4,
         }
     }
 

@@ -288,7 +288,7 @@ func (d *driver) feedback(name string) *fastps.Feedback {
 
 func (d *driver) options(c command) (fastps.PushOptions, error) {
 	codecs := map[string]fastps.Codec{"": fastps.Float32, "float32": fastps.Float32, "bfloat16": fastps.BFloat16,
-		"int8": fastps.Int8, "onebit": fastps.OneBit, "stochastic": fastps.StochasticInt8(7)}
+		"int8": fastps.Int8, "onebit": fastps.OneBit, "fourbit": fastps.FourBit, "stochastic": fastps.StochasticInt8(7)}
 	codec, ok := codecs[c.Codec]
 	if !ok {
 		return fastps.PushOptions{}, fmt.Errorf("no codec %q", c.Codec)

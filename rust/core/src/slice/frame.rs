@@ -241,7 +241,7 @@ pub(crate) fn check_sparse_codec(codec: CodecId) -> Result<()> {
         return Ok(());
     }
     let why = "a sparse push has no error feedback, which OneBit needs: a residual would wait for rows that may never come again";
-    Err(Error::new(Kind::Config, why).expected("Float32, BFloat16 or Int8", "OneBit"))
+    Err(Error::new(Kind::Config, why).expected("Float32, BFloat16, Int8 or FourBit", "OneBit"))
 }
 
 /// The answer of a slice that applied a push.

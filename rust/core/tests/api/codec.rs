@@ -9,12 +9,13 @@ use fastps_core::outgoing;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-const CODECS: [Codec; 5] = [
+const CODECS: [Codec; 6] = [
     Codec::Float32,
     Codec::BFloat16,
     Codec::Int8 { seed: None },
     Codec::Int8 { seed: Some(0x0123_4567_89AB_CDEF) },
     Codec::OneBit,
+    Codec::FourBit,
 ];
 
 /// The instruction sets of this machine. `FASTPS_REQUIRE_ISA=avx512,avx2` makes a missing one a failure, so
@@ -79,6 +80,7 @@ fn codec_of(name: &str, seed: Option<u64>) -> Codec {
         "bfloat16" => Codec::BFloat16,
         "int8" | "int8_stochastic" => Codec::Int8 { seed },
         "onebit" => Codec::OneBit,
+        "fourbit" => Codec::FourBit,
         other => panic!("unknown codec {other}"),
     }
 }
@@ -106,6 +108,7 @@ fn golden_digests() {
     let published = [
         ("int8", 5079, "7575b6f2b8df2440eb672e754af62fba", "54bf2fcb21cce4d0354d6789d00f8466"),
         ("onebit", 665, "2123c88f841979d5413d7841b9ecdbda", ""),
+        ("fourbit", 2579, "ff608333824787ef77aea0d794d909d2", "7f926d628e7819b1f313e3f18eeb77da"),
     ];
     let input = golden_input();
     assert_eq!(sha256(&bytes(&input)), "63e0afea80970880b9e253abf4fa9964");
@@ -129,7 +132,7 @@ fn golden_digests_of_the_vectors() {
     let input = golden_input();
     assert_eq!(sha256(&bytes(&input)), golden["input_sha256"].as_str().unwrap());
     let bodies = golden["bodies"].as_object().unwrap();
-    assert_eq!(bodies.len(), 5);
+    assert_eq!(bodies.len(), 6);
     for isa in isas() {
         for (name, case) in bodies {
             let codec = codec_of(name, number(&case["seed"]));
@@ -358,7 +361,7 @@ fn the_residual_is_zero_after_what_the_codec_can_say() {
 #[test]
 fn below_the_limit_the_residual_keeps_everything() {
     let tiny = vec![2f32.powi(-96), -2f32.powi(-97), f32::from_bits(1)];
-    for codec in [Codec::Int8 { seed: None }, Codec::Int8 { seed: Some(1) }, Codec::OneBit] {
+    for codec in [Codec::Int8 { seed: None }, Codec::Int8 { seed: Some(1) }, Codec::OneBit, Codec::FourBit] {
         let mut residual = vec![0.0; 3];
         let body = encode(codec, Isa::best(), &tiny, Some(&mut residual), Position::default());
         assert_eq!(bits(&residual), bits(&tiny), "{codec:?}");

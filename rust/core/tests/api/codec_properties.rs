@@ -32,11 +32,12 @@ fn codec() -> impl Strategy<Value = Codec> {
         Just(INT8),
         any::<u64>().prop_map(|seed| Codec::Int8 { seed: Some(seed) }),
         Just(Codec::OneBit),
+        Just(Codec::FourBit),
     ]
 }
 
 fn id() -> impl Strategy<Value = CodecId> {
-    (0..4usize).prop_map(|i| CodecId::ALL[i])
+    (0..5usize).prop_map(|i| CodecId::ALL[i])
 }
 
 /// Any finite float32; all magnitudes are equally likely.

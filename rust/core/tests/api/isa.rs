@@ -20,7 +20,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 const SLICE: SliceId = SliceId(1);
-const CODECS: [Codec; 4] = [Codec::Float32, Codec::BFloat16, Codec::Int8 { seed: None }, Codec::OneBit];
+const CODECS: [Codec; 5] =
+    [Codec::Float32, Codec::BFloat16, Codec::Int8 { seed: None }, Codec::OneBit, Codec::FourBit];
 /// The length of a whole float32 slice.
 const LONGEST: usize = 63 * 4096;
 

@@ -19,8 +19,8 @@ use pyo3::types::PyString;
 ///         array.
 ///
 /// A slice without a named row takes no step. A push without rows changes nothing; its receipt has version 0.
-/// Works with the codecs `fastps.Float32`, `fastps.BFloat16` and `fastps.Int8`, and without error feedback,
-/// whose residuals would wait for rows that may never be pushed again.
+/// Works with all codecs but `fastps.OneBit`, and without error feedback, whose residuals would wait for rows
+/// that may never be pushed again.
 ///
 /// >>> import fastps, numpy as np
 /// >>> store = fastps.Store()

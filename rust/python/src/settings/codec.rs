@@ -6,7 +6,7 @@ use fastps_core::codec::Codec;
 use pyo3::prelude::*;
 
 /// The classes of `fastps.codecs`.
-const CODECS: [&str; 4] = ["Float32", "BFloat16", "Int8", "OneBit"];
+const CODECS: [&str; 5] = ["Float32", "BFloat16", "Int8", "FourBit", "OneBit"];
 
 /// Reads a codec; None is float32.
 pub(crate) fn read_codec(object: Option<&Bound<'_, PyAny>>) -> PyResult<Codec> {
@@ -25,6 +25,7 @@ pub(crate) fn read_codec(object: Option<&Bound<'_, PyAny>>) -> PyResult<Codec> {
             let stochastic = field::<bool>(object, "stochastic", "True or False")?;
             Ok(Codec::Int8 { seed: stochastic.then_some(seed) })
         }
+        "fourbit" => only(64).map(|()| Codec::FourBit),
         "onebit" => only(1024).map(|()| Codec::OneBit),
         _ => Err(config(py, "invalid codec", "an object such as fastps.Int8()", object.repr()?)),
     }

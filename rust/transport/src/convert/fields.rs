@@ -78,7 +78,7 @@ mod tests {
             let name = pb::PayloadCodec::try_from(codec_to_wire(codec)).unwrap().as_str_name();
             assert_eq!(name, format!("CODEC_{}", codec.name().to_uppercase()));
         }
-        for bad in [0, 6, -1, i32::MAX] {
+        for bad in [0, 7, -1, i32::MAX] {
             let error = codec_from_wire(bad).unwrap_err();
             assert_eq!((error.kind, error.got.clone()), (Kind::Frame, Some(bad.to_string())));
         }

@@ -8,6 +8,7 @@ mod encode;
 mod error_feedback;
 mod float32;
 mod float64;
+mod fourbit;
 mod int8;
 mod list;
 mod onebit;
@@ -19,6 +20,7 @@ pub use error_feedback::ErrorFeedback;
 pub(crate) use error_feedback::take_back;
 pub(crate) use float32::Float32Body;
 pub(crate) use float64::lanes as float64_lanes;
+use fourbit::FourBitBody;
 use int8::Int8Body;
 use onebit::OneBitBody;
 
@@ -37,6 +39,8 @@ list::codecs! {
     Int8 = 3, int8, Int8Body;
     /// One sign bit per element, two means per 1024 elements.
     OneBit = 4, onebit, OneBitBody;
+    /// One sign and one of seven powers of two per element, one scale byte per 64 elements.
+    FourBit = 6, fourbit, FourBitBody;
 }
 
 impl CodecId {
@@ -179,6 +183,8 @@ pub enum Codec {
     },
     /// See [`CodecId::OneBit`]. Requires error feedback.
     OneBit,
+    /// See [`CodecId::FourBit`].
+    FourBit,
 }
 
 /// The position of a body in its tensor and in its client's pushes: the counter of stochastic rounding.
@@ -198,6 +204,7 @@ impl Codec {
             Self::BFloat16 => CodecId::BFloat16,
             Self::Int8 { .. } => CodecId::Int8,
             Self::OneBit => CodecId::OneBit,
+            Self::FourBit => CodecId::FourBit,
         }
     }
 
@@ -232,6 +239,7 @@ impl Codec {
             Self::BFloat16 => bfloat16::encode(isa, values, residual, body),
             Self::Int8 { seed } => int8::encode(isa, values, residual, seed, position, body),
             Self::OneBit => onebit::encode(isa, values, residual, body),
+            Self::FourBit => fourbit::encode(isa, values, residual, body),
         }
     }
 }
