@@ -33,7 +33,9 @@ def test_an_earlier_server_makes_no_versions_by_other_rules(stubs: Stubs) -> Non
     ):
         zeros = np.zeros(3, np.float32)
         ps.register("w", zeros, fastps.SGD(lr=1.0))
-        for mode in (fastps.DiLoCo(every=2), fastps.Sync(1, reduce="weighted"), fastps.Sync(2, quorum=1)):
+        modes = fastps.DiLoCo(every=2), fastps.Sync(1, reduce="weighted"), fastps.Sync(2, quorum=1)
+        sorting = fastps.Sync(1, reduce="median"), fastps.Sync(3, reduce="trimmed_mean", trim=1)
+        for mode in modes + sorting:
             with pytest.raises(fastps.FastpsError, match=f"{address}.*earlier version"):
                 fastps.Worker(ps, {"w": zeros.copy()}, mode)
         with fastps.Worker(ps, {"w": zeros.copy()}, fastps.Sync(1)) as worker:

@@ -176,6 +176,58 @@ def test_a_newcomer_counts_from_the_next_version_on(ps: fastps.ParameterServer) 
     np.testing.assert_array_equal(ps.pull("w"), np.full(3, 4.0))
 
 
+def test_the_middle_of_each_element_ignores_bad_workers(ps: fastps.ParameterServer) -> None:
+    """The same bits as a sort in NumPy, in any order of arrival; a worker may leave."""
+    n, rng = 5000, np.random.default_rng(0)
+    start = np.zeros(n, np.float32)
+    for k, (count, settings, trim) in enumerate(
+        [
+            (4, {"reduce": "median"}, 1),
+            (5, {"reduce": "median"}, 2),
+            (5, {"reduce": "trimmed_mean", "trim": 1}, 1),
+            (3, {"reduce": "trimmed_mean", "trim": 1}, 1),
+        ]
+    ):
+        for local in (False, True):
+            with case(settings, local):
+                name = f"w{k}{local}"
+                ps.register(name, start, fastps.SGD(lr=1.0), group=name)
+                kind: Any = fastps.DiLoCo(every=1, workers=count, **settings) if local else None
+                mode = kind or fastps.Sync(workers=count, **settings)
+                team = [fastps.Worker(ps, {name: start}, mode) for _ in range(count)]
+                grads = rng.standard_normal((count, n)).astype(np.float32)
+                grads[0] *= -1e6
+                for worker, grad in zip(reversed(team), grads, strict=True):
+                    given = {"values": {name: -grad}} if local else {"grads": {name: grad}}
+                    worker.begin(**given, samples=7)
+                for worker in team:
+                    until_ready(worker)
+                    worker.step(None if local else {})
+                total = np.zeros(n, np.float32)
+                for row in np.sort(grads, axis=0)[trim : count - trim]:
+                    total += row
+                expected = -(total * np.float32(1 / (count - 2 * trim)))
+                np.testing.assert_array_equal(ps.pull(name), expected)
+                assert team[0].stats()["samples_contributed"] == 7
+                for worker in team[2:]:
+                    worker.close()
+                if local or count > 3:
+                    continue
+                for worker, value in zip(team, (1.0, 3.0), strict=False):  # nothing can be left out
+                    worker.begin({name: start + np.float32(value)})
+                for worker in team[:2]:
+                    until_ready(worker)
+                    worker.step({})
+                np.testing.assert_array_equal(ps.pull(name), expected - 2)
+    mode = fastps.Sync(workers=1, reduce="median")
+    ps.register("rows", start, fastps.SGD(lr=1.0), group="rows")
+    with fastps.Worker(ps, {"rows": start}, mode) as worker:
+        with pytest.raises(fastps.FastpsError, match=r"median.*trimmed_mean.*trim=1"):
+            fastps.Worker(ps, {"rows": start}, fastps.Sync(workers=3, reduce="trimmed_mean", trim=1))
+        with pytest.raises(fastps.FastpsError, match="whole gradients"):
+            worker.step({"rows": fastps.Sparse([1], np.ones(1, np.float32))})
+
+
 def test_quorum_and_grace_hold_in_virtual_time() -> None:
     """One is paused, one killed, one late: no version comes later than its grace after its quorum."""
     every, grace, target = 5, 2.0, np.float32([1, -2, 3])
@@ -256,6 +308,13 @@ def test_bad_input_is_refused_by_name(store: fastps.Store) -> None:
         "grace.*quorum": lambda: fastps.DiLoCo(every=1, grace=1.0),
         "invalid grace": lambda: fastps.DiLoCo(every=1, quorum=1, grace=-1.0),
         "reduce": lambda: fastps.DiLoCo(every=1, reduce="sum"),
+        "1 to 32, for reduce": lambda: fastps.DiLoCo(every=1, reduce="median"),
+        "invalid workers": lambda: fastps.Sync(workers=30, backup=3, reduce="median"),
+        "trim.*trimmed_mean": lambda: fastps.Sync(workers=3, trim=1),
+        "invalid trim": lambda: fastps.Sync(workers=3, reduce="trimmed_mean"),
+        "half of the 4": lambda: fastps.Sync(workers=4, reduce="trimmed_mean", trim=2),
+        "invalid trim: expected an integer": lambda: fastps.Sync(workers=3, reduce="trimmed_mean", trim=0),
+        "half of the 3": lambda: fastps.DiLoCo(every=1, workers=9, quorum=3, reduce="trimmed_mean", trim=2),
         "quorum or backup": lambda: fastps.Sync(workers=2, backup=1, quorum=2),
         "invalid quorum": lambda: fastps.Sync(workers=2, quorum=3),
     }.items():

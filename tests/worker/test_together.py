@@ -505,7 +505,10 @@ def test_what_sync_does_not_take(ps):
         (lambda: fastps.Sync(workers=1, backup=-1), "an integer >= 0 and <= 65536"),
         (lambda: fastps.Sync(workers=2**70), "an integer >= 1 and <= 65536"),
         (lambda: fastps.Sync(workers=1, deterministic=1), "True or False"),
-        (lambda: fastps.Sync(workers=1, reduce="max"), "'mean', 'sum' or 'weighted'"),
+        (
+            lambda: fastps.Sync(workers=1, reduce="max"),
+            "'mean', 'sum', 'weighted', 'median' or 'trimmed_mean'",
+        ),
         (lambda: fastps.Bounded(staleness=-1), "an integer >= 0"),
         (lambda: fastps.Bounded(staleness=1.5), "an integer >= 0"),
         (lambda: fastps.Bounded(staleness=2**70), "an integer >= 0"),

@@ -165,6 +165,7 @@ ROUNDS = {
     "measure_inner": {},
     "measure_uneven": {"equal": 1.0},
     "measure_disturbed": {"losses": [1.0, 1.0], "longest": 0.0, "bound": 1.0},
+    "measure_robust": {"clean": 1.0, "mean": 0.1, "trimmed": 1.0, "cost": 1.0},
 }
 
 
@@ -190,6 +191,10 @@ def muon_as_adamw(patch):
 
 def without_quorum(real, every, workers=None, **_):
     return real(every=every, workers=workers)
+
+
+def as_the_mean(real, reduce="weighted", trim=None, **more):
+    return real(**more)
 
 
 def without_parts(real, **more):
@@ -224,6 +229,7 @@ PERTURBED = {
         in_rounds("measure_inner", muon_as_adamw),
         in_rounds("measure_uneven", replace("DiLoCo", without_parts)),
         in_rounds("measure_disturbed", replace("DiLoCo", without_quorum)),
+        in_rounds("measure_robust", replace("DiLoCo", as_the_mean)),
     ],
     "nesterov": [without("SGD", "nesterov")],
     "adam-counts-steps": [replace("Adam", lambda _, lr, eps: fastps.RMSprop(lr=lr, alpha=0.999, eps=eps))],

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fastps._shared.checks import at_least, given, invalid, number
 from fastps.errors import ConfigError
 
-__all__ = ["Correction", "Mode", "as_quorum"]
+__all__ = ["Correction", "Mode", "as_quorum", "as_reduce"]
 
+#: Workers whose gradients a median or a trimmed mean can have at most.
+_MOST_SORTED = 32
 #: Seconds that a grace may last: ten years.
 _LONGEST_GRACE = 3.2e8
 
@@ -142,3 +144,19 @@ def as_quorum(mode: Any, workers: int) -> None:
     if not 0 <= seconds <= _LONGEST_GRACE:
         raise invalid("grace", "seconds >= 0", mode.grace)
     given(mode, "grace", seconds)
+
+
+def as_reduce(mode: Any, known: tuple[str, ...], workers: int | None) -> None:
+    """Checks `reduce` and `trim` of a mode with at most so many workers, one of these ways."""
+    if mode.reduce not in known:
+        raise invalid("reduce", f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}", mode.reduce)
+    sorts = mode.reduce in ("median", "trimmed_mean")
+    if sorts and (workers is None or workers > _MOST_SORTED):
+        raise invalid("workers", f"1 to {_MOST_SORTED}, for reduce={mode.reduce!r}", workers)
+    if (mode.trim is None) != (mode.reduce != "trimmed_mean"):
+        raise invalid("trim", 'a number with reduce="trimmed_mean", and only there', mode.trim)
+    if mode.trim is not None:
+        given(mode, "trim", at_least(1, "trim", mode.trim, 65_536))
+        fewest = mode.quorum or mode.least_workers
+        if 2 * mode.trim >= fewest:
+            raise invalid("trim", f"less than half of the {fewest} contributions of a version", mode.trim)

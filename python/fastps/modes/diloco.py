@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastps._shared.checks import at_least, flag, given, invalid
-from fastps.modes._mode import Mode, as_quorum
+from fastps._shared.checks import at_least, flag, given
+from fastps.modes._mode import Mode, as_quorum, as_reduce
 from fastps.optim import SGD, Optimizer
 
 __all__ = ["DiLoCo"]
@@ -42,11 +42,13 @@ class DiLoCo(Mode):
         deterministic: True: a version sums its differences in the order of the workers' ranks, so the same
             differences give the same bits; the servers hold all of them until then.
         reduce: ``"weighted"``: the mean by the samples behind each difference (``step(samples=...)``; where
-            none are given, by the share of `every` steps that were taken). ``"mean"``: samples are only
-            counted.
+            none are given, by the share of `every` steps that were taken). With the others
+            samples are only counted: ``"mean"``, and ``"median"`` and ``"trimmed_mean"`` as for
+            `fastps.Sync`, which need `workers`.
         partial: True: a worker that still computes when a quorum is in sends what it has, if `reduce` can
             weigh it. False: it computes to the end of its round, and may come too late. Servers look ten
             times a second, so `grace` should be longer than that and a local step.
+        trim: As for `fastps.Sync`.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -65,8 +67,9 @@ class DiLoCo(Mode):
     quorum: int | None = None
     grace: float | None = None
     deterministic: bool = False
-    reduce: Literal["weighted", "mean"] = "weighted"
+    reduce: Literal["weighted", "mean", "median", "trimmed_mean"] = "weighted"
     partial: bool = True
+    trim: int | None = None
 
     #: The paper's outer optimizer.
     outer: ClassVar[Optimizer] = SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -83,8 +86,7 @@ class DiLoCo(Mode):
         as_quorum(self, self.workers or 65_536)
         flag("deterministic", self.deterministic)
         flag("partial", self.partial)
-        if self.reduce not in ("weighted", "mean"):
-            raise invalid("reduce", "'weighted' or 'mean'", self.reduce)
+        as_reduce(self, ("weighted", "mean", "median", "trimmed_mean"), self.workers)
 
     @property
     def push_every(self) -> int:  # type: ignore[override]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastps._shared.checks import at_least, flag, given, invalid
-from fastps.modes._mode import Mode, as_quorum
+from fastps.modes._mode import Mode, as_quorum, as_reduce
 
 __all__ = ["Sync"]
 
@@ -38,24 +38,31 @@ class Sync(Mode):
             `rank`), so the same gradients give the same bits; the servers hold all of them until then.
             False: gradients are summed in the order of arrival.
         reduce: ``"mean"``, ``"sum"``, or ``"weighted"``: the mean by the samples behind each gradient
-            (``step(samples=...)``; 1 where none are given).
+            (``step(samples=...)``; 1 where none are given). ``"median"`` and ``"trimmed_mean"`` are those of
+            each element (Yin et al., 2018), so that a few bad gradients do no harm: of at most 32 workers,
+            `backup` included, and whole gradients, which the servers hold until the version is made. The
+            same gradients give the same bits in any order.
         quorum: Gradients after which a version waits for `grace`, 1 to `workers`; not with `backup`. None: it
             waits for all workers.
         grace: Seconds, >= 0; only with `quorum`. None: 0. Servers look ten times a second.
+        trim: With ``"trimmed_mean"``, how many of the smallest and of the largest values of each element are
+            left out, >= 1 and less than half of the gradients of a version. Of those that are left when
+            workers have gone, at least one stays.
 
     Raises:
         ConfigError: An argument is out of range.
 
     >>> fastps.Sync(workers=4, backup=1)
-    Sync(workers=4, backup=1, deterministic=False, reduce='mean', quorum=None, grace=None)
+    Sync(workers=4, backup=1, deterministic=False, reduce='mean', quorum=None, grace=None, trim=None)
     """
 
     workers: int
     backup: int = 0
     deterministic: bool = False
-    reduce: Literal["mean", "sum", "weighted"] = "mean"
+    reduce: Literal["mean", "sum", "weighted", "median", "trimmed_mean"] = "mean"
     quorum: int | None = None
     grace: float | None = None
+    trim: int | None = None
 
     waits_for_others: ClassVar[bool] = True
     shares_versions: ClassVar[bool] = True
@@ -65,9 +72,8 @@ class Sync(Mode):
         given(self, "workers", at_least(1, "workers", self.workers, 65_536))
         given(self, "backup", at_least(0, "backup", self.backup, 65_536))
         flag("deterministic", self.deterministic)
-        if self.reduce not in ("mean", "sum", "weighted"):
-            raise invalid("reduce", "'mean', 'sum' or 'weighted'", self.reduce)
         as_quorum(self, self.workers)
+        as_reduce(self, ("mean", "sum", "weighted", "median", "trimmed_mean"), self.workers + self.backup)
         if self.quorum is not None and self.backup:
             raise invalid("quorum", "a quorum or backup workers", f"both, quorum={self.quorum}")
 

@@ -12,7 +12,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Base, Identity};
 use fastps_core::identity::{Remembered, Settled};
-use fastps_core::mode::{MembershipRequest, Mode, Quorum};
+use fastps_core::mode::{MembershipRequest, Mode, Quorum, Robust};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::program::{Command, Op, Program};
 use fastps_core::record::{Identities, ProgramRecord, Record, SumRecord};
@@ -145,13 +145,29 @@ fn reservation() -> impl Strategy<Value = Reservation> {
         .prop_map(|(spec, group, slices, stage)| Reservation { spec, group, slices, stage })
 }
 
+fn robust() -> impl Strategy<Value = Option<Robust>> {
+    let trimmed = any::<u32>().prop_map(|trim| Some(Robust::TrimmedMean(trim)));
+    prop_oneof![Just(None), Just(Some(Robust::Median)), trimmed]
+}
+
 fn member() -> impl Strategy<Value = Member> {
-    let quorum =
-        (any::<[u32; 3]>(), any::<[bool; 3]>(), any::<[u64; 2]>()).prop_map(|(counts, flags, numbers)| {
+    let quorum = (any::<[u32; 3]>(), any::<[bool; 3]>(), any::<[u64; 2]>(), robust()).prop_map(
+        |(counts, flags, numbers, robust)| {
             let ([workers, backup, enough], [deterministic, sum, weighted]) = (counts, flags);
             let [grace_ms, every] = numbers;
-            Mode::Sync(Quorum { workers, backup, deterministic, sum, weighted, enough, grace_ms, every })
-        });
+            Mode::Sync(Quorum {
+                workers,
+                backup,
+                deterministic,
+                sum,
+                weighted,
+                robust,
+                enough,
+                grace_ms,
+                every,
+            })
+        },
+    );
     let bounded = any::<u64>().prop_map(|staleness| Mode::Bounded { staleness });
     let warm = any::<u64>().prop_map(|steps| Mode::WarmStart { steps });
     let mode = prop_oneof![Just(Mode::Free), quorum, bounded, warm];

@@ -5,7 +5,7 @@ use crate::link::unary::{Control, call, request};
 use crate::state::memberships::{Membership, is_warm};
 use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Joined, MembershipRequest, Mode, Quorum};
+use fastps_core::mode::{Joined, MembershipRequest, Mode};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::membership_to_wire;
 use std::sync::atomic::Ordering;
@@ -31,8 +31,9 @@ pub(crate) async fn ask_for(
 
 /// Fails if the server does not know the mode's settings: it would make other versions.
 fn check_rounds(link: &Link, mode: Mode) -> Result<()> {
-    let Mode::Sync(Quorum { weighted, enough, every, .. }) = mode else { return Ok(()) };
-    if (!weighted && enough == 0 && every == 0) || link.rounds.load(Ordering::Relaxed) {
+    let Mode::Sync(quorum) = mode else { return Ok(()) };
+    let is_new = quorum.weighted || quorum.enough > 0 || quorum.every > 0 || quorum.robust.is_some();
+    if !is_new || link.rounds.load(Ordering::Relaxed) {
         return Ok(());
     }
     let why =

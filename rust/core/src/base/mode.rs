@@ -7,6 +7,8 @@ use std::fmt;
 
 /// Maximum number of workers whose gradients form one version.
 const MOST_WORKERS: u32 = 1 << 16;
+/// Maximum number of workers whose gradients are sorted.
+const MOST_SORTED: u32 = 32;
 /// Longest name of a worker, in bytes.
 const LONGEST_NAME: usize = 128;
 
@@ -44,6 +46,8 @@ pub struct Quorum {
     pub sum: bool,
     /// Applies the mean of the gradients by the weights of their pushes.
     pub weighted: bool,
+    /// Sorts the gradients at each element, and applies the middle.
+    pub robust: Option<Robust>,
     /// Gradients after which a version waits `grace_ms` for the others; 0: it waits until all have arrived.
     pub enough: u32,
     /// Milliseconds.
@@ -52,15 +56,58 @@ pub struct Quorum {
     pub every: u64,
 }
 
+/// The middle of the values of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Robust {
+    /// Their median.
+    Median,
+    /// Their mean without so many of the smallest and of the largest ones.
+    TrimmedMean(u32),
+}
+
 impl Quorum {
     /// The factor on the sum of gradients with these weights, 1 each unless it is a weighted mean.
     pub fn share(self, weights: f64) -> f32 {
         if self.sum { 1.0 } else { 1.0 / weights as f32 }
     }
 
+    /// Fails for a robust reduction of gradients that it cannot have.
+    fn check_robust(self, robust: Robust) -> std::result::Result<(), (String, String)> {
+        let Self { workers, backup, enough, .. } = self;
+        if self.sum || self.weighted {
+            return Err(("one way to reduce".to_owned(), self.to_string()));
+        }
+        if workers == 0 || workers.saturating_add(backup) > MOST_SORTED {
+            let got = workers.saturating_add(backup);
+            return Err((
+                format!("1 to {MOST_SORTED} workers for a median or a trimmed mean"),
+                got.to_string(),
+            ));
+        }
+        let fewest = if enough > 0 { enough } else { workers };
+        match robust {
+            Robust::TrimmedMean(trim) if trim == 0 || trim >= fewest.div_ceil(2) => {
+                let expected = format!("a trim from 1, below half of the {fewest} gradients of a version");
+                Err((expected, trim.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Workers that must have been present before the first version.
     pub fn least(self) -> u32 {
         self.workers.max(1)
+    }
+}
+
+impl Robust {
+    /// The smallest, and the largest, values of an element that are left out of `count`: at least one stays.
+    pub fn trimmed(self, count: usize) -> usize {
+        let most = count.saturating_sub(1) / 2;
+        match self {
+            Self::Median => most,
+            Self::TrimmedMean(trim) => most.min(trim as usize),
+        }
     }
 }
 
@@ -93,6 +140,9 @@ impl Mode {
             Self::Sync(quorum) if quorum.sum && quorum.weighted => {
                 fail("a sum or a weighted mean".to_owned(), "both".to_owned())
             }
+            Self::Sync(quorum @ Quorum { robust: Some(robust), .. }) => {
+                quorum.check_robust(robust).or_else(|(expected, got)| fail(expected, got))
+            }
             Self::WarmStart { steps: 0 } => fail("at least 1 step".to_owned(), "0".to_owned()),
             _ => Ok(()),
         }
@@ -114,7 +164,7 @@ impl fmt::Display for Mode {
 impl fmt::Display for Quorum {
     /// As written in Python.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workers, backup, deterministic, sum, weighted, enough, grace_ms, every } = *self;
+        let Self { workers, backup, deterministic, sum, weighted, robust, enough, grace_ms, every } = *self;
         match (every, workers) {
             (0, _) => write!(f, "Sync(workers={workers}, backup={backup}")?,
             (_, 0) => write!(f, "DiLoCo(every={every}")?,
@@ -125,6 +175,13 @@ impl fmt::Display for Quorum {
         }
         if deterministic {
             write!(f, ", deterministic=True")?;
+        }
+        match robust {
+            Some(Robust::Median) => return write!(f, ", reduce=\"median\")"),
+            Some(Robust::TrimmedMean(trim)) => {
+                return write!(f, ", reduce=\"trimmed_mean\", trim={trim})");
+            }
+            None => {}
         }
         let reduce = if sum { "sum" } else { "mean" };
         match (weighted, every) {

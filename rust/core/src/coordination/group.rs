@@ -457,6 +457,9 @@ impl Groups {
         if push.weight.is_some() && !quorum.weighted {
             return refuse("the group's gradients have no weights: use reduce=\"weighted\"");
         }
+        if push.indices.is_some() && quorum.robust.is_some() {
+            return refuse("a median or a trimmed mean needs whole gradients");
+        }
         let rank = quorum.deterministic.then_some(member.seat.rank).flatten();
         let active = table.members.values().filter(|member| !member.is_idle()).count() as u32;
         let most = if quorum.workers == 0 { active } else { quorum.workers };

@@ -11,5 +11,6 @@ pub mod local_step;
 pub mod optim;
 pub(crate) mod overflow;
 pub(crate) mod real;
+pub(crate) mod robust;
 pub mod rows;
 pub(crate) mod sums;

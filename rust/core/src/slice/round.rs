@@ -11,9 +11,11 @@ use super::exact::ExactMemory;
 use super::slice::{Slice, SliceMemory};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
+use crate::base::mode::Quorum;
 use crate::kernel::apply::{Touch, add, add_rows};
 use crate::kernel::codec::CodecId;
 use crate::kernel::finite;
+use crate::kernel::robust;
 use crate::kernel::rows::{Indices, RowSet};
 use crate::memory::{Buffer, Charge, Pieces, Purpose};
 use crate::slice::frame::{Applied, Identity, Push};
@@ -49,12 +51,12 @@ struct Contribution {
     done: Completion,
     lr: f64,
     weight: f32,
-    /// The gradient itself, kept until all have arrived if the sum has a fixed order.
+    /// The gradient itself, kept until all have arrived if the sum has a fixed order or needs all at once.
     kept: Option<Kept>,
 }
 
 struct Kept {
-    rank: u32,
+    rank: Option<u32>,
     scale: f32,
     codec: CodecId,
     indices: Option<Vec<u8>>,
@@ -93,14 +95,27 @@ impl Round {
         add_rows(isa, sum, Touch { layout: slice.layout, indices, codec, body, elements, scale });
     }
 
-    /// Completes the sum of the gradients, in rank order if they have ranks. The result stays in `sum` or, if
-    /// all are sparse, is moved out of it and returned. Also returns its largest magnitude. Fails if it is
-    /// not finite.
-    fn complete(&mut self, slice: &SliceContext) -> Result<(Option<Few>, f64)> {
+    /// How many of the smallest and of the largest values of each element are left out, where this sorts them.
+    fn trimmed(&self, quorum: Quorum) -> Option<usize> {
+        let is_dense = |part: &Contribution| part.kept.as_ref().is_some_and(|kept| kept.indices.is_none());
+        let robust = quorum.robust.filter(|_| self.parts.iter().all(is_dense))?;
+        Some(robust.trimmed(self.parts.len()))
+    }
+
+    /// Completes the sum of the gradients, in rank order if they have ranks, or with `trim` that of each
+    /// element's middle values. The result stays in `sum` or, if all are sparse, is moved out of it and
+    /// returned. Also returns its largest magnitude. Fails if it is not finite.
+    fn complete(&mut self, slice: &SliceContext, trim: Option<usize>) -> Result<(Option<Few>, f64)> {
         self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
         let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
-        for kept in kept {
-            self.add(slice, kept.indices.as_deref().map(Indices::new), kept.gradient());
+        if let Some(trim) = trim {
+            let bodies: Vec<_> = kept.iter().map(|kept| (kept.codec, &kept.body[..], kept.scale)).collect();
+            robust::sum_of_middle(slice.isa, &bodies, trim, self.sum.values_mut());
+            self.whole = true;
+        } else {
+            for kept in kept {
+                self.add(slice, kept.indices.as_deref().map(Indices::new), kept.gradient());
+            }
         }
         let few = self.take_rows(slice);
         let sum = few.as_ref().map_or(self.values(), |few| &few.values);
@@ -259,7 +274,8 @@ impl ExactMemory {
             self.make_writable(slice)?;
         }
         let weight = push.weight.unwrap_or(1.0);
-        let kept = share.rank.map(|rank| Kept::of(slice, push, rank)).transpose()?;
+        let keeps = share.rank.is_some() || share.quorum.robust.is_some();
+        let kept = keeps.then(|| Kept::of(slice, push, share.rank)).transpose()?;
         if !self.identities.knows(client) {
             self.identities.meet(client, &slice.home())?;
         }
@@ -299,9 +315,9 @@ impl ExactMemory {
 
     /// Refuses an earlier gradient of the same rank: a restarted worker replaces it.
     fn replace(&mut self, round: &mut Round, by: Option<&Kept>) -> Completions {
-        let rank = by.map(|kept| kept.rank);
+        let rank = by.and_then(|kept| kept.rank);
         let same =
-            |part: &mut Contribution| rank.is_some() && part.kept.as_ref().map(|kept| kept.rank) == rank;
+            |part: &mut Contribution| rank.is_some() && part.kept.as_ref().and_then(|kept| kept.rank) == rank;
         let old: Vec<_> = round.parts.extract_if(.., same).collect();
         self.refuse(
             old,
@@ -328,10 +344,14 @@ impl ExactMemory {
             return Completions::new();
         };
         self.arrivals = verdict.arrivals;
-        let share = verdict.quorum.share(round.parts.iter().map(|part| f64::from(part.weight)).sum());
+        let trim = round.trimmed(verdict.quorum);
+        let share = match trim {
+            None => verdict.quorum.share(round.parts.iter().map(|part| f64::from(part.weight)).sum()),
+            Some(trim) => 1.0 / round.parts.len().saturating_sub(2 * trim) as f32,
+        };
         let mut ids = Vec::with_capacity(round.parts.len() * Identities::BYTES);
         let last = round.parts.last().map_or(Identity { client: 0, sequence: 0 }, |part| part.identity);
-        let stepped = round.complete(slice).and_then(|(few, largest)| {
+        let stepped = round.complete(slice, trim).and_then(|(few, largest)| {
             round.parts.iter().for_each(|part| Identities::put(&mut ids, part.identity));
             let push = sum_of(slice, &round, few.as_ref(), last, (share, largest));
             self.apply_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
@@ -463,7 +483,7 @@ impl<'a> EncodedGradient<'a> {
 }
 
 impl Kept {
-    fn of(slice: &SliceContext, push: &Push<'_>, rank: u32) -> Result<Self> {
+    fn of(slice: &SliceContext, push: &Push<'_>, rank: Option<u32>) -> Result<Self> {
         let indices = push.indices.map(|indices| indices.bytes().to_vec());
         let bytes = push.body.len() + indices.as_ref().map_or(0, Vec::len);
         let memory = slice.meter.take(Purpose::Held, bytes as u64)?;

@@ -8,7 +8,7 @@ use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::group::Groups;
 use fastps_core::identity::Completion;
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Clocks, Epoch, MembershipRequest, Mode, Presence, Quorum};
+use fastps_core::mode::{Clocks, Epoch, MembershipRequest, Mode, Presence, Quorum, Robust};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::record::{Identities, Record, Sink};
@@ -22,6 +22,7 @@ const SLICE: SliceId = SliceId(9);
 const LEN: usize = 200;
 const WIDTH: usize = 4;
 const GROUP: u32 = 4;
+const MEDIAN: Option<Robust> = Some(Robust::Median);
 
 type Answer = Arc<Mutex<Option<Result<Applied>>>>;
 
@@ -826,6 +827,13 @@ fn a_group_is_bound_by_its_first_worker() {
         (Mode::Sync(Quorum { enough: 1, ..quorum(2, 1) }), None),
         (Mode::Sync(Quorum { grace_ms: 1, ..quorum(2, 0) }), None),
         (Mode::Sync(Quorum { sum: true, weighted: true, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { robust: MEDIAN, ..quorum(32, 1) }), None),
+        (Mode::Sync(Quorum { robust: MEDIAN, weighted: true, ..quorum(8, 0) }), None),
+        (Mode::Sync(Quorum { robust: MEDIAN, sum: true, ..quorum(8, 0) }), None),
+        (Mode::Sync(Quorum { robust: MEDIAN, every: 5, ..quorum(0, 0) }), None),
+        (Mode::Sync(Quorum { robust: Some(Robust::TrimmedMean(0)), ..quorum(8, 0) }), None),
+        (Mode::Sync(Quorum { robust: Some(Robust::TrimmedMean(4)), ..quorum(8, 0) }), None),
+        (Mode::Sync(Quorum { robust: Some(Robust::TrimmedMean(2)), enough: 4, ..quorum(8, 0) }), None),
         (Mode::WarmStart { steps: 0 }, None),
     ] {
         assert_eq!(world.join(3, mode, rank).unwrap_err().kind, Kind::Config, "{mode}");

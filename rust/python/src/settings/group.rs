@@ -2,7 +2,7 @@
 
 use super::{field, kind};
 use crate::errors::config;
-use fastps_core::mode::{Mode, Quorum};
+use fastps_core::mode::{Mode, Quorum, Robust};
 use pyo3::prelude::*;
 
 /// The classes of `fastps.modes`.
@@ -34,19 +34,25 @@ pub(crate) fn read_mode(object: &Bound<'_, PyAny>) -> PyResult<Mode> {
 
 fn read_quorum(object: &Bound<'_, PyAny>) -> PyResult<Quorum> {
     let reduce = field::<String>(object, "reduce", "a string")?;
-    let (sum, weighted) = match reduce.as_str() {
-        "mean" => (false, false),
-        "sum" => (true, false),
-        "weighted" => (false, true),
+    let (mut sum, mut weighted, mut robust) = (false, false, None);
+    match reduce.as_str() {
+        "mean" => {}
+        "sum" => sum = true,
+        "weighted" => weighted = true,
+        "median" => robust = Some(Robust::Median),
+        "trimmed_mean" => {
+            let trim = field::<u32>(object, "trim", "an integer from 1 to 2**32 - 1")?;
+            robust = Some(Robust::TrimmedMean(trim));
+        }
         other => {
-            let expected = "\"mean\", \"sum\" or \"weighted\"";
+            let expected = "\"mean\", \"sum\", \"weighted\", \"median\" or \"trimmed_mean\"";
             return Err(config(object.py(), "invalid reduce", expected, format!("{other:?}")));
         }
-    };
+    }
     let deterministic = field::<bool>(object, "deterministic", "True or False")?;
     let enough =
         field::<Option<u32>>(object, "quorum", "None or an integer from 1 to 2**32 - 1")?.unwrap_or(0);
     let grace = field::<Option<f64>>(object, "grace", "None or a number of seconds")?.unwrap_or(0.0);
     let grace_ms = (grace * 1e3).round() as u64;
-    Ok(Quorum { deterministic, sum, weighted, enough, grace_ms, ..Quorum::default() })
+    Ok(Quorum { deterministic, sum, weighted, robust, enough, grace_ms, ..Quorum::default() })
 }

@@ -2,7 +2,7 @@
 
 use super::fields::unknown;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Epoch, MembershipRequest, Mode, Presence, Quorum};
+use fastps_core::mode::{Epoch, MembershipRequest, Mode, Presence, Quorum, Robust};
 use fastps_proto::v1 as pb;
 
 /// A mode in wire form.
@@ -14,9 +14,17 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
             pb::Mode { kind: pb::ModeKind::ModeBounded.into(), staleness, ..empty }
         }
         Mode::WarmStart { steps } => pb::Mode { kind: pb::ModeKind::ModeWarmStart.into(), steps, ..empty },
-        Mode::Sync(Quorum { workers, backup, deterministic, sum, weighted, enough, grace_ms, every }) => {
-            let (kind, quorum) = (pb::ModeKind::ModeSync.into(), enough);
-            pb::Mode { kind, workers, backup, deterministic, sum, weighted, quorum, grace_ms, every, ..empty }
+        Mode::Sync(of) => {
+            let Quorum { workers, backup, deterministic, sum, weighted, robust, .. } = of;
+            let (median, trim) = match robust {
+                Some(Robust::Median) => (true, 0),
+                Some(Robust::TrimmedMean(trim)) => (false, trim),
+                None => (false, 0),
+            };
+            let (kind, quorum, grace_ms, every) =
+                (pb::ModeKind::ModeSync.into(), of.enough, of.grace_ms, of.every);
+            let combined = pb::Mode { deterministic, sum, weighted, median, trim, ..empty };
+            pb::Mode { kind, workers, backup, quorum, grace_ms, every, ..combined }
         }
     }
 }
@@ -60,6 +68,11 @@ pub fn mode_from_wire(mode: Option<pb::Mode>) -> Result<Mode> {
             deterministic: wire.deterministic,
             sum: wire.sum,
             weighted: wire.weighted,
+            robust: match wire.trim {
+                _ if wire.median => Some(Robust::Median),
+                0 => None,
+                trim => Some(Robust::TrimmedMean(trim)),
+            },
             enough: wire.quorum,
             grace_ms: wire.grace_ms,
             every: wire.every,
@@ -86,6 +99,8 @@ fn settings_of(wire: &pb::Mode) -> String {
         ("sum", wire.sum.into()),
         ("steps", wire.steps),
         ("weighted", wire.weighted.into()),
+        ("median", wire.median.into()),
+        ("trim", wire.trim.into()),
         ("quorum", wire.quorum.into()),
         ("grace_ms", wire.grace_ms),
         ("every", wire.every),
@@ -103,7 +118,10 @@ mod tests {
         let quorum = Quorum { workers: 4, backup: 1, deterministic: true, sum: true, ..Quorum::default() };
         let local =
             Quorum { workers: 4, weighted: true, enough: 3, grace_ms: 250, every: 50, ..Quorum::default() };
+        let robust = Quorum { workers: 4, robust: Some(Robust::TrimmedMean(1)), ..Quorum::default() };
         for mode in [
+            Mode::Sync(robust),
+            Mode::Sync(Quorum { robust: Some(Robust::Median), ..robust }),
             Mode::Free,
             Mode::Bounded { staleness: 3 },
             Mode::Sync(quorum),
