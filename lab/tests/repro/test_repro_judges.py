@@ -163,6 +163,9 @@ def slow_portions(patch):
 ROUNDS = {
     "measure_bits": {},
     "measure_inner": {},
+    "measure_bytes": {
+        name: (1.0, sent) for name, sent in {"every step": 800, "int8": 4, "fourbit": 2, "Muon": 16}.items()
+    },
     "measure_uneven": {"equal": 1.0},
     "measure_disturbed": {"losses": [1.0, 1.0], "longest": 0.0, "bound": 1.0},
     "measure_robust": {"clean": 1.0, "mean": 0.1, "trimmed": 1.0, "cost": 1.0},
@@ -227,6 +230,7 @@ PERTURBED = {
     "diloco": [
         in_rounds("measure_bits", another_outer_rule),
         in_rounds("measure_inner", muon_as_adamw),
+        in_rounds("measure_bytes", replace("FourBit", lambda _: fastps.Int8())),
         in_rounds("measure_uneven", replace("DiLoCo", without_parts)),
         in_rounds("measure_disturbed", replace("DiLoCo", without_quorum)),
         in_rounds("measure_robust", replace("DiLoCo", as_the_mean)),
