@@ -125,6 +125,7 @@ fn start(log: &[u8]) -> Option<()> {
         shards: 2,
         keep: 2,
         keep_for: Duration::ZERO,
+        history: 0,
         accept_loss: log.len() % 2 == 1,
     };
     let directory = Directory::open(&settings.path).ok()?;

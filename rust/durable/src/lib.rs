@@ -36,6 +36,7 @@ pub use catalog::{
 };
 pub use files::names::shard_folder;
 pub use journal::Journal;
+pub use recovery::moment::Moment;
 pub use recovery::{Report, Settings};
 pub use snapshot::generation::{Generation, Summary};
 pub use snapshot::manifest::Cut;

@@ -21,6 +21,7 @@ use fastps_core::slice::{Standing, VectorsStanding};
 use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -317,7 +318,7 @@ fn read_back(bytes: &[u8]) -> (Vec<String>, Result<SegmentEnd, String>) {
     let mut said = Vec::new();
     let end = read::read(&path, 4, Some(ORIGIN), |_, content| {
         said.push(format!("{content:?}"));
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     });
     std::fs::remove_file(&path).unwrap();
     (said, end.map(|(_, end)| end).map_err(|why| format!("{why:?}")))

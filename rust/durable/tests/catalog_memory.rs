@@ -25,6 +25,7 @@ fn open(path: &Path) -> (Shard, Arc<Journal>) {
         shards: 1,
         keep: 2,
         keep_for: Duration::ZERO,
+        history: 0,
         accept_loss: false,
     };
     let shard = Shard::new(ShardConfig::new(0, 1 << 30, Isa::get().unwrap()));

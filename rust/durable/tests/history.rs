@@ -61,7 +61,7 @@ impl World {
 
     fn with(path: &Path, accept_loss: bool) -> Result<Self> {
         let (path, keep_for) = (path.to_owned(), Duration::ZERO);
-        let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, accept_loss };
+        let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, history: 0, accept_loss };
         let journal = Journal::open(settings)?;
         let config = ShardConfig::new(0, 1 << 30, Isa::get()?);
         let shard = Shard::new(ShardConfig { sink: Some(journal.clone()), ..config });

@@ -41,6 +41,7 @@ fn start_with(name: &str, bytes: &[u8]) -> bool {
         shards: 2,
         keep: 2,
         keep_for: Duration::ZERO,
+        history: 0,
         accept_loss: false,
     };
     let shard = Shard::new(ShardConfig::new(1, 1 << 40, Isa::get().unwrap()));

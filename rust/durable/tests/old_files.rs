@@ -42,6 +42,7 @@ impl World {
             shards: 2,
             keep: 2,
             keep_for: Duration::ZERO,
+            history: 0,
             accept_loss: false,
         })
         .unwrap();

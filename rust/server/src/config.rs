@@ -100,6 +100,8 @@ pub struct ServerConfig {
     pub keep: usize,
     /// Snapshots younger than this are kept, too.
     pub keep_for: Duration,
+    /// Bytes of snapshots and log that each shard keeps to be rewound; 0: only what a start may need.
+    pub keep_history: u64,
     /// Destination of copies of each snapshot, `s3://bucket/prefix` or `file:///folder`; `None`: no copies.
     pub copy_to: Option<String>,
     /// Start even if durable data cannot be read, and drop what is lost.
@@ -139,6 +141,7 @@ impl Default for ServerConfig {
             snapshot_after: 4,
             keep: 2,
             keep_for: Duration::ZERO,
+            keep_history: 0,
             copy_to: None,
             accept_loss: false,
             web: WebAddress::Off,

@@ -281,7 +281,7 @@ fn value_on_disk(path: &Path) -> f32 {
 
 fn recovered(path: &Path) -> (Arc<Journal>, Shard) {
     let (path, keep_for) = (path.to_owned(), Duration::ZERO);
-    let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, accept_loss: false };
+    let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, history: 0, accept_loss: false };
     let journal = Journal::open(settings).unwrap();
     let shard = Shard::new(ShardConfig::new(0, 1 << 30, Isa::get().unwrap()));
     journal.recover(&shard).unwrap();

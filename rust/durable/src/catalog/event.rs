@@ -13,6 +13,8 @@ pub enum Event {
     SessionBegan(u64),
     /// A client opened a session, or a session without a secret received one.
     SessionOpened(u64, SecretHash),
+    /// The name of a client that opened a session, in a log that keeps history.
+    Named(u64, Arc<str>),
     /// The session ended at a server that does not list ended incarnations.
     SessionEnded(u64),
     /// The session ended: slices forget what they remember of the client.

@@ -14,6 +14,7 @@ use crate::catalog::secret::SecretHash;
 use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
@@ -28,6 +29,9 @@ pub struct Catalog {
     /// Hashes of the session secrets. Sessions opened by servers that predate secrets have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<u64, SecretHash>,
+    /// Names of clients with a session, in a log that keeps history.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<u64, Arc<str>>,
     /// Incarnations whose sessions have ended.
     #[serde(default, skip_serializing_if = "Ended::is_empty")]
     pub ended: Ended,
@@ -68,6 +72,7 @@ impl Catalog {
                 self.sessions.insert(*client);
                 self.secrets.entry(*client).or_insert(*secret);
             }
+            Event::Named(client, name) => drop(self.names.insert(*client, name.clone())),
             Event::SessionEnded(client) => drop(self.end_session(*client)),
             Event::SessionOver { client, at, remembered } => {
                 if self.end_session(*client) {
@@ -145,6 +150,7 @@ impl Catalog {
     /// False: the client has no session.
     fn end_session(&mut self, client: u64) -> bool {
         self.secrets.remove(&client);
+        self.names.remove(&client);
         self.leave(|member| member.client == client);
         for space in self.spaces.values_mut().filter(|space| space.coordinator == client) {
             space.coordinator = 0;
@@ -157,6 +163,12 @@ impl Catalog {
         let members = &self.members;
         self.complete
             .retain(|group| members.iter().any(|member| member.group == *group && !member.is_warm()));
+    }
+
+    /// Ends all that belongs to clients or to the cluster: what remains are tensors.
+    pub(crate) fn leave_clients(&mut self) {
+        let Self { reservations, map, index, .. } = std::mem::take(self);
+        *self = Self { reservations, map, index, ..Self::default() };
     }
 
     fn reach(&mut self, id: u64, stage: Stage) {

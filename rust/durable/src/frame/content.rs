@@ -21,6 +21,7 @@ pub(super) const KIND_PROGRAM: u8 = 8;
 pub(super) const KIND_SPACE: u8 = 9;
 pub(super) const KIND_VECTORS: u8 = 10;
 pub(super) const KIND_ARRAY: u8 = 11;
+pub(super) const KIND_TIME: u8 = 14;
 
 pub(super) const FLAG_ROWS: u8 = 1;
 pub(super) const FLAG_BASE: u8 = 2;
@@ -62,6 +63,8 @@ pub(crate) enum Content<'a> {
     Vectors(VectorsEntry),
     /// The values of a vector.
     Array(&'a [u8]),
+    /// All frames before this one were written before this time, in milliseconds since 1970.
+    Time(u64),
 }
 
 /// A program that a slice has run.

@@ -4,7 +4,7 @@ use crate::files::output::Extent;
 use crate::frame::content::{
     Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
     KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    KIND_SPACE, KIND_TIME, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
@@ -58,6 +58,7 @@ pub(crate) fn read(content: &[u8]) -> Option<Content<'_>> {
         },
         KIND_VECTORS => Content::Vectors(from.vectors()?),
         KIND_ARRAY => Content::Array(std::mem::take(&mut from.0)),
+        KIND_TIME => Content::Time(from.u64()?),
         _ => return None,
     };
     from.0.is_empty().then_some(read)

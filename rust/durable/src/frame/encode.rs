@@ -4,7 +4,7 @@ use crate::catalog::Event;
 use crate::frame::content::{
     FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
     KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_VECTORS, NOBODY, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    KIND_SPACE, KIND_TIME, KIND_VECTORS, NOBODY, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
@@ -88,6 +88,13 @@ pub(crate) fn durable(to: &mut Vec<u8>, offset: u64) {
     frame(to, |to| {
         to.push(KIND_DURABLE);
         put(to, &[offset]);
+    });
+}
+
+pub(crate) fn time(to: &mut Vec<u8>, milliseconds: u64) {
+    frame(to, |to| {
+        to.push(KIND_TIME);
+        put(to, &[milliseconds]);
     });
 }
 

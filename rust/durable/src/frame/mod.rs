@@ -9,7 +9,8 @@ mod origin;
 pub(crate) use content::{Content, RanProgram, SliceEntry, VectorsEntry};
 pub(crate) use decode::read;
 pub(crate) use encode::{
-    array, durable, end, event, fence, program, push, segment, slice, space_closed, space_opened, vectors,
+    array, durable, end, event, fence, program, push, segment, slice, space_closed, space_opened, time,
+    vectors,
 };
 pub(crate) use origin::{Author, Origin, random_id};
 

@@ -11,6 +11,7 @@ use crate::log::Log;
 use crate::log::segment::Segment;
 use crate::recovery::growth::{Bounds, Growth};
 use crate::recovery::history::{FileId, Lineage, UsedFiles};
+use crate::recovery::moment::begins_empty;
 use crate::recovery::{self, KeptSnapshots, Progress, Recovered, Report, Settings};
 use crate::snapshot::generation::{Generation, Summary};
 use crate::snapshot::manifest::Cut;
@@ -93,6 +94,10 @@ impl Journal {
         let author = Author { incarnation: self.incarnation, predecessor: found.history.newest() };
         let lineage = found.history.lineage(&UsedFiles::default()).followed_by(found.origin.id, author);
         let segment = self.first_segment(&found, author)?;
+        let logs = found.kept.iter().map(|(_, log)| *log);
+        if self.settings.history > 0 && begins_empty(&self.directory.segments()?, logs) {
+            found.kept.push_front((0, 1));
+        }
         let writer = self.start_writer(found.catalog, segment, shard.meter().limit())?;
         *files = Some(JournalState {
             origin: found.origin,
@@ -166,7 +171,7 @@ impl Journal {
     }
 
     fn start_writer(&self, catalog: Catalog, segment: Segment, memory_limit: u64) -> Result<JoinHandle<()>> {
-        let run = self.log.open(catalog, segment, memory_limit);
+        let run = self.log.open(catalog, segment, memory_limit, self.settings.history > 0);
         let thread = std::thread::Builder::new().name(format!("fastps-log-{}", self.settings.shard));
         let failed = |error| Error::new(Kind::Internal, format!("cannot start the log thread: {error}"));
         thread.spawn(run).map_err(failed)
@@ -187,6 +192,13 @@ impl Journal {
     /// Applies an event to the catalog and logs it. Returns the log position after it.
     pub fn note(&self, event: &Event) -> u64 {
         self.log.note(event)
+    }
+
+    /// Notes the name of a client, if history is kept.
+    pub fn name(&self, client: u64, name: &str) {
+        if self.settings.history > 0 {
+            self.note(&Event::Named(client, name.into()));
+        }
     }
 
     /// Bytes of changes that are not durable yet.

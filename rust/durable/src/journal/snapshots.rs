@@ -11,12 +11,15 @@ use crate::snapshot::{self, SnapshotInput};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Remove the oldest snapshots while the log of all is longer than this many times the length at which it is
 /// too long after one, but keep [`MIN_KEPT_WITH_LOG`].
 const MAX_KEPT_LOG_TIMES: u64 = 2;
 const MIN_KEPT_WITH_LOG: usize = 2;
+/// In history, a snapshot is worth its bytes where the log since the one before is this many times as long.
+const HISTORY_LOG_TIMES: u64 = 10;
 
 /// Why a snapshot is written.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +59,7 @@ impl Journal {
         begun: &dyn Fn() -> Result<()>,
     ) -> Result<Summary> {
         self.ensure_owned(files)?;
+        self.make_room(files)?;
         let after_gap = self.log.check().is_err();
         let segment = Segment::create(&self.directory, files.segment, after_gap, files.origin, files.author);
         // A number is used once, even if writing fails.
@@ -96,6 +100,61 @@ impl Journal {
         Ok(generation.summary())
     }
 
+    /// Gives up history, the oldest first, while the disk is nearly full or did not take the log: training
+    /// goes on for longer than history is kept.
+    fn make_room(&self, files: &mut JournalState) -> Result<()> {
+        if self.settings.history == 0 {
+            return Ok(());
+        }
+        let state = files.growth.state.unwrap_or(0).max(self.log.catalog_bytes());
+        let log = self.bound(&files.growth).map_or(state, |bounds| bounds.limit.saturating_sub(files.growth.from));
+        let needed = state.saturating_mul(2).saturating_add(log);
+        let is_short = || {
+            let space = rustix::fs::statvfs(self.directory.path());
+            space.is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) < needed)
+        };
+        while files.kept.len() > self.settings.keep.max(1) && (self.log.check().is_err() || is_short()) {
+            files.kept.pop_front();
+            self.prune(files)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a new snapshot and as much history as the settings allow: of the older snapshots, those that
+    /// the log between them outweighs.
+    fn keep_history(&self, files: &mut JournalState, number: u64, log: u64) -> Result<()> {
+        files.kept.push_back((number, log));
+        let lengths = self.segment_lengths()?;
+        let least = self.settings.keep.max(MIN_KEPT_WITH_LOG);
+        let (mut at, mut sizes) = (0, VecDeque::new());
+        while let Some((number, first)) = files.kept.get(at).copied() {
+            let head = Generation::open_head(self.directory.path(), number);
+            let bytes = head.as_ref().map_or(0, |generation| generation.summary().bytes);
+            let is_asked_for = head.is_ok_and(|generation| generation.manifest.cut.is_some());
+            let before = at.checked_sub(1).and_then(|before| files.kept.get(before));
+            let replayed = before.map(|(_, before)| lengths.range(before..&first).map(|(_, length)| length).sum::<u64>());
+            let is_thin = replayed.is_some_and(|log| log < bytes.saturating_mul(HISTORY_LOG_TIMES));
+            if is_thin && !is_asked_for && at + least < files.kept.len() {
+                files.kept.remove(at);
+                self.directory.discard(number)?;
+            } else {
+                sizes.push_back(bytes);
+                at += 1;
+            }
+        }
+        let log_of = |kept: &KeptSnapshots| {
+            kept.front().map_or(0, |(_, first)| lengths.range(first..).map(|(_, length)| length).sum::<u64>())
+        };
+        while files.kept.len() > self.settings.keep.max(1)
+            && log_of(&files.kept) + sizes.iter().sum::<u64>() > self.settings.history
+            && !self.oldest_is_young(&files.kept)
+        {
+            files.kept.pop_front();
+            sizes.pop_front();
+        }
+        self.prune(files)
+    }
+
     /// Keeps a new snapshot, and removes the files that are no longer kept. A log of more than `log_bytes` is
     /// too long.
     fn keep(
@@ -106,6 +165,9 @@ impl Journal {
         log: u64,
         log_bytes: Option<u64>,
     ) -> Result<()> {
+        if self.settings.history > 0 {
+            return self.keep_history(files, number, log);
+        }
         let most = log_bytes.map_or(u64::MAX, |bytes| bytes.saturating_mul(MAX_KEPT_LOG_TIMES));
         let is_long = matches!(why, SnapshotReason::LogTooLong)
             && self.oldest_may_go(&files.kept)
@@ -146,9 +208,12 @@ impl Journal {
     /// Bytes of the log that these snapshots need.
     fn log_of(&self, kept: &KeptSnapshots) -> Result<u64> {
         let Some((_, first)) = kept.front() else { return Ok(0) };
-        let needed = self.directory.segments()?.into_iter().filter(|number| number >= first);
+        Ok(self.segment_lengths()?.range(first..).map(|(_, length)| length).sum())
+    }
+
+    fn segment_lengths(&self) -> Result<BTreeMap<u64, u64>> {
         let length = |number| std::fs::metadata(self.directory.segment(number)).map_or(0, |file| file.len());
-        Ok(needed.map(length).sum())
+        Ok(self.directory.segments()?.into_iter().map(|number| (number, length(number))).collect())
     }
 
     /// Checks that the directory still belongs to this server: it may have been removed and recreated.

@@ -17,7 +17,8 @@ mod writer;
 
 use crate::catalog::{Catalog, Event};
 use crate::frame;
-use crate::log::queue::{Callback, IDLE_WRITE_BYTES, PendingFrames, Phase, Position, Queue};
+pub(crate) use crate::log::queue::STAMP_INTERVAL;
+use crate::log::queue::{Callback, IDLE_WRITE_BYTES, PendingFrames, Phase, Position, Queue, Stamps};
 use crate::log::segment::Segment;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
@@ -52,15 +53,17 @@ impl Log {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the queue of a shard with this memory limit. Returns the function that the writing thread runs.
+    /// Opens the queue of a shard with this memory limit; with `stamps` it notes when frames come. Returns the function that the writing thread runs.
     pub(crate) fn open(
         self: &Arc<Self>,
         catalog: Catalog,
         segment: Segment,
         memory_limit: u64,
+        stamps: bool,
     ) -> impl FnOnce() + Send + 'static {
         let mut queue = self.queue();
         (queue.phase, queue.catalog, queue.most) = (Phase::Open, catalog, Queue::most_for(memory_limit));
+        queue.stamps = if stamps { Stamps::Due } else { Stamps::Off };
         drop(queue);
         let log = self.clone();
         move || log.run(segment)
@@ -234,6 +237,7 @@ impl Log {
             queue.gap = true;
         }
         queue.next = Some((queue.pending.chunks.len(), segment));
+        queue.stamps.renew();
         // Durability waiters must also wait for the switch: the previous segment is not complete before it.
         queue.queued += 1;
         let catalog = Arc::new(queue.catalog.clone());

@@ -2,9 +2,11 @@
 //! once written.
 
 use crate::catalog::Catalog;
+use crate::frame;
 use crate::log::segment::Segment;
 use fastps_core::error::{Error, Kind};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Back-pressure threshold: above this many unwritten bytes, streams should stop reading. It covers pauses in
 /// which the disk serves others. A shard of little memory has a smaller one: a part of its limit.
@@ -22,6 +24,9 @@ pub(super) const EAGER_WRITE_BYTES: usize = 4 << 20;
 
 /// A position in the log: the number of bytes queued before it.
 pub(crate) type Position = u64;
+
+/// Time between two stamps in a log that keeps history: how exactly a moment can be named by its time.
+pub(crate) const STAMP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Called once.
 pub(crate) type Callback = Box<dyn FnOnce() + Send>;
@@ -71,6 +76,37 @@ pub(super) struct Queue {
     /// Records are missing that no snapshot covers yet.
     pub(super) gap: bool,
     pub(super) catalog: Catalog,
+    pub(super) stamps: Stamps,
+}
+
+/// When frames were queued, for a log that keeps history.
+#[derive(Default)]
+pub(super) enum Stamps {
+    #[default]
+    Off,
+    Due,
+    After(Instant),
+}
+
+impl Stamps {
+    /// The next frame gets a stamp: a segment says itself when it begins.
+    pub(super) fn renew(&mut self) {
+        if let Self::After(_) = self {
+            *self = Self::Due;
+        }
+    }
+
+    /// Appends the time, if the last stamp is old.
+    fn stamp(&mut self, to: &mut Vec<u8>) {
+        let now = Instant::now();
+        match self {
+            Self::Off => return,
+            Self::After(last) if now.duration_since(*last) < STAMP_INTERVAL => return,
+            Self::Due | Self::After(_) => *self = Self::After(now),
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        frame::time(to, u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    }
 }
 
 impl PendingFrames {
@@ -141,6 +177,7 @@ impl Queue {
         let begins = self.next.as_ref().map_or(0, |(at, _)| *at);
         let chunk = self.pending.last(begins, || self.spare.pop().unwrap_or_default());
         let length = chunk.len();
+        self.stamps.stamp(chunk);
         let fits = write(chunk);
         let appended = chunk.len() - length;
         self.pending.bytes += appended;

@@ -50,24 +50,29 @@ pub(crate) enum SegmentEnd {
         /// Bytes after them that are not a whole frame.
         torn: u64,
     },
+    /// Not reached: the caller has stopped before it.
+    Ahead,
 }
 
-/// Reads a segment and calls `each` for every frame, until `each` fails. Damage is reported with its
-/// position.
+/// Reads a segment and calls `each` for every frame, until `each` fails or breaks. Damage is reported with
+/// its position.
 pub(crate) fn read(
     path: &Path,
     number: u64,
     origin: Option<Origin>,
-    mut each: impl FnMut(u64, Content<'_>) -> Result<(), Unusable>,
+    mut each: impl FnMut(u64, Content<'_>) -> Result<ControlFlow<()>, Unusable>,
 ) -> Result<(Origin, SegmentEnd), Unusable> {
     let fail = |error: std::io::Error| Unusable::Failed(failed("read", path, &error));
-    let mut reading = SegmentReader { path, number, origin, begun: None, at: 0, next: None };
+    let mut reading = SegmentReader { path, number, origin, begun: None, at: 0, next: None, stopped: false };
     read_ahead::read(path, |frames| reading.take(frames, &mut each))?;
-    let SegmentReader { begun, at, next, .. } = reading;
+    let SegmentReader { begun, at, next, stopped, .. } = reading;
     // The first frame became durable before anything else was written.
     let Some(origin) = begun else {
         return reading.damaged("is damaged: its first frame is missing or invalid");
     };
+    if stopped {
+        return Ok((origin, SegmentEnd::Ahead));
+    }
     if let Some(next) = next {
         return Ok((origin, SegmentEnd::Continued(next)));
     }
@@ -89,13 +94,14 @@ struct SegmentReader<'a> {
     at: u64,
     /// The segment in which the log continues.
     next: Option<u64>,
+    stopped: bool,
 }
 
 impl SegmentReader<'_> {
     fn take(
         &mut self,
         mut frames: &[u8],
-        each: &mut impl FnMut(u64, Content<'_>) -> Result<(), Unusable>,
+        each: &mut impl FnMut(u64, Content<'_>) -> Result<ControlFlow<()>, Unusable>,
     ) -> Result<ControlFlow<()>, Unusable> {
         while let Some((content, rest)) = frame::split_whole(frames) {
             let at = self.at;
@@ -113,7 +119,12 @@ impl SegmentReader<'_> {
                     self.next = Some(next);
                     return Ok(ControlFlow::Break(()));
                 }
-                (said, Some(_)) => each(at, said)?,
+                (said, Some(_)) => {
+                    if each(at, said)?.is_break() {
+                        self.stopped = true;
+                        return Ok(ControlFlow::Break(()));
+                    }
+                }
             }
             self.at += (frames.len() - rest.len()) as u64;
             frames = rest;

@@ -30,7 +30,7 @@ fn durability_notice(log: &Log) -> Receiver<()> {
 fn unawaited_frames_are_written_when_callers_idle_or_much_is_pending() {
     let log = Log::new();
     // The thread does not run.
-    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), u64::MAX);
+    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), u64::MAX, false);
     let append = |bytes: usize| {
         log.queue().append(|to| {
             to.resize(to.len() + bytes, 0);
@@ -54,7 +54,7 @@ fn unawaited_frames_are_written_when_callers_idle_or_much_is_pending() {
 fn frames_queue_in_chunks_and_space_waiters_run_as_chunks_are_written() {
     let log = Log::new();
     // The thread does not run.
-    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), u64::MAX);
+    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), u64::MAX, false);
     let append = |bytes: usize| {
         log.append(|to| {
             to.resize(to.len() + bytes, 7);
@@ -103,7 +103,7 @@ fn a_full_disk_is_reported_and_a_snapshot_closes_the_gap() {
     let _ = std::fs::remove_dir_all(&path);
     let directory = Directory::open(&path).unwrap();
     let log = Log::new();
-    let thread = std::thread::spawn(log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX));
+    let thread = std::thread::spawn(log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX, false));
     let first = durability_notice(&log);
     assert!(log.sync(log.position()).is_err());
     let error = log.check().unwrap_err();
@@ -138,7 +138,7 @@ fn a_gap_is_open_until_the_thread_has_left_the_unusable_segment() {
     let _ = std::fs::remove_dir_all(&path);
     let directory = Directory::open(&path).unwrap();
     let log = Log::new();
-    let run = log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX);
+    let run = log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX, false);
     log.give_up(&Error::new(Kind::Unavailable, "the files are gone"));
     let origin = Origin { id: 1, shard: 0, shards: 1 };
     log.switch(Segment::create(&directory, 2, true, origin, Author::default()).unwrap(), true).unwrap();
@@ -163,7 +163,7 @@ fn nothing_is_written_behind_a_segment_that_could_not_be_ended() {
     let _ = std::fs::remove_dir_all(&path);
     let directory = Directory::open(&path).unwrap();
     let log = Log::new();
-    let run = log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX);
+    let run = log.open(Catalog::default(), Segment::at("/dev/full"), u64::MAX, false);
     let _unheard = durability_notice(&log);
     let origin = Origin { id: 1, shard: 0, shards: 1 };
     log.switch(Segment::create(&directory, 2, false, origin, Author::default()).unwrap(), false).unwrap();
@@ -189,7 +189,7 @@ fn a_shard_of_little_memory_queues_less() {
         assert_eq!(Queue::most_for(limit), most, "{limit}");
     }
     let log = Log::new();
-    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), 128 << 20);
+    let _ = log.open(Catalog::default(), Segment::at("/dev/null"), 128 << 20, false);
     log.append(|to| {
         to.resize(16 << 20, 1);
         true

@@ -4,6 +4,7 @@
 pub(crate) mod growth;
 pub(crate) mod history;
 mod load;
+pub(crate) mod moment;
 mod replay;
 mod report;
 mod settings;
@@ -20,10 +21,12 @@ use crate::frame::{Origin, random_id};
 use crate::log::read::beginning;
 use crate::recovery::growth::Growth;
 use crate::recovery::history::{History, UsedFiles};
+use crate::recovery::moment::Stop;
 use crate::snapshot::generation::Generation;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
+use fastps_core::tensor::SliceId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Restores an empty shard from the files in a directory. Changes no file.
@@ -70,6 +73,32 @@ pub(crate) fn recover(
         history,
         renew,
     })
+}
+
+/// Restores an empty shard as it was at a moment, without its clients. Takes no lock and changes no file.
+pub(crate) fn recover_at(
+    directory: &Directory,
+    settings: &Settings,
+    shard: &Shard,
+    (base, stop): (Option<u64>, &Stop),
+) -> Result<Catalog> {
+    let progress = Progress::default();
+    let mut recovery = Recovery::new(directory, settings, Some(shard), &progress)?;
+    let numbers = directory.generations()?.into_iter().filter(|number| Some(*number) <= base);
+    let kept = recovery.load(&numbers.collect::<Vec<_>>())?;
+    recovery.check_history()?;
+    recovery.stop = Some(stop.clone());
+    let log = kept.back().map(|(_, log)| *log).or_else(|| recovery.segments.first().copied());
+    recovery.replay(log).map_err(Error::from)?;
+    recovery.catalog.leave_clients();
+    recovery.forget_stale();
+    for (id, ..) in recovery.catalog.slices() {
+        let slice = shard.slice(SliceId(id))?;
+        if let Some((space, _)) = slice.space() {
+            slice.close_space(space.id);
+        }
+    }
+    Ok(recovery.catalog)
 }
 
 /// Checks the log from a segment on without applying it. Returns what a start would report: segment numbers,
@@ -171,6 +200,10 @@ struct Recovery<'a> {
     progress: &'a Progress,
     last: Option<(u64, u64)>,
     growth: Growth,
+    /// The moment to restore; `None`: the last one.
+    stop: Option<Stop>,
+    /// At the moment: slices that lack changes that belong to it.
+    behind: Option<BTreeSet<SliceId>>,
 }
 
 impl<'a> Recovery<'a> {
@@ -202,6 +235,8 @@ impl<'a> Recovery<'a> {
             progress,
             last: None,
             growth: Growth::default(),
+            stop: None,
+            behind: None,
         })
     }
 }

@@ -6,10 +6,12 @@ use crate::frame::{Content, RanProgram};
 use crate::log::read::{SegmentEnd, SegmentHeader, beginning, read};
 use crate::log::scan::count_pushes;
 use crate::recovery::Recovery;
+use crate::recovery::moment::Place;
 use fastps_core::error::{Kind, Result};
 use fastps_core::record::{ProgramRecord, Record};
 use fastps_core::shard::Shard;
-use fastps_core::tensor::{SliceId, Space, SpaceId};
+use fastps_core::tensor::{Apply, SliceId, Space, SpaceId};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,6 +23,9 @@ impl Recovery<'_> {
             self.reached = number;
             match self.replay_segment(number) {
                 Ok(SegmentEnd::Continued(following)) => next = Some(following),
+                Ok(SegmentEnd::Ahead) => {}
+                // A server may be writing the end.
+                Ok(SegmentEnd::Open { .. }) if self.stop.is_some() => {}
                 Ok(SegmentEnd::Open { whole, torn }) => {
                     self.last = Some((number, whole));
                     if torn > 0 {
@@ -110,12 +115,15 @@ impl Recovery<'_> {
             }
             self.progress.done.fetch_add(at - before, Ordering::Relaxed);
             before = at;
+            if !self.belongs((number, at), &content)? {
+                return Ok(self.is_over());
+            }
             self.replay_content(content).map_err(|error| match error.kind {
                 Kind::Capacity => Unusable::Failed(error),
                 _ => Unusable::Damaged(format!("{} cannot be applied at byte {at}: {error}", path.display())),
             })?;
             self.rest = at + 1;
-            Ok(())
+            Ok(self.is_over())
         })?;
         let known_durable = self.known_durable.get(&number).copied().unwrap_or(0);
         if let SegmentEnd::Open { whole, .. } = end
@@ -133,6 +141,47 @@ impl Recovery<'_> {
         self.check_origin(origin)?;
         self.origin = Some(origin);
         Ok(end)
+    }
+
+    /// Returns whether a frame belongs to the moment that is restored.
+    fn belongs(&mut self, at: Place, content: &Content<'_>) -> Result<bool> {
+        let (Some(stop), Some(shard)) = (&self.stop, self.shard) else { return Ok(true) };
+        let is_past = at >= stop.at;
+        if is_past && self.behind.is_none() {
+            let slices = self.catalog.slices().map(|(id, ..)| SliceId(id));
+            let version = |slice| shard.slice(slice).map_or(u64::MAX, |slice| slice.version(0).0);
+            let lacks = |slice: &SliceId| stop.cap(*slice).is_some_and(|cap| version(*slice) < cap);
+            self.behind = Some(slices.filter(lacks).collect());
+        }
+        let (slice, version) = match content {
+            Content::Push(record) if record.apply == Apply::Exact => (record.slice, record.version),
+            Content::Program(ran) => (ran.slice, ran.version),
+            _ => return Ok(!is_past),
+        };
+        let Some(behind) = self.behind.as_mut().filter(|_| is_past) else {
+            return Ok(stop.cap(slice).is_none_or(|cap| version <= cap));
+        };
+        if !behind.contains(&slice) {
+            return Ok(false);
+        }
+        // The space of a program may have been opened after the moment.
+        let can_run = |ran: &RanProgram<'_>| {
+            let space = shard.slice(slice).ok().and_then(|slice| slice.space());
+            space.is_some_and(|(space, _)| space.id == ran.command.space)
+        };
+        let runs = if let Content::Program(ran) = content { can_run(ran) } else { true };
+        if !runs || stop.cap(slice) == Some(version) {
+            behind.remove(&slice);
+        }
+        Ok(runs)
+    }
+
+    /// Breaks once nothing that follows can belong to the moment.
+    fn is_over(&self) -> ControlFlow<()> {
+        match &self.behind {
+            Some(behind) if behind.is_empty() => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
     }
 
     fn replay_content(&mut self, content: Content<'_>) -> Result<()> {
@@ -159,7 +208,8 @@ impl Recovery<'_> {
             | Content::End(_)
             | Content::Slice(_)
             | Content::Vectors(_)
-            | Content::Array(_) => {}
+            | Content::Array(_)
+            | Content::Time(_) => {}
         }
         Ok(())
     }

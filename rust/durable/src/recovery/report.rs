@@ -57,5 +57,6 @@ pub(crate) struct Recovered {
     pub(crate) renew: bool,
 }
 
-/// Intact snapshots, oldest first, each with the first segment it needs.
+/// Intact snapshots, oldest first, each with the first segment it needs. With history, 0 stands for the empty
+/// shard that the log begins with.
 pub(crate) type KeptSnapshots = VecDeque<(u64, u64)>;

@@ -17,6 +17,8 @@ pub struct Settings {
     pub keep: usize,
     /// Snapshots younger than this are kept as well.
     pub keep_for: Duration,
+    /// Keep snapshots and log for rewinding, up to this many bytes; 0: only what a start may need.
+    pub history: u64,
     /// Start with what can be read, even if durable changes are lost.
     pub accept_loss: bool,
 }

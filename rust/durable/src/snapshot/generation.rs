@@ -8,6 +8,7 @@ use crate::files::output::FileDigest;
 use crate::frame::{self, Content};
 use crate::snapshot::manifest::{FILES, MANIFEST, Manifest, SLICES};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::slice::Standing;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -126,13 +127,18 @@ impl Generation {
     /// The sum of the slices' versions, and of their optimizer steps.
     pub(crate) fn changes(&self) -> Result<(u64, u64), Unusable> {
         let mut sums = (0, 0);
+        self.each_standing(|_, standing| sums = (sums.0 + standing.version, sums.1 + standing.step))?;
+        Ok(sums)
+    }
+
+    /// Calls `each` for every slice, with its version and what it remembers.
+    pub(crate) fn each_standing(&self, mut each: impl FnMut(u64, &Standing)) -> Result<(), Unusable> {
         self.entries(|content| {
             if let Content::Slice(entry) = content {
-                sums = (sums.0 + entry.standing.version, sums.1 + entry.standing.step);
+                each(entry.slice, &entry.standing);
             }
             Ok(())
-        })?;
-        Ok(sums)
+        })
     }
 
     /// Reads every byte and verifies all checksums.

@@ -5,6 +5,7 @@ use crate::catalog::{Catalog, Ended, Holding, ListedSpace, Member, Stage};
 use crate::files::directory::Directory;
 use crate::files::io::failed;
 use crate::files::names::{shard_folder, shards_in};
+use crate::recovery::moment::{self, Moment};
 use crate::recovery::{self, Progress, Settings};
 use crate::snapshot::generation::Generation;
 use fastps_core::error::{Error, Kind, Result};
@@ -26,7 +27,7 @@ const MEMORY_BYTES_PER_FILE_BYTE: u64 = 128;
 const MIN_SHARD_MEMORY_BYTES: u64 = 64 << 20;
 
 /// Which part of a data directory is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// Everything that is durable.
     All,
@@ -34,6 +35,9 @@ pub enum Reading {
     WhatIsLeft,
     /// The newest cut that all shards have, and nothing later. A server may be running.
     Cut,
+    /// Everything as it was at a moment, without clients: another cluster begins from there. A server may be
+    /// running.
+    At(Moment),
 }
 
 /// The content of a data directory. Its shards stay locked, unless a cut is read.
@@ -70,6 +74,7 @@ impl Source {
             Reading::All => Self::of_all(data_dir, false),
             Reading::WhatIsLeft => Self::of_all(data_dir, true),
             Reading::Cut => Self::of_cut(data_dir),
+            Reading::At(moment) => Self::of_moment(data_dir, &moment),
         }
     }
 
@@ -89,7 +94,7 @@ impl Source {
         for (shard, directory) in folders.into_iter().zip(&locked).take(shards as usize) {
             let path = directory.path().to_owned();
             let core = empty(shard, &path)?;
-            let settings = Settings { path, shard, shards, keep: 1, keep_for: Duration::ZERO, accept_loss };
+            let settings = Settings { path, shard, shards, keep: 1, keep_for: Duration::ZERO, history: 0, accept_loss };
             let found = recovery::recover(directory, &settings, &core, &Progress::default())
                 .map_err(|error| error.shard(shard))?;
             let damaged = found.damaged.iter();
@@ -136,6 +141,74 @@ impl Source {
         }
         source.note_what_is_left_out();
         Ok(source)
+    }
+
+    fn of_moment(data_dir: &Path, moment: &Moment) -> Result<Self> {
+        let mut directories = Vec::new();
+        for shard in shards_in(data_dir)? {
+            directories.push((shard, Directory::unlocked(&shard_folder(data_dir, shard))));
+        }
+        let folders: Vec<_> = directories.iter().map(|(shard, _)| *shard).collect();
+        let origins = directories.iter().map(|(_, directory)| recovery::origin(directory));
+        let origins: Vec<_> = origins.collect::<Result<_>>()?;
+        let shards = origins.iter().flatten().map(|origin| origin.shards).max();
+        let shards = shards.ok_or_else(|| nothing(data_dir))?;
+        check_all_there(data_dir, &folders, shards)?;
+        directories.truncate(shards as usize);
+        let search = |moment: &Moment, shard: u32, directory| {
+            moment::find(directory, moment).map_err(|error| error.shard(shard))
+        };
+        let mut found = Vec::new();
+        for (shard, directory) in &directories {
+            found.push(search(moment, *shard, directory)?);
+        }
+        let newest = found.iter().map(|found| found.newest).max().unwrap_or(0);
+        if let Moment::Version(version) = moment
+            && *version > newest
+        {
+            return Err(later(data_dir).expected(format!("version {newest} or less"), version));
+        }
+        let times = found.iter().flat_map(|found| &found.stop).map(|stop| stop.time);
+        let time = times.max().ok_or_else(|| unknown(data_dir, moment, newest))?;
+        if time == 0 && matches!(moment, Moment::Time(_)) {
+            let why = format!("the moment is before the first time noted in {}", data_dir.display());
+            return Err(Error::new(Kind::Config, why)
+                .expected("a time that `fastps history` shows", "an earlier one, or a log without times"));
+        }
+        for ((shard, directory), found) in directories.iter().zip(&mut found) {
+            if found.stop.is_none() && time == 0 {
+                let why = format!("shard {shard} does not know the moment, and the logs have no times");
+                return Err(Error::new(Kind::Config, why)
+                    .expected("servers that ran with --keep-history", "logs without times"));
+            }
+            if found.stop.is_none() {
+                *found = search(&Moment::Time(time), *shard, directory)?;
+            }
+        }
+        let mut source = Self { shards: Vec::new(), notes: Vec::new(), _locked: Vec::new() };
+        for ((shard, directory), found) in directories.iter().zip(&found) {
+            let Some(stop) = &found.stop else { continue };
+            let (path, shard) = (directory.path().to_owned(), *shard);
+            let core = empty(shard, &path)?;
+            let (keep_for, history, accept_loss) = (Duration::ZERO, 0, false);
+            let settings = Settings { path, shard, shards, keep: 1, keep_for, history, accept_loss };
+            let catalog = recovery::recover_at(directory, &settings, &core, (found.base, stop))
+                .map_err(|error| error.shard(shard))?;
+            source.shards.push((core, catalog));
+        }
+        source.note_what_is_left_out();
+        source.note_what_has_no_history();
+        Ok(source)
+    }
+
+    fn note_what_has_no_history(&mut self) {
+        let tensors = self.shards.first().into_iter().flat_map(|(_, catalog)| catalog.map.values());
+        let hogwild = tensors.filter(|Holding { spec, .. }| spec.apply == Apply::Hogwild);
+        let note = |Holding { spec, .. }: &Holding| {
+            format!("tensor {:?} is hogwild: its values are from the snapshot before the moment", spec.name)
+        };
+        let notes: Vec<_> = hogwild.map(note).collect();
+        self.notes.extend(notes);
     }
 
     fn note_what_is_in_no_cut(&mut self, group: &str) {
@@ -269,6 +342,22 @@ fn size(folder: &Path) -> Result<u64> {
         }
     }
     Ok(bytes)
+}
+
+/// Error of a moment that no shard knows.
+fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
+    let why = |what: String| Error::new(Kind::Config, format!("{what} in {}", data_dir.display()));
+    match moment {
+        Moment::Tensor(name, version) => why(format!("tensor {name:?} never had version {version}"))
+            .expected("a tensor and a version that `fastps history` shows", format!("{name:?}, {version}")),
+        Moment::Push(push) => why(format!("client {:016x} has no push {} in the history", push.client, push.sequence))
+            .expected("a client and a push that `fastps history` shows", push.sequence),
+        Moment::Version(_) | Moment::Time(_) => later(data_dir).expected(format!("version {newest} or less"), "none"),
+    }
+}
+
+fn later(data_dir: &Path) -> Error {
+    Error::new(Kind::Config, format!("the moment is after the last change in {}", data_dir.display()))
 }
 
 fn nothing(data_dir: &Path) -> Error {

@@ -5,6 +5,7 @@
 mod damage;
 mod log;
 mod recovery;
+mod rewind;
 mod snapshots;
 mod tools;
 mod vectors;

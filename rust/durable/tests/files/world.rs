@@ -59,6 +59,7 @@ pub(crate) fn settings(path: &Path) -> Settings {
         shards: 1,
         keep: 2,
         keep_for: Duration::ZERO,
+        history: 0,
         accept_loss: false,
     }
 }

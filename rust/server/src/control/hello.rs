@@ -69,6 +69,9 @@ fn answer(node: &Node, by: &Caller, m: &pb::HelloRequest, logged: Result<bool>) 
     let session = node.sessions.hello(&greeting, Instant::now())?;
     if session.changed {
         node.files.note(|| Event::SessionOpened(m.client, secret));
+        if let Some(journal) = node.files.journal() {
+            journal.name(m.client, &m.name);
+        }
     }
     keep_report(node, by, m);
     if !is_live {

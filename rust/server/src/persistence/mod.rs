@@ -124,6 +124,7 @@ impl Files {
             shards: shards as u32,
             keep: config.keep,
             keep_for: config.keep_for,
+            history: config.keep_history,
             accept_loss: config.accept_loss,
         };
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;

@@ -5,7 +5,7 @@ use crate::frame::Content;
 use crate::log::read::{SegmentEnd, read};
 use fastps_core::frame::Identity;
 use fastps_core::tensor::SliceId;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 const ORIGIN: Origin = Origin { id: 1, shard: 0, shards: 1 };
@@ -50,7 +50,7 @@ fn append(segment: &mut Segment, bytes: usize) {
 }
 
 fn end(path: &Path) -> Result<SegmentEnd, String> {
-    match read(path, 1, Some(ORIGIN), |_, _| Ok(())) {
+    match read(path, 1, Some(ORIGIN), |_, _| Ok(ControlFlow::Continue(()))) {
         Ok((_, end)) => Ok(end),
         Err(why) => Err(format!("{why:?}")),
     }
@@ -123,7 +123,7 @@ fn long_and_short_appends_mix_in_any_order() {
         let mut read_back = 0;
         let end = read(&path, 1, Some(ORIGIN), |_, content| {
             read_back += usize::from(!matches!(content, Content::Durable(_)));
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         });
         assert_eq!(end.unwrap().1, SegmentEnd::Open { whole: segment.length, torn: 0 });
         assert_eq!(read_back, written);
@@ -238,7 +238,7 @@ fn frames_appended_during_a_read_are_not_damage() {
             more -= 1;
             append(&mut segment, 1000);
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     });
     assert_eq!(read.unwrap().1, SegmentEnd::Open { whole, torn: 0 });
 }

@@ -32,7 +32,7 @@ fn lost(data_dir: &Path, shards: &[u32]) -> Result<BTreeMap<u32, String>> {
         let path = directory.path().to_owned();
         let (shard, shards) = (*shard, origin.shards);
         let keep_for = Duration::ZERO;
-        let settings = Settings { path, shard, shards, keep: 1, keep_for, accept_loss: false };
+        let settings = Settings { path, shard, shards, keep: 1, keep_for, history: 0, accept_loss: false };
         // Unreadable directories are reported as damage.
         if let Ok(catalog) = recovery::catalog(&directory, &settings) {
             catalogs.insert(shard, catalog.identified(origin.shard, origin.id));

@@ -1,0 +1,302 @@
+//! A moment in the past of a shard: where it lies in the log, and which snapshot precedes it.
+
+use crate::catalog::{Catalog, Event};
+use crate::files::damage::Unusable;
+use crate::files::directory::Directory;
+use crate::frame::Content;
+use crate::log::STAMP_INTERVAL;
+use crate::log::read::{SegmentEnd, read};
+use crate::snapshot::generation::Generation;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Identity;
+use fastps_core::tensor::{Apply, SliceId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// A moment that a data directory can be rewound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Every slice of an `exact` tensor at this version, or at its last one if it never had so many changes.
+    Version(u64),
+    /// The slices of one tensor at this version, and others as of when the last of them reached it.
+    Tensor(Arc<str>, u64),
+    /// Milliseconds since 1970.
+    Time(u64),
+    /// Right after a client's push.
+    Push(Identity),
+}
+
+/// A segment, and a position in it.
+pub(crate) type Place = (u64, u64);
+
+/// Behind everything that was logged.
+pub(crate) const END: Place = (u64::MAX, u64::MAX);
+
+/// A moment in one shard's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stop {
+    /// The first frame after the moment.
+    pub(crate) at: Place,
+    /// When it was at the latest, in milliseconds since 1970; 0: the log has no times.
+    pub(crate) time: u64,
+    /// The version of each slice at the moment, where the moment says it.
+    caps: Caps,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Caps {
+    All(u64),
+    Of(BTreeMap<u64, u64>),
+}
+
+impl Stop {
+    /// The version of a slice of an `exact` tensor at the moment. `None`: that before `at`.
+    pub(crate) fn cap(&self, slice: SliceId) -> Option<u64> {
+        match &self.caps {
+            Caps::All(version) => Some(*version),
+            Caps::Of(slices) => slices.get(&slice.0).copied(),
+        }
+    }
+}
+
+/// What a search of one shard's files has found.
+pub(crate) struct Found {
+    /// Where the moment is; `None`: this shard does not know it.
+    pub(crate) stop: Option<Stop>,
+    /// The snapshot to start from; `None`: the log begins with the shard.
+    pub(crate) base: Option<u64>,
+    /// The newest version of a slice of an `exact` tensor that was met.
+    pub(crate) newest: u64,
+}
+
+/// Searches a shard's files, beginning with the newest snapshot that may precede the moment. Reads the log
+/// only from there on.
+pub(crate) fn find(directory: &Directory, moment: &Moment) -> Result<Found> {
+    let mut candidates = Vec::new();
+    for number in directory.generations()?.into_iter().rev() {
+        match Generation::open(directory.path(), number) {
+            Ok(generation) => candidates.push(Some(generation)),
+            Err(Unusable::Damaged(_)) => {}
+            Err(Unusable::Failed(error)) => return Err(error),
+        }
+    }
+    let logs = candidates.iter().flatten().map(|generation| generation.manifest.log);
+    if begins_empty(&directory.segments()?, logs) {
+        candidates.push(None);
+    }
+    let (mut stop, mut newest, mut read_from) = (None, 0, u64::MAX);
+    let mut bases = 0;
+    for candidate in &candidates {
+        let mut search = Search::new(moment, candidate.as_ref())?;
+        newest = newest.max(search.newest);
+        if !search.may_begin {
+            continue;
+        }
+        bases += 1;
+        let first = candidate.as_ref().map_or(1, |generation| generation.manifest.log);
+        if stop.is_none() {
+            search.read(directory, first, read_from).map_err(Error::from)?;
+            (newest, read_from) = (newest.max(search.newest), first);
+            stop = search.stop();
+        }
+        let Some(stop) = &stop else { continue };
+        let precedes = match candidate {
+            None => true,
+            Some(_) if matches!(moment, Moment::Version(_)) => true,
+            Some(generation) => generation.manifest.durable.is_some_and(|durable| durable <= stop.at),
+        };
+        if precedes {
+            let base = candidate.as_ref().map(|generation| generation.manifest.generation);
+            return Ok(Found { stop: Some(stop.clone()), base, newest });
+        }
+    }
+    if bases == 0 || stop.is_some() {
+        let oldest = candidates.last().and_then(Option::as_ref).map_or(String::new(), |generation| {
+            format!("; the oldest snapshot is {}", generation.manifest.generation)
+        });
+        let why = format!("the moment is before the history in {}{oldest}", directory.path().display());
+        return Err(Error::new(Kind::Config, why)
+            .expected("a moment that `fastps history` shows", format!("{moment:?}")));
+    }
+    Ok(Found { stop: None, base: None, newest })
+}
+
+/// Returns whether the log begins with an empty shard: none of the snapshots, which need the log from these
+/// segments on, came before it, as in a restored directory.
+pub(crate) fn begins_empty(segments: &[u64], mut logs: impl Iterator<Item = u64>) -> bool {
+    segments.first() == Some(&1) && logs.all(|log| log > 1)
+}
+
+/// A pass over a shard's log that looks for a moment.
+struct Search<'a> {
+    moment: &'a Moment,
+    /// False: the snapshot to begin with has changes after the moment.
+    may_begin: bool,
+    /// The slices of the tensor that the moment names.
+    slices: BTreeSet<u64>,
+    /// Versions that the push made, by slice.
+    made: BTreeMap<u64, u64>,
+    at: Option<Place>,
+    /// The last time noted, and that at `at`.
+    time: u64,
+    found_time: u64,
+    newest: u64,
+    /// Those of `slices` that have not reached the version yet; `None`: the tensor is not known.
+    awaited: Option<BTreeSet<u64>>,
+}
+
+impl<'a> Search<'a> {
+    fn new(moment: &'a Moment, base: Option<&Generation>) -> Result<Self> {
+        let mut search = Self {
+            moment,
+            may_begin: true,
+            slices: BTreeSet::new(),
+            made: BTreeMap::new(),
+            at: None,
+            time: 0,
+            found_time: 0,
+            newest: 0,
+            awaited: None,
+        };
+        if let Some(generation) = base {
+            search.begin(generation)?;
+        }
+        Ok(search)
+    }
+
+    fn begin(&mut self, base: &Generation) -> Result<()> {
+        let catalog = &base.manifest.catalog;
+        let exact = exact_slices(catalog);
+        if let Moment::Tensor(name, _) = self.moment {
+            let named = catalog.slices().filter(|(_, _, held)| held.spec.name == *name);
+            self.slices = named.map(|(id, ..)| id).collect();
+        }
+        if let Moment::Time(time) = self.moment {
+            // The manifest has whole seconds.
+            self.may_begin = (base.manifest.written + 1).saturating_mul(1000) <= *time;
+            return Ok(());
+        }
+        let (mut latest, mut awaited) = (0, BTreeSet::new());
+        base.each_standing(|slice, standing| {
+            if !exact.contains(&slice) {
+                return;
+            }
+            latest = latest.max(standing.version);
+            self.may_begin &= match self.moment {
+                Moment::Version(version) => standing.version <= *version,
+                Moment::Tensor(_, version) if self.slices.contains(&slice) => {
+                    if standing.version < *version {
+                        awaited.insert(slice);
+                    }
+                    standing.version <= *version
+                }
+                Moment::Push(push) => !standing.clients.iter().any(|client| {
+                    client.client == push.client
+                        && client.outcomes.iter().any(|(sequence, _)| *sequence >= push.sequence)
+                }),
+                Moment::Tensor(..) | Moment::Time(_) => true,
+            };
+        })
+        .map_err(Error::from)?;
+        self.newest = latest;
+        if !self.slices.is_empty() {
+            // A tensor that is there already may have been there for long.
+            self.may_begin &= !awaited.is_empty();
+            self.awaited = Some(awaited);
+        }
+        Ok(())
+    }
+
+    /// Reads the segments from `first` on, up to `end`.
+    fn read(&mut self, directory: &Directory, first: u64, end: u64) -> Result<(), Unusable> {
+        let mut next = Some(first);
+        while let Some(number) = next.take().filter(|number| *number < end) {
+            let path = directory.segment(number);
+            let (_, ended) = read(&path, number, None, |at, content| Ok(self.take((number, at), &content)))?;
+            if let SegmentEnd::Continued(following) = ended {
+                next = Some(following);
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, at: Place, content: &Content<'_>) -> ControlFlow<()> {
+        if self.awaited.as_ref().is_some_and(BTreeSet::is_empty) {
+            return self.stop_at(at);
+        }
+        match content {
+            Content::Time(time) => {
+                if matches!(self.moment, Moment::Time(wanted) if time > wanted) {
+                    return self.stop_at(at);
+                }
+                self.time = self.time.max(*time);
+            }
+            Content::Event(Event::Reserved(_, reservation)) => {
+                if let Moment::Tensor(name, version) = self.moment
+                    && *name == reservation.spec.name
+                {
+                    self.slices = reservation.slices.iter().map(|(id, _)| *id).collect();
+                    self.awaited = Some(if *version > 0 { self.slices.clone() } else { BTreeSet::new() });
+                }
+            }
+            Content::Push(record) if record.apply == Apply::Exact => {
+                let push = [record.identity].into_iter().chain(record.shared_by.iter());
+                if let Moment::Push(wanted) = self.moment
+                    && push.into_iter().any(|identity| identity == *wanted)
+                {
+                    self.made.insert(record.slice.0, record.version);
+                    // The push may have changed further slices.
+                    self.at = None;
+                } else if !self.made.is_empty() && self.at.is_none() {
+                    (self.at, self.found_time) = (Some(at), self.time);
+                }
+                return self.change(at, record.slice.0, record.version);
+            }
+            Content::Program(ran) => return self.change(at, ran.slice.0, ran.version),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn change(&mut self, at: Place, slice: u64, version: u64) -> ControlFlow<()> {
+        self.newest = self.newest.max(version);
+        match self.moment {
+            Moment::Version(last) if version > *last => self.stop_at(at),
+            Moment::Tensor(_, last) if version == *last => {
+                if let Some(awaited) = &mut self.awaited {
+                    awaited.remove(&slice);
+                }
+                ControlFlow::Continue(())
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    fn stop_at(&mut self, at: Place) -> ControlFlow<()> {
+        (self.at, self.found_time) = (Some(at), self.time);
+        ControlFlow::Break(())
+    }
+
+    fn stop(&self) -> Option<Stop> {
+        let (at, noted) = self.at.map_or((END, self.time), |at| (at, self.found_time));
+        let time = if noted > 0 { noted.saturating_add(STAMP_INTERVAL.as_millis() as u64) } else { 0 };
+        let caps = match self.moment {
+            Moment::Version(version) => Caps::All(*version),
+            Moment::Time(_) => Caps::Of(BTreeMap::new()),
+            Moment::Tensor(_, version) => {
+                self.awaited.as_ref().filter(|awaited| awaited.is_empty())?;
+                Caps::Of(self.slices.iter().map(|slice| (*slice, *version)).collect())
+            }
+            Moment::Push(_) if self.made.is_empty() => return None,
+            Moment::Push(_) => Caps::Of(self.made.clone()),
+        };
+        Some(Stop { at, time, caps })
+    }
+}
+
+/// The slices of `exact` tensors.
+fn exact_slices(catalog: &Catalog) -> BTreeSet<u64> {
+    let exact = catalog.slices().filter(|(_, _, held)| held.spec.apply == Apply::Exact);
+    exact.map(|(id, ..)| id).collect()
+}
