@@ -323,6 +323,7 @@ class Server:
         snapshot_after: int,
         keep: int,
         keep_for: float,
+        keep_history: int,
         copy_to: str | None,
         accept_loss: bool,
         tokens: File | None,

@@ -98,6 +98,7 @@ def serve(
     snapshot_after: int = 4,
     keep: int = 2,
     keep_for: float = 0.0,
+    keep_history: int = 0,
     copy_to: str | None = None,
     accept_loss: bool = False,
 ) -> Server:
@@ -140,6 +141,8 @@ def serve(
             repeated by clients, until the snapshot is complete.
         keep: Number of snapshots to keep, at least 1, with the log from the oldest of them on.
         keep_for: Also keep every snapshot younger than this many seconds.
+        keep_history: Bytes of snapshots and log that each shard keeps, so that ``fastps rewind`` can go back to
+            any moment in them; 0: only what a start may need.
         copy_to: Also copy each snapshot to ``"s3://bucket/prefix"``, with settings from the environment
             (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or to ``"file:///folder"``.
         accept_loss: Start with what is readable in `data_dir` even if durable data is missing or damaged.
@@ -178,6 +181,7 @@ def serve(
         integer("snapshot_after", snapshot_after, 0, 2**64 - 1),
         integer("keep", keep),
         number("keep_for", keep_for),
+        integer("keep_history", keep_history, 0, 2**64 - 1),
         copy_to,
         accept_loss,
         tokens,

@@ -77,6 +77,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         ),
         _option("KEEP", "keep", "number of snapshots to keep (2)"),
         _option("KEEP_FOR", "keep-for", "seconds during which every snapshot is kept (0)"),
+        _option("KEEP_HISTORY", "keep-history", "bytes that each shard keeps to be rewound (0)"),
         _option("COPY_TO", "copy-to", "URL to which each snapshot is copied"),
     ),
     "Commands and examples": (

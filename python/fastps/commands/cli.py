@@ -1,5 +1,5 @@
-"""The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | cluster | certs |
-token | doctor | demo | examples | completion``, and ``fastps-server``.
+"""The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | history | rewind |
+cluster | certs | token | doctor | demo | examples | completion``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -32,6 +32,8 @@ _COMMANDS = {
         "ls": "list the tensors of a running cluster, by namespace",
         "rm": "free the tensors of a namespace",
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
+        "history": "show the versions, times and pushes that a data directory can be rewound to",
+        "rewind": "write a data directory as it was at an earlier moment, bit for bit",
         "cluster": "make certificates and tokens for the machines of a new cluster",
         "certs": "make a certificate authority and certificates, and show what is in them",
         "token": "add principals to a token file, list them, revoke their tokens",
@@ -44,7 +46,19 @@ _COMMANDS = {
     },
 }
 
-_IN_RUST = ("certs", "checkpoint", "cluster", "config", "ls", "rm", "status", "token", "top")
+_IN_RUST = (
+    "certs",
+    "checkpoint",
+    "cluster",
+    "config",
+    "history",
+    "ls",
+    "rewind",
+    "rm",
+    "status",
+    "token",
+    "top",
+)
 
 #: Commands of fastps-lab, which people may type as ours.
 _IN_LAB = ("live", "repro", "rl", "sandblaster", "torture")

@@ -10,6 +10,7 @@ mod credentials;
 mod described;
 mod export;
 mod files;
+mod history;
 mod log;
 mod new_cluster;
 mod signals;
@@ -127,6 +128,10 @@ struct ServeArgs {
     /// Also keep every snapshot younger than this many seconds.
     #[arg(long, default_value = "0", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_KEEP_FOR")]
     keep_for: Duration,
+    /// Keep more snapshots and log, up to this size for each shard, so that the parameters can be rewound to any
+    /// moment in them.
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", env = "FASTPS_KEEP_HISTORY")]
+    keep_history: Option<u64>,
     /// Where each snapshot is copied to.
     #[arg(long, value_name = "URL", env = "FASTPS_COPY_TO", help = COPY_TO)]
     copy_to: Option<String>,
@@ -227,8 +232,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// Commands in place of options.
-pub const COMMANDS: [&str; 9] =
-    ["certs", "checkpoint", "cluster", "config", "ls", "rm", "status", "token", "top"];
+pub const COMMANDS: [&str; 11] = [
+    "certs", "checkpoint", "cluster", "config", "history", "ls", "rewind", "rm", "status", "token", "top",
+];
 
 /// Runs one of [`COMMANDS`] and returns the exit status. The first argument is the program's name.
 pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i32 {
@@ -237,7 +243,9 @@ pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i
         "checkpoint" => checkpoint::run(args),
         "cluster" => new_cluster::run(args),
         "config" => config::run(args),
+        "history" => history::history(args),
         "ls" => tensors::ls(args),
+        "rewind" => history::rewind(args),
         "rm" => tensors::rm(args),
         "status" => status::run(args),
         "token" => token::run(args),
@@ -278,6 +286,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             snapshot_after: args.snapshot_after,
             keep: args.keep,
             keep_for: args.keep_for,
+            keep_history: args.keep_history.unwrap_or(0),
             copy_to: args.copy_to,
             accept_loss: args.accept_loss,
             web: web_address(args.web),

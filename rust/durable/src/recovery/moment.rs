@@ -296,7 +296,7 @@ impl<'a> Search<'a> {
 }
 
 /// The slices of `exact` tensors.
-fn exact_slices(catalog: &Catalog) -> BTreeSet<u64> {
+pub(crate) fn exact_slices(catalog: &Catalog) -> BTreeSet<u64> {
     let exact = catalog.slices().filter(|(_, _, held)| held.spec.apply == Apply::Exact);
     exact.map(|(id, ..)| id).collect()
 }

@@ -4,6 +4,7 @@
 pub mod checkpoint;
 pub mod copy;
 pub(crate) mod export;
+pub(crate) mod history;
 pub(crate) mod reshape;
 pub(crate) mod shards;
 pub(crate) mod source;

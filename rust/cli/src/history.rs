@@ -1,0 +1,213 @@
+//! `fastps history` and `fastps rewind`: the past of a data directory.
+
+use crate::command::{self, in_json, note, say};
+use clap::{ArgGroup, Parser};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Identity;
+use fastps_core::text::nearest;
+use fastps_durable::{Moment, Past, Reading, ShardSpan, past, restore};
+use fastps_server::human::size;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// Show what the data directory DIR can be rewound to: versions, times, and the pushes of each worker. It reads
+/// the whole log that is kept; servers may be running.
+#[derive(Debug, Parser)]
+#[command(name = "fastps history")]
+pub(crate) struct HistoryArgs {
+    /// The --data-dir of the servers.
+    dir: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Write a new data directory with the parameters and optimizer state of an earlier moment, bit for bit. The old
+/// one is not changed, and servers may be running. The new one is another cluster: it knows no clients.
+#[derive(Debug, Parser)]
+#[command(name = "fastps rewind", group(ArgGroup::new("moment").required(true).args(["to", "to_time", "to_push"])))]
+pub(crate) struct RewindArgs {
+    /// The --data-dir of the servers.
+    dir: PathBuf,
+    /// A version, of all tensors or of one; others are as of when that one reached it.
+    #[arg(long, value_name = "[TENSOR=]VERSION", value_parser = version)]
+    to: Option<Moment>,
+    /// A time, such as 2026-01-31T14:03:00Z, or in seconds since 1970.
+    #[arg(long, value_name = "TIME", value_parser = moment_of_time)]
+    to_time: Option<Moment>,
+    /// Right after a push: the name of a worker, or its number, and the number of its push.
+    #[arg(long, value_name = "WORKER:PUSH")]
+    to_push: Option<String>,
+    /// The data directory to write; it must not exist or must be empty.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Number of shards of the new directory [default: as many as the old one has].
+    #[arg(long, value_name = "COUNT")]
+    shards: Option<u32>,
+}
+
+fn version(text: &str) -> Result<Moment, String> {
+    let (tensor, version) = match text.rsplit_once('=') {
+        Some((tensor, version)) => (Some(tensor), version),
+        None => (None, text),
+    };
+    let version = version.replace(['_', ','], "");
+    let version = version.parse().map_err(|_| format!("{text:?} is not a version, such as 4711 or w=4711"))?;
+    Ok(tensor.map_or(Moment::Version(version), |tensor| Moment::Tensor(tensor.into(), version)))
+}
+
+fn moment_of_time(text: &str) -> Result<Moment, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=1e12).contains(seconds));
+    let milliseconds = seconds.map(|seconds| (seconds * 1000.0) as u64).or_else(|| {
+        let time = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+        u64::try_from(time.unix_timestamp_nanos() / 1_000_000).ok()
+    });
+    milliseconds
+        .map(Moment::Time)
+        .ok_or_else(|| format!("{text:?} is not a time: write 2026-01-31T14:03:00Z, or seconds since 1970"))
+}
+
+/// Runs `fastps history` and returns the exit status.
+pub(crate) fn history(args: impl IntoIterator<Item = OsString>) -> i32 {
+    command::show(args, |args: HistoryArgs| {
+        let mut workers: BTreeMap<u64, Pushes> = BTreeMap::new();
+        let past = past(&args.dir, |change| {
+            if change.is_gradient {
+                workers.entry(change.client).or_default().add(change.sequence, change.version);
+            }
+        })?;
+        if args.json {
+            return Ok((vec![in_json(&as_json(&past, &workers))?], true));
+        }
+        let shards = past.shards.iter().map(shard);
+        let named = |(client, pushes): (&u64, &Pushes)| {
+            let Pushes { first, last, versions } = pushes;
+            let name = past.names.get(client).map_or(String::new(), |name| format!(" {name:?}"));
+            let versions = format!("versions {} to {}", versions.0, versions.1);
+            format!("worker {client:016x}{name}: pushes {first} to {last}, {versions}")
+        };
+        Ok((shards.chain(workers.iter().map(named)).collect(), true))
+    })
+}
+
+/// The pushes of one client.
+#[derive(Debug, Default)]
+struct Pushes {
+    first: u64,
+    last: u64,
+    versions: (u64, u64),
+}
+
+impl Pushes {
+    fn add(&mut self, sequence: u64, version: u64) {
+        if self.last == 0 {
+            (self.first, self.versions.0) = (sequence, version);
+        }
+        self.first = self.first.min(sequence);
+        self.last = self.last.max(sequence);
+        self.versions = (self.versions.0.min(version), self.versions.1.max(version));
+    }
+}
+
+fn shard(span: &ShardSpan) -> String {
+    let ShardSpan { shard, versions, times, snapshots, bytes, .. } = span;
+    let times = times.map_or(String::new(), |(first, last)| format!(", {} to {}", show(first), show(last)));
+    let (first, last) = versions;
+    let kept = format!("{snapshots} snapshots of {}, {} of log", size(bytes.0), size(bytes.1));
+    format!("shard {shard}: versions {first} to {last}{times}; {kept}")
+}
+
+fn show(milliseconds: u64) -> String {
+    let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(milliseconds) * 1_000_000).ok();
+    time.and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_else(|| milliseconds.to_string())
+}
+
+fn as_json(past: &Past, workers: &BTreeMap<u64, Pushes>) -> serde_json::Value {
+    let shards = past.shards.iter().map(|span| {
+        let ShardSpan { shard, path, versions, times, snapshots, bytes } = span;
+        serde_json::json!({
+            "shard": shard, "path": path, "versions": versions, "times_ms": times, "snapshots": snapshots,
+            "snapshot_bytes": bytes.0, "log_bytes": bytes.1,
+        })
+    });
+    let workers = workers.iter().map(|(client, Pushes { first, last, versions })| {
+        serde_json::json!({
+            "client": format!("{client:016x}"), "name": past.names.get(client), "pushes": [first, last],
+            "versions": versions,
+        })
+    });
+    serde_json::json!({ "shards": shards.collect::<Vec<_>>(), "workers": workers.collect::<Vec<_>>() })
+}
+
+/// Runs `fastps rewind` and returns the exit status.
+pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
+    command::run(args, |args: RewindArgs| {
+        let RewindArgs { dir, to, to_time, to_push, out, shards } = args;
+        let moment = match (to.or(to_time), to_push) {
+            (Some(moment), _) => moment,
+            (None, to_push) => push(&dir, &to_push.unwrap_or_default())?,
+        };
+        let shards = match shards {
+            Some(shards) => shards,
+            None => fastps_durable::checkpoint::list(&dir)?.len() as u32,
+        };
+        let done = restore(&dir, &out, shards, Reading::At(moment))?;
+        done.notes.iter().for_each(note);
+        let (tensors, bytes, out) = (done.tensors, size(done.bytes), out.display());
+        say(&[format!("{out}: {tensors} tensors, {bytes}, for {shards} shards")])?;
+        Ok(true)
+    })
+}
+
+/// The moment of a push by a worker's name or number.
+fn push(dir: &std::path::Path, text: &str) -> Result<Moment> {
+    let wrong = |got: &str| {
+        Error::new(Kind::Config, "no such push").expected("WORKER:PUSH, as `fastps history` shows", got)
+    };
+    let (worker, number) = text.rsplit_once(':').ok_or_else(|| wrong(text))?;
+    let sequence = number.replace(['_', ','], "").parse().map_err(|_| wrong(text))?;
+    let mut with_it = Vec::new();
+    let past = past(dir, |change| {
+        if change.sequence == sequence && !with_it.contains(&change.client) {
+            with_it.push(change.client);
+        }
+    })?;
+    let called: Vec<_> = past.names.iter().filter(|(_, name)| ***name == *worker).map(|(client, _)| *client).collect();
+    let number = u64::from_str_radix(worker, 16).ok().filter(|_| called.is_empty());
+    let clients: Vec<_> = called.iter().copied().chain(number).collect();
+    match &clients.iter().filter(|client| with_it.contains(client)).collect::<Vec<_>>()[..] {
+        [client] => Ok(Moment::Push(Identity { client: **client, sequence })),
+        [] if clients.is_empty() => {
+            let known = past.names.values().map(AsRef::as_ref);
+            let near = nearest(worker, known).map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+            Err(wrong(&format!("{worker:?}, which pushed nothing{near}")))
+        }
+        [] => Err(wrong(&format!("push {sequence} of {worker:?}, which is not in the history"))),
+        several => {
+            let numbers: Vec<_> = several.iter().map(|client| format!("{client:016x}")).collect();
+            Err(wrong(text).expected("the number of one of them", numbers.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn moments_are_read() {
+        RewindArgs::command().debug_assert();
+        HistoryArgs::command().debug_assert();
+        assert_eq!(version("48_200"), Ok(Moment::Version(48_200)));
+        assert_eq!(version("a=b=7"), Ok(Moment::Tensor("a=b".into(), 7)));
+        assert_eq!(moment_of_time("1970-01-01T00:01:00Z"), Ok(Moment::Time(60_000)));
+        assert_eq!(moment_of_time("1.5"), Ok(Moment::Time(1500)));
+        for wrong in ["", "w=", "yesterday", "-1"] {
+            assert!(version(wrong).is_err() && moment_of_time(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
