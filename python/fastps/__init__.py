@@ -49,6 +49,7 @@ from fastps.errors import (
     VersionsLost,
 )
 from fastps.evaluation import Evaluation, Evaluator, evaluator
+from fastps.history import History, history, rewind
 from fastps.modes import Async, Bounded, DiLoCo, Hogwild, Local, Sync, WarmStart
 from fastps.optim import (
     EMA,
@@ -114,6 +115,7 @@ __all__ = [
     "FourBit",
     "FrameError",
     "Ftrl",
+    "History",
     "Hogwild",
     "InDoubt",
     "Int8",
@@ -154,6 +156,8 @@ __all__ = [
     "__version__",
     "connect",
     "evaluator",
+    "history",
+    "rewind",
     "serve",
     "worker_seed",
 ]

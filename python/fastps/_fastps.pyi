@@ -49,6 +49,8 @@ __all__ = [
     "instruction_set",
     "instruction_sets",
     "printable",
+    "recorded",
+    "rewind_to",
     "serve_cli",
     "tearing",
     "without_secrets",
@@ -355,6 +357,10 @@ def connect(
 ) -> Client: ...
 def serve_cli(args: Sequence[str]) -> int: ...
 def command_cli(command: str, args: Sequence[str]) -> int: ...
+def recorded(
+    dir: File, norms: bool
+) -> tuple[list[tuple[int, int, int, int, int]], list[str], dict[int, str], bytes]: ...
+def rewind_to(dir: File, out: File, version: int, shards: int | None) -> list[str]: ...
 def described(
     name: str,
 ) -> list[

@@ -141,8 +141,8 @@ def serve(
             repeated by clients, until the snapshot is complete.
         keep: Number of snapshots to keep, at least 1, with the log from the oldest of them on.
         keep_for: Also keep every snapshot younger than this many seconds.
-        keep_history: Bytes of snapshots and log that each shard keeps, so that ``fastps rewind`` can go back to
-            any moment in them; 0: only what a start may need.
+        keep_history: Bytes of snapshots and log that each shard keeps, so that ``fastps rewind`` can go back
+            to any moment in them; 0: only what a start may need.
         copy_to: Also copy each snapshot to ``"s3://bucket/prefix"``, with settings from the environment
             (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or to ``"file:///folder"``.
         accept_loss: Start with what is readable in `data_dir` even if durable data is missing or damaged.

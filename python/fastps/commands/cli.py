@@ -1,5 +1,5 @@
 """The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | history | rewind |
-cluster | certs | token | doctor | demo | examples | completion``, and ``fastps-server``.
+bisect | cluster | certs | token | doctor | demo | examples | completion``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -34,6 +34,7 @@ _COMMANDS = {
         "checkpoint": "save, list, verify, restore, export, upload or fetch snapshots",
         "history": "show the versions, times and pushes that a data directory can be rewound to",
         "rewind": "write a data directory as it was at an earlier moment, bit for bit",
+        "bisect": "find the push that spoiled a run, by trying versions of its past",
         "cluster": "make certificates and tokens for the machines of a new cluster",
         "certs": "make a certificate authority and certificates, and show what is in them",
         "token": "add principals to a token file, list them, revoke their tokens",
@@ -107,7 +108,7 @@ def all_commands() -> list[Command]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fastps.commands import doctor, examples
+    from fastps.commands import bisect, doctor, examples
     from fastps.commands.demo import command as demo
     from fastps.commands.kit.completion import command as completion
     from fastps.commands.kit.parser import Parser
@@ -135,6 +136,13 @@ def _parser() -> argparse.ArgumentParser:
         run,
         "Start servers and the workers of a script on this machine, and start dead ones again.\n"
         "A worker that dies does not end the others.",
+    )
+    add(
+        commands,
+        "bisect",
+        bisect,
+        "Find the first version of a run that a command finds bad, and say whose push made\n"
+        "it. The servers kept the past of the run with --keep-history, and may be running.",
     )
     commands.add_parser("serve", add_help=False)
     for name in _IN_RUST:

@@ -3,13 +3,13 @@
 use crate::command::{self, in_json, note, say};
 use clap::{ArgGroup, Parser};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::frame::Identity;
+use fastps_core::isa::Isa;
 use fastps_core::text::nearest;
 use fastps_durable::{Moment, Past, Reading, ShardSpan, past, restore};
 use fastps_server::human::size;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -55,7 +55,8 @@ fn version(text: &str) -> Result<Moment, String> {
         None => (None, text),
     };
     let version = version.replace(['_', ','], "");
-    let version = version.parse().map_err(|_| format!("{text:?} is not a version, such as 4711 or w=4711"))?;
+    let version =
+        version.parse().map_err(|_| format!("{text:?} is not a version, such as 4711 or w=4711"))?;
     Ok(tensor.map_or(Moment::Version(version), |tensor| Moment::Tensor(tensor.into(), version)))
 }
 
@@ -142,6 +143,66 @@ fn as_json(past: &Past, workers: &BTreeMap<u64, Pushes>) -> serde_json::Value {
     serde_json::json!({ "shards": shards.collect::<Vec<_>>(), "workers": workers.collect::<Vec<_>>() })
 }
 
+/// The past of a data directory for programs.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    /// For each shard its index, first and last version, and first and last time (milliseconds since 1970; 0:
+    /// unknown).
+    pub shards: Vec<(u32, u64, u64, u64, u64)>,
+    /// Names of tensors, which rows count from 0.
+    pub tensors: Vec<String>,
+    /// Names of clients.
+    pub clients: BTreeMap<u64, String>,
+    /// A row of 72 bytes for each change, little-endian: shard, tensor, slice (u32), flags (u32; 1: a gradient, 2:
+    /// all elements are finite), version, client, sequence, time (u64), staleness (i64; -1: unknown), learning
+    /// rate and Euclidean norm (f64; NaN: not asked for).
+    pub rows: Vec<u8>,
+}
+
+/// Reads the whole log that a data directory keeps. `norms` also decodes every change.
+pub fn recorded(dir: &Path, norms: bool) -> Result<Recorded> {
+    let isa = Isa::get()?;
+    let (mut recorded, mut numbers) = (Recorded::default(), BTreeMap::new());
+    let past = past(dir, |change| {
+        let tensors = &mut recorded.tensors;
+        let tensor = *numbers.entry(change.spec.name.clone()).or_insert_with(|| {
+            tensors.push(change.spec.name.to_string());
+            tensors.len() as u32 - 1
+        });
+        let (norm, finite) = if norms { change.norm(isa) } else { (f64::NAN, true) };
+        let flags = u32::from(change.is_gradient) | u32::from(finite) << 1;
+        let rows = &mut recorded.rows;
+        for number in [change.shard, tensor, change.slice as u32, flags] {
+            rows.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [change.version, change.client, change.sequence, change.time] {
+            rows.extend_from_slice(&number.to_le_bytes());
+        }
+        rows.extend_from_slice(&change.staleness.map_or(-1, |staleness| staleness as i64).to_le_bytes());
+        rows.extend_from_slice(&change.lr.to_le_bytes());
+        rows.extend_from_slice(&norm.to_le_bytes());
+    })?;
+    recorded.clients = past.names.into_iter().map(|(client, name)| (client, name.to_string())).collect();
+    recorded.shards = past.shards.iter().map(row).collect();
+    Ok(recorded)
+}
+
+fn row(span: &ShardSpan) -> (u32, u64, u64, u64, u64) {
+    let (first, last) = span.times.unwrap_or_default();
+    (span.shard, span.versions.0, span.versions.1, first, last)
+}
+
+/// Writes a directory with every `exact` tensor at a version; `shards`: `None` for as many as the old one has.
+/// Returns what people should know, one sentence each.
+pub fn rewind_to(dir: &Path, out: &Path, version: u64, shards: Option<u32>) -> Result<Vec<String>> {
+    let shards = count_of(dir, shards)?;
+    Ok(restore(dir, out, shards, Reading::At(Moment::Version(version)))?.notes)
+}
+
+fn count_of(dir: &Path, shards: Option<u32>) -> Result<u32> {
+    shards.map_or_else(|| Ok(fastps_durable::checkpoint::list(dir)?.len() as u32), Ok)
+}
+
 /// Runs `fastps rewind` and returns the exit status.
 pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
     command::run(args, |args: RewindArgs| {
@@ -150,10 +211,7 @@ pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
             (Some(moment), _) => moment,
             (None, to_push) => push(&dir, &to_push.unwrap_or_default())?,
         };
-        let shards = match shards {
-            Some(shards) => shards,
-            None => fastps_durable::checkpoint::list(&dir)?.len() as u32,
-        };
+        let shards = count_of(&dir, shards)?;
         let done = restore(&dir, &out, shards, Reading::At(moment))?;
         done.notes.iter().for_each(note);
         let (tensors, bytes, out) = (done.tensors, size(done.bytes), out.display());
@@ -163,34 +221,40 @@ pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// The moment of a push by a worker's name or number.
-fn push(dir: &std::path::Path, text: &str) -> Result<Moment> {
+fn push(dir: &Path, text: &str) -> Result<Moment> {
     let wrong = |got: &str| {
         Error::new(Kind::Config, "no such push").expected("WORKER:PUSH, as `fastps history` shows", got)
     };
     let (worker, number) = text.rsplit_once(':').ok_or_else(|| wrong(text))?;
     let sequence = number.replace(['_', ','], "").parse().map_err(|_| wrong(text))?;
-    let mut with_it = Vec::new();
+    let mut with_it = BTreeSet::new();
     let past = past(dir, |change| {
-        if change.sequence == sequence && !with_it.contains(&change.client) {
-            with_it.push(change.client);
+        if change.sequence == sequence {
+            with_it.insert((change.shard, change.client));
         }
     })?;
-    let called: Vec<_> = past.names.iter().filter(|(_, name)| ***name == *worker).map(|(client, _)| *client).collect();
-    let number = u64::from_str_radix(worker, 16).ok().filter(|_| called.is_empty());
-    let clients: Vec<_> = called.iter().copied().chain(number).collect();
-    match &clients.iter().filter(|client| with_it.contains(client)).collect::<Vec<_>>()[..] {
-        [client] => Ok(Moment::Push(Identity { client: **client, sequence })),
-        [] if clients.is_empty() => {
-            let known = past.names.values().map(AsRef::as_ref);
-            let near = nearest(worker, known).map_or(String::new(), |near| format!("; did you mean {near:?}?"));
-            Err(wrong(&format!("{worker:?}, which pushed nothing{near}")))
-        }
-        [] => Err(wrong(&format!("push {sequence} of {worker:?}, which is not in the history"))),
-        several => {
-            let numbers: Vec<_> = several.iter().map(|client| format!("{client:016x}")).collect();
-            Err(wrong(text).expected("the number of one of them", numbers.join(", ")))
-        }
+    // A worker is another client of each shard, under one name.
+    let called = past.names.iter().filter(|(_, name)| ***name == *worker).map(|(client, _)| *client);
+    let mut clients: BTreeSet<_> = called.collect();
+    if clients.is_empty() {
+        clients.extend(u64::from_str_radix(worker, 16));
     }
+    if clients.is_empty() {
+        let known = past.names.values().map(AsRef::as_ref);
+        let near = nearest(worker, known).map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+        return Err(wrong(&format!("{worker:?}, which pushed nothing{near}")));
+    }
+    with_it.retain(|(_, client)| clients.contains(client));
+    let shards: BTreeSet<_> = with_it.iter().map(|(shard, _)| shard).collect();
+    if with_it.is_empty() {
+        return Err(wrong(&format!("push {sequence} of {worker:?}, which is not in the history")));
+    }
+    if shards.len() < with_it.len() {
+        let numbers: Vec<_> = with_it.iter().map(|(_, client)| format!("{client:016x}")).collect();
+        let several = format!("several workers named {worker:?}: {}", numbers.join(", "));
+        return Err(Error::new(Kind::Config, "no such push").expected("the number of one of them", several));
+    }
+    Ok(Moment::Push { clients: with_it.iter().map(|(_, client)| *client).collect(), sequence })
 }
 
 #[cfg(test)]

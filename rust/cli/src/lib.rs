@@ -27,6 +27,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_server::human::parse_bytes;
 use fastps_server::{Role, Server, ServerConfig, TlsFiles, WebAddress};
 use fastps_transport::open_files;
+pub use history::{Recorded, recorded, rewind_to};
 use log::{Format, Log, last_line, noted};
 use std::ffi::OsString;
 use std::io::Write;
@@ -232,9 +233,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// Commands in place of options.
-pub const COMMANDS: [&str; 11] = [
-    "certs", "checkpoint", "cluster", "config", "history", "ls", "rewind", "rm", "status", "token", "top",
-];
+pub const COMMANDS: [&str; 11] =
+    ["certs", "checkpoint", "cluster", "config", "history", "ls", "rewind", "rm", "status", "token", "top"];
 
 /// Runs one of [`COMMANDS`] and returns the exit status. The first argument is the program's name.
 pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i32 {

@@ -10,6 +10,7 @@ mod client;
 mod codecs;
 mod doctor;
 mod errors;
+mod history;
 mod openmp;
 mod resolver;
 mod results;
@@ -41,6 +42,8 @@ mod _fastps {
     use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]
     use super::errors::without_secrets;
+    #[pymodule_export]
+    use super::history::{recorded, rewind_to};
     #[pymodule_export]
     use super::results::in_doubt::InDoubt;
     #[pymodule_export]

@@ -437,8 +437,15 @@ impl Everything {
         for shard in 0..2 {
             let path = self.served.folder.0.join(format!("shard-{shard}"));
             let (path, keep_for) = (path.clone(), Duration::ZERO);
-            let settings =
-                Settings { path: path.clone(), shard, shards: 2, keep: 2, keep_for, history: 0, accept_loss: false };
+            let settings = Settings {
+                path: path.clone(),
+                shard,
+                shards: 2,
+                keep: 2,
+                keep_for,
+                history: 0,
+                accept_loss: false,
+            };
             // No process holds the lock any more.
             let journal = Journal::open(settings).unwrap();
             let held = Shard::new(ShardConfig::new(shard, 1 << 30, Isa::get().unwrap()));

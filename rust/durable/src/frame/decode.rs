@@ -4,7 +4,8 @@ use crate::files::output::Extent;
 use crate::frame::content::{
     Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
     KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_TIME, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    KIND_SPACE, KIND_TIME, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS,
+    VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};

@@ -107,7 +107,8 @@ impl Journal {
             return Ok(());
         }
         let state = files.growth.state.unwrap_or(0).max(self.log.catalog_bytes());
-        let log = self.bound(&files.growth).map_or(state, |bounds| bounds.limit.saturating_sub(files.growth.from));
+        let log =
+            self.bound(&files.growth).map_or(state, |bounds| bounds.limit.saturating_sub(files.growth.from));
         let needed = state.saturating_mul(2).saturating_add(log);
         let is_short = || {
             let space = rustix::fs::statvfs(self.directory.path());
@@ -132,7 +133,8 @@ impl Journal {
             let bytes = head.as_ref().map_or(0, |generation| generation.summary().bytes);
             let is_asked_for = head.is_ok_and(|generation| generation.manifest.cut.is_some());
             let before = at.checked_sub(1).and_then(|before| files.kept.get(before));
-            let replayed = before.map(|(_, before)| lengths.range(before..&first).map(|(_, length)| length).sum::<u64>());
+            let replayed = before
+                .map(|(_, before)| lengths.range(before..&first).map(|(_, length)| length).sum::<u64>());
             let is_thin = replayed.is_some_and(|log| log < bytes.saturating_mul(HISTORY_LOG_TIMES));
             if is_thin && !is_asked_for && at + least < files.kept.len() {
                 files.kept.remove(at);

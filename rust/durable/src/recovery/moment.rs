@@ -23,8 +23,13 @@ pub enum Moment {
     Tensor(Arc<str>, u64),
     /// Milliseconds since 1970.
     Time(u64),
-    /// Right after a client's push.
-    Push(Identity),
+    /// Right after a push.
+    Push {
+        /// The client that sent it to each shard.
+        clients: BTreeSet<u64>,
+        /// Its number among the client's pushes.
+        sequence: u64,
+    },
 }
 
 /// A segment, and a position in it.
@@ -191,9 +196,9 @@ impl<'a> Search<'a> {
                     }
                     standing.version <= *version
                 }
-                Moment::Push(push) => !standing.clients.iter().any(|client| {
-                    client.client == push.client
-                        && client.outcomes.iter().any(|(sequence, _)| *sequence >= push.sequence)
+                Moment::Push { clients, sequence } => !standing.clients.iter().any(|known| {
+                    clients.contains(&known.client)
+                        && known.outcomes.iter().any(|(later, _)| later >= sequence)
                 }),
                 Moment::Tensor(..) | Moment::Time(_) => true,
             };
@@ -242,8 +247,11 @@ impl<'a> Search<'a> {
             }
             Content::Push(record) if record.apply == Apply::Exact => {
                 let push = [record.identity].into_iter().chain(record.shared_by.iter());
-                if let Moment::Push(wanted) = self.moment
-                    && push.into_iter().any(|identity| identity == *wanted)
+                let is_wanted = |by: Identity, clients: &BTreeSet<u64>, sequence| {
+                    by.sequence == sequence && clients.contains(&by.client)
+                };
+                if let Moment::Push { clients, sequence } = self.moment
+                    && push.into_iter().any(|by| is_wanted(by, clients, *sequence))
                 {
                     self.made.insert(record.slice.0, record.version);
                     // The push may have changed further slices.
@@ -288,8 +296,8 @@ impl<'a> Search<'a> {
                 self.awaited.as_ref().filter(|awaited| awaited.is_empty())?;
                 Caps::Of(self.slices.iter().map(|slice| (*slice, *version)).collect())
             }
-            Moment::Push(_) if self.made.is_empty() => return None,
-            Moment::Push(_) => Caps::Of(self.made.clone()),
+            Moment::Push { .. } if self.made.is_empty() => return None,
+            Moment::Push { .. } => Caps::Of(self.made.clone()),
         };
         Some(Stop { at, time, caps })
     }

@@ -42,6 +42,7 @@ pub struct ShardSpan {
 }
 
 /// A gradient or an assignment in the log.
+#[derive(Debug)]
 pub struct Change<'a> {
     /// Index of the shard.
     pub shard: u32,
@@ -98,9 +99,7 @@ impl Change<'_> {
         let range = self.spec.slice_range(self.slice);
         match self.record.indices {
             None => Some(range.len()),
-            Some(rows) => {
-                RowLayout::new(range.start, range.len(), self.spec.row_width()).elements(rows).ok()
-            }
+            Some(rows) => RowLayout::new(range.start, range.len(), self.spec.row_width()).elements(rows).ok(),
         }
     }
 }
@@ -111,7 +110,9 @@ pub fn past(data_dir: &Path, mut each: impl FnMut(&Change<'_>)) -> Result<Past> 
     for shard in shards_in(data_dir)? {
         let directory = Directory::unlocked(&shard_folder(data_dir, shard));
         let mut reading = ShardReading::begin(shard, &directory, &mut past.names)?;
-        reading.run(&directory, &mut past.names, &mut each).map_err(|error| Error::from(error).shard(shard))?;
+        reading
+            .run(&directory, &mut past.names, &mut each)
+            .map_err(|error| Error::from(error).shard(shard))?;
         past.shards.push(reading.span);
     }
     if past.shards.is_empty() {
@@ -165,7 +166,8 @@ impl ShardReading {
             reading.span.versions = (oldest_version, oldest_version);
         }
         let needed = segments.iter().filter(|number| Some(**number) >= reading.first);
-        let length = |number: &u64| std::fs::metadata(directory.segment(*number)).map_or(0, |file| file.len());
+        let length =
+            |number: &u64| std::fs::metadata(directory.segment(*number)).map_or(0, |file| file.len());
         reading.span.bytes.1 = needed.map(length).sum();
         Ok(reading)
     }
@@ -228,7 +230,8 @@ impl ShardReading {
         let Some((spec, k)) = self.slices.get(&slice.0) else { return };
         let recent = self.recent.entry(slice.0).or_default();
         let staleness = base.and_then(|base| {
-            let others = recent.iter().filter(|(at, by)| *at > base.version && *by != identity.client).count();
+            let others =
+                recent.iter().filter(|(at, by)| *at > base.version && *by != identity.client).count();
             let reaches_back = recent.front().is_none_or(|(oldest, _)| *oldest <= base.version + 1);
             reaches_back.then_some(others as u64)
         });

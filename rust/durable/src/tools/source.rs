@@ -94,7 +94,8 @@ impl Source {
         for (shard, directory) in folders.into_iter().zip(&locked).take(shards as usize) {
             let path = directory.path().to_owned();
             let core = empty(shard, &path)?;
-            let settings = Settings { path, shard, shards, keep: 1, keep_for: Duration::ZERO, history: 0, accept_loss };
+            let settings =
+                Settings { path, shard, shards, keep: 1, keep_for: Duration::ZERO, history: 0, accept_loss };
             let found = recovery::recover(directory, &settings, &core, &Progress::default())
                 .map_err(|error| error.shard(shard))?;
             let damaged = found.damaged.iter();
@@ -350,9 +351,11 @@ fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
     match moment {
         Moment::Tensor(name, version) => why(format!("tensor {name:?} never had version {version}"))
             .expected("a tensor and a version that `fastps history` shows", format!("{name:?}, {version}")),
-        Moment::Push(push) => why(format!("client {:016x} has no push {} in the history", push.client, push.sequence))
-            .expected("a client and a push that `fastps history` shows", push.sequence),
-        Moment::Version(_) | Moment::Time(_) => later(data_dir).expected(format!("version {newest} or less"), "none"),
+        Moment::Push { sequence, .. } => why(format!("the worker has no push {sequence} in the history"))
+            .expected("a worker and a push that `fastps history` shows", sequence),
+        Moment::Version(_) | Moment::Time(_) => {
+            later(data_dir).expected(format!("version {newest} or less"), "none")
+        }
     }
 }
 

@@ -64,7 +64,8 @@ impl Home {
     fn open(data_dir: &FilePath, index: u32, shards: u32) -> Self {
         let path = shard_folder(data_dir, index);
         let (keep, keep_for, accept_loss) = (2, Duration::ZERO, false);
-        let settings = Settings { path: path.clone(), shard: index, shards, keep, keep_for, history: 0, accept_loss };
+        let settings =
+            Settings { path: path.clone(), shard: index, shards, keep, keep_for, history: 0, accept_loss };
         let journal = Journal::open(settings).unwrap();
         let config = ShardConfig::new(index, 1 << 30, Isa::get().unwrap());
         let shard = Shard::new(ShardConfig { sink: Some(journal.clone()), ..config });

@@ -121,8 +121,15 @@ fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
         Some(shards) => shards,
         None => recovery::origin(&directory)?.map_or(0, |origin| origin.shards),
     };
-    let settings =
-        Settings { path: path.clone(), shard, shards, keep: 1, keep_for: Duration::ZERO, history: 0, accept_loss: false };
+    let settings = Settings {
+        path: path.clone(),
+        shard,
+        shards,
+        keep: 1,
+        keep_for: Duration::ZERO,
+        history: 0,
+        accept_loss: false,
+    };
     let oldest = snapshots.intact.last().map(|(_, log)| *log);
     let first = oldest.or_else(|| first_segment.filter(|_| log_is_complete));
     for (number, why) in recovery::check_log(&directory, &settings, first)? {

@@ -1,0 +1,150 @@
+"""The past of a data directory: every change in the log that servers keep with ``--keep-history``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastps import _fastps
+from fastps._shared.checks import integer, integer_or_none
+from fastps._shared.types import File
+
+__all__ = ["History", "Span", "history", "rewind"]
+
+_ROW = np.dtype(
+    [
+        ("shard", "<u4"),
+        ("tensor", "<u4"),
+        ("slice", "<u4"),
+        ("flags", "<u4"),
+        ("version", "<u8"),
+        ("client", "<u8"),
+        ("push", "<u8"),
+        ("time_ms", "<u8"),
+        ("staleness", "<i8"),
+        ("lr", "<f8"),
+        ("norm", "<f8"),
+    ]
+)
+_GRADIENT, _FINITE = 1, 2
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one shard can be rewound to.
+
+    Attributes:
+        shard: The index of the shard.
+        first: The first version that all its slices can have.
+        last: The last version of a slice.
+        first_time: The first time noted, in seconds since 1970; None: the log has none.
+        last_time: The last time noted.
+    """
+
+    shard: int
+    first: int
+    last: int
+    first_time: float | None
+    last_time: float | None
+
+
+@dataclass(frozen=True)
+class History:
+    """The past of a data directory.
+
+    Attributes:
+        spans: What each shard can be rewound to.
+        tensors: The names of the tensors.
+        clients: The names of the clients, as far as the log has them, by number.
+        changes: A structured array with a row for each change of a slice, shard by shard in the order of the
+            log: ``shard``, ``tensor`` (an index into `tensors`), ``slice``, ``version`` after the change,
+            ``client``, ``push`` (its number among the client's pushes), ``time_ms`` (since 1970, to some 100;
+            0: unknown), ``staleness`` (changes by others since its values were pulled; -1: unknown), ``lr``,
+            and ``norm`` (Euclidean; NaN: not asked for).
+    """
+
+    spans: tuple[Span, ...]
+    tensors: tuple[str, ...]
+    clients: dict[int, str]
+    changes: NDArray[np.void]
+
+    @property
+    def is_gradient(self) -> NDArray[np.bool_]:
+        """Whether each change is a gradient: shape ``(changes,)``, bool. The others assign values."""
+        return np.asarray(self.changes["flags"] & _GRADIENT > 0)
+
+    @property
+    def is_finite(self) -> NDArray[np.bool_]:
+        """Whether all elements of each change are finite: shape ``(changes,)``, bool."""
+        return np.asarray(self.changes["flags"] & _FINITE > 0)
+
+    def name(self, client: int) -> str:
+        """The name of a client, or its number in hexadecimal digits, as ``fastps history`` shows it."""
+        return self.clients.get(client) or f"{client:016x}"
+
+
+def history(folder: File, *, norms: bool = False) -> History:
+    """Reads the log that a data directory keeps. Servers may be running.
+
+    Args:
+        folder: The ``--data-dir`` of the servers.
+        norms: Decode every change, for its norm: about as long as a restart takes to apply them.
+
+    Raises:
+        ConfigError: The folder contains no snapshot and no log.
+        DamagedFileError: A segment of the log is damaged.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with fastps.serve(data_dir=folder, keep_history=1 << 30) as server:
+    ...     with fastps.connect(server.address_list, name="gpu-7", ack="logged") as ps:
+    ...         ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
+    ...         receipts = [ps.push("w", np.full(3, k, np.float32)) for k in range(1, 4)]
+    >>> past = fastps.history(folder, norms=True)
+    >>> past.changes["norm"][past.is_gradient].round(2)
+    array([1.73, 3.46, 5.2 ])
+    >>> {past.name(client) for client in past.changes["client"]}
+    {'gpu-7'}
+    """
+    shards, tensors, clients, rows = _fastps.recorded(folder, norms)
+    spans = tuple(
+        Span(shard, first, last, begin / 1000 or None, end / 1000 or None)
+        for shard, first, last, begin, end in shards
+    )
+    return History(spans, tuple(tensors), clients, np.frombuffer(rows, _ROW))
+
+
+def rewind(folder: File, out: File, *, to: int, shards: int | None = None) -> list[str]:
+    """Writes a new data directory with every ``exact`` tensor as it was at a version, bit for bit.
+
+    The old directory is not changed, and servers may be running. The new one is another cluster: it knows no
+    clients. ``fastps rewind`` also takes versions of one tensor, times and pushes.
+
+    Args:
+        folder: The ``--data-dir`` of the servers.
+        out: The directory to write; it must not exist or must be empty.
+        to: The version; a tensor that never had so many changes is as of its last.
+        shards: Number of shards of the new directory; None: as many as the old one has.
+
+    Returns:
+        What people should know, one sentence each: tensors that are not as of the moment.
+
+    Raises:
+        ConfigError: The version is before or after what the directory keeps, or `out` is in use.
+        DamagedFileError: A file that is needed is damaged.
+
+    >>> import tempfile
+    >>> folder, out = tempfile.mkdtemp(), tempfile.mkdtemp()
+    >>> with fastps.serve(data_dir=folder, keep_history=1 << 30) as server:
+    ...     with fastps.connect(server.address_list, ack="logged") as ps:
+    ...         ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+    ...         versions = [ps.push("w", np.ones(2, np.float32)).version for k in range(4)]
+    >>> fastps.rewind(folder, out, to=versions[1])
+    []
+    >>> with fastps.serve(data_dir=out) as server, fastps.connect(server.address_list) as ps:
+    ...     ps.pull("w")
+    array([-1., -1.], dtype=float32)
+    """
+    return _fastps.rewind_to(folder, out, integer("to", to), integer_or_none("shards", shards))

@@ -1,0 +1,147 @@
+"""Any version of a run comes back, and a bad push is found by bisection, over real servers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastps
+from fastps._shared.process import CommandError
+from fastps.commands.bisect import BAD, GOOD, SKIP, Search
+from fastps.commands.cli import main
+
+SHAPES = {"a": (300, 3), "b": (17,)}
+HISTORY = 1 << 30
+
+
+def run(folder: Path, shards: int, steps: int, spoil: int = -1) -> dict[int, dict[str, np.ndarray]]:
+    """Two workers in turn, with a codec, rows and an assignment; what each version of the tensors was."""
+    rng = np.random.default_rng(shards)
+    had: dict[int, dict[str, np.ndarray]] = {}
+    options = {"ack": "logged", "timeout": 60.0}
+    with fastps.serve(shards, data_dir=folder, keep_history=HISTORY, snapshot_after=1) as server:
+        workers = [fastps.connect(server.address_list, name=f"gpu-{k}", **options) for k in (7, 8)]
+        for name in ("a", "b"):
+            zeros = np.zeros(SHAPES[name], np.float32)
+            workers[0].register(name, zeros, optimizer=fastps.Adam(lr=0.01))
+        for step in range(steps):
+            ps = workers[step % 2]
+            gradient = {name: rng.normal(size=SHAPES[name]).astype(np.float32) for name in ("a", "b")}
+            if step == spoil:
+                gradient = {name: value * 1000 for name, value in gradient.items()}
+            version = ps.push(gradient, codec=fastps.Int8() if step % 3 else None)["a"].version
+            had[version] = ps.pull(["a", "b"])
+            if step == steps // 2:
+                assert main(["checkpoint", "save", *server.address_list]) == 0
+        for ps in workers:
+            ps.close()
+    return had
+
+
+def values(folder: Path) -> dict[str, np.ndarray]:
+    shards = len([*folder.glob("shard-*")])
+    with fastps.serve(shards, data_dir=folder) as server, fastps.connect(server.address_list) as ps:
+        return ps.pull(ps.names())
+
+
+def test_any_version_comes_back_on_any_number_of_shards(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for shards in (1, 2, 5):
+        folder = tmp_path / str(shards)
+        had = run(folder, shards, 24)
+        for version in [*had][::7]:
+            out = tmp_path / f"{shards}-{version}"
+            assert fastps.rewind(folder, out, to=version, shards=3) == []
+            now = values(out)
+            assert all((now[name] == had[version][name]).all() for name in had[version]), version
+        past = fastps.history(folder, norms=True)
+        assert {past.name(client) for client in past.changes["client"][past.is_gradient]} == {
+            "gpu-7",
+            "gpu-8",
+        }
+        assert len(past.spans) == shards
+        assert max(span.last for span in past.spans) == max(had)
+        out = tmp_path / f"{shards}-by-push"
+        push = int(past.changes["push"][past.changes["version"] == 20][0])
+        name = past.name(int(past.changes["client"][past.changes["version"] == 20][0]))
+        assert main(["rewind", str(folder), "--to-push", f"{name}:{push}", "--out", str(out)]) == 0
+        assert (values(out)["a"] == had[20]["a"]).all()
+        capfd.readouterr()
+        assert main(["history", "--json", str(folder)]) == 0
+        shown = json.loads(capfd.readouterr().out)
+        assert {worker["name"] for worker in shown["workers"]} == {"gpu-7", "gpu-8"}
+    wrong = [
+        (["--to", "999"], "after the last change"),
+        (["--to", "a=999"], 'tensor "a" never had version 999'),
+        (["--to-push", "gpu-9:1"], 'did you mean "gpu-'),
+        (["--to-push", "gpu-7:999"], "not in the history"),
+        (["--to-time", "1970-01-01T00:00:00Z"], "before"),
+    ]
+    for arguments, why in wrong:
+        assert main(["rewind", str(folder), *arguments, "--out", str(tmp_path / "none")]) == 1
+        assert why in capfd.readouterr().err
+        assert not (tmp_path / "none").exists()
+
+
+def test_a_worker_of_the_run_is_a_stranger_to_its_past(tmp_path: Path) -> None:
+    with fastps.serve(data_dir=tmp_path / "now", keep_history=HISTORY) as server:
+        ps = fastps.connect(server.address_list, timeout=30.0, ack="logged")
+        ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        for _ in range(3):
+            ps.push("w", np.ones(2, np.float32))
+        fastps.rewind(tmp_path / "now", tmp_path / "past", to=2)
+        port = server.address_list[0].rpartition(":")[2]
+    with (
+        fastps.serve(listen=f"127.0.0.1:{port}", data_dir=tmp_path / "past"),
+        pytest.raises(fastps.FastpsError, match="cluster"),
+    ):
+        ps.push("w", np.ones(2, np.float32))
+
+
+def test_bisect_finds_the_first_bad_version_within_its_runs() -> None:
+    def judge(first_bad: int, skipped: frozenset[int] = frozenset()) -> Callable[[int], str]:
+        return lambda version: SKIP if version in skipped else BAD if version >= first_bad else GOOD
+
+    for first_bad in [40_001, 40_002, 43_333, 43_334, 45_000, 49_999, 50_000]:
+        search = Search(40_000, 50_000, judge(first_bad))
+        assert search.run() == first_bad
+        assert search.runs <= 15
+    for constant, runs in [(lambda version: GOOD, 1), (lambda version: BAD, 3)]:
+        search = Search(0, 1000, constant)
+        with pytest.raises(CommandError, match=r"may (never|always) fail"):
+            search.run()
+        assert search.runs == runs
+    assert Search(0, 9, judge(7, frozenset({3, 4, 5}))).run() == 7
+    with pytest.raises(CommandError, match="one of 7 to 9"):
+        Search(0, 9, judge(8, frozenset({7, 8}))).run()
+
+
+def test_bisect_finds_a_planted_push(tmp_path: Path) -> None:
+    folder, spoiled = tmp_path / "data", 33
+    had = run(folder, 2, 40, spoil=spoiled)
+    first_bad = [*had][spoiled]
+    # Both forms of the command: a number on the last line, and an exit status.
+    script = tmp_path / "judge.py"
+    script.write_text(
+        "import sys, numpy as np, fastps\n"
+        "with fastps.connect(sys.argv[1]) as ps:\n"
+        "    print('a and b'); print(max(abs(ps.state(name)['exp_avg']).max() for name in ('a', 'b')))\n"
+    )
+    bisect = [sys.executable, "-m", "fastps", "bisect", str(folder), "--good", "3", "--threshold", "10"]
+    bisect += ["--run", f"{sys.executable} {script} {{addresses}}", "--resume", str(tmp_path / "verdicts")]
+    for runs in (7, 0):
+        done = subprocess.run(bisect, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found = f"first bad version: {first_bad}\n"
+        assert found in done.stdout
+        assert done.stdout.count(": good\n") + done.stdout.count(": bad\n") <= runs
+    worker = f"gpu-{7 + spoiled % 2}"
+    assert f"of worker '{worker}' to 'a' and 1 more tensor: lr 0.01" in done.stdout
+    assert "x the median of the" in done.stdout
