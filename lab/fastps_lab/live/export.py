@@ -6,6 +6,7 @@ Only the standard library is imported: the documentation is built without the ex
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import posixpath
 import re
@@ -22,6 +23,7 @@ KINDS = {
     ".wasm": "application/wasm",
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
 }
 
 #: The only forms of import and export that the page uses, so that its modules can be joined.
@@ -40,20 +42,22 @@ def one_file() -> str:
     files = page_files()
     page = files["index.html"].decode()
     style = "\n".join(files[name].decode() for name in re.findall(r'rel="stylesheet" href="([^"]+)"', page))
+    style = re.sub(r'url\("([^"]+\.woff2)"\)', lambda found: _font(files[found[1]]), style)
     library = files["vendor/uPlot.iife.min.js"].decode()
-    wasm = base64.b64encode(files["fastps.wasm"]).decode()
+    wasm = base64.b64encode(gzip.compress(files["fastps.wasm"], mtime=0)).decode()
     main, work = _joined(files, "main.js"), _joined(files, "work.js")
     pictures = {name: files[name] for name in files if name.startswith("lessons/")}
     parts = [
         *(_picture(name, image) for name, image in pictures.items()),
-        f'<script type="application/wasm" id="wasm">{wasm}</script>',
+        f'<script type="application/gzip" id="wasm">{wasm}</script>',
         f'<script type="text/plain" id="work">{_script(work)}</script>',
     ]
     scripts = [_script(library), _script(main)]
+    page = re.sub(r'src="(others/[^"]+)"', lambda found: f'src="{_image(files[found[1]])}"', page)
     body = re.sub(r'\s*<(?:link rel="stylesheet"|script)[^>]*>(?:</script>)?', "", page)
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))} 'wasm-unsafe-eval'; "
-        f"style-src {_hash(style)}; img-src data:; worker-src blob:; base-uri 'none'"
+        f"style-src {_hash(style)}; img-src data:; font-src data:; worker-src blob:; base-uri 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
     tail = "\n".join(
@@ -66,9 +70,17 @@ def one_file() -> str:
 
 def _picture(name: str, image: bytes) -> str:
     """A picture as the text that an `img` shows."""
-    text = base64.b64encode(image).decode()
     lesson = posixpath.basename(name).removesuffix(".png")
-    return f'<script type="text/plain" id="picture-{lesson}">data:image/png;base64,{text}</script>'
+    return f'<script type="text/plain" id="picture-{lesson}">{_image(image)}</script>'
+
+
+def _image(body: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(body).decode()}"
+
+
+def _font(body: bytes) -> str:
+    """A font as the address that a style sheet names."""
+    return f'url("data:font/woff2;base64,{base64.b64encode(body).decode()}")'
 
 
 def _joined(files: dict[str, bytes], first: str) -> str:

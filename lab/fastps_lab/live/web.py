@@ -25,7 +25,7 @@ __all__ = ["Site"]
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; style-src 'self'; "
-    "img-src 'self' data:; worker-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "img-src 'self' data:; font-src 'self'; worker-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 TOKEN, TAB = "X-Fastps-Token", "X-Fastps-Tab"
 #: Bytes of a wish.

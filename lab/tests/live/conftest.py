@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fastps_lab.live.export import one_file
 from live.visits import Served
 
 
@@ -30,3 +31,11 @@ def browser() -> Iterator[Any]:
         chromium = driver.chromium.launch(executable_path=program)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the page in one file."""
+    file = tmp_path_factory.mktemp("export") / "live.html"
+    file.write_text(one_file())
+    return file.as_uri()

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from fastps_lab.live.export import one_file, page_files
-from live.visits import Served, frame_with, until
+from fastps_lab.live.export import one_file
+from live.visits import LATE_PAGE as LATE
+from live.visits import Page, Served, faults, frame_with, until
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Folder of the pictures that people look at.
 PICTURES = ROOT / "target/live"
-#: Milliseconds; of the numbers of lessons, which take a core for some seconds.
-LATE, LONG = 60_000, 110_000
+#: Milliseconds of the numbers of lessons, which take a core for some seconds.
+LONG = 110_000
 LESSONS = {
     "momentum": r"0\.\d+ for M = 2 .* 0\.\d+ for M = 16",
     "tune": r"The best momentum is 0\.9, 0\.8, 0\.[67] for M = 1, 4, 16",
@@ -27,64 +28,6 @@ LESSONS = {
     "backup": r": [\d.]+ × less",
     "stale": r": [\d.]+ × lower",
 }
-
-
-class Page:
-    """A tab, and what went wrong in it."""
-
-    def __init__(self, context: Any, base: str) -> None:
-        self.tab = context.new_page()
-        self.base = base
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.tab.on("request", lambda request: self.requests.append(request.url))
-        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.tab.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
-
-    def open(self, fragment: str) -> None:
-        """Loads the page."""
-        self.tab.goto("about:blank")
-        self.tab.goto(f"{self.base}#{fragment}")
-        self.tab.wait_for_selector("#page:not([hidden]) #panel > *", timeout=LATE)
-        self.settle()
-
-    def go(self, fragment: str) -> None:
-        """Changes the address of the page that is loaded."""
-        self.tab.evaluate("(fragment) => { location.hash = fragment; }", fragment)
-        self.settle()
-        self.settle()
-
-    def settle(self) -> None:
-        """Waits until the next pictures are drawn."""
-        self.tab.evaluate(
-            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-        )
-
-    def text(self, selector: str) -> str:
-        return self.tab.inner_text(selector)
-
-    def cell(self, name: str) -> str:
-        """A number of the strip."""
-        return self.text(f"#strip div:has(dt:text-is('{name}')) dd")
-
-    def table(self) -> str:
-        """All numbers behind the figure."""
-        self.tab.evaluate("document.getElementById('numbers').open = true")
-        self.tab.wait_for_selector("#numbers table", state="attached", timeout=LATE)
-        self.settle()
-        return self.text("#numbers")
-
-    @property
-    def fragment(self) -> str:
-        return self.tab.url.partition("#")[2]
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of the page in one file."""
-    file = tmp_path_factory.mktemp("export") / "live.html"
-    file.write_text(one_file())
-    return file.as_uri()
 
 
 @pytest.fixture
@@ -313,16 +256,6 @@ def test_kill_pause_join_and_nan_in_the_page(page: Page) -> None:
 VIEWS = ("race", "lanes", "loss", "staleness", "bytes", "optimizers", "break")
 
 
-def faults(page: Page) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(page.tab).response["violations"]
-    return [
-        f"{one['id']}: {one['nodes'][0]['html'][:150]}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
-
-
 PICTURED = VIEWS[:3]
 
 
@@ -350,7 +283,7 @@ def test_narrow_and_without_motion(browser: Any, exported: str) -> None:
         offline=True, reduced_motion="reduce", viewport={"width": 360, "height": 740}
     )
     page = Page(context, exported)
-    page.open("")
+    page.open("view=race")
     for view in VIEWS:
         page.go(f"view={view}")
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= 360, view
@@ -373,7 +306,7 @@ def test_without_webassembly_there_are_pictures(browser: Any, exported: str) -> 
     sizes = page.tab.eval_on_selector_all("#without img", "(all) => all.map((one) => one.naturalWidth)")
     assert len(sizes) == len(LESSONS)
     assert min(sizes) > 300
-    assert "no WebAssembly" in page.text("#notice")
+    assert "no WebAssembly" in page.text("#trouble")
     context.close()
 
 
@@ -397,7 +330,7 @@ def test_the_program_does_the_same(page: Page) -> None:
 
 
 def test_the_page_is_small() -> None:
-    assert sum(len(gzip.compress(body)) for body in page_files().values()) <= 400 * 1024
+    assert len(gzip.compress(one_file().encode())) <= 600 * 1024
 
 
 # -- for real ------------------------------------------------------------------------------------------------
@@ -428,7 +361,7 @@ def test_real_workers_and_servers(live: Page, served: Served) -> None:
     live.tab.wait_for_selector("text=NonFiniteError", timeout=LATE)
 
     second = Page(live.tab.context, live.base)
-    second.tab.goto(served.link)
+    second.tab.goto(f"{served.link}&way=real")
     second.tab.wait_for_selector("text=Another tab has the controls", timeout=LATE)
     assert second.tab.is_disabled("#control-mode")
     live.tab.close()  # in the middle
@@ -441,7 +374,7 @@ def test_real_workers_and_servers(live: Page, served: Served) -> None:
 
 
 def test_a_wrong_token_is_said(live: Page) -> None:
-    live.tab.goto(f"{live.base}#token=wrong")
+    live.tab.goto(f"{live.base}#token=wrong&way=real")
     live.tab.wait_for_selector("text=wrong token", timeout=LATE)
     live.errors.clear()  # the browser notes the refusal
 
@@ -453,7 +386,7 @@ def test_a_wrong_token_is_said(live: Page) -> None:
 def test_each_lesson_on_the_served_page(browser: Any, served: Served, lesson: str) -> None:
     context = browser.new_context(reduced_motion="reduce")  # only the numbers are computed
     page = Page(context, served.link.partition("#")[0])
-    page.open("")
+    page.open("view=race")
     page.tab.locator("#lessons a").nth(list(LESSONS).index(lesson)).click()
     assert f"lesson={lesson}" in page.fragment
     page.tab.wait_for_selector("#lesson .good, #lesson .bad", timeout=LONG)

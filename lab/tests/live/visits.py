@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 LATE = 60.0
+#: The same in milliseconds, for what a browser does.
+LATE_PAGE = 60_000
 
 
 def until(true: Callable[[], Any], late: float = LATE) -> Any:
@@ -111,3 +115,64 @@ class Served:
         """Ends it, whatever happened."""
         self.process.kill()
         self.process.communicate()
+
+
+class Page:
+    """A tab, and what went wrong in it."""
+
+    def __init__(self, context: Any, base: str) -> None:
+        self.tab = context.new_page()
+        self.base = base
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+
+    def open(self, fragment: str) -> None:
+        """Loads the page."""
+        self.tab.goto("about:blank")
+        self.tab.goto(f"{self.base}#{fragment}")
+        self.tab.wait_for_selector("#page:not([hidden]) #panel > *", timeout=LATE_PAGE)
+        self.settle()
+
+    def go(self, fragment: str) -> None:
+        """Changes the address of the page that is loaded."""
+        self.tab.evaluate("(fragment) => { location.hash = fragment; }", fragment)
+        self.settle()
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until the next pictures are drawn."""
+        self.tab.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+
+    def text(self, selector: str) -> str:
+        return self.tab.inner_text(selector)
+
+    def cell(self, name: str) -> str:
+        """A number of the strip."""
+        return self.text(f"#strip div:has(dt:text-is('{name}')) dd")
+
+    def table(self) -> str:
+        """All numbers behind the figure."""
+        self.tab.evaluate("document.getElementById('numbers').open = true")
+        self.tab.wait_for_selector("#numbers table", state="attached", timeout=LATE_PAGE)
+        self.settle()
+        return self.text("#numbers")
+
+    @property
+    def fragment(self) -> str:
+        return self.tab.url.partition("#")[2]
+
+
+def faults(page: Page) -> list[str]:
+    """What stands seriously in the way of people with other eyes or hands."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page.tab).response["violations"]
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:150]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]

@@ -1,5 +1,6 @@
 // The state of the page in the fragment of its address, and back.
 
+import { isEssayPart } from "./essay/frame.js";
 import { BY_NAME, CONTROLS, DEFAULTS, nearest, startOf } from "./settings.js";
 
 export const VIEWS = ["race", "lanes", "loss", "staleness", "bytes", "optimizers", "break"];
@@ -61,7 +62,7 @@ export function stateOfFragment(text, core) {
   const given = new Map();
   for (const part of text.slice(0, MOST_TEXT).split("&")) {
     const at = part.indexOf("=");
-    if (part === "" || part.startsWith("token=")) continue;
+    if (part === "" || part.startsWith("token=") || isEssayPart(part)) continue;
     given.set(at < 0 ? part : part.slice(0, at), at < 0 ? "" : decoded(part.slice(at + 1)));
   }
   if (given.has("problem")) {

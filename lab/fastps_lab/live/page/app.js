@@ -4,7 +4,6 @@ import { SPEEDS, VIEWS, fragmentOf, freshState, stateOfFragment } from "./addres
 import { Controls } from "./controls.js";
 import { bytesText, make, plain } from "./draw.js";
 import { Inside } from "./engine/inside.js";
-import { Real } from "./engine/real.js";
 import { LessonBar } from "./lessonbar.js";
 import { programOf, startOf } from "./settings.js";
 import { BreakView } from "./views/break.js";
@@ -27,10 +26,11 @@ const SLOW = 2;
 const $ = (id) => document.getElementById(id);
 
 export class App {
-  constructor(core, module, token) {
+  constructor(core, module, real) {
     this.core = core;
     this.inside = new Inside(core);
-    this.real = token === null ? null : new Real(token, () => this.onReal(), (text) => this.onRestart(text));
+    this.real = real;
+    real?.follow(() => this.onReal(), (text) => this.onRestart(text));
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.lessons = new LessonBar(this, module);
     this.controls = new Controls($("controls"), core, (patch, problem) => this.change(patch, problem));
@@ -39,7 +39,9 @@ export class App {
     this.buildTabs();
     this.buildTransport();
     this.buildButtons();
-    addEventListener("popstate", () => this.load());
+    addEventListener("popstate", () => {
+      if (!location.hash.startsWith("#essay.")) this.load();
+    });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.still.addEventListener("change", () => this.redraw());
     new ResizeObserver(() => this.redraw()).observe($("panel"));

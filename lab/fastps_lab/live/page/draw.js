@@ -23,6 +23,8 @@ export function theme() {
     push: of("push"),
     wait: of("wait"),
     pull: of("pull"),
+    a: of("a"),
+    b: of("b"),
   };
 }
 

@@ -4,8 +4,8 @@ import { make } from "./draw.js";
 import { LESSONS } from "./lessons.js";
 
 export function showPictures(reason) {
-  document.getElementById("way").textContent = "Pictures only";
-  const notice = document.getElementById("notice");
+  document.getElementById("laboratory").hidden = true;
+  const notice = document.getElementById("trouble");
   notice.textContent = reason;
   notice.hidden = false;
   const without = document.getElementById("without");

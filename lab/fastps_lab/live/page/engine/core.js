@@ -212,7 +212,9 @@ export async function loadModule() {
     return WebAssembly.compile(await answer.arrayBuffer());
   }
   const text = atob(inlined.textContent.trim());
-  return WebAssembly.compile(Uint8Array.from(text, (character) => character.charCodeAt(0)));
+  const packed = new Blob([Uint8Array.from(text, (character) => character.charCodeAt(0))]);
+  const bytes = new Response(packed.stream().pipeThrough(new DecompressionStream("gzip")));
+  return WebAssembly.compile(await bytes.arrayBuffer());
 }
 
 export async function coreOf(module) {

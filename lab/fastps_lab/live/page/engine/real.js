@@ -26,13 +26,10 @@ export function takeToken() {
 export class Real {
   /**
    * @param token of the link
-   * @param onChange called when the connection or the controls come or go
-   * @param onRestart called with a text when the workers were restarted
    */
-  constructor(token, onChange, onRestart) {
+  constructor(token) {
     this.token = token;
-    this.onChange = onChange;
-    this.onRestart = onRestart;
+    this.followers = [];
     this.journal = new Journal();
     this.connected = false;
     this.controls = false;
@@ -43,6 +40,19 @@ export class Real {
 
   get isReal() {
     return true;
+  }
+
+  /**
+   * @param onChange called when the connection or the controls come or go
+   * @param onRestart called with a text when the workers were restarted
+   * @param onFrame called with each frame that has come
+   */
+  follow(onChange, onRestart = () => {}, onFrame = () => {}) {
+    this.followers.push({ onChange, onRestart, onFrame });
+  }
+
+  onChange() {
+    for (const one of this.followers) one.onChange();
   }
 
   /** Reads the stream of frames, and comes back when it breaks. */
@@ -107,7 +117,10 @@ export class Real {
     }
     if (String(before) !== String([this.controls, this.visit, this.trouble])) this.onChange();
     const restart = messages.findLast(([, , kind]) => kind === "set");
-    if (goesOn && restart !== undefined) this.onRestart(restart[4]);
+    for (const one of this.followers) {
+      if (goesOn && restart !== undefined) one.onRestart(restart[4]);
+      one.onFrame(frame);
+    }
   }
 
   /** The state in the form that simulated ones have. */
