@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import fastps
 from fastps.optimize import CG, StrongWolfe, minimize
 from fastps_lab.live.export import PAGE
-from fastps_lab.live.problems import PLANES
+from fastps_lab.live.problems import PLANES, Plane
 from live.visits import Served
 
 #: Seconds of the run at which something is killed, and at which it ends.
@@ -76,28 +76,37 @@ def watched(served: Served, frame: Any) -> dict[str, Any]:
 
 def conjugate_gradients(name: str, x: tuple[float, float], y: tuple[float, float]) -> list[Any]:
     """Points and losses from 8 by 8 starts."""
-    plane = PLANES[name]
-    found = []
-    for start in [(a, b) for a in np.linspace(*x, 8) for b in np.linspace(*y, 8)]:
-        points, losses = [], []
-        with fastps.Store() as store:
-            values = plane.start((float(start[0]), float(start[1])))
-            store.register("w", values["w"].astype(np.float64), fastps.SGD(lr=1.0))
+    starts = [(float(a), float(b)) for a in np.linspace(*x, 8) for b in np.linspace(*y, 8)]
+    return [descent(PLANES[name], start) for start in starts]
 
-            def objective(params: Any, indices: Any) -> tuple[float, Any]:
-                at = plane.position(params)
-                return len(indices) * plane.value(*at), {"w": len(indices) * np.array(plane.slope(*at))}
 
-            def note(result: Any) -> None:
-                points.append([round(float(one), 4) for one in store.pull("w")])
-                losses.append(float(f"{result.fun:.4g}"))
+def descent(plane: Plane, start: tuple[float, float]) -> dict[str, Any]:
+    points: list[list[float]] = []
+    losses: list[float] = []
 
-            minimize(
-                store, ["w"], objective, samples=2, portions=1, method=CG(), line_search=StrongWolfe(c2=0.1),
-                max_iterations=60, callback=note,
-            )  # fmt: skip
-        found.append({"points": points, "losses": losses})
-    return found
+    def objective(params: Any, indices: Any) -> tuple[float, Any]:
+        at, count = plane.position(params), len(indices)
+        return count * plane.value(*at), {"w": count * np.array(plane.slope(*at))}
+
+    def note(result: Any) -> None:
+        points.append([round(float(one), 4) for one in store.pull("w")])
+        losses.append(float(f"{result.fun:.4g}"))
+
+    with fastps.Store() as store:
+        store.register("w", np.array(start), fastps.SGD(lr=1.0))
+        search = StrongWolfe(c2=0.1)
+        minimize(
+            store,
+            ["w"],
+            objective,
+            samples=2,
+            portions=1,
+            method=CG(),
+            line_search=search,
+            max_iterations=60,
+            callback=note,
+        )
+    return {"points": points, "losses": losses}
 
 
 def main() -> None:

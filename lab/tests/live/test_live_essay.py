@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -43,7 +44,7 @@ def waiting(rows: Rows) -> float:
 
 def fitted(path: list[float]) -> float:
     """The momentum of a path: least squares of each step on the one before and the slope."""
-    steps = [b - a for a, b in zip(path, path[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(path)]
     rows = [(past, -x, step) for past, x, step in zip(steps, path[1:], steps[1:], strict=False)]
     dd, dg, gg = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     nd, ng = (sum(r[i] * r[2] for r in rows) for i in (0, 1))
@@ -132,7 +133,7 @@ def real(rows: Rows, chosen: dict[str, str]) -> dict[str, float]:
         "before": made(worker - 2, worker),
         "after": made(worker, worker + 2),
         "serverAt": server,
-        "gap": max(b - a for a, b in zip(near, near[1:], strict=False)),
+        "gap": max(b - a for a, b in itertools.pairwise(near)),
         "pushes": numbers(rows, 2, what="pushes acknowledged")[0],
         "lost": numbers(rows, 2, what="of them lost")[0],
     }
@@ -245,7 +246,8 @@ def test_nothing_moves_by_itself_and_the_link_restores_the_state(essay: Essay) -
     essay.tab.wait_for_timeout(200)
     assert essay.tab.evaluate("frames_asked") == before
     # By keys alone.
-    for block, control, key in (("step", "lr", "ArrowRight"), ("wait", "slow", "End"), ("slow", "dead", "Enter")):
+    keys = (("step", "lr", "ArrowRight"), ("wait", "slow", "End"), ("slow", "dead", "Enter"))
+    for block, control, key in keys:
         essay.see(block)
         first = essay.sentence(block)
         essay.tab.focus(f"#{block}-{control}")
@@ -278,8 +280,9 @@ def test_nothing_moves_by_itself_and_the_link_restores_the_state(essay: Essay) -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_essay_is_for_all(browser: Any, exported: str, scheme: str) -> None:
     for width in (1440, 820, 390) if scheme == "light" else (390,):
+        size = {"width": width, "height": 900}
         context = browser.new_context(
-            offline=True, color_scheme=scheme, reduced_motion="reduce", viewport={"width": width, "height": 900}
+            offline=True, color_scheme=scheme, reduced_motion="reduce", viewport=size
         )
         context.add_init_script(QUICK)
         page = Essay(context, exported)
@@ -290,8 +293,10 @@ def test_the_essay_is_for_all(browser: Any, exported: str, scheme: str) -> None:
                 page.see(block)
             assert faults(page) == []
             above = page.tab.evaluate(
-                """() => [...document.querySelectorAll(".block")].every((block) =>
-                  block.querySelector("canvas").getBoundingClientRect().bottom <= block.querySelector(".words").getBoundingClientRect().top)"""
+                """() => [...document.querySelectorAll(".block")].every((block) => {
+                  const of = (name) => block.querySelector(name).getBoundingClientRect();
+                  return of("canvas").bottom <= of(".words").top;
+                })"""
             )
             assert above
         context.close()

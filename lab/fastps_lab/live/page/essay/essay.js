@@ -12,7 +12,7 @@ import { wait } from "./wait.js";
 const SECTIONS = [
   { id: "step", short: "A step", question: "What does one gradient do?", blocks: [step] },
   { id: "race", short: "The race", question: "Who is first at the lowest point?", blocks: [race] },
-  { id: "wait", short: "Waiting", question: "What if the second worker is twice as slow?", blocks: [wait] },
+  { id: "wait", short: "Waiting", question: "What if one of two workers is slow?", blocks: [wait] },
   { id: "momentum", short: "Momentum", question: "Why do many workers overshoot?", blocks: [momentum] },
   { id: "slow", short: "Slow and dead", question: "Who pays for the slow and the dead?", blocks: [slow, survives] },
   { id: "bytes", short: "Fewer bytes", question: "How little can a worker send?", blocks: [bits, local] },

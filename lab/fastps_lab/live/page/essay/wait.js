@@ -12,7 +12,7 @@ export const wait = {
   id: "wait",
   title: "Two workers over 24 seconds: run A waits for the slow one, run B does not",
   controls: {
-    slow: { kind: "slide", label: "How many times as long the second worker takes", least: 1, most: 8, step: 0.5, start: 2, text: (value) => `${plain(value)} ×` },
+    slow: { kind: "slide", label: "How many times as long the second worker takes", least: 1, most: 8, step: 0.5, start: 4, text: (value) => `${plain(value)} ×` },
   },
   shape: "tall",
   text: `<p>Two workers share the model. The first needs one second for a gradient, the second {slow} as long.</p>
