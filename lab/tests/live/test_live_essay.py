@@ -221,7 +221,13 @@ def essay(browser: Any, exported: str) -> Iterator[Essay]:
     assert page.errors == []
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+#: Those that others stand for in a short run.
+LONG = {"bits", "local", "survives"}
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, marks=pytest.mark.nightly) if block in LONG else block for block in BLOCKS]
+)
 def test_each_sentence_is_true_of_its_figure(essay: Essay, block: str) -> None:
     recompute, places = BLOCKS[block]
     essay.see(block)

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 /// names of clients, and a row of 72 bytes for each change.
 #[pyfunction]
 #[allow(clippy::type_complexity)]
-pub(crate) fn recorded<'py>(
-    py: Python<'py>,
+pub(crate) fn recorded(
+    py: Python<'_>,
     dir: PathBuf,
     norms: bool,
-) -> PyResult<(Vec<(u32, u64, u64, u64, u64)>, Vec<String>, BTreeMap<u64, String>, Bound<'py, PyBytes>)> {
+) -> PyResult<(Vec<(u32, u64, u64, u64, u64)>, Vec<String>, BTreeMap<u64, String>, Bound<'_, PyBytes>)> {
     let found = call::run(py, true, move || fastps_cli::recorded(&dir, norms))?.or_raise(py)?;
     let fastps_cli::Recorded { shards, tensors, clients, rows } = found;
     Ok((shards, tensors, clients, PyBytes::new(py, &rows)))

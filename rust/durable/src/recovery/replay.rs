@@ -115,7 +115,7 @@ impl Recovery<'_> {
             }
             self.progress.done.fetch_add(at - before, Ordering::Relaxed);
             before = at;
-            if !self.belongs((number, at), &content)? {
+            if !self.belongs((number, at), &content) {
                 return Ok(self.is_over());
             }
             self.replay_content(content).map_err(|error| match error.kind {
@@ -144,8 +144,8 @@ impl Recovery<'_> {
     }
 
     /// Returns whether a frame belongs to the moment that is restored.
-    fn belongs(&mut self, at: Place, content: &Content<'_>) -> Result<bool> {
-        let (Some(stop), Some(shard)) = (&self.stop, self.shard) else { return Ok(true) };
+    fn belongs(&mut self, at: Place, content: &Content<'_>) -> bool {
+        let (Some(stop), Some(shard)) = (&self.stop, self.shard) else { return true };
         let is_past = at >= stop.at;
         if is_past && self.behind.is_none() {
             let slices = self.catalog.slices().map(|(id, ..)| SliceId(id));
@@ -156,13 +156,13 @@ impl Recovery<'_> {
         let (slice, version) = match content {
             Content::Push(record) if record.apply == Apply::Exact => (record.slice, record.version),
             Content::Program(ran) => (ran.slice, ran.version),
-            _ => return Ok(!is_past),
+            _ => return !is_past,
         };
         let Some(behind) = self.behind.as_mut().filter(|_| is_past) else {
-            return Ok(stop.cap(slice).is_none_or(|cap| version <= cap));
+            return stop.cap(slice).is_none_or(|cap| version <= cap);
         };
         if !behind.contains(&slice) {
-            return Ok(false);
+            return false;
         }
         // The space of a program may have been opened after the moment.
         let can_run = |ran: &RanProgram<'_>| {
@@ -173,7 +173,7 @@ impl Recovery<'_> {
         if !runs || stop.cap(slice) == Some(version) {
             behind.remove(&slice);
         }
-        Ok(runs)
+        runs
     }
 
     /// Breaks once nothing that follows can belong to the moment.

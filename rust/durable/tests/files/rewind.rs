@@ -165,7 +165,9 @@ fn register_across(worlds: &[World], name: &str, elements: u64) {
 fn shards_agree_on_a_moment() {
     let dir = Folder::new();
     let worlds = [0, 1].map(|shard| World::with(kept(&dir.0, shard, 2)).unwrap());
-    worlds.iter().for_each(|world| world.session(1));
+    for world in &worlds {
+        world.session(1);
+    }
     worlds[0].register(10, "a", 3, Apply::Exact, sgd());
     register_across(&worlds, "wide", 258_048 + 5);
     let mut had = Vec::new();
@@ -176,7 +178,9 @@ fn shards_agree_on_a_moment() {
         had.push(state(&worlds));
         std::thread::sleep(Duration::from_millis(220));
         if round == 3 {
-            worlds.iter().for_each(|world| drop(world.journal.snapshot(&world.shard).unwrap()));
+            for world in &worlds {
+                world.journal.snapshot(&world.shard).unwrap();
+            }
         }
     }
     worlds.iter().for_each(World::sync);
