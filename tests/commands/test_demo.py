@@ -334,3 +334,19 @@ def test_mnist_from_its_original_files(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=360)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1])["test_accuracy"] >= 0.95  # acceptance.py asks for more
+
+
+def test_a_spoiled_run_is_found_and_repaired(tmp_path: Path) -> None:
+    options = ("--data", "digits", "--updates", "300", "--workers", "3", "--codec", "float32", "--json")
+    done = demo("--spoil", *options, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    accuracy = found["test_accuracy"]
+    assert accuracy["forked"] > accuracy["undisturbed"] - 0.03 > accuracy["spoiled"]
+    (push,) = found["push"]
+    assert "of worker 'worker-0' to 'w1' and 3 more tensors" in push
+    assert found["runs"] <= 10
+    written = json.loads((tmp_path / "out/report.json").read_text())
+    assert written["tried"][0][1] < written["tried"][1][1]
+    for wrong in (["--spoil", "--compare", "sync"], ["--spoil", "--updates", "9"]):
+        assert demo(*wrong, cwd=tmp_path).returncode == 1

@@ -13,8 +13,8 @@ import pytest
 
 import fastps
 from fastps._shared.process import CommandError
-from fastps.commands.bisect import BAD, GOOD, SKIP, Search
 from fastps.commands.cli import main
+from fastps.commands.kit.bisection import BAD, GOOD, SKIP, Search
 
 SHAPES = {"a": (300, 3), "b": (17,)}
 HISTORY = 1 << 30
@@ -24,9 +24,10 @@ def run(folder: Path, shards: int, steps: int, spoil: int = -1) -> dict[int, dic
     """Two workers in turn, with a codec, rows and an assignment; what each version of the tensors was."""
     rng = np.random.default_rng(shards)
     had: dict[int, dict[str, np.ndarray]] = {}
-    options = {"ack": "logged", "timeout": 60.0}
     with fastps.serve(shards, data_dir=folder, keep_history=HISTORY, snapshot_after=1) as server:
-        workers = [fastps.connect(server.address_list, name=f"gpu-{k}", **options) for k in (7, 8)]
+        workers = [
+            fastps.connect(server.address_list, name=f"gpu-{k}", ack="logged", timeout=60.0) for k in (7, 8)
+        ]
         for name in ("a", "b"):
             zeros = np.zeros(SHAPES[name], np.float32)
             workers[0].register(name, zeros, optimizer=fastps.Adam(lr=0.01))

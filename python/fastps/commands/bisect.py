@@ -9,25 +9,19 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import numpy as np
 
 import fastps
 from fastps._shared.process import EXIT_OK, CommandError
 from fastps._shared.text import counted
-from fastps.history import History
+from fastps.commands.kit.bisection import BAD, GOOD, SKIP, Search, served, what_changed
 
-__all__ = ["Search", "add_arguments", "execute"]
-
-GOOD, BAD, SKIP = "good", "bad", "skip"
+__all__ = ["add_arguments", "execute"]
 
 #: Exit status by which a command says that it cannot judge a version, and the lowest that ends the search.
 _SKIPS, _BREAKS = 125, 126
-#: Pushes of a worker that the norm of a suspected one is compared with.
-_BEFORE = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,77 +82,9 @@ def execute(args: argparse.Namespace) -> int:
     search = Search(good, bad, kept)
     found = search.run()
     print(f"{counted(search.runs, 'run')}; first bad version: {found:,}")
-    for line in _what_changed(args.dir, found):
+    for line in what_changed(args.dir, found):
         print(f"  {line}")
     return EXIT_OK
-
-
-class Search:
-    """A bisection between a good and a bad version.
-
-    Args:
-        good: A good version.
-        bad: A later one that is bad.
-        judge: Tells ``"good"``, ``"bad"`` or ``"skip"`` of a version.
-    """
-
-    def __init__(self, good: int, bad: int, judge: Callable[[int], str]) -> None:
-        self.good, self.bad = good, bad
-        self.runs = 0
-        self._judge_version = judge
-        self._skipped: set[int] = set()
-
-    def run(self) -> int:
-        """The first bad version.
-
-        The bad end is tried first, and the good one once nothing else was good: a command that says the same
-        of all versions is found out at once. The first trial divides the range by three, so that the trial of
-        the good end fits into the same number of runs.
-
-        Raises:
-            CommandError: The command says the same of both ends, or cannot judge what is left.
-        """
-        if self._try(self.bad) != BAD:
-            raise CommandError(f"version {self.bad:,} is not bad by this command: it may never fail")
-        seen_good, share = False, 3
-        while self.bad - self.good > 1:
-            version = self._next(share)
-            verdict, share = self._try(version), 2
-            if verdict == GOOD:
-                self.good, seen_good = version, True
-            elif verdict == BAD:
-                self.bad = version
-                if not seen_good:
-                    self._check_good_end()
-                    seen_good = True
-            else:
-                self._skipped.add(version)
-        if not seen_good:
-            self._check_good_end()
-        return self.bad
-
-    def _check_good_end(self) -> None:
-        if self._try(self.good) != GOOD:
-            raise CommandError(f"version {self.good:,} is not good by this command: it may always fail")
-
-    def _try(self, version: int) -> str:
-        self.runs += 1
-        return self._judge_version(version)
-
-    def _next(self, share: int) -> int:
-        """The untried version nearest to where the range is divided."""
-        middle = self.good + max(1, (self.bad - self.good) // share)
-        for version in (
-            sorted(range(self.good + 1, self.bad), key=lambda one: abs(one - middle))
-            if self._skipped
-            else [middle]
-        ):
-            if version not in self._skipped:
-                return version
-        raise CommandError(
-            f"the first bad version is one of {self.good + 1:,} to {self.bad:,}; the command cannot judge "
-            "those between"
-        )
 
 
 def _judge(args: argparse.Namespace, version: int, folder: Path) -> str:
@@ -194,19 +120,14 @@ def _places(command: str, moment: Path, folder: Path) -> Iterator[dict[str, str]
         from fastps import checkpoint
 
         path = folder / "moment.safetensors"
-        with _served(moment) as server, fastps.connect(server.address_list) as ps:
+        with served(moment) as server, fastps.connect(server.address_list) as ps:
             checkpoint.save(ps, path)
         places["checkpoint"] = shlex.quote(str(path))
     if "{addresses}" not in command:
         yield places
         return
-    with _served(moment) as server:
+    with served(moment) as server:
         yield {**places, "addresses": server.addresses}
-
-
-def _served(moment: Path) -> fastps.Server:
-    shards = len([path for path in moment.iterdir() if path.name.startswith("shard-")])
-    return fastps.serve(shards, data_dir=moment)
 
 
 def _read(path: Path, command: str) -> dict[int, str]:
@@ -226,41 +147,3 @@ def _write(path: Path, command: str, verdicts: dict[int, str]) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(json.dumps({"run": command, "verdicts": verdicts}))
     os.replace(new, path)
-
-
-def _what_changed(folder: Path, version: int) -> list[str]:
-    """Lines on the pushes that made a version."""
-    past = fastps.history(folder, norms=True)
-    changes = past.changes
-    made = changes["version"] == version
-    # A worker is another client of each shard, under one name.
-    pushes = zip(
-        map(past.name, changes["client"][made].tolist()), changes["push"][made].tolist(), strict=True
-    )
-    return [_push(past, worker, push) for worker, push in dict.fromkeys(pushes)]
-
-
-def _push(past: History, worker: str, push: int) -> str:
-    """One push beside those of its worker before it."""
-    changes = past.changes
-    clients = [client for client in np.unique(changes["client"]).tolist() if past.name(client) == worker]
-    own = np.isin(changes["client"], clients) & past.is_gradient
-    rows = own & (changes["push"] == push)
-    if not rows.any():
-        return f"an assignment by {worker!r}"
-    names = [past.tensors[k] for k in dict.fromkeys(changes["tensor"][rows])]
-    norms = {
-        int(one): float(np.sqrt(np.square(changes["norm"][own & (changes["push"] == one)]).sum()))
-        for one in np.unique(changes["push"][own & (changes["push"] <= push)])[-_BEFORE - 1 :]
-    }
-    norm = norms.pop(push)
-    usual = float(np.median([*norms.values()])) if norms else math.nan
-    beside = f", {norm / usual:,.3g} x the median of the {len(norms)} before it" if usual > 0 else ""
-    finite = "" if past.is_finite[rows].all() else ", with elements that are not finite"
-    stale = int(changes["staleness"][rows].max())
-    staleness = f", staleness {stale}" if stale >= 0 else ""
-    what = names[0] if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'more tensor')}"
-    return (
-        f"push {push:,} of worker {worker!r} to {what}: lr {changes['lr'][rows][0]:g}, "
-        f"|g| {norm:.3g}{beside}{finite}{staleness}"
-    )

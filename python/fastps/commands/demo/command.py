@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -33,12 +34,16 @@ wrong usage; 3 the acknowledged pushes and the servers' versions do not
 reconcile; 130 stopped by Ctrl-C (128 + signal number). Every process that the
 demo starts ends with it; it writes files only in the --out folder."""
 
+#: Updates that a spoiled run has at least: fewer learn too little to be spoiled.
+SHORTEST = 300
+
 #: Files that a run leaves in its output folder; the next one removes them.
 OWN_FILES = (
     "report.json",
     "demo.png",
     "compare.png",
     "gain.png",
+    "spoil.png",
     "shard-*.log",
     "worker-*.log",
     "worker-*.ledger",
@@ -112,8 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
-        default="adagrad",
-        help="optimizer of the shards (adagrad)",
+        help="optimizer of the shards (adagrad; with --spoil: sgd)",
     )
     group.add_argument("--lr", type=_positive, help="learning rate (default by optimizer: 0.04 for adagrad)")
     group.add_argument(
@@ -131,6 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--slow-worker", type=_factor, metavar="FACTOR", help=f"how much slower worker 0 is ({SLOW:g})"
+    )
+    group = parser.add_argument_group("a spoiled run")
+    group.add_argument(
+        "--spoil",
+        action="store_true",
+        help="spoil one push, find it by bisection, and train on from before it",
     )
     group = parser.add_argument_group("training")
     times = ", ".join(f"{name} {task.seconds:.0f}" for name, task in TASKS.items())
@@ -175,6 +185,10 @@ def execute(args: argparse.Namespace) -> int:
         raise CommandError("--slow-worker is for --compare; for example --compare sync,async")
     if args.compare is not None and args.updates is not None:
         raise CommandError("--compare gives every mode the same time; use --seconds instead of --updates")
+    if args.spoil and (args.compare is not None or args.seconds is not None):
+        raise CommandError("--spoil is neither for --compare nor for --seconds; use --updates for its length")
+    if args.spoil and args.updates is not None and args.updates < SHORTEST:
+        raise CommandError(f"--spoil needs at least {SHORTEST} updates, got {args.updates}")
     if args.compare is not None and args.workers < 2:
         raise CommandError("--compare needs at least 2 workers, a slow one and a normal one; use --workers")
     config = from_arguments(args)
@@ -196,7 +210,9 @@ def _execute(config: Config, args: argparse.Namespace) -> int:
         raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
     stream = sys.stderr if args.json else sys.stdout
     view = make_view(stream)
-    if args.compare is None:
+    if args.spoil:
+        result = _spoil(config, view, out, stream)
+    elif args.compare is None:
         result = _train(config, view, out, stream)
     else:
         result = _compare(config, args.compare, view, out, stream)
@@ -211,6 +227,8 @@ def _execute(config: Config, args: argparse.Namespace) -> int:
 
 
 def _picture(args: argparse.Namespace) -> str:
+    if args.spoil:
+        return "spoil.png"
     return "demo.png" if args.compare is None else "compare.png"
 
 
@@ -229,6 +247,22 @@ def _train(config: Config, view: View, out: Path, stream: TextIO) -> dict[str, A
         reached, goal = 100 * run.points[-1].accuracy, 100 * config.goal
         print(f"\nnote: {reached:.2f} % is below the {goal:.1f} % that the defaults reach", file=stream)
     return report.result(run)
+
+
+def _spoil(config: Config, view: View, out: Path, stream: TextIO) -> dict[str, Any]:
+    """A run that one push spoils; what ``--json`` prints."""
+    from fastps.commands.demo.output import spoiled
+    from fastps.commands.demo.spoil import spoil
+    from fastps.commands.kit.plot import has_matplotlib
+
+    for left_over in ("state", "forked"):
+        shutil.rmtree(out / left_over, ignore_errors=True)
+    course = spoil(config, view, out)
+    spoiled.write(course, out / "report.json")
+    print(spoiled.closing(course), file=stream)
+    if has_matplotlib():
+        spoiled.draw(course, out / "spoil.png")
+    return spoiled.result(course)
 
 
 def _compare(config: Config, modes: list[str], view: View, out: Path, stream: TextIO) -> dict[str, Any]:

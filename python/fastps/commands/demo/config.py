@@ -141,16 +141,18 @@ def from_arguments(args: argparse.Namespace) -> Config:
         data, dataset_dir = ("mnist", dataset_dir) if dataset_dir is not None else default_data()
     task = TASKS[data]
     compares = args.compare is not None
+    # A bad push hardly changes what Adagrad has learnt, and stops it from learning more.
+    optimizer = args.optimizer or ("sgd" if args.spoil else "adagrad")
     limits_given = args.seconds is not None or args.updates is not None or compares
-    updates = args.updates if limits_given else task.most_updates
+    updates = args.updates if limits_given or args.spoil else task.most_updates
     return Config(
         data=data,
         dataset_dir=dataset_dir,
         shards=args.shards,
         workers=args.workers,
         codec=args.codec,
-        optimizer=args.optimizer,
-        lr=learning_rate(args.optimizer) if args.lr is None else args.lr,
+        optimizer=optimizer,
+        lr=learning_rate(optimizer) if args.lr is None else args.lr,
         local_lr=LOCAL_LR,
         push_every=args.push_every or (5 if compares else 1),
         pull_every=args.pull_every or (5 if compares else 4),

@@ -147,3 +147,32 @@ def waiting(run: Run) -> float:
     """Share in [0, 1] of their time that the workers of normal speed wait, on average."""
     shares = [worker.waiting() for worker in run.workers[1:] if worker.strip]
     return sum(shares) / max(1, len(shares))
+
+
+@dataclass
+class Spoiled:
+    """The course of a run that one push spoils.
+
+    Attributes:
+        config: The configuration.
+        factor: What the bad gradient is multiplied by.
+        undisturbed: The curve of the run without the bad push.
+        spoiled: That with it.
+        forked: That of the run that goes on from before it.
+        tried: Versions that the search tried, each with its accuracy in [0, 1].
+        version: The first bad version that the search found.
+        said: What the search says of its push.
+        spoiled_update: The update whose gradient is bad.
+        spoiled_version: The version that it made.
+    """
+
+    config: Config
+    factor: float
+    undisturbed: list[Point] = field(default_factory=list)
+    spoiled: list[Point] = field(default_factory=list)
+    forked: list[Point] = field(default_factory=list)
+    tried: list[tuple[int, float]] = field(default_factory=list)
+    version: int = 0
+    said: list[str] = field(default_factory=list)
+    spoiled_update: int = 0
+    spoiled_version: int = 0
