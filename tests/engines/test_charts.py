@@ -132,7 +132,8 @@ def test_the_chart_has_what_each_value_set_asks_for(tmp_path: Path) -> None:
         assert ("--tls-cert=/secrets/tls/tls.crt" in args) == tls
         mutual = name in ("mutual TLS", "monitored")
         assert ("--tls-ca=/secrets/tls/ca.crt" in args) == mutual
-        assert ("--certificate-role=server" in args) == mutual
+        role = values.get("tls", {}).get("certificateRole", "reader")
+        assert (f"--certificate-role={role}" in args) == mutual
         assert ("--tokens=/secrets/tokens/tokens" in args) == (name == "TLS")
         assert ("--server-token-file=/secrets/tokens/server.token" in args) == (name == "TLS")
         assert ("--tokens=/secrets/tokens/all" in args) == (name == "tokens")
