@@ -58,19 +58,13 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
     >>> fastps.jax.flatten({"a": [jax.numpy.ones(1), None]}, prefix="model/")
     {'model/a/0': array([1.], dtype=float32)}
     """
-    arrays: dict[str, Array] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = prefix + "/".join(_key(entry) for entry in path)
-        if name in arrays:
-            raise ConfigError("two leaves have one name", tensor=name)
-        _check_whole(name, leaf)
-        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        array = np.empty(0, object) if is_key else np.asarray(leaf)  # NumPy has no keys
-        if array.dtype.name not in _DTYPES:
-            expected, got = " or ".join(_DTYPES), str(leaf.dtype) if is_key else array.dtype.name
-            raise DTypeError("wrong dtype of a leaf", tensor=name, expected=expected, got=got)
-        arrays[name] = np.ascontiguousarray(array, np.float32).reshape(array.shape)
-    return arrays
+    leaves = _named(tree, prefix)
+    for leaf in leaves.values():  # all copies from a device run before the first is waited for
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            leaf.copy_to_host_async()
+    return {
+        name: np.ascontiguousarray(leaf, np.float32).reshape(np.shape(leaf)) for name, leaf in leaves.items()
+    }
 
 
 def register(
@@ -105,7 +99,7 @@ def pull(ps: ParameterServer, like: Any, *, prefix: str = "") -> Any:
         UnknownTensorError, DTypeError: A leaf's tensor is not registered, or is not float32.
     """
     check_ps(ps)
-    names = list(flatten(like, prefix))
+    names = list(_named(like, prefix))
     check_float32(ps, names)
     return _unflatten(ps.pull(names), like)
 
@@ -265,6 +259,23 @@ def _array(values: Array, leaf: Any) -> jax.Array:
         placed: jax.Array = jax.device_put(own, leaf.sharding)
         return placed
     return jnp.asarray(own)
+
+
+def _named(tree: Any, prefix: str) -> dict[str, Any]:
+    """A pytree's leaves by name, checked and where they lie."""
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = prefix + "/".join(_key(entry) for entry in path)
+        if name in leaves:
+            raise ConfigError("two leaves have one name", tensor=name)
+        _check_whole(name, leaf)
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if dtype.name not in _DTYPES:
+            raise DTypeError(
+                "wrong dtype of a leaf", tensor=name, expected=" or ".join(_DTYPES), got=dtype.name
+            )
+        leaves[name] = leaf
+    return leaves
 
 
 def _check_whole(name: str, leaf: Any) -> None:

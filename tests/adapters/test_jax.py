@@ -167,3 +167,16 @@ def test_values_that_were_assigned_are_pulled_again(store):
         worker.pull_model()
         assert worker.params["w"].tolist() == [1.0] * 2
         assert before["w"].tolist() == [0.0] * 2
+
+
+def test_copies_from_a_device_run_side_by_side_and_pulls_make_none(ps, monkeypatch):
+    params, events = model(), []
+    kind, copy = type(params["out"].w), np.ascontiguousarray
+    monkeypatch.setattr(kind, "copy_to_host_async", lambda leaf: events.append("begun"))
+    monkeypatch.setattr(np, "ascontiguousarray", lambda *args: (events.append("read"), copy(*args))[1])
+    fastps.jax.flatten(params)
+    assert events == ["begun"] * 3 + ["read"] * 3
+    fastps.jax.register(ps, params, fastps.SGD(lr=1.0))
+    events.clear()
+    fastps.jax.pull(ps, params)
+    assert "begun" not in events
