@@ -28,6 +28,14 @@ use std::fmt;
 const SUM: usize = 3;
 
 /// The gradients that have arrived for the next version.
+///
+/// ```text
+///        first gradient               a quorum of them           all of them, or the grace is over
+/// empty ----------------> gathering ------------------> enough ------------------------------------> empty
+///                             |                            |                    one step, one version
+///                             +----------------------------+--> empty
+///                               `Why`, or a sum that is not finite, refuses them all
+/// ```
 pub(super) struct Round {
     parts: Vec<Contribution>,
     sum: Buffer,
