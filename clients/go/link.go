@@ -49,6 +49,8 @@ type link struct {
 	nextTag     uint64
 	nextOrder   uint64
 	unsent      *list.List        // of *frame, in order
+	sequence    uint64            // of the last push sent, and the number up to which all were answered then
+	settled     uint64
 	sent        map[uint64]*frame // by tag: sent on this stream and not answered
 	paused      map[*frame]bool   // refused for now
 	known       map[uint64]*known // slices
@@ -182,6 +184,9 @@ func (l *link) next(asked map[uint64]bool) *pb.Frame {
 }
 
 func (l *link) take(f *frame) *pb.Frame {
+	if f.identified() {
+		f.header.Acknowledged = l.acknowledged(f.header.Sequence)
+	}
 	l.nextTag++
 	f.tag = l.nextTag
 	f.attempts++
@@ -193,6 +198,22 @@ func (l *link) take(f *frame) *pb.Frame {
 	}
 	l.sent[f.tag] = f
 	return &pb.Frame{Header: f.header, Payload: f.payload}
+}
+
+// acknowledged returns the number up to which all pushes are answered, when a frame of the push with this sequence is
+// sent: the same for all frames of a push, since looking for it takes time.
+func (l *link) acknowledged(sequence uint64) uint64 {
+	if sequence == l.sequence {
+		return l.settled
+	}
+	oldest := sequence
+	for _, f := range l.openFrames() {
+		if f.header.Sequence != 0 {
+			oldest = min(oldest, f.header.Sequence)
+		}
+	}
+	l.sequence, l.settled = sequence, oldest-1
+	return l.settled
 }
 
 func (l *link) slice(id uint64) *known {

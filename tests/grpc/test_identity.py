@@ -74,6 +74,44 @@ def test_a_push_older_than_the_window_is_unknown(foreign: ForeignClient, fresh_n
     assert foreign.pull(name)[0].tobytes() == np.full(SMALL, 70, np.float32).tobytes()
 
 
+def test_what_is_acknowledged_is_forgotten(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    name, other = fresh_name("w"), fresh_name("other")
+    for tensor in (name, other):
+        foreign.register(foreign.spec(tensor, (SMALL,), "sgd", {"lr": 1.0}), np.zeros(SMALL, np.float32))
+    entry, pb = foreign.entry(name), foreign.pb
+    frames = [foreign.gradient_frames(name, np.full(SMALL, -1, np.float32))[0] for _ in range(3)]
+    elsewhere = foreign.gradient_frames(other, np.full(SMALL, -1, np.float32))
+    first, second, third = (frame.header.sequence for frame in frames)
+    assert not foreign.exchange(name, frames[:2])[1].header.refusal.kind
+    assert not foreign.exchange(other, elsewhere)[0].header.refusal.kind
+
+    def ask(sequence: int) -> Any:
+        return foreign.exchange(name, [foreign.frame(pb.KIND_RESOLVE, entry, 0, sequence=sequence)])[0].header
+
+    # Nothing is acknowledged: all is remembered.
+    assert ask(first).duplicate
+    # A push says at most that those before it are answered. Others are refused, and forget nothing.
+    for wrong in (third, third + 1, 2**63, 2**64 - 1):
+        frames[2].header.acknowledged = wrong
+        refusal = foreign.exchange(name, frames[2:])[0].header.refusal
+        assert (refusal.kind, refusal.tensor, refusal.got) == ("frame", name, str(wrong))
+    for kind in (pb.KIND_PULL, pb.KIND_PULL_VERSION, pb.KIND_RESOLVE):
+        read = foreign.frame(kind, entry, 0, acknowledged=first)
+        read.header.sequence = second if kind == pb.KIND_RESOLVE else 0
+        refusal = foreign.exchange(name, [read])[0].header.refusal
+        assert (refusal.kind, "acknowledged" in refusal.message) == ("frame", True)
+    assert ask(first).duplicate
+    frames[2].header.acknowledged = first
+    assert not foreign.exchange(name, frames[2:])[0].header.refusal.kind
+    for forgotten in (foreign.exchange(name, frames[:1])[0].header, ask(first)):
+        assert (forgotten.refusal.kind, forgotten.refusal.tensor) == ("unknown_outcome", name)
+    assert foreign.exchange(name, frames[1:2])[0].header.duplicate
+    assert ask(third).duplicate
+    # It concerns the slices of its frame.
+    assert foreign.exchange(other, elsewhere)[0].header.duplicate
+    assert foreign.pull(name)[0].tobytes() == np.full(SMALL, 3, np.float32).tobytes()
+
+
 def test_staleness_counts_the_pushes_of_others(
     foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
 ) -> None:

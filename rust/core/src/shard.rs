@@ -496,6 +496,8 @@ impl Shard {
             "updates_lost" => live(|slice| slice.probed().1),
             _ => 0,
         };
+        let used_for =
+            |purposes: &[Purpose]| purposes.iter().map(|purpose| self.meter.used_for(*purpose)).sum();
         let mut counters = vec![
             ("slices", slices.len() as u64),
             ("slices_touched", self.touched.load(Ordering::Relaxed)),
@@ -507,14 +509,8 @@ impl Shard {
             ("memory_copies", self.meter.used_for(Purpose::Copies)),
             ("memory_answers", self.meter.used_for(Purpose::Answers)),
             ("memory_held", self.meter.used_for(Purpose::Held)),
-            ("memory_identities", self.meter.used_for(Purpose::Identities)),
-            (
-                "memory_connections",
-                [Purpose::Connections, Purpose::Backlog, Purpose::Rings]
-                    .map(|purpose| self.meter.used_for(purpose))
-                    .iter()
-                    .sum(),
-            ),
+            ("memory_identities", used_for(&[Purpose::Identities, Purpose::Outcomes])),
+            ("memory_connections", used_for(&[Purpose::Connections, Purpose::Backlog, Purpose::Rings])),
             ("memory_map", self.meter.used_for(Purpose::Map)),
             ("memory_vectors", self.meter.used_for(Purpose::Vectors)),
             ("workers", self.groups.len() as u64),

@@ -31,7 +31,7 @@ const ORIGIN: Origin = Origin { id: 77, shard: 1, shards: 3 };
 /// A push that owns its bytes.
 #[derive(Clone, Debug)]
 struct Pushed {
-    numbers: [u64; 5],
+    numbers: [u64; 6],
     action: Action,
     base: Option<Base>,
     hogwild: bool,
@@ -47,7 +47,7 @@ struct Pushed {
 
 impl Pushed {
     fn record(&self) -> Record<'_> {
-        let [slice, version, client, sequence, codec] = self.numbers;
+        let [slice, version, client, sequence, codec, acknowledged] = self.numbers;
         Record {
             slice: SliceId(slice),
             apply: if self.hogwild { Apply::Hogwild } else { Apply::Exact },
@@ -55,6 +55,7 @@ impl Pushed {
             identity: Identity { client, sequence },
             base: self.base,
             once: self.once,
+            acknowledged,
             action: self.action,
             indices: self.rows.as_deref().map(Indices::new),
             codec: CodecId::ALL[codec as usize % 4],
@@ -79,7 +80,7 @@ fn pushed() -> impl Strategy<Value = Pushed> {
     let options = (proptest::option::of(base), any::<bool>(), any::<bool>(), proptest::option::of(rows));
     let factors = (any::<f64>(), any::<f32>(), any::<f64>(), any::<Option<f64>>());
     let shared_by = vec(any::<[u8; Identities::BYTES]>(), 0..5).prop_map(|identities| identities.concat());
-    (any::<[u64; 5]>(), action, options, (vec(any::<u8>(), 0..300), shared_by), factors).prop_map(
+    (any::<[u64; 6]>(), action, options, (vec(any::<u8>(), 0..300), shared_by), factors).prop_map(
         |(numbers, action, (base, hogwild, once, rows), (body, shared_by), (lr, scale, momentum, beta1))| {
             Pushed { numbers, action, base, hogwild, once, rows, body, lr, scale, momentum, beta1, shared_by }
         },
@@ -404,7 +405,7 @@ proptest! {
     }
 
     #[test]
-    fn a_space_round_trips(entry in vectors_entry(), numbers: [u64; 5], sum in vec(any::<u8>(), 0..40)) {
+    fn a_space_round_trips(entry in vectors_entry(), numbers: [u64; 6], sum in vec(any::<u8>(), 0..40)) {
         let mut bytes = Vec::new();
         prop_assert!(frame::vectors(&mut bytes, &entry));
         prop_assert!(program(&mut bytes, numbers, Some(&sum)));

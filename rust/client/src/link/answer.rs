@@ -49,7 +49,7 @@ impl Link {
             settle_late(queue, &doubts, answer);
         } else if let Some(slice) = queue.asked.remove(&tag) {
             self.answer_what_is_left(queue, slice, &answer);
-        } else if let Some(pending) = queue.frames.remove(&tag) {
+        } else if let Some(pending) = queue.frames.remove(tag) {
             match pending.waiter.clone() {
                 Waiter::Doubt(doubt) => self.answer_doubt(queue, tag, pending, &doubt, answer),
                 Waiter::Parts(call, parts) => {

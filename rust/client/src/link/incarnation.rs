@@ -111,11 +111,8 @@ impl Link {
         queue.slices.values_mut().for_each(Known::renew);
         self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
         self.shared.memberships.lose();
-        let fenced: Vec<_> = queue
-            .frames
-            .extract_if(.., |_, p| p.attempts == 0 && self.shared.memberships.fences(&p.header).is_some())
-            .map(|(_, pending)| pending)
-            .collect();
+        let fences = |p: &Pending| p.attempts == 0 && self.shared.memberships.fences(&p.header).is_some();
+        let fenced = queue.frames.extract(fences);
         self.forget_sent(queue);
         for Pending { header, waiter, .. } in fenced {
             if let (Waiter::Parts(call, parts), Some(error)) =
@@ -129,10 +126,8 @@ impl Link {
 
     /// Marks the outcome of sent frames as unknown.
     fn forget_sent(&self, mut queue: MutexGuard<'_, Queue>) {
-        let lost = |_: &u64, p: &mut Pending| {
-            p.attempts > 0 && p.identified() || matches!(p.waiter, Waiter::Doubt(_))
-        };
-        let lost: Vec<_> = queue.frames.extract_if(.., lost).map(|(_, p)| p.waiter).collect();
+        let lost = |p: &Pending| p.attempts > 0 && p.identified() || matches!(p.waiter, Waiter::Doubt(_));
+        let lost: Vec<_> = queue.frames.extract(lost).into_iter().map(|p| p.waiter).collect();
         for pending in queue.frames.values_mut().filter(|p| p.attempts > 0) {
             (pending.attempts, pending.sender.client) = (0, 0);
         }
@@ -165,8 +160,8 @@ impl Link {
         queue.wake();
         self.changed.notify_one();
         *lock(&self.channel) = None;
-        let unsent = queue.frames.extract_if(.., |_, p| p.attempts == 0 || !p.identified());
-        let unsent: Vec<_> = unsent.map(|(_, p)| p.waiter).collect();
+        let unsent = queue.frames.extract(|p| p.attempts == 0 || !p.identified());
+        let unsent: Vec<_> = unsent.into_iter().map(|p| p.waiter).collect();
         let error = self.not_sent(&queue);
         self.forget_sent(queue);
         for waiter in unsent {

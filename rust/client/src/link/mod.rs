@@ -8,6 +8,7 @@ mod answer;
 pub(crate) mod call;
 pub(crate) mod deadlines;
 mod find;
+mod frames;
 mod incarnation;
 pub(crate) mod memberships;
 pub(crate) mod queue;

@@ -2,6 +2,7 @@
 
 use crate::link::call::Call;
 use crate::link::call::payload::Payload;
+use crate::link::frames::Frames;
 use crate::state::doubt::Doubt;
 use crate::state::lost::LostSlice;
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use fastps_proto::v1 as pb;
 use fastps_transport::convert::header::{Completion, Target};
 use fastps_transport::convert::{self, Read};
 use foldhash::fast::RandomState;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -64,15 +65,23 @@ impl Pending {
         matches!(&self.waiter, Waiter::Parts(call, _) if call.identified)
     }
 
-    /// Completes the header for this incarnation. A frame that was sent before keeps its incarnation.
-    pub(crate) fn complete(&mut self, tag: u64, client: u64, crc32c: Option<u32>) -> pb::Header {
+    /// Completes the header for this incarnation. A frame that was sent before keeps its incarnation. A push
+    /// says up to which number all are answered.
+    pub(crate) fn complete(
+        &mut self,
+        tag: u64,
+        (client, acknowledged): (u64, u64),
+        crc32c: Option<u32>,
+    ) -> pb::Header {
+        let acknowledged = if self.identified() { acknowledged } else { 0 };
         let sender = &mut self.sender;
         if sender.client == 0 {
             sender.client = client;
         }
         let Sender { client, sequence, base_of } = *sender;
         let counts_own = base_of == client;
-        convert::header::complete(&self.header, Completion { tag, client, sequence, counts_own, crc32c })
+        let completion = Completion { tag, client, sequence, acknowledged, counts_own, crc32c };
+        convert::header::complete(&self.header, completion)
     }
 
     /// The slices addressed.
@@ -92,7 +101,7 @@ pub(crate) struct Queue {
     pub(crate) next_tag: u64,
     /// First frame that was not sent on the present connection.
     pub(crate) cursor: u64,
-    pub(crate) frames: BTreeMap<u64, Pending>,
+    pub(crate) frames: Frames,
     /// Frames in doubt whose answer may still come on the present connection.
     pub(crate) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
     /// State of each slice that was pushed or pulled.
@@ -124,7 +133,7 @@ impl Queue {
             server,
             next_tag: 1,
             cursor: 0,
-            frames: BTreeMap::new(),
+            frames: Frames::default(),
             late: HashMap::new(),
             slices: HashMap::default(),
             to_ask: VecDeque::new(),
@@ -175,7 +184,7 @@ impl Queue {
     /// connection sends it anyway.
     pub(crate) fn send_again(&mut self, tag: u64, session: u64) {
         if self.session == session
-            && let Some(pending) = self.frames.remove(&tag)
+            && let Some(pending) = self.frames.remove(tag)
         {
             self.requeue(pending);
         }

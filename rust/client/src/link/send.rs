@@ -71,9 +71,10 @@ impl Link {
             return Poll::Ready(Some(question));
         }
         // Until a restarted server has reported its state, it changes nothing for this client.
+        let acknowledged = queue.frames.acknowledged();
         while !queue.lease_lost
             && queue.to_ask.is_empty()
-            && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
+            && let Some((tag, pending)) = queue.frames.next(queue.cursor)
         {
             if pending.identified() {
                 let slices = &mut queue.slices;
@@ -95,7 +96,7 @@ impl Link {
             }
             stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
             let crc32c = (self.has_checksums() && !payload.is_empty()).then(|| convert::crc32c(&payload));
-            let header = pending.complete(*tag, queue.client, crc32c);
+            let header = pending.complete(tag, (queue.client, acknowledged), crc32c);
             return Poll::Ready(Some(pb::Frame { header: Some(header), payload }));
         }
         queue.stream = Some(context.waker().clone());
@@ -119,7 +120,7 @@ impl Link {
     pub(crate) fn abandon(&self, call: &Call, first: usize) -> (Range<usize>, Abandoned) {
         let mut queue = lock(&self.queue);
         let tag = call.parts[first].tag();
-        let Some(pending) = queue.frames.remove(&tag) else {
+        let Some(pending) = queue.frames.remove(tag) else {
             return (first..first + 1, Abandoned::Answered);
         };
         let range = match &pending.waiter {

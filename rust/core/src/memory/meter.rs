@@ -15,7 +15,7 @@ pub enum Purpose {
     Answers,
     /// Pushes that a policy holds.
     Held,
-    /// Sessions, the identities that slices remember, and the leases on portions of samples.
+    /// Sessions, and the leases on portions of samples.
     Identities,
     /// Windows and buffers of connections.
     Connections,
@@ -27,9 +27,11 @@ pub enum Purpose {
     Map,
     /// Vectors of spaces, and the sums of their batches.
     Vectors,
+    /// What slices remember of their clients' pushes.
+    Outcomes,
 }
 
-const PURPOSES: usize = 10;
+const PURPOSES: usize = 11;
 
 /// Name of each purpose, in order.
 const NAMES: [&str; PURPOSES] = [
@@ -43,6 +45,7 @@ const NAMES: [&str; PURPOSES] = [
     "shared memory",
     "the map",
     "vectors",
+    "outcomes of pushes",
 ];
 
 /// Bytes in use, and their limit.
@@ -51,6 +54,10 @@ pub struct Meter {
     used: AtomicU64,
     by: [AtomicU64; PURPOSES],
     limit: u64,
+    /// Number of slices, each of which remembers its clients' pushes.
+    pub(crate) slices: AtomicU64,
+    /// Bytes for that in each slice, which nothing else may take.
+    kept: AtomicU64,
 }
 
 /// Bytes taken from a meter; dropping the charge returns them.
@@ -64,7 +71,13 @@ pub struct Charge {
 impl Meter {
     /// A meter with nothing in use.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { used: AtomicU64::new(0), by: Default::default(), limit })
+        Arc::new(Self {
+            used: AtomicU64::new(0),
+            by: Default::default(),
+            limit,
+            slices: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
+        })
     }
 
     /// Bytes in use.
@@ -82,6 +95,27 @@ impl Meter {
         self.limit
     }
 
+    /// Number of slices.
+    pub fn slices(&self) -> u64 {
+        self.slices.load(Ordering::Relaxed)
+    }
+
+    /// Keeps so many bytes of each slice for the outcomes of its clients' pushes, in all at most an eighth of
+    /// the memory: a shard may hold more slices than it has room for, if an earlier version admitted them.
+    pub fn keep_for_outcomes(&self, bytes: u64) {
+        self.kept.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Most bytes that may be in use after something is taken for this purpose.
+    fn limit_for(&self, purpose: Purpose) -> u64 {
+        let kept = self.kept.load(Ordering::Relaxed);
+        if kept == 0 || purpose == Purpose::Outcomes {
+            return self.limit;
+        }
+        let kept = kept.saturating_mul(self.slices()).min(self.limit / 8);
+        self.limit - kept.saturating_sub(self.used_for(Purpose::Outcomes))
+    }
+
     /// Takes `bytes`, or fails with the number of free bytes.
     pub fn take(self: &Arc<Self>, purpose: Purpose, bytes: u64) -> Result<Charge> {
         let mut charge = Charge { meter: self.clone(), purpose, bytes: 0 };
@@ -90,7 +124,8 @@ impl Meter {
     }
 
     fn add(&self, purpose: Purpose, bytes: u64) -> Result<()> {
-        let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        let limit = self.limit_for(purpose);
+        let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => {
                 self.by[purpose as usize].fetch_add(bytes, Ordering::Relaxed);
@@ -98,7 +133,7 @@ impl Meter {
             }
             Err(used) => Err(Error::new(Kind::Capacity, self.full())
                 .expected(
-                    format!("at most {} free bytes of {}", self.limit.saturating_sub(used), self.limit),
+                    format!("at most {} free bytes of {}", limit.saturating_sub(used), self.limit),
                     format!("{bytes} bytes"),
                 )
                 .retry_after_ms(1000)),

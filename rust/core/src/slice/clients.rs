@@ -3,17 +3,22 @@
 
 use crate::base::sync::{Arc, Mutex, lock};
 use crate::tensor::SliceId;
-use foldhash::fast::RandomState;
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
-/// Bytes of one client's mark on one slice.
-pub(crate) const MET_BYTES: u64 = 128;
+/// Bytes of one client's mark on one slice: 16 in nodes that are at least half full, and their share of the
+/// nodes above.
+pub(crate) const MET_BYTES: u64 = 48;
 
-type ClientTable = HashMap<u64, HashSet<SliceId, RandomState>, RandomState>;
-
-/// The clients of a shard, and the slices that remember each of them.
+/// The clients of a shard, each with the slices that remember it. One flat set, since most clients of a shard
+/// with many slices touch many of them, and those of a small one few.
 #[derive(Debug, Default)]
-pub(crate) struct Clients(Mutex<ClientTable>);
+pub(crate) struct Clients(Mutex<BTreeSet<(u64, u64)>>);
+
+/// The marks of a client.
+fn of(client: u64) -> RangeInclusive<(u64, u64)> {
+    (client, 0)..=(client, u64::MAX)
+}
 
 /// Marks a slice as remembering a client, until it is dropped.
 #[derive(Debug)]
@@ -25,30 +30,29 @@ pub(crate) struct Met {
 
 impl Clients {
     pub(crate) fn meet(self: &Arc<Self>, client: u64, slice: SliceId) -> Met {
-        lock(&self.0).entry(client).or_default().insert(slice);
+        lock(&self.0).insert((client, slice.0));
         Met { clients: self.clone(), client, slice }
     }
 
     /// Returns whether any slice remembers the client.
     pub(crate) fn knows(&self, client: u64) -> bool {
-        lock(&self.0).contains_key(&client)
+        lock(&self.0).range(of(client)).next().is_some()
     }
 
     /// Takes out the slices that remember a client; the caller makes them forget it.
     pub(crate) fn take(&self, client: u64) -> Vec<SliceId> {
-        lock(&self.0).remove(&client).unwrap_or_default().into_iter().collect()
+        let mut table = lock(&self.0);
+        let slices: Vec<_> = table.range(of(client)).map(|(_, slice)| SliceId(*slice)).collect();
+        for slice in &slices {
+            table.remove(&(client, slice.0));
+        }
+        slices
     }
 }
 
 impl Drop for Met {
     fn drop(&mut self) {
-        let mut table = lock(&self.clients.0);
-        if let Some(slices) = table.get_mut(&self.client) {
-            slices.remove(&self.slice);
-            if slices.is_empty() {
-                table.remove(&self.client);
-            }
-        }
+        lock(&self.clients.0).remove(&(self.client, self.slice.0));
     }
 }
 

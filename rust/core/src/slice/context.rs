@@ -259,6 +259,7 @@ impl SliceContext {
             identity: push.identity,
             base: push.base,
             once: push.once,
+            acknowledged: push.acknowledged,
             action: push.action,
             indices: push.indices,
             codec: push.codec,

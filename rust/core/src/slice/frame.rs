@@ -83,6 +83,8 @@ pub struct Push<'a> {
     /// Set if the push is never repeated and its outcome never queried: a slice that applies it at once need
     /// not remember it.
     pub once: bool,
+    /// The client has the answers to all its pushes to the slice up to this number; 0: it does not say.
+    pub acknowledged: u64,
 }
 
 /// The slice, as far as the validation of a push needs it.
@@ -115,6 +117,7 @@ impl<'a> Push<'a> {
             body,
             largest: None,
             once: false,
+            acknowledged: 0,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::kernel::overflow::{is_due, is_finite};
 use crate::kernel::rows::Indices;
 use crate::memory::{Counts, Meter, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Push};
-use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
+use crate::slice::identity::{Completion, IdentityTable, Outcome};
 use crate::tensor::shared_directory::SharedTensor;
 
 /// Number of consecutive pushes in a run whose update of the first 64 elements is probed; consecutive pushes
@@ -197,9 +197,13 @@ impl HogwildMemory {
             return Ok(false);
         }
         let mut identities = lock(&self.identities);
-        if matches!(identities.look_up(push.identity), Seen::Unmet) {
-            identities.meet(push.identity.client, &slice.home())?;
+        let client = push.identity.client;
+        if !push.once {
+            identities.make_room_again(client, &slice.home())?;
+        } else if !identities.knows(client) {
+            identities.meet(client, &slice.home())?;
         }
+        identities.acknowledge(client, push.acknowledged);
         self.assign(slice, push);
         self.counts.version().store(version, Ordering::Release);
         let applied = slice.count(push, version, &mut identities);

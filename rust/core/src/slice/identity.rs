@@ -1,7 +1,8 @@
 //! The identity table of a slice. It remembers the outcomes of each client's pushes, so that a repeated push
 //! is answered instead of applied again.
 //!
-//! The table keeps the last [`WINDOW`] outcomes per client, and drops all of a client's when its lease ends.
+//! The table keeps the outcomes that the client has not acknowledged, at most the last [`WINDOW`] per client,
+//! and drops all of a client's when its lease ends.
 
 use crate::base::error::Result;
 use crate::base::isa::prefetch;
@@ -73,24 +74,41 @@ pub(crate) enum Seen<'a> {
     Forgotten,
 }
 
-/// Bytes of one client's entry with a full window, charged when the entry is created, so that no push has to
-/// charge memory.
-const ENTRY_BYTES: u64 =
-    ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64 + MET_BYTES;
+/// Bytes of one remembered outcome, charged with the place for it.
+const OUTCOME_BYTES: u64 = size_of::<(u64, Outcome)>() as u64;
+/// Bytes of one client's entry without outcomes, in a table that grows by a quarter.
+const ENTRY_BYTES: u64 = (size_of::<(u64, Client)>() as u64).div_ceil(4) * 5 + MET_BYTES;
+/// Outcomes of a client that acknowledges, while one of its pushes is answered and the next one arrives.
+const STEADY_OUTCOMES: u64 = 2;
+/// Bytes of one client in a slice, if it acknowledges what is answered.
+pub const IDENTITY_BYTES: u64 = ENTRY_BYTES + STEADY_OUTCOMES * OUTCOME_BYTES;
+/// Bytes of a slice for its clients together: the last gradients, if its optimizer has a momentum.
+pub const ASYNCHRONY_BYTES: u64 = Asynchrony::BYTES;
+/// Most memory of a client in a slice.
+const LARGEST_IDENTITY_BYTES: u64 = 350;
+const _: () = assert!(IDENTITY_BYTES <= LARGEST_IDENTITY_BYTES);
 
 struct Client {
     /// Number of the slice's changes by this client.
     own: u64,
     /// How many of those were not gradients.
     assigned: u64,
-    /// Largest sequence number that was dropped from the window.
+    /// Largest sequence number that was dropped from the window or acknowledged.
     forgotten: u64,
     /// Largest sequence number noted. The window has none above it, so most new pushes are recognized without
     /// a search.
     newest: u64,
     window: VecDeque<(u64, Outcome)>,
-    _charge: Charge,
+    /// Memory of the entry and of the window's places.
+    charge: Charge,
     _met: Met,
+}
+
+impl Outcome {
+    /// Whether it stands: the others must stay until they are settled.
+    fn is_settled(&self) -> bool {
+        matches!(self, Self::Applied(_) | Self::Fenced)
+    }
 }
 
 /// The slice that owns a table, and the accounts of the table's memory and clients.
@@ -137,6 +155,47 @@ impl Client {
         let found = self.window.iter_mut().rev().find(|(noted, _)| *noted == sequence);
         found.map(|(_, outcome)| outcome)
     }
+
+    /// Returns whether the next outcome takes the place of the oldest settled one.
+    fn is_full(&self) -> bool {
+        self.window.len() >= WINDOW && self.window.iter().any(|(_, outcome)| outcome.is_settled())
+    }
+
+    /// Drops the oldest settled outcome. False: there is none.
+    fn drop_oldest(&mut self) -> bool {
+        let at = self.window.iter().position(|(_, outcome)| outcome.is_settled());
+        let Some((sequence, _)) = at.and_then(|at| self.window.remove(at)) else {
+            return false;
+        };
+        self.forgotten = self.forgotten.max(sequence);
+        true
+    }
+
+    /// Takes the memory for one more outcome.
+    fn make_room(&mut self) -> Result<()> {
+        let (len, places) = (self.window.len(), self.window.capacity());
+        if len < places || self.is_full() {
+            return Ok(());
+        }
+        let more = places.max(1);
+        self.charge.grow_to(self.charge.bytes() + more as u64 * OUTCOME_BYTES)?;
+        self.window.reserve_exact(more);
+        Ok(())
+    }
+
+    /// Drops the settled outcomes up to this number, and the memory of most places that are empty then.
+    fn acknowledge(&mut self, sequence: u64) {
+        if sequence <= self.forgotten {
+            return;
+        }
+        self.forgotten = sequence;
+        self.window.retain(|(noted, outcome)| *noted > sequence || !outcome.is_settled());
+        let (places, kept) = (self.window.capacity(), self.window.len());
+        if places > STEADY_OUTCOMES as usize && places > 3 * kept {
+            self.window.shrink_to(2 * kept);
+            self.charge.shrink_to(ENTRY_BYTES + self.window.capacity() as u64 * OUTCOME_BYTES);
+        }
+    }
 }
 
 impl IdentityTable {
@@ -165,13 +224,45 @@ impl IdentityTable {
         }
     }
 
-    /// Creates the entry of a client that has none.
+    /// Takes the memory for one more outcome of a client, who may be new. On an error, nothing has changed.
+    pub(crate) fn make_room(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
+        let met = !self.knows(client);
+        if met {
+            self.meet(client, home)?;
+        }
+        let made = self.get_mut(client).map_or(Ok(()), Client::make_room);
+        if met && made.is_err() {
+            self.forget(client);
+        }
+        made
+    }
+
+    /// As `make_room`, for what was remembered before a restart: without memory, the oldest outcome makes
+    /// room, since logs do not hold all acknowledgements.
+    pub(crate) fn make_room_again(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
+        self.make_room(client, home).or_else(|error| {
+            let dropped = self.get_mut(client).is_some_and(Client::drop_oldest);
+            if dropped { Ok(()) } else { Err(error) }
+        })
+    }
+
+    /// Notes that a client has the answers to all its pushes to the slice up to this number: their outcomes
+    /// need not be remembered, and none of them comes again.
+    pub(crate) fn acknowledge(&mut self, client: u64, sequence: u64) {
+        if sequence > 0
+            && let Some(client) = self.get_mut(client)
+        {
+            client.acknowledge(sequence);
+        }
+    }
+
+    /// Creates the entry of a client that has none, without room for outcomes.
     pub(crate) fn meet(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
         if home.has_momentum && self.asynchrony.is_none() {
-            let charge = home.meter.take(Purpose::Identities, Asynchrony::BYTES)?;
+            let charge = home.meter.take(Purpose::Outcomes, Asynchrony::BYTES)?;
             self.asynchrony = Some((Box::new(Asynchrony::new()), charge));
         }
-        let charge = home.meter.take(Purpose::Identities, ENTRY_BYTES)?;
+        let charge = home.meter.take(Purpose::Outcomes, ENTRY_BYTES)?;
         self.forget(client);
         let entry = Client {
             own: 0,
@@ -179,16 +270,20 @@ impl IdentityTable {
             forgotten: 0,
             newest: 0,
             window: VecDeque::new(),
-            _charge: charge,
+            charge,
             _met: home.clients.meet(client, home.slice),
         };
         if let Err(at) = self.place(client) {
+            // By a quarter, as it is charged.
+            if self.clients.len() == self.clients.capacity() {
+                self.clients.reserve_exact(self.clients.len() / 4 + 1);
+            }
             self.clients.insert(at, (client, entry));
         }
         Ok(())
     }
 
-    /// Notes an outcome, replacing an earlier one of the same identity, and returns the completions that
+    /// Notes an outcome, for which there is room, replacing an earlier one of the same identity, and returns the completions that
     /// waited for that one. Does nothing for a client that was forgotten meanwhile: its session is over.
     pub(crate) fn note(&mut self, identity: Identity, outcome: Outcome) -> Vec<Completion> {
         let Some(client) = self.get_mut(identity.client) else {
@@ -201,13 +296,7 @@ impl IdentityTable {
             };
         }
         if client.window.len() >= WINDOW {
-            // Pending outcomes must stay until they are settled, so the oldest settled one is dropped.
-            let settled = |(_, o): &(u64, Outcome)| matches!(o, Outcome::Applied(_) | Outcome::Fenced);
-            if let Some((sequence, _)) =
-                client.window.iter().position(settled).and_then(|at| client.window.remove(at))
-            {
-                client.forgotten = client.forgotten.max(sequence);
-            }
+            client.drop_oldest();
         }
         client.newest = client.newest.max(identity.sequence);
         client.window.push_back((identity.sequence, outcome));
@@ -363,6 +452,7 @@ impl IdentityTable {
                 (entry.own, entry.assigned, entry.forgotten) = (*own, *assigned, *forgotten);
             }
             for (sequence, applied) in outcomes {
+                table.make_room_again(*client, home)?;
                 let outcome = applied.map_or(Outcome::Fenced, Outcome::Applied);
                 table.note(Identity { client: *client, sequence: *sequence }, outcome);
             }
@@ -400,14 +490,14 @@ mod tests {
 
     #[test]
     fn remembers_a_window_per_client() {
-        let (meter, clients) = (Meter::new(ENTRY_BYTES), Arc::default());
+        let window = ENTRY_BYTES + WINDOW as u64 * OUTCOME_BYTES;
+        let (meter, clients) = (Meter::new(window), Arc::default());
         let home = |meter| Home { meter, clients: &clients, slice: SliceId(1), has_momentum: false };
         let mut table = IdentityTable::default();
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 1 }), Seen::Unmet));
-        table.meet(7, &home(&meter)).unwrap();
-        assert!(table.meet(8, &home(&meter)).is_err());
         for sequence in 1..=100 {
             let identity = Identity { client: 7, sequence };
+            table.make_room(7, &home(&meter)).unwrap();
             assert!(matches!(table.look_up(identity), Seen::New));
             table.note(identity, applied(sequence));
             assert!(
@@ -429,9 +519,10 @@ mod tests {
         ));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 39 }), Seen::Forgotten));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 40 }), Seen::Before(_)));
+        assert!(table.make_room(8, &home(&meter)).is_err() && !table.knows(8));
         let entry = table.get(7).unwrap();
-        let taken = entry.window.capacity() * size_of::<(u64, Outcome)>() + size_of::<(u64, Client)>();
-        assert!(taken as u64 <= ENTRY_BYTES, "{taken}");
+        let taken = entry.window.capacity() as u64 * OUTCOME_BYTES + size_of::<(u64, Client)>() as u64;
+        assert!(taken <= meter.used() && meter.used() == window, "{taken}");
         table.meet(8, &home(&Meter::new(ENTRY_BYTES))).unwrap();
         assert!(table.turn_to(7) && table.turn_to(8) && !table.turn_to(9));
         assert_eq!((table.count_own(7), table.count_own(7), table.count_own(8), table.own(7)), (1, 2, 1, 2));

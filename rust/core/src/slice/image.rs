@@ -148,6 +148,7 @@ impl Slice {
             beta1: record.beta1.filter(|_| gradient),
             indices: record.indices,
             once: record.once,
+            acknowledged: record.acknowledged,
             ..Push::gradient(self.id, record.identity, elements as u64, record.codec, record.body)
         };
         let repeated = push.validate(self.isa, self.target()).and_then(|_| match &self.memory {
@@ -177,11 +178,13 @@ impl Slice {
             return Err(Error::new(Kind::Internal, "records of changes are missing")
                 .expected(format!("version {}", last + 1), format!("version {version}")));
         }
-        for identity in shared_by.iter().chain([push.identity]) {
-            if !memory.identities.knows(identity.client) {
-                memory.identities.meet(identity.client, &self.home())?;
-            }
+        for identity in shared_by.iter().chain((!push.once).then_some(push.identity)) {
+            memory.identities.make_room_again(identity.client, &self.home())?;
         }
+        if !memory.identities.knows(push.identity.client) {
+            memory.identities.meet(push.identity.client, &self.home())?;
+        }
+        memory.identities.acknowledge(push.identity.client, push.acknowledged);
         if shared_by.is_empty() {
             return memory.apply_unrecorded(self, push).map(|_| true);
         }
@@ -196,14 +199,11 @@ impl Slice {
     pub fn replay_fence(&self, identity: Identity) -> Result<()> {
         let SliceMemory::Exact(memory) = &self.memory else { return Ok(()) };
         let mut memory = memory.lock();
-        match memory.identities.look_up(identity) {
-            Seen::Unmet => {
-                let met = memory.identities.meet(identity.client, &self.home());
-                met.map_err(|error| self.name(error))?;
-            }
-            Seen::New => {}
-            Seen::Before(_) | Seen::Forgotten => return Ok(()),
+        if matches!(memory.identities.look_up(identity), Seen::Before(_) | Seen::Forgotten) {
+            return Ok(());
         }
+        let made = memory.identities.make_room_again(identity.client, &self.home());
+        made.map_err(|error| self.name(error))?;
         memory.identities.note(identity, Outcome::Fenced);
         Ok(())
     }

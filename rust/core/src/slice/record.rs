@@ -23,6 +23,8 @@ pub struct Record<'a> {
     pub base: Option<Base>,
     /// Set if the slice need not remember the push.
     pub once: bool,
+    /// As in [`Push`](crate::frame::Push).
+    pub acknowledged: u64,
     /// Effect of the push.
     pub action: Action,
     /// The rows of a sparse gradient.

@@ -68,11 +68,11 @@ impl Slice {
             Seen::New | Seen::Unmet | Seen::Before(Outcome::Held(_)) if fault("fence_forgotten") => {
                 Ok((Resolved::Fenced, Vec::new()))
             }
-            Seen::Unmet => {
-                table.meet(identity.client, &self.home()).map_err(|error| self.name(error))?;
+            Seen::Unmet | Seen::New => {
+                table.make_room(identity.client, &self.home()).map_err(|error| self.name(error))?;
                 Ok((Resolved::Fenced, self.fence(table, identity)))
             }
-            Seen::Before(Outcome::Held(_)) | Seen::New => Ok((Resolved::Fenced, self.fence(table, identity))),
+            Seen::Before(Outcome::Held(_)) => Ok((Resolved::Fenced, self.fence(table, identity))),
             Seen::Forgotten => Ok((Resolved::Unknown, Vec::new())),
         }
     }

@@ -202,6 +202,7 @@ impl Slice {
         share: Share,
         later: impl FnOnce() -> Completion,
     ) -> (Option<Result<Applied>>, Completions) {
+        memory.identities.acknowledge(push.identity.client, push.acknowledged);
         match memory.identities.look_up(push.identity) {
             Seen::Before(Outcome::Applied(applied)) => {
                 Counters::count(&self.counters.duplicates);
@@ -284,9 +285,8 @@ impl ExactMemory {
         let weight = push.weight.unwrap_or(1.0);
         let keeps = share.rank.is_some() || share.quorum.robust.is_some();
         let kept = keeps.then(|| Kept::of(slice, push, share.rank)).transpose()?;
-        if !self.identities.knows(client) {
-            self.identities.meet(client, &slice.home())?;
-        }
+        self.identities.make_room(client, &slice.home())?;
+        self.identities.acknowledge(client, push.acknowledged);
         let names_rows = self.round.as_ref().is_some_and(|round| round.rows.is_some());
         let rows = (push.indices.is_some() && !names_rows).then(|| ContributedRows::of(slice)).transpose()?;
         let mut round = match self.round.take() {

@@ -75,6 +75,7 @@ impl Slice {
                 SliceMemory::Hogwild(HogwildMemory::shared(shared, index, slots))
             }
         };
+        context.meter.slices.fetch_add(1, Ordering::Relaxed);
         Self { context, noted: [AtomicU64::new(0), AtomicU64::new(0)], charge, memory }
     }
 
@@ -230,6 +231,7 @@ impl Slice {
         {
             return Arrival::Apply;
         }
+        identities.acknowledge(client, push.acknowledged);
         let seen = match identities.look_up(push.identity) {
             Seen::Unmet => Seen::Unmet,
             _ if fault("identity_off") => Seen::New,
@@ -282,8 +284,14 @@ impl Slice {
                 return Err(Error::new(Kind::Precondition, "a hogwild tensor has no whole versions"));
             }
         };
+        let client = push.identity.client;
+        if charge.is_some() || !push.once {
+            identities.make_room(client, &self.home())?;
+        } else if unmet {
+            identities.meet(client, &self.home())?;
+        }
         if unmet {
-            identities.meet(push.identity.client, &self.home())?;
+            identities.acknowledge(client, push.acknowledged);
         }
         if charge.is_some() {
             identities.note(push.identity, Outcome::Held(Vec::new()));
@@ -375,6 +383,7 @@ fn answer_all(waiting: Vec<Completion>, applied: Applied) {
 
 impl Drop for Slice {
     fn drop(&mut self) {
+        self.meter.slices.fetch_sub(1, Ordering::Relaxed);
         let (pushes, assigns) = self.changes();
         let (probed, lost) = self.probed();
         self.counters.pushes.fetch_add(pushes, Ordering::Relaxed);

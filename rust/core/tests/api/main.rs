@@ -15,6 +15,7 @@ mod cut;
 mod exchange;
 mod float64;
 mod groups;
+mod identities;
 mod image;
 mod isa;
 mod linear;

@@ -132,11 +132,15 @@ fn what_a_slice_remembers_of_its_clients_is_counted_until_they_leave() {
         let one = shard_with(1 << 20, apply, ledger(), None);
         push(&one, 1, 1).recv().unwrap().unwrap();
         let entry = counter(&one, "memory_identities");
-        assert!(entry >= WINDOW as u64 * size_of::<Settled>() as u64, "{entry}");
-        for sequence in 2..3 * WINDOW as u64 {
+        for sequence in 2..=WINDOW as u64 {
             push(&one, 1, sequence).recv().unwrap().unwrap();
         }
-        assert_eq!(counter(&one, "memory_identities"), entry, "one charge per client, not per push");
+        let full = counter(&one, "memory_identities");
+        assert!(full >= entry + (WINDOW as u64 - 1) * size_of::<Settled>() as u64, "{full}");
+        for sequence in WINDOW as u64..3 * WINDOW as u64 {
+            push(&one, 1, sequence).recv().unwrap().unwrap();
+        }
+        assert_eq!(counter(&one, "memory_identities"), full, "a window is full with {WINDOW} outcomes");
 
         let shard = shard_with(100 * entry, apply, ledger(), None);
         let before = counter(&shard, "memory_used");
@@ -151,7 +155,8 @@ fn what_a_slice_remembers_of_its_clients_is_counted_until_they_leave() {
         if let Ok(version) = version {
             assert_eq!(shard.pull(0, SLICE).unwrap().version, version, "nothing was changed");
         }
-        push(&shard, 100, 2).recv().unwrap().unwrap();
+        assert_full(&push(&shard, 100, 2).recv().unwrap().unwrap_err());
+        assert!(push(&shard, 100, 1).recv().unwrap().unwrap().duplicate);
         shard.forget_client(100);
         let fenced = shard.resolve(SLICE, Identity { client: 101, sequence: 1 });
         assert_eq!(fenced, Ok(Resolved::Fenced));

@@ -31,6 +31,8 @@ pub(super) const FLAG_HOGWILD: u8 = 16;
 pub(super) const FLAG_SHARED: u8 = 32;
 pub(super) const FLAG_BETA1: u8 = 64;
 pub(super) const KNOWN_FLAGS: u8 = 127;
+/// Beside the number of the action: what the client has acknowledged follows the other optional fields.
+pub(super) const ACKNOWLEDGES: u8 = 128;
 
 /// The client that no client is.
 pub(super) const NOBODY: u64 = 0;

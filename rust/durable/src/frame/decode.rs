@@ -2,10 +2,10 @@
 
 use crate::files::output::Extent;
 use crate::frame::content::{
-    Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
-    KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_TIME, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS,
-    VectorsEntry,
+    ACKNOWLEDGES, Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED,
+    KIND_ARRAY, KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT,
+    KIND_SLICE, KIND_SPACE, KIND_TIME, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry,
+    UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
@@ -111,7 +111,8 @@ impl<'a> Decoder<'a> {
             Identities::default()
         };
         let beta1 = if is(FLAG_BETA1) { Some(f64::from_bits(self.u64()?)) } else { None };
-        let action = match action {
+        let acknowledged = if action & ACKNOWLEDGES != 0 { self.u64()? } else { 0 };
+        let action = match action & !ACKNOWLEDGES {
             0 => Action::Gradient,
             1 => Action::Assign,
             2 => Action::AssignState { step },
@@ -124,6 +125,7 @@ impl<'a> Decoder<'a> {
             identity: Identity { client, sequence },
             base: is(FLAG_BASE).then_some(Base { version: base, own: is(FLAG_OWN).then_some(own) }),
             once: is(FLAG_ONCE),
+            acknowledged,
             action,
             indices: is(FLAG_ROWS).then(|| Indices::new(rows)),
             codec: CodecId::by_number(codec.into())?,

@@ -2,9 +2,9 @@
 
 use crate::catalog::Event;
 use crate::frame::content::{
-    FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
-    KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE,
-    KIND_SPACE, KIND_TIME, KIND_VECTORS, NOBODY, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    ACKNOWLEDGES, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED,
+    KIND_ARRAY, KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT,
+    KIND_SLICE, KIND_SPACE, KIND_TIME, KIND_VECTORS, NOBODY, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
@@ -49,6 +49,7 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
         | flag(record.beta1.is_some(), FLAG_BETA1);
     let rows = record.indices.map_or(&[][..], Indices::bytes);
     frame(to, |to| {
+        let action = action | flag(record.acknowledged > 0, ACKNOWLEDGES);
         to.extend_from_slice(&[KIND_PUSH, action, record.codec as u8, flags]);
         let Identity { client, sequence } = record.identity;
         let own = base.own.unwrap_or(0);
@@ -64,6 +65,9 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
         }
         if let Some(beta1) = record.beta1 {
             put(to, &[beta1.to_bits()]);
+        }
+        if record.acknowledged > 0 {
+            put(to, &[record.acknowledged]);
         }
         to.extend_from_slice(record.body);
     })

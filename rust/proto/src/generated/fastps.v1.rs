@@ -110,6 +110,11 @@ pub struct Header {
     /// On KIND_PORTION: where the gradient belongs.
     #[prost(message, optional, boxed, tag = "32")]
     pub portion: ::core::option::Option<::prost::alloc::boxed::Box<PortionHead>>,
+    /// On KIND_GRADIENT, KIND_ASSIGN and KIND_ASSIGN_STATE: this client has the answers to all its pushes to the slices of this
+    /// frame up to this sequence, and repeats none of them. The slices forget their outcomes. Below `sequence`, or the frame
+    /// is refused; 0: the slices remember the last 64. Earlier servers do, whatever this says.
+    #[prost(uint64, tag = "33")]
+    pub acknowledged: u64,
     /// On KIND_PULL of a whole slice: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
     /// among their capabilities know it; only they have such tensors.
     #[prost(enumeration = "View", tag = "34")]

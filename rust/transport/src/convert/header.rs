@@ -48,6 +48,8 @@ pub struct Completion {
     pub client: u64,
     /// The number of the push; 0 for a read.
     pub sequence: u64,
+    /// The number up to which all pushes of the client are answered.
+    pub acknowledged: u64,
     /// Set if the base's own changes were counted for this incarnation.
     pub counts_own: bool,
     /// Checksum of the payload, if one is sent.
@@ -56,8 +58,8 @@ pub struct Completion {
 
 /// The header of a frame as sent: a draft completed with the sender's fields.
 pub fn complete(draft: &pb::Header, completion: Completion) -> pb::Header {
-    let Completion { tag, client, sequence, counts_own, crc32c } = completion;
-    let mut header = pb::Header { tag, client, sequence, crc32c, ..draft.clone() };
+    let Completion { tag, client, sequence, acknowledged, counts_own, crc32c } = completion;
+    let mut header = pb::Header { tag, client, sequence, acknowledged, crc32c, ..draft.clone() };
     if !counts_own {
         header.base_own = None;
         header.table.iter_mut().for_each(|table| table.base_owns.clear());

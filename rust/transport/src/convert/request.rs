@@ -172,6 +172,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (values, "codec", plain(&h.codec)),
         (values, "dtype", plain(&h.dtype)),
         (pushes || resolve, "sequence", plain(&h.sequence)),
+        (pushes, "acknowledged", plain(&h.acknowledged)),
         (whole, "base_version", given(h.base_version.as_ref())),
         (whole, "base_own", given(h.base_own.as_ref())),
         (gradient, "lr", given(h.lr.as_ref())),
@@ -205,6 +206,10 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let identity = Identity { client: h.client, sequence: h.sequence };
     if (pushes || resolve) && h.sequence == 0 {
         return Err(malformed("the push has no sequence number").expected("1 or more", 0));
+    }
+    if h.acknowledged > 0 && h.acknowledged >= h.sequence {
+        return Err(malformed("the push acknowledges what is not answered")
+            .expected(format!("acknowledged below {}, its sequence", h.sequence), h.acknowledged));
     }
     if let Some(expected) = h.crc32c {
         let got = crc32c(&frame.payload);
@@ -248,6 +253,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 lr: h.lr,
                 scale: h.scale,
                 weight: h.weight,
+                acknowledged: h.acknowledged,
                 correction: h.correction.as_ref().map(correction_from_wire),
                 ..Push::gradient(slice, identity, h.count, codec, &frame.payload)
             };
@@ -287,7 +293,7 @@ pub fn plain_len(header: &pb::Header) -> u64 {
 }
 
 fn completed(draft: &pb::Header, tag: u64, client: u64, sequence: u64, payload: Bytes) -> pb::Frame {
-    let completion = Completion { tag, client, sequence, counts_own: true, crc32c: None };
+    let completion = Completion { tag, client, sequence, counts_own: true, ..Completion::default() };
     pb::Frame { header: Some(header::complete(draft, completion)), payload }
 }
 
@@ -357,6 +363,10 @@ mod tests {
         let frame = pb::Frame::decode(good().encode_to_vec().as_slice()).unwrap();
         let request = request_from_frame(&frame).unwrap();
         assert_eq!((request.tag, request.route, request.slice), (77, ROUTE, SliceId(5)));
+        let mut acknowledges = frame.clone();
+        acknowledges.header.as_mut().unwrap().acknowledged = 2;
+        let verb = request_from_frame(&acknowledges).unwrap().verb;
+        assert!(matches!(verb, Verb::Push { push, .. } if push.acknowledged == 2));
         let Verb::Push { push: got, want_values: true, reservation: None, .. } = request.verb else {
             panic!("{request:?}");
         };
@@ -411,7 +421,7 @@ mod tests {
 
     #[test]
     fn what_a_kind_does_not_use_must_be_unset() {
-        let spoils: [(&str, SpoilFrame); 16] = [
+        let spoils: [(&str, SpoilFrame); 18] = [
             ("version", |h| h.version = Some(0)),
             ("own", |h| h.own = Some(0)),
             ("staleness", |h| h.staleness = Some(0)),
@@ -428,6 +438,8 @@ mod tests {
             ("request", |h| h.kind = pb::Kind::Receipt.into()),
             ("reserved", |h| h.kind = pb::Kind::Delta.into()),
             ("codec", |h| h.codec = 99),
+            ("acknowledges", |h| h.acknowledged = h.sequence),
+            ("acknowledges", |h| h.acknowledged = u64::MAX),
         ];
         for (what, spoil) in spoils {
             let mut frame = good();
@@ -437,6 +449,9 @@ mod tests {
             assert!(error.message.contains(what), "{what}: {error}");
         }
         let mut pull = read_frame(1, ROUTE, SliceId(5), Read::Values);
+        pull.header.as_mut().unwrap().acknowledged = 1;
+        assert!(request_from_frame(&pull).unwrap_err().message.contains("acknowledged"));
+        pull.header.as_mut().unwrap().acknowledged = 0;
         pull.payload = Bytes::from_static(b"x");
         assert!(request_from_frame(&pull).is_err());
         let mut view = read_frame(1, ROUTE, SliceId(5), Read::Average);
