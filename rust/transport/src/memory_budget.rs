@@ -8,6 +8,7 @@
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
+use fastps_core::identity::{ASYNCHRONY_BYTES, IDENTITY_BYTES};
 use fastps_core::shard::{Charge, Meter, Purpose};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -28,22 +29,54 @@ const CONSUMED_AFTER: Duration = Duration::from_secs(1);
 /// Time with at most `READ_AT_REST_BYTES` read after which a connection rests.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
-/// Memory of a worker beside its largest frame: a working connection, and one for calls.
-const WORKER_BYTES: u64 = 2 * AT_REST_BYTES + WORK_BYTES;
+/// Most memory of a session.
+pub const SESSION_BYTES: u64 = 4 << 10;
+/// Memory of a worker beside its largest frame and its identities: a session, a working connection, and one
+/// for calls.
+const WORKER_BYTES: u64 = SESSION_BYTES + 2 * AT_REST_BYTES + WORK_BYTES;
 
 /// The room that a shard keeps for this many workers.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerRoom(pub u64);
 
+/// What a registration adds to a shard.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MoreSlices {
+    /// Their number.
+    pub count: u64,
+    /// The bytes that they take.
+    pub bytes: u64,
+}
+
 impl WorkerRoom {
-    /// Bytes kept, once tensors take `more` bytes.
-    pub fn bytes(self, meter: &Meter, more: u64) -> u64 {
-        self.0 * (WORKER_BYTES + largest_frame(meter, more))
+    /// Bytes kept for connections, and for the outcomes of pushes, once there are `more` slices.
+    fn parts(self, meter: &Meter, more: MoreSlices) -> [u64; 2] {
+        let slices = meter.slices() + more.count;
+        [
+            self.0.saturating_mul(WORKER_BYTES + largest_frame(meter, more.bytes)),
+            slices.saturating_mul(self.bytes_per_slice()),
+        ]
     }
 
-    /// Free memory beside the room, once tensors take `more` bytes.
-    pub fn free_beside(self, meter: &Meter, more: u64) -> u64 {
-        let missing = self.bytes(meter, more).saturating_sub(meter.used_for(Purpose::Connections));
+    /// Bytes kept in each slice for the outcomes of pushes: of the workers, and of the client that has
+    /// registered the tensor.
+    pub fn bytes_per_slice(self) -> u64 {
+        if self.0 == 0 {
+            return 0;
+        }
+        (self.0 + 1).saturating_mul(IDENTITY_BYTES).saturating_add(ASYNCHRONY_BYTES)
+    }
+
+    /// Bytes kept, once there are `more` slices.
+    pub fn bytes(self, meter: &Meter, more: MoreSlices) -> u64 {
+        self.parts(meter, more).into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Free memory beside the room, once there are `more` slices.
+    pub fn free_beside(self, meter: &Meter, more: MoreSlices) -> u64 {
+        let used = [Purpose::Connections, Purpose::Outcomes].map(|purpose| meter.used_for(purpose));
+        let missing = self.parts(meter, more).into_iter().zip(used);
+        let missing = missing.map(|(kept, used)| kept.saturating_sub(used)).fold(0, u64::saturating_add);
         meter.limit().saturating_sub(meter.used()).saturating_sub(missing)
     }
 }
@@ -195,7 +228,7 @@ impl MemoryBudget {
         state.charge.grow_to(self.at_rest + WORK_BYTES + state.streams + traffic)?;
         state.traffic = traffic;
         let more = backlog.saturating_sub(state.backlog.bytes());
-        let free = self.room.free_beside(&self.meter, 0);
+        let free = self.room.free_beside(&self.meter, MoreSlices::default());
         if more > free && self.counts_used.load(Ordering::Relaxed) {
             let why =
                 format!("the shard's memory is full: {} workers have room for a frame each", self.room.0);
@@ -340,7 +373,9 @@ mod tests {
                 }
             }
             // What it has received fills no room either, so that neither tensors nor rings take the other's.
-            assert!(room.free_beside(&meter, 0) <= spare - meter.used_for(Purpose::Backlog));
+            assert!(
+                room.free_beside(&meter, MoreSlices::default()) <= spare - meter.used_for(Purpose::Backlog)
+            );
         }
     }
 

@@ -87,3 +87,30 @@ fn tensors_leave_room_for_workers() {
     }
     assert_eq!(counter(&server, "connections_refused"), 0);
 }
+
+/// Memory is as full as tensors make it, and each worker has had a frame as large as there are, so that only
+/// what was kept for them is left for what the slices remember of their pushes.
+#[test]
+fn workers_that_fit_push_to_every_slice_of_a_full_shard() {
+    const SMALL: usize = 10;
+    let server = start(96 << 20);
+    let first = connect(&server);
+    let full = |prefix: &str, elements| {
+        (0..20_000).find(|k| register(&first, &format!("{prefix}{k}"), elements).is_err()).unwrap()
+    };
+    let (large, small) = (full("w", SLICE), full("s", SMALL));
+    first.close();
+    assert!(large > 10 && small > 10, "{large} and {small}");
+    let workers: Vec<_> = (0..16).map(|_| connect(&server)).collect();
+    for _ in 0..2 {
+        workers.iter().for_each(|worker| push(worker, "w0", SLICE));
+        for worker in &workers {
+            (0..large).for_each(|k| push(worker, &format!("w{k}"), SLICE));
+            (0..small).for_each(|k| push(worker, &format!("s{k}"), SMALL));
+        }
+    }
+    assert_eq!(counter(&server, "connections_refused"), 0);
+    let slices = (large + small) as u64;
+    let taken = counter(&server, "memory_identities") / (16 * slices);
+    assert!(taken <= 350, "{taken} bytes per client and slice");
+}

@@ -10,7 +10,7 @@ use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
-use fastps_transport::memory_budget::WorkerRoom;
+use fastps_transport::memory_budget::{MoreSlices, WorkerRoom};
 use foldhash::fast::RandomState;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -229,7 +229,8 @@ impl Reservations {
     /// Takes memory that a connection shares with its client, of at most half the shard's, and of what is
     /// left beside the room for workers.
     pub(crate) fn charge_rings(&self, meter: &Arc<Meter>, bytes: u64) -> Result<Charge> {
-        let (free, room) = (self.room.free_beside(meter, 0), self.room.bytes(meter, 0));
+        let none = MoreSlices::default();
+        let (free, room) = (self.room.free_beside(meter, none), self.room.bytes(meter, none));
         let half = (meter.limit() / 2).saturating_sub(meter.used_for(Purpose::Rings));
         if bytes <= free.min(half) {
             return meter.take(Purpose::Rings, bytes);
@@ -247,7 +248,8 @@ impl Reservations {
     fn check_room(&self, shard: &Shard, wish: &Reserve) -> Result<()> {
         let (meter, workers) = (shard.meter(), self.room.0);
         let needed = Shard::memory_for(&wish.spec, wish.slices.iter().map(|(_, index)| *index));
-        let (free, room) = (self.room.free_beside(meter, needed), self.room.bytes(meter, needed));
+        let more = MoreSlices { count: wish.slices.len() as u64, bytes: needed };
+        let (free, room) = (self.room.free_beside(meter, more), self.room.bytes(meter, more));
         if needed <= free {
             return Ok(());
         }

@@ -12,6 +12,7 @@ use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_core::verbs::{WorkerReport, WorkerState};
 use fastps_durable::{Catalog, Event, SecretHash};
 use fastps_transport::convert::MAX_REPORT_BYTES;
+use fastps_transport::memory_budget;
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -92,6 +93,7 @@ struct Session {
 /// Memory of a session, with the longest name and the texts of the longest report.
 const SESSION_BYTES: u64 =
     (MAX_CLIENT_NAME_BYTES + MAX_REPORT_BYTES + 2 * size_of::<(u64, Session)>()) as u64;
+const _: () = assert!(SESSION_BYTES <= memory_budget::SESSION_BYTES);
 
 #[derive(Debug, Default)]
 struct SessionTable {

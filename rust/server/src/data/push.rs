@@ -9,6 +9,14 @@ use fastps_transport::convert;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
+/// A push's wait for readers.
+#[derive(Debug, Default)]
+pub(super) struct ReaderWait {
+    since: Option<Instant>,
+    /// Set if none was there when the push was last refused.
+    in_vain: bool,
+}
+
 impl Exchange {
     /// A push whose answer is a receipt.
     pub(super) async fn push(
@@ -18,11 +26,11 @@ impl Exchange {
         reservation: Option<u64>,
         mut slot: AnswerSlot,
     ) {
-        let mut begin = None;
+        let mut wait = ReaderWait::default();
         loop {
             match self.push_once(tag, push, reservation, slot) {
                 None => return,
-                Some((back, error)) if !self.wait_for_readers(push.slice, &mut begin).await => {
+                Some((back, error)) if !self.wait_for_readers(push.slice, &mut wait).await => {
                     return self.refuse(back, tag, error);
                 }
                 Some((back, _)) => slot = back,
@@ -62,12 +70,14 @@ impl Exchange {
     }
 
     /// Waits for readers that keep old versions to release them, then resets the slowest one. Returns false
-    /// if readers are not the cause of the lack of memory. `since`: the first wait of the push.
-    pub(super) async fn wait_for_readers(&self, slice: SliceId, since: &mut Option<Instant>) -> bool {
+    /// if readers are not the cause of the lack of memory.
+    pub(super) async fn wait_for_readers(&self, slice: SliceId, wait: &mut ReaderWait) -> bool {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
-            return false;
+            // The last may have gone since the push was refused.
+            return !std::mem::replace(&mut wait.in_vain, true);
         }
-        if since.get_or_insert_with(Instant::now).elapsed() >= READER_TIMEOUT
+        wait.in_vain = false;
+        if wait.since.get_or_insert_with(Instant::now).elapsed() >= READER_TIMEOUT
             && !self.node.reset_slowest_reader()
         {
             return false;
@@ -80,13 +90,13 @@ impl Exchange {
     /// Applies a push whose answer is the new values. Later frames do not wait while a policy holds it.
     pub(super) async fn push_pull(&self, tag: u64, push: &Push<'_>, slot: AnswerSlot) {
         let (slice, client) = (push.slice, push.identity.client);
-        let mut begin = None;
+        let mut wait = ReaderWait::default();
         let outcome = loop {
             let (done, mut outcome) = oneshot::channel();
             self.node.shard.push(push, move |result| drop(done.send(result)));
             match outcome.try_recv() {
                 Ok(Err(error))
-                    if error.kind == Kind::Capacity && self.wait_for_readers(slice, &mut begin).await => {}
+                    if error.kind == Kind::Capacity && self.wait_for_readers(slice, &mut wait).await => {}
                 Ok(result) => return self.after_push(tag, slice, client, result, slot).await,
                 Err(_) => break outcome,
             }

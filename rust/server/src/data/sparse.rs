@@ -1,5 +1,6 @@
 //! Sparse messages: each part is applied or refused separately, and one answer covers all parts.
 
+use super::push::ReaderWait;
 use super::{Exchange, fits, owed};
 use crate::answers::{AnswerSlot, Owed};
 use fastps_core::dtype::DType;
@@ -60,7 +61,7 @@ impl Exchange {
             Err(error) => return self.refuse(slot, tag, error),
         };
         let (late, answers) = unbounded_channel();
-        let (mut outcomes, mut begin) = (Vec::with_capacity(parts.len()), None);
+        let (mut outcomes, mut wait) = (Vec::with_capacity(parts.len()), ReaderWait::default());
         let all: Vec<_> = parts.iter().collect();
         let mut slices = self.admit_parts(&all, route, Some(dtype));
         while outcomes.len() < all.len() {
@@ -78,8 +79,7 @@ impl Exchange {
             };
             match self.node.shard.push_to(slice, &push, later) {
                 Some(Err(error))
-                    if error.kind == Kind::Capacity
-                        && self.wait_for_readers(push.slice, &mut begin).await =>
+                    if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, &mut wait).await =>
                 {
                     // A slice may have been dropped meanwhile: a restart could not repeat what it applies
                     // after that.

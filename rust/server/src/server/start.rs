@@ -142,6 +142,7 @@ impl Start<'_> {
         sessions.restore(&catalog, Instant::now())?;
         restore_memberships(&core, &catalog);
         let room = WorkerRoom(config.room_for_workers);
+        meter.keep_for_outcomes(room.bytes_per_slice());
         let reservations = Reservations::new(config.reservation_lease, room, files.clone());
         reservations.restore(&core, &catalog.reservations, Instant::now());
         let server = files.journal().map_or_else(random, |journal| Ok(journal.incarnation()))?;
