@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import fastps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,3 +36,26 @@ def test_the_page_shows_what_the_script_measures() -> None:
         elif "Float" in name or name in ("`Int8`", "`OneBit`"):
             kept = cells[:2]  # the CPU time depends on the machine
         assert shown[name][: len(kept)] == kept, name
+
+
+def test_the_page_says_what_a_client_takes_in_each_slice() -> None:
+    found = re.search(r"W x (\d+) bytes x slices", (ROOT / "docs/how-to/sizing.md").read_text())
+    assert found
+    clients, tensors, ones = 10, [f"w{k}" for k in range(50)], np.ones(3, np.float32)
+    with fastps.serve() as server, fastps.connect(server) as first:
+
+        def taken() -> int:
+            (shard,) = first.stats()["shards"]
+            return int(shard["counters"]["memory_identities"])
+
+        for name in tensors:
+            first.register(name, ones, fastps.SGD(lr=1.0))
+        others = [fastps.connect(server) for _ in range(clients)]
+        before = taken()
+        for ps in others:
+            for _ in range(70):
+                ps.push(dict.fromkeys(tensors, ones))
+        each = (taken() - before) / (clients * len(tensors))
+        assert int(found[1]) / 1.5 <= each <= int(found[1])
+        for ps in others:
+            ps.close()

@@ -379,6 +379,7 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
             within,
             to: None,
             report: None,
+            listed: 0,
         };
         let hello = unary::hello(channel.clone(), who, false);
         let attempt = tokio::time::timeout_at(deadline.into(), hello);

@@ -99,6 +99,9 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
         Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
         Verb::PullAverage => meter.during(|| SHARD.pull_average(request.route.client, request.slice).is_ok()),
         Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
+        Verb::PullVersions(parts) => {
+            meter.during(|| parts.iter().all(|part| SHARD.slice(part.slice).is_ok()))
+        }
         Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
         Verb::PullVector(VectorRead { space, index, batch }) => meter.during(|| {
             let slice = SHARD.slice(request.slice);

@@ -47,8 +47,8 @@ impl Link {
         let mut queue = lock(&self.queue);
         if let Some(doubts) = queue.late.remove(&tag) {
             settle_late(queue, &doubts, answer);
-        } else if let Some(slice) = queue.asked.remove(&tag) {
-            self.answer_what_is_left(queue, slice, &answer);
+        } else if let Some(about) = queue.asked.remove(&tag) {
+            self.answer_what_is_left(queue, &about, answer);
         } else if let Some(pending) = queue.frames.remove(tag) {
             match pending.waiter.clone() {
                 Waiter::Doubt(doubt) => self.answer_doubt(queue, tag, pending, &doubt, answer),
@@ -249,20 +249,32 @@ impl Link {
         }
     }
 
-    /// Delivers a restarted server's answer about the state of a slice.
-    fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, slice: u64, answer: &convert::Answer) {
-        match answer {
-            convert::Answer::Version { version, own } => queue.left(self.shard(), slice, *version, *own),
-            convert::Answer::Refused(error) if retry(error.kind) == Retry::Session => {
+    /// Delivers a restarted server's answer about the state of some slices.
+    fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, about: &[u64], answer: convert::Answer) {
+        match (answer, about) {
+            (convert::Answer::Version { version, own }, [slice]) => {
+                queue.left(self.shard(), *slice, version, own);
+            }
+            (convert::Answer::Parts { outcomes, .. }, _) if outcomes.len() == about.len() => {
+                for (slice, outcome) in about.iter().zip(outcomes) {
+                    match outcome {
+                        Ok(at) => queue.left(self.shard(), *slice, at.version, at.own),
+                        Err(_) => queue.gone(*slice),
+                    }
+                }
+            }
+            (convert::Answer::Refused(error), _) if retry(error.kind) == Retry::Session => {
                 queue.lease_lost = true;
                 self.check_drained(&queue);
             }
             // The server is about to stop: the next connection asks again.
-            convert::Answer::Refused(error) if retry(error.kind) == Retry::Later => {}
-            // The slice is gone, which every other call will report.
+            (convert::Answer::Refused(error), _) if retry(error.kind) == Retry::Later => {}
+            (_, [slice]) => queue.gone(*slice),
+            // A question about one slice needs no memory.
             _ => {
-                queue.slices.remove(&slice);
-                queue.settled(slice);
+                queue.asks_many = false;
+                queue.ask_again();
+                queue.wake();
             }
         }
         if queue.to_ask.is_empty() && !queue.lost.is_empty() {

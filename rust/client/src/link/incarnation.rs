@@ -13,7 +13,6 @@ use fastps_core::error::{Error, Result};
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
-use std::collections::HashMap;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
@@ -27,7 +26,7 @@ impl Link {
         queue.recalled = false;
         queue.slices.values_mut().for_each(|known| known.unanswered = 0);
         queue.late.clear();
-        (queue.ask_cursor, queue.asked) = (0, HashMap::new());
+        queue.ask_again();
         queue.session
     }
 
@@ -79,14 +78,18 @@ impl Link {
     /// predecessor's knowledge of this client: then it has renewed the client's session, and unanswered
     /// frames are sent again, under their identity.
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
-        self.route().note(hello);
+        if !hello.cluster.is_empty() {
+            self.route().note(hello);
+            self.listed.store(hello.cluster_digest, Ordering::Relaxed);
+        }
         self.matches.store(convert::can(hello, convert::MATCHES_STALENESS), Ordering::Relaxed);
         self.rounds.store(convert::can(hello, convert::ROUNDS), Ordering::Relaxed);
         self.dtypes.store(convert::can(hello, convert::DTYPES), Ordering::Relaxed);
-        if let Some(resolution) = &self.shared.resolution {
+        if let Some(resolution) = self.shared.resolution.as_ref().filter(|_| !hello.cluster.is_empty()) {
             resolution.note_listed(&hello.cluster);
         }
         let mut queue = lock(&self.queue);
+        queue.asks_many = convert::can(hello, convert::VERSIONS);
         if std::mem::replace(&mut queue.server, hello.server) != hello.server {
             self.restarted.store(true, Ordering::Relaxed);
             queue.ask_what_is_left();

@@ -110,8 +110,10 @@ pub(crate) struct Queue {
     /// asked on the present connection.
     pub(crate) to_ask: VecDeque<u64>,
     pub(crate) ask_cursor: usize,
-    /// Tags of these questions.
-    pub(crate) asked: HashMap<u64, u64>,
+    /// Slices that these questions are about, by tag.
+    pub(crate) asked: HashMap<u64, Vec<u64>>,
+    /// Set while the server answers a question about many slices.
+    pub(crate) asks_many: bool,
     /// Changes that such servers lack, until the last answer has arrived.
     pub(crate) lost: Vec<LostSlice>,
     /// Number of the present stream; 0 = none.
@@ -124,6 +126,8 @@ pub(crate) struct Queue {
     pub(crate) closed: bool,
     /// Set when the present connection must end, because it holds memory of a call that has ended.
     pub(crate) recalled: bool,
+    /// Number of frames sent: each renews the session.
+    pub(crate) sent: u64,
 }
 
 impl Queue {
@@ -139,6 +143,7 @@ impl Queue {
             to_ask: VecDeque::new(),
             ask_cursor: 0,
             asked: HashMap::new(),
+            asks_many: false,
             lost: Vec::new(),
             session: 0,
             sessions: 0,
@@ -147,6 +152,7 @@ impl Queue {
             lease_lost: false,
             closed: false,
             recalled: false,
+            sent: 0,
         }
     }
 
@@ -218,26 +224,47 @@ impl Queue {
 
     /// Asks a restarted server about every slice with an acknowledged change.
     pub(crate) fn ask_what_is_left(&mut self) {
-        self.to_ask =
-            self.slices.iter().filter(|(_, known)| known.version > 0).map(|(slice, _)| *slice).collect();
+        let known = self.slices.iter().filter(|(_, known)| known.version > 0);
+        let mut to_ask: Vec<_> = known.map(|(slice, known)| (known.epoch, known.group, *slice)).collect();
+        // A question is about slices of one group.
+        to_ask.sort_unstable();
+        self.to_ask = to_ask.into_iter().map(|(_, _, slice)| slice).collect();
+        self.ask_again();
+    }
+
+    /// Asks all that is not answered on the present connection.
+    pub(crate) fn ask_again(&mut self) {
         (self.ask_cursor, self.asked) = (0, HashMap::new());
     }
 
     /// The next such question.
     pub(crate) fn question(&mut self) -> Option<pb::Frame> {
-        while let Some(slice) = self.to_ask.get(self.ask_cursor).copied() {
-            self.ask_cursor += 1;
+        let (mut about, mut of) = (Vec::new(), None);
+        let most = if self.asks_many { convert::MAX_PARTS } else { 1 };
+        while let Some(slice) = self.to_ask.get(self.ask_cursor).filter(|_| about.len() < most).copied() {
             if let Some(known) = self.slices.get(&slice) {
-                let tag = self.next_tag;
-                self.next_tag += 1;
-                self.asked.insert(tag, slice);
-                let completion = Completion { tag, client: self.client, ..Completion::default() };
-                let draft = convert::header::read(known.target(SliceId(slice)), Read::Version);
-                let header = Some(convert::header::complete(&draft, completion));
-                return Some(pb::Frame { header, payload: Bytes::new() });
+                let Target { group, epoch, .. } = *of.get_or_insert(known.target(SliceId(slice)));
+                if (known.group, known.epoch) != (group, epoch) {
+                    break;
+                }
+                about.push(slice);
             }
+            self.ask_cursor += 1;
         }
-        None
+        let target = of?;
+        let draft = match &about[..] {
+            [_] => convert::header::read(target, Read::Version),
+            many => {
+                let whole = Target { slice: SliceId(0), ..target };
+                convert::header::versions(whole, many.iter().copied())
+            }
+        };
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        self.asked.insert(tag, about);
+        let completion = Completion { tag, client: self.client, ..Completion::default() };
+        let header = Some(convert::header::complete(&draft, completion));
+        Some(pb::Frame { header, payload: Bytes::new() })
     }
 
     /// Handles the answer about a slice: its version, and the number of its changes that are the client's.
@@ -252,6 +279,12 @@ impl Queue {
             known.version = known.version.min(version);
             known.own = Some(known.own.map_or(own, |known| known.min(own)));
         }
+        self.settled(slice);
+    }
+
+    /// Forgets a slice that is gone, which every other call will report.
+    pub(crate) fn gone(&mut self, slice: u64) {
+        self.slices.remove(&slice);
         self.settled(slice);
     }
 

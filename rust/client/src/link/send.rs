@@ -68,6 +68,7 @@ impl Link {
         if !queue.lease_lost
             && let Some(question) = queue.question()
         {
+            queue.sent += 1;
             return Poll::Ready(Some(question));
         }
         // Until a restarted server has reported its state, it changes nothing for this client.
@@ -90,6 +91,7 @@ impl Link {
                 continue;
             };
             pending.attempts += 1;
+            queue.sent += 1;
             pending.refused = None;
             if pending.attempts > 1 && fastps_core::fault::fault("resend_as_new") {
                 pending.sender.sequence += 1 << 32;

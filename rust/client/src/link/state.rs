@@ -40,6 +40,8 @@ pub(crate) struct Link {
     pub(crate) matches: AtomicBool,
     /// Set when the server ends versions by a quorum and a grace, and weighs their gradients.
     pub(crate) rounds: AtomicBool,
+    /// Digest of the list of shards in the last hello that had one; 0: the server tells none.
+    pub(crate) listed: AtomicU64,
     /// Set when the server's tensors keep averages.
     pub(crate) dtypes: AtomicBool,
     pub(crate) driver: Weak<Driver>,
@@ -73,6 +75,7 @@ impl Link {
             restarted: AtomicBool::new(false),
             matches: AtomicBool::new(convert::can(hello, convert::MATCHES_STALENESS)),
             rounds: AtomicBool::new(convert::can(hello, convert::ROUNDS)),
+            listed: AtomicU64::new(hello.cluster_digest),
             dtypes: AtomicBool::new(convert::can(hello, convert::DTYPES)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),

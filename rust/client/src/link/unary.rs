@@ -57,6 +57,8 @@ pub(crate) struct Who<'a> {
     pub(crate) to: Option<Addressee>,
     /// The worker's report.
     pub(crate) report: Option<WorkerReport>,
+    /// Digest of the list of shards that the answer may leave out; 0: none.
+    pub(crate) listed: u64,
 }
 
 impl Who<'_> {
@@ -70,6 +72,7 @@ impl Who<'_> {
             secret: self.secret.bytes().into(),
             close,
             report: self.report.as_ref().map(convert::worker_report_to_wire),
+            cluster_digest: self.listed,
         };
         let mut hello = request(hello, self.within);
         self.bearer.sign(hello.metadata_mut().as_mut());

@@ -318,6 +318,10 @@ pub struct HelloRequest {
     /// The worker's report about its training. Unset: the last one stays. An older server ignores it.
     #[prost(message, optional, tag = "8")]
     pub report: ::core::option::Option<WorkerReport>,
+    /// `cluster_digest` of the client's last answer: if the list of shards is still the same, the server leaves it out. Unset (0),
+    /// and older servers: the answer has the list.
+    #[prost(fixed64, tag = "9")]
+    pub cluster_digest: u64,
 }
 /// A worker's description of its training, for people: servers show the last one and never act on it. At most 512 bytes
 /// encoded, and numbers are finite; a server ignores any other, and logs it.
@@ -415,6 +419,9 @@ pub struct HelloResponse {
     /// The server was started with --insecure: its connections are not encrypted, or its callers are not known.
     #[prost(bool, tag = "12")]
     pub insecure: bool,
+    /// Changes with `cluster`, which is empty if it is the request's. Unset (0): the server is of an earlier version.
+    #[prost(fixed64, tag = "13")]
+    pub cluster_digest: u64,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]

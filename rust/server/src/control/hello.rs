@@ -23,12 +23,15 @@ pub(super) fn greet(
     let session = session.inspect_err(|error| {
         tracing::warn!(shard = node.index(), client = m.name, %error, "a client is refused");
     })?;
+    let cluster_digest = convert::cluster_digest(&node.cluster);
+    let cluster = if m.cluster_digest == cluster_digest { Vec::new() } else { node.cluster.to_vec() };
     Ok(pb::HelloResponse {
         protocol_minor: m.protocol_minor.min(PROTOCOL_MINOR),
         capabilities: capabilities(node),
         server: node.server,
         shard: node.index(),
-        cluster: node.cluster.to_vec(),
+        cluster,
+        cluster_digest,
         lease_ms: node.sessions.lease().as_millis() as u32,
         epoch: EPOCH,
         role: by.principal.shown_role().to_wire().into(),
@@ -41,7 +44,7 @@ pub(super) fn greet(
 
 fn capabilities(node: &Node) -> Vec<String> {
     let log = node.files.journal().map(|_| convert::CAN_LOG);
-    [convert::MATCHES_STALENESS, convert::ROUNDS, convert::DTYPES]
+    [convert::MATCHES_STALENESS, convert::ROUNDS, convert::DTYPES, convert::VERSIONS]
         .into_iter()
         .chain(log)
         .map(str::to_owned)

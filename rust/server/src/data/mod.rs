@@ -254,7 +254,7 @@ impl Exchange {
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
             // Each part is admitted separately.
-            Verb::PushParts(..) | Verb::PullParts(_) | Verb::Run(_) => {}
+            Verb::PushParts(..) | Verb::PullParts(_) | Verb::PullVersions(_) | Verb::Run(_) => {}
             Verb::Portion { dtype, .. } => {
                 self.admit_to(request.slice, request.route, Some(dtype))?;
             }
@@ -325,6 +325,7 @@ impl Exchange {
                 }
                 Err(error) => self.refuse(slot, tag, error),
             },
+            Verb::PullVersions(parts) => self.pull_versions(tag, request.route, parts, slot).await,
             Verb::Resolve(identity) => self.resolve(tag, slice, identity, slot),
             Verb::Run(run) => self.run_program(tag, request.route, run, slot).await,
             Verb::PullVector(VectorRead { space, index, batch }) => {

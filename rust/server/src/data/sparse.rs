@@ -171,6 +171,24 @@ impl Exchange {
         }
     }
 
+    /// Answers with the versions of many slices.
+    pub(super) async fn pull_versions(&self, tag: u64, route: Route, parts: Parts<'_>, slot: AnswerSlot) {
+        let memory = match self.memory_to_answer(route.client, parts).await {
+            Ok(memory) => memory,
+            Err(error) => return self.refuse(slot, tag, error),
+        };
+        let all: Vec<_> = parts.iter().collect();
+        let version = |slice: Result<Arc<Slice>>| {
+            let slice = slice.map_err(|error| error.shard(self.node.index()))?;
+            let (version, own) = slice.version(route.client);
+            Ok(SliceVersion { slice: slice.id(), version, own })
+        };
+        let outcomes: Vec<_> = self.admit_parts(&all, route, None).into_iter().map(version).collect();
+        let mut answer = convert::versions(tag, &outcomes);
+        answer.payload = convert::keeping([], memory);
+        slot.send(Ok(owed(answer)));
+    }
+
     /// Outcome of each part, and the values of all.
     fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
         let dtype = DType::Float32;

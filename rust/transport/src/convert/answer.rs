@@ -168,7 +168,7 @@ pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
         let refusals = super::vector::refused_parts(h.table.map(|table| *table))?;
         return Ok((h.tag, Answer::Scalars { refusals, payload: frame.payload }));
     }
-    if let (Ok(pb::Kind::Receipt | pb::Kind::Values), Some(table)) = (kind, h.table) {
+    if let (Ok(pb::Kind::Receipt | pb::Kind::Values | pb::Kind::Version), Some(table)) = (kind, h.table) {
         let outcomes = super::parts::outcomes(*table, h.scale.unwrap_or(1.0))?;
         return Ok((h.tag, Answer::Parts { outcomes, payload: frame.payload }));
     }
@@ -200,6 +200,7 @@ mod tests {
     use super::*;
     use fastps_core::error::Kind;
     use fastps_core::tensor::SliceId;
+    use fastps_core::verbs::SliceVersion;
     use prost::Message;
 
     const ROUTE: Route = Route { group: 1, epoch: 1, client: 9 };
@@ -227,12 +228,17 @@ mod tests {
                 Answer::Values { version: 4, own: 0, step: 2, applied: Some(applied), payload },
             ),
             (version(6, (4, 1)), Answer::Version { version: 4, own: 1 }),
-            (refused(6, &error), Answer::Refused(error)),
+            (refused(6, &error), Answer::Refused(error.clone())),
             (fenced(6), Answer::Fenced),
         ] {
             let frame = pb::Frame::decode(frame.encode_to_vec().as_slice()).unwrap();
             assert_eq!(answer_from_frame(frame).unwrap(), (6, expected));
         }
+        let known = [Ok(SliceVersion { slice: SliceId(5), version: 4, own: 1 }), Err(error)];
+        let (tag, answer) = answer_from_frame(super::super::versions(6, &known)).unwrap();
+        let Answer::Parts { outcomes, .. } = answer else { panic!("{answer:?}") };
+        assert!(tag == 6 && outcomes[0].as_ref().is_ok_and(|at| (at.version, at.own) == (4, 1)));
+        assert!(outcomes.len() == 2 && outcomes[1].as_ref().is_err_and(|error| error.kind == Kind::Shape));
         assert!(answer_from_frame(resolve_frame(6, ROUTE, SliceId(5), 1)).is_err());
         assert!(answer_from_frame(pb::Frame::default()).is_err());
     }

@@ -157,6 +157,12 @@ pub fn read(target: Target, what: Read) -> pb::Header {
     pb::Header { view: view.into(), ..draft(kind, target) }
 }
 
+/// A question about the versions of several slices.
+pub fn versions(target: Target, slices: impl Iterator<Item = u64>) -> pb::Header {
+    let parts = slices.map(|slice| pb::Part { slice, ..Default::default() }).collect();
+    pb::Header { parts, ..draft(pb::Kind::PullVersion, target) }
+}
+
 /// A pull of rows.
 pub fn pull_parts(target: Target, parts: Vec<pb::Part>) -> pb::Header {
     pb::Header { parts, ..draft(pb::Kind::Pull, target) }

@@ -1,6 +1,7 @@
 //! A client's meaning of a receipt, and what a server can do, on the wire.
 
 use super::fields::unknown;
+use super::request::crc32c;
 use fastps_core::error::Result;
 use fastps_proto::v1 as pb;
 
@@ -16,10 +17,17 @@ pub const ROUNDS: &str = "rounds";
 
 /// The capability of a server whose tensors keep averages; earlier ones would drop them from a spec.
 pub const DTYPES: &str = "dtypes";
+/// The server answers a question about the versions of many slices.
+pub const VERSIONS: &str = "versions";
 
 /// Returns whether a server has a capability.
 pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {
     hello.capabilities.iter().any(|can| can == capability)
+}
+
+/// Number of a list of shards, which changes with it; never 0.
+pub fn cluster_digest(cluster: &[String]) -> u64 {
+    u64::from(crc32c(cluster.join("\n").as_bytes())) | (cluster.len() as u64) << 32
 }
 
 /// Returns whether receipts require the change to be in the server's log.

@@ -66,6 +66,15 @@ pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8]) -> Result<Parts<
     check(Parts { list: &h.parts, table: None, push: None, payload })
 }
 
+/// The slices of a question about their versions.
+pub(super) fn of_versions(h: &pb::Header) -> Result<Parts<'_>> {
+    if h.parts.iter().any(|part| part.elements != 0 || part.count != 0) {
+        return Err(malformed("KIND_PULL_VERSION uses only the slice of a part")
+            .expected("the other fields unset", "a value"));
+    }
+    check(Parts { list: &h.parts, table: None, push: None, payload: &[] })
+}
+
 /// Checks the number of parts, that their slices differ, and the payload's length.
 fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
     let (all, payload) = (parts.list, parts.payload);
@@ -191,6 +200,17 @@ pub fn rows_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result<S
         table: Some(Box::new(table(outcomes, |at| (at.version, at.own)))),
         ..Default::default()
     }
+}
+
+/// The answer to a question about the versions of many slices.
+pub fn versions(tag: u64, outcomes: &[Result<SliceVersion>]) -> pb::Frame {
+    let header = pb::Header {
+        kind: pb::Kind::Version.into(),
+        tag,
+        table: Some(Box::new(table(outcomes, |at| (at.version, at.own)))),
+        ..Default::default()
+    };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
 }
 
 /// Outcome of each part, as a client reads it.

@@ -64,6 +64,8 @@ pub enum Verb<'a> {
     PullState,
     /// Only the version.
     PullVersion,
+    /// Only the versions of several slices; instead of the request's slice.
+    PullVersions(Parts<'a>),
     /// The outcome of a push.
     Resolve(Identity),
     /// A program on vectors of several slices; instead of the request's slice.
@@ -92,6 +94,7 @@ impl Verb<'_> {
             | Self::PullParts(_)
             | Self::PullState
             | Self::PullVersion
+            | Self::PullVersions(_)
             | Self::PullVector(_) => false,
             Self::Push { .. }
             | Self::PushParts(..)
@@ -166,8 +169,9 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     // Requests with elements in the payload.
     let values = pushes || portion;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
+    let versions = kind == pb::Kind::PullVersion && parts > 0;
     for (used, field, set) in [
-        (!sparse && !run, "slice beside parts", plain(&h.slice)),
+        (!sparse && !run && !versions, "slice beside parts", plain(&h.slice)),
         (values && !sparse, "count", plain(&h.count)),
         (values, "codec", plain(&h.codec)),
         (values, "dtype", plain(&h.dtype)),
@@ -191,7 +195,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "have_version", given(h.have_version.as_ref())),
         (false, "min_version", given(h.min_version.as_ref())),
         (false, "lent", message(h.lent.as_ref())),
-        (sparse || run, "parts", plain(&parts)),
+        (sparse || run || versions, "parts", plain(&parts)),
         (sparse && gradient, "table", message(h.table.as_ref())),
         (run || pull, "vector", message(h.vector.as_ref())),
         (pull && h.vector.is_none(), "view", plain(&h.view)),
@@ -232,6 +236,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         pb::Kind::Vector => Verb::Run(vector::run_from_header(h, &frame.payload)?),
         pb::Kind::Portion => portion_from_frame(h, &frame.payload)?,
         pb::Kind::PullState => Verb::PullState,
+        pb::Kind::PullVersion if versions => Verb::PullVersions(parts::of_versions(h)?),
         pb::Kind::PullVersion => Verb::PullVersion,
         pb::Kind::Resolve => Verb::Resolve(identity),
         _ => {
