@@ -28,6 +28,8 @@ Indices: TypeAlias = NDArray[np.int64]
 
 #: Maximum delay of a server's answer, in seconds; and of the one before workers are idle.
 _WAIT, _FIRST_WAIT = 5.0, 0.1
+#: Seconds between two looks whether the versions that several workers of a thread wait for are made.
+_LOOK = 0.01
 
 
 class Portions:
@@ -213,8 +215,11 @@ class Portions:
         if over or portion is not None:
             self._held, self._begun, self._last = portion, not over, unfinished == 1
             workers = Own.of_this_thread()
-            for worker in workers if over else ():  # all before one waits for another
-                worker.contribute(wait=False)
+            while over and len(workers) > 1:  # all before one waits for another
+                waiting = [worker.contribute(wait=False) for worker in workers]
+                if not any(waiting):
+                    break
+                time.sleep(_LOOK)
             for worker in workers:
                 if over:  # of several, it is not known which of them trains with these
                     worker.turn(self._run, self._epoch, fetch=len(workers) == 1)

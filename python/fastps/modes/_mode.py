@@ -52,7 +52,10 @@ class Mode(metaclass=_Checked):
     Attributes:
         push_every: Steps between pushes.
         pull_every: Steps between fetches.
-        overlap: Fetched values are installed `pull_every` steps later, while the worker computes.
+        overlap: Fetched values are installed later, while the worker computes: True, `pull_every` steps; with
+            `takes_values`, so many steps after the push.
+        alpha: The share of a worker's own values where such values are installed.
+        fragments: Groups of tensors that are pushed in turn, all within `push_every` steps.
         waits_for_others: Workers or their pushes wait for each other; a fetch follows that wait.
         shares_versions: A version is one step by the gradients of several workers. A refused gradient is
             dropped: the next one is of another version.
@@ -65,7 +68,9 @@ class Mode(metaclass=_Checked):
 
     push_every: int = 1
     pull_every: int = 1
-    overlap: bool = False
+    overlap: int = False
+    alpha: float = 0.0
+    fragments: int = 1
     join_every: int | None = None
     waits_for_others: ClassVar[bool] = False
     shares_versions: ClassVar[bool] = False

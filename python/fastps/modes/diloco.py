@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastps._shared.checks import at_least, flag, given
+from fastps._shared.checks import at_least, flag, given, invalid, number
 from fastps.modes._mode import Mode, as_quorum, as_reduce
 from fastps.optim import SGD, Optimizer
 
@@ -28,7 +28,12 @@ class DiLoCo(Mode):
     has (``stats()["samples_partial"]``). What comes after the version is refused and dropped: its worker
     counts it (``stats()["samples_lost"]``), fetches, and continues. A worker that joins counts from the next
     version on, and one that is closed, killed or misses its lease is no longer waited for. All workers of a
-    group must use the same value; only `partial` is each worker's own.
+    group must use the same value; only `partial` and `alpha` are each worker's own.
+
+    With `fragments` (Douillard et al., 2025, arXiv:2501.18512) the tensors are shared out among so many
+    groups of about equal size, which are exchanged in turn, each once in `every` steps: the peak of the bytes
+    falls to that share. With `overlap` a worker goes on computing while a difference, and the version that it
+    leads to, are on their way, and installs that version so many local steps later.
 
     The outer optimizer is that of the registered tensors; `DiLoCo.outer` is the paper's. Without a quorum
     there is no asynchronous form: `fastps.Async` on this optimizer destroys the model.
@@ -49,9 +54,15 @@ class DiLoCo(Mode):
             weigh it. False: it computes to the end of its round, and may come too late. Servers look ten
             times a second, so `grace` should be longer than that and a local step.
         trim: As for `fastps.Sync`.
+        fragments: Groups of tensors that are exchanged in turn, 1 to `every`, and at most as many as there
+            are tensors.
+        overlap: Local steps between a difference and the installation of its version, >= 0, and less than
+            the ``every // fragments`` between two differences. 0: a worker waits for the version.
+        alpha: With `overlap`, what is left of the local steps that were taken meanwhile, 0 to 1: a value
+            becomes ``alpha * local + (1 - alpha) * received``. The next difference has that part.
 
     Raises:
-        ConfigError: An argument is out of range.
+        ConfigError: An argument is out of range, or (from a worker) there are fewer tensors than fragments.
 
     >>> store, mode = fastps.Store(), fastps.DiLoCo(every=2)
     >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -70,6 +81,9 @@ class DiLoCo(Mode):
     reduce: Literal["weighted", "mean", "median", "trimmed_mean"] = "weighted"
     partial: bool = True
     trim: int | None = None
+    fragments: int = 1
+    overlap: int = 0
+    alpha: float = 0.5
 
     #: The paper's outer optimizer.
     outer: ClassVar[Optimizer] = SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -87,6 +101,15 @@ class DiLoCo(Mode):
         flag("deterministic", self.deterministic)
         flag("partial", self.partial)
         as_reduce(self, ("weighted", "mean", "median", "trimmed_mean"), self.workers)
+        given(self, "fragments", at_least(1, "fragments", self.fragments, min(self.every, 2**32 - 1)))
+        given(self, "overlap", at_least(0, "overlap", self.overlap))
+        if self.overlap >= (turn := self.every // self.fragments) and self.overlap:
+            expected = f"less than the {turn} local steps between two differences (every // fragments)"
+            raise invalid("overlap", expected, self.overlap)
+        alpha = number("alpha", self.alpha)
+        if not 0 <= alpha <= 1:
+            raise invalid("alpha", "0 to 1", self.alpha)
+        given(self, "alpha", alpha)
 
     @property
     def push_every(self) -> int:  # type: ignore[override]

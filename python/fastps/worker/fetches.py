@@ -34,6 +34,15 @@ class Fetches:
         if not self._views:
             self.installed = self._native.pull_list(list(self._params), self._params, "values", None)[1]
 
+    def some(self, names: list[str]) -> None:
+        """Fetches the values of these tensors and waits for them."""
+        out = {name: self._params[name] for name in names}
+        self.note(self._native.pull_list(names, out, "values", None)[1])
+
+    def note(self, later: Versions) -> None:
+        """Notes the versions of tensors whose values are there."""
+        self.installed = later if self.installed is None else self.installed.updated(later)
+
     def restart(self) -> None:
         """Drops the fetches under way and fetches all values now."""
         self.under_way.clear()

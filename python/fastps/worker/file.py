@@ -19,6 +19,7 @@ from fastps.errors import ConfigError
 
 _FORMAT = 1
 _NUMBERS, _ARRAYS, _ROWS = ("step", "summed"), ("sum", "params", "residuals", "begun"), "rows"
+_FRAGMENTS = "fragments", "mixing"
 
 
 def write(path: File, state: Mapping[str, Any]) -> None:
@@ -32,6 +33,7 @@ def write(path: File, state: Mapping[str, Any]) -> None:
 
     about: dict[str, Any] = {"format": _FORMAT, **{key: state[key] for key in _NUMBERS}}
     about["round"] = state.get("round", 0), state.get("samples", 0.0)
+    about |= {key: state[key] for key in _FRAGMENTS if key in state}
     for key in _ARRAYS:
         about[key] = {name: kept(array) for name, array in state.get(key, {}).items()}
     about[_ROWS] = {name: [kept(part) for part in parts] for name, parts in state[_ROWS].items()}
@@ -52,6 +54,7 @@ def read(path: File) -> dict[str, Any]:
                 )
             state: dict[str, Any] = {key: int(about[key]) for key in _NUMBERS}
             state["round"], state["samples"] = about.get("round", (0, 0.0))
+            state |= {key: about[key] for key in _FRAGMENTS if key in about}
             for key in _ARRAYS:
                 state[key] = {name: file[member] for name, member in about.get(key, {}).items()}
             state[_ROWS] = {

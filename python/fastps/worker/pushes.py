@@ -193,7 +193,8 @@ class Pushes:
         self._unapplied.follow(mode)
         local = mode.local_lr is not None
         self.every = mode.push_every if local else self._accumulate
-        self.direct = self._feedback is None and not local and not mode.overlap and self.every == 1
+        stays = not mode.overlap or mode.takes_values  # whose differences have memory of their own
+        self.direct = self._feedback is None and not local and stays and self.every == 1
 
     @property
     def sum(self) -> Gradients:

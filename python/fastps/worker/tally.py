@@ -23,8 +23,10 @@ class Tally:
     Attributes:
         rejected: Pushes with a part that was too stale or not finite and was dropped.
         bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
-        samples: Samples behind the gradients that were applied, and behind those that were dropped.
+        samples: Samples behind the gradients that were applied, and behind those that were dropped, once for
+            each fragment.
         samples_partial: Those of the former whose round a quorum has cut short.
+        fragments: Gradients among which the tensors of a step are shared out.
         acknowledged: Staleness, bytes, scale and momentum of the pushes acknowledged in this step, as in
             `Step`.
     """
@@ -34,6 +36,7 @@ class Tally:
         self.bytes_saved = 0
         self.samples = [0.0, 0.0]
         self.samples_partial = 0.0
+        self.fragments = 1
         self.acknowledged: Acknowledged = NOTHING
         self._acknowledged: Counter[tuple[str, ...]] = Counter()
         self._lost: Counter[tuple[str, int]] = Counter()
@@ -99,9 +102,9 @@ class Tally:
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self.bytes_saved,
             "rejected": self.rejected,
-            "samples_contributed": self.samples[0],
-            "samples_partial": self.samples_partial,
-            "samples_lost": self.samples[1],
+            "samples_contributed": self.samples[0] / self.fragments,
+            "samples_partial": self.samples_partial / self.fragments,
+            "samples_lost": self.samples[1] / self.fragments,
             "scaled": self._scaled,
             "staleness": dict(sorted(self._staleness.items())),
             "staleness_p50": percentile(self._staleness, 0.5),

@@ -15,7 +15,7 @@ from fastps._shared.text import counted, quoted, some, table
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.engines import own_rank
-from fastps.errors import ConfigError, LeaseError, Lost, NonFiniteError
+from fastps.errors import ConfigError, Lost, NonFiniteError
 from fastps.modes import Async, Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
@@ -30,12 +30,13 @@ from fastps.worker.arguments import (
     check_mode,
     check_shapes,
 )
+from fastps.worker.exchanges import Exchanges
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
 from fastps.worker.local import LocalStepper
 from fastps.worker.one_call import OneCall
 from fastps.worker.pushes import Elsewhere, Pushes, Refused
-from fastps.worker.rounds import Rounds, as_samples
+from fastps.worker.rounds import Rounds, as_samples, check_fragments
 from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.own import Own
@@ -150,6 +151,7 @@ class Worker:
         check_float32(ps, params)
         if then.lock_free:
             check_hogwild(ps, params)
+        check_fragments(params, then.fragments)
         self.mode = mode
         #: The parameters are views of a shared store's values.
         self._views = copy and then.lock_free and isinstance(ps, Store) and ps.address is not None
@@ -161,7 +163,7 @@ class Worker:
         self._steps = 0
         #: Samples of the steps since the last push.
         self._samples = 0.0
-        self._rounds: Rounds | None = None
+        self._exchanges: Exchanges | None = None
         self._ps = ps.another()
         self._native = self._ps.native
         self._tally = Tally()
@@ -200,13 +202,19 @@ class Worker:
             # Several workers with copies of one model are no accident, two models with one memory each are.
             shared = frozenset() if copy else same
             if then.takes_values:
-                self._rounds = Rounds(self.params, then.push_every, self._native.check_finite)
+                self._exchanges = self._begin_rounds(then)
             note_continuation(ps, self.params, self._fetches.installed, alone, shared)
             if not isinstance(ps, Store):  # whose workers share this process's generators
                 self._seeds = Seeds(ps, self._groups)
         except BaseException as error:
             self._give_up(error)
             raise
+
+    def _begin_rounds(self, mode: Mode) -> Exchanges:
+        rounds = Rounds(self.params, mode, self._native.check_finite)
+        self._tally.fragments = mode.fragments
+        own = self._pushes, self._fetches, self._together, self._tally
+        return Exchanges(self._ps, self.params, mode, rounds, *own)
 
     def _follow(self, mode: Mode) -> None:
         """Continues with a mode."""
@@ -238,6 +246,7 @@ class Worker:
             raise ConfigError("the worker already has this tensor", tensor=twice[0], got="a second one")
         check_float32(self._ps, params)
         self._watched.check()
+        self._land()
         self._pushes.finish()
         groups = self._groups.add(params)
         try:
@@ -250,10 +259,15 @@ class Worker:
 
     def _restart(self) -> None:
         """Fetches anew; an unfinished round is dropped."""
+        self._land()
         self._fetches.restart()
-        if self._rounds is not None:
-            self._tally.samples[1] += self._rounds.samples
-            self._rounds.begin()
+        if self._exchanges is not None:
+            self._exchanges.begin()
+
+    def _land(self) -> None:
+        """Waits for the version of a difference that is under way."""
+        if self._exchanges is not None:
+            self._exchanges.land()
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._views or copy:
@@ -346,8 +360,8 @@ class Worker:
             self.first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
         self._check_kind(grads, values, samples)
-        if self._rounds is not None:
-            self._step_to(values, samples, lr, loss)
+        if self._exchanges is not None:
+            self._step_to(self._exchanges, values, samples, lr, loss)
             return
         assert grads is not None
         self._watched.check()
@@ -418,27 +432,29 @@ class Worker:
 
     # -- rounds of local steps: `fastps.DiLoCo` --------------------------------------------------------------
 
-    def _step_to(self, values: Any, samples: Any, lr: Rates, loss: float | None) -> None:
-        """Takes a local step, or ends the one that `begin` has begun; the last one of a round contributes."""
-        rounds = self._rounds
-        assert rounds is not None
+    def _step_to(
+        self, exchanges: Exchanges, values: Any, samples: Any, lr: Rates, loss: float | None
+    ) -> None:
+        """Takes a local step, or ends the one that `begin` has begun; the last one of a turn contributes."""
+        rounds = exchanges.rounds
         self._tally.acknowledged = NOTHING
         if self._reporter is not None:
             self._reporter.begin()
         try:
             if values is not None or not rounds.pending:
-                self._begin_step_to(values, samples, lr)
+                self._begin_step_to(exchanges, values, samples, lr)
         finally:
             if rounds.pending:
                 rounds.pending = False
                 self._steps += 1
-                if rounds.sent:
-                    self._end_round()
+                if rounds.due:
+                    exchanges.end()
+                else:
+                    exchanges.look()
         self._note_step(loss, lr)
 
-    def _begin_step_to(self, values: Any, samples: Any, lr: Rates) -> None:
-        rounds = self._rounds
-        assert rounds is not None
+    def _begin_step_to(self, exchanges: Exchanges, values: Any, samples: Any, lr: Rates) -> None:
+        rounds = exchanges.rounds
         self._check_open()
         if rounds.pending:
             raise ConfigError(
@@ -447,76 +463,18 @@ class Worker:
         self._watched.check()
         self._together.begin()
         self._pushes.resume()
-        at = self._fetches.installed
-        if rounds.listener is None and self._mode.sends_parts and at is not None:
-            rounds.listener = self._native.listen(self._names[0], at)
-        rounds.step(values, samples, rounds.listener is not None and rounds.listener.heard())
+        exchanges.step(values, samples)
         if rounds.ends:
-            self._contribute(lr)
-
-    def _contribute(self, lr: Rates) -> None:
-        """Starts to push the difference of the round."""
-        rounds, pushes = self._rounds, self._pushes
-        assert rounds is not None
-        rounds.sent, rounds.rejected = True, self._tally.rejected
-        self._note_lost()
-        self._lr = lr
-        pushes.weight = rounds.weight if self._mode.weighs else None
-        pushes.start(rounds.differences(), lr, self._fetches.installed)
-        rounds.started = True
-
-    def _end_round(self) -> None:
-        """Waits for the version, and begins the next round at its values."""
-        rounds, installed = self._rounds, self._fetches.installed
-        assert rounds is not None
-        counts = rounds.started
-        try:
-            try:
-                self._pushes.turn()
-                self._together.end(self._mode)
-            except LeaseError as error:
-                if not (counts and self._together.is_known(error)):
-                    raise
-                self._contribute_again(installed)
-        except BaseException:
-            counts = False
-            raise
-        finally:
-            lost = not counts or self._tally.rejected > rounds.rejected
-            self._tally.samples[lost] += rounds.samples
-            if not lost and rounds.ends and rounds.steps < rounds.every:
-                self._tally.samples_partial += rounds.samples
-            if self._fetches.installed is not installed:
-                rounds.begin()
-            else:  # the fetch failed: what the round has reached goes with the next one
-                rounds.reset()
-
-    def _contribute_again(self, base: Versions | None) -> None:
-        """Pushes the round's difference once more, with the place that the worker has again.
-
-        Slices that have made their version without it refuse it as late.
-        """
-        rounds = self._rounds
-        assert rounds is not None
-        rounds.rejected = self._tally.rejected
-        self._pushes.resume()
-        self._pushes.start(rounds.sent_differences, self._lr, base)
-        self._pushes.turn()
-        self._together.end(self._mode)
+            self._note_lost()
+            self._lr = lr
+            exchanges.send(lr)
 
     def _contribute_rest(self, wait: bool) -> bool | None:
         """Contributes an unfinished round; returns whether its version is awaited still, None without one."""
-        rounds = self._rounds
-        if rounds is None or rounds.steps == 0:
+        if self._exchanges is None:
             return None
-        if not rounds.sent:
-            self._pushes.resume()
-            rounds.check(self.params)
-            self._contribute(None)
-        if not wait and not self._together.ready(self._mode):
-            return True
-        self._end_round()
-        return False
+        self._note_lost()
+        return self._exchanges.rest(wait)
 
     def begin(
         self,
@@ -550,8 +508,8 @@ class Worker:
                 got=repr(self.mode),
             )
         self._check_kind(grads, values, samples)
-        if self._rounds is not None:
-            self._begin_step_to(values, samples, as_rates(lr, self.params))
+        if self._exchanges is not None:
+            self._begin_step_to(self._exchanges, values, samples, as_rates(lr, self.params))
             return
         assert grads is not None
         self._check_may_push(grads)
@@ -595,7 +553,11 @@ class Worker:
         array([-1., -1.], dtype=float32)
         """
         self._check_open()
-        return self._has_begun() and (not self._mode.waits_for_others or self._together.ready(self._mode))
+        if not self._has_begun():
+            return False
+        own = self._exchanges
+        waits = self._mode.waits_for_others if own is None else own.rounds.due
+        return not waits or self._together.ready(self._mode)
 
     def _take_turn(self, wait: bool) -> None:
         """Waits until it is this worker's turn to begin if `wait`; else `_has_begun` asks."""
@@ -683,6 +645,7 @@ class Worker:
         What error feedback holds, and what was refused or fenced, goes with the next step's push.
         """
         self._check_open()
+        self._land()
         self._pushes.flush(self._lr, self._fetches.installed)
 
     def push_model(self) -> None:
@@ -714,6 +677,7 @@ class Worker:
                     got="NaN or infinity",
                     advice="nothing was dropped or assigned",
                 )
+        self._land()
         self._pushes.rest()
         self._pushes.forget()
         for name, values in self.params.items():
@@ -743,14 +707,17 @@ class Worker:
             1 if there are any; ``sum`` and ``params``: names to arrays (``params`` is empty with modes other
             than `fastps.Local`, whose values are on the server); ``rows``: names to indices and values of
             sparse sums; ``residuals``: as `ErrorFeedback.state_dict`. With `fastps.DiLoCo` also ``begun``:
-            the values that the round began from; ``round`` and ``samples``: its steps and their samples.
+            the values that the round began from; ``round`` and ``samples``: its steps and their samples;
+            ``fragments``: those of each fragment; ``mixing``: the number of the one whose version is to be
+            installed, and 1 if that was made without this worker.
         """
+        self._land()
         self._pushes.rest()
         return {
             "step": self._steps,
             "params": {n: p.copy() for n, p in self.params.items()} if self._is_local else {},
             **self._pushes.state_dict(),
-            **({} if self._rounds is None else self._rounds.state_dict()),
+            **({} if self._exchanges is None else self._exchanges.rounds.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -765,20 +732,21 @@ class Worker:
         """
         self._watched.check()
         self.check_state(state)
+        self._land()
         self._pushes.rest()
         self._fetches.under_way.clear()
         if self._local is None:
             self._fetches.now()
         self._progress.restart()
         self._steps = int(state["step"])
-        if self._rounds is None:
+        if self._exchanges is None:
             for name, values in state["params"].items():
                 self.params[name][...] = values
         else:
-            self._rounds.begin()
-            if not self._rounds.load_state_dict(state):
-                self._steps -= int(state["round"])
-                self._tally.samples[1] += float(state["samples"])
+            self._exchanges.begin()
+            steps, samples = self._exchanges.rounds.load_state_dict(state)
+            self._steps -= steps
+            self._tally.samples[1] += samples
         self._pushes.load_state_dict(state)
 
     def save(self, path: File) -> None:
@@ -912,7 +880,8 @@ class Worker:
 
     def refresh(self) -> None:
         """Internal: fetches, unless that would undo local steps or hide writes that the next step reports."""
-        if self._local is None and not self._watched.written and not (self._rounds and self._rounds.steps):
+        holds = self._exchanges is not None and self._exchanges.rounds.holds
+        if self._local is None and not self._watched.written and not holds:
             self._restart()
 
     def refresh_by(self, method: Callable[[], object]) -> None:
@@ -940,12 +909,12 @@ class Worker:
     @property
     def _is_local(self) -> bool:
         """True if `params` differ from the servers' values between fetches."""
-        return self._local is not None or self._rounds is not None
+        return self._local is not None or self._exchanges is not None
 
     @property
     def at_version(self) -> bool:
-        """Internal: True if `params` are the servers' values, with no local step since."""
-        return self._rounds is None or self._rounds.steps == 0
+        """Internal: True if values were installed after the last local step."""
+        return self._exchanges is None or self._exchanges.rounds.installed
 
     def check_samples(self, samples: Any) -> None:
         """Internal: raises unless a step can have these samples now."""
@@ -955,8 +924,10 @@ class Worker:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Internal: raises unless a state of `state_dict` fits."""
-        residuals, rounds = self._pushes.keeps_residuals, self._rounds is not None
-        check_state(state, self.params, local=self._is_local, residuals=residuals, rounds=rounds)
+        residuals, own = self._pushes.keeps_residuals, self._exchanges
+        check_state(state, self.params, local=self._is_local, residuals=residuals, rounds=own is not None)
+        if own is not None:
+            own.rounds.check_state(state)
 
     def first_step(self, states: Mapping[str, str], cure: str) -> None:
         """Internal: at the first step, gives a warning if another process draws the same batches.

@@ -153,10 +153,10 @@ fn robust() -> impl Strategy<Value = Option<Robust>> {
 }
 
 fn member() -> impl Strategy<Value = Member> {
-    let quorum = (any::<[u32; 3]>(), any::<[bool; 3]>(), any::<[u64; 2]>(), robust()).prop_map(
+    let quorum = (any::<[u32; 4]>(), any::<[bool; 3]>(), any::<[u64; 3]>(), robust()).prop_map(
         |(counts, flags, numbers, robust)| {
-            let ([workers, backup, enough], [deterministic, sum, weighted]) = (counts, flags);
-            let [grace_ms, every] = numbers;
+            let ([workers, backup, enough, fragments], [deterministic, sum, weighted]) = (counts, flags);
+            let [grace_ms, every, overlap] = numbers;
             Mode::Sync(Quorum {
                 workers,
                 backup,
@@ -167,6 +167,8 @@ fn member() -> impl Strategy<Value = Member> {
                 enough,
                 grace_ms,
                 every,
+                fragments,
+                overlap,
             })
         },
     );

@@ -120,8 +120,8 @@ class Together:
         cause = error.__cause__
         return isinstance(cause, LeaseError) or (isinstance(cause, PartialPush) and not cause.in_doubt)
 
-    def end(self, mode: Mode) -> None:
-        """Waits for the other workers as the mode defines, and fetches the new values."""
+    def end(self, mode: Mode, fetch: Callable[[], object] | None = None) -> None:
+        """Waits for the other workers as the mode defines, and fetches the new values, or calls `fetch`."""
         try:
             self._pushes.finish()
         except (LeaseError, PartialPush) as error:
@@ -139,4 +139,4 @@ class Together:
                 self._groups.wait(0 if self.reported else 1)
         finally:
             self.reported = False
-            self._fetches.now()
+            (fetch or self._fetches.now)()

@@ -54,6 +54,10 @@ pub struct Quorum {
     pub grace_ms: u64,
     /// Local steps behind each gradient; 0: a gradient is one of a minibatch.
     pub every: u64,
+    /// Groups of tensors whose gradients come in turn within `every` steps; 0: all come together.
+    pub fragments: u32,
+    /// Local steps between a gradient and the values that it leads to.
+    pub overlap: u64,
 }
 
 /// The middle of the values of an element.
@@ -92,6 +96,11 @@ impl Quorum {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Local steps between two gradients of a worker, at least.
+    fn turn(self) -> u64 {
+        self.every / u64::from(self.fragments.max(1))
     }
 
     /// Workers that must have been present before the first version.
@@ -137,6 +146,15 @@ impl Mode {
             Self::Sync(quorum) if quorum.grace_ms > 0 && quorum.enough == 0 => {
                 fail("a grace after a quorum".to_owned(), "a grace without a quorum".to_owned())
             }
+            Self::Sync(quorum) if quorum.overlap > 0 && quorum.overlap >= quorum.turn() => {
+                let expected = format!("an overlap below the {} steps of a turn", quorum.turn());
+                fail(expected, quorum.overlap.to_string())
+            }
+            Self::Sync(quorum)
+                if quorum.fragments == 1 || u64::from(quorum.fragments) > quorum.every =>
+            {
+                fail(format!("2 to {} fragments, or none", quorum.every), quorum.fragments.to_string())
+            }
             Self::Sync(quorum) if quorum.sum && quorum.weighted => {
                 fail("a sum or a weighted mean".to_owned(), "both".to_owned())
             }
@@ -164,11 +182,18 @@ impl fmt::Display for Mode {
 impl fmt::Display for Quorum {
     /// As written in Python.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workers, backup, deterministic, sum, weighted, robust, enough, grace_ms, every } = *self;
+        let Self { workers, backup, deterministic, sum, weighted, robust, enough, grace_ms, every, .. } = *self;
+        let Self { fragments, overlap, .. } = *self;
         match (every, workers) {
             (0, _) => write!(f, "Sync(workers={workers}, backup={backup}")?,
             (_, 0) => write!(f, "DiLoCo(every={every}")?,
             _ => write!(f, "DiLoCo(every={every}, workers={workers}")?,
+        }
+        if fragments > 0 {
+            write!(f, ", fragments={fragments}")?;
+        }
+        if overlap > 0 {
+            write!(f, ", overlap={overlap}")?;
         }
         if enough > 0 {
             write!(f, ", quorum={enough}, grace={}", grace_ms as f64 / 1e3)?;

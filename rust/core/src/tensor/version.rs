@@ -53,6 +53,21 @@ impl Versions {
         places.get(name).and_then(|k| self.tensors.get(*k)).map(|(_, versions)| versions.as_slice())
     }
 
+    /// These versions with later ones of some tensors.
+    pub fn updated(&self, later: &Self) -> Self {
+        let own = self.client == later.client;
+        let earlier = |versions: &[SliceVersion]| {
+            let known = |of: &SliceVersion| SliceVersion { own: if own { of.own } else { 0 }, ..*of };
+            versions.iter().map(known).collect()
+        };
+        let latest = |(name, versions): &(Arc<str>, Vec<SliceVersion>)| {
+            (name.clone(), later.tensor(name).map_or_else(|| earlier(versions), <[SliceVersion]>::to_vec))
+        };
+        let mut tensors: Vec<_> = self.tensors.iter().map(latest).collect();
+        tensors.extend(later.tensors.iter().filter(|(name, _)| self.tensor(name).is_none()).cloned());
+        Self::new(later.client, tensors)
+    }
+
     /// A slice's version among its tensor's, which is probably the k-th.
     pub fn slice_near(versions: &[SliceVersion], k: usize, slice: SliceId) -> Option<SliceVersion> {
         let is = |version: &&SliceVersion| version.slice == slice;

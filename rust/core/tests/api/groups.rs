@@ -834,6 +834,12 @@ fn a_group_is_bound_by_its_first_worker() {
         (Mode::Sync(Quorum { robust: Some(Robust::TrimmedMean(0)), ..quorum(8, 0) }), None),
         (Mode::Sync(Quorum { robust: Some(Robust::TrimmedMean(4)), ..quorum(8, 0) }), None),
         (Mode::Sync(Quorum { robust: Some(Robust::TrimmedMean(2)), enough: 4, ..quorum(8, 0) }), None),
+        (Mode::Sync(Quorum { every: 5, fragments: 1, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { every: 5, fragments: 6, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { every: 5, overlap: 5, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { every: 5, fragments: 2, overlap: 2, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { fragments: 2, ..quorum(2, 0) }), None),
+        (Mode::Sync(Quorum { overlap: 1, ..quorum(2, 0) }), None),
         (Mode::WarmStart { steps: 0 }, None),
     ] {
         assert_eq!(world.join(3, mode, rank).unwrap_err().kind, Kind::Config, "{mode}");

@@ -875,6 +875,12 @@ pub struct Mode {
     /// workers; 0: of all.
     #[prost(uint32, tag = "13")]
     pub trim: u32,
+    /// MODE_SYNC: groups of tensors whose gradients come in turn within `every` steps, 2 to `every`; 0: all come together.
+    #[prost(uint32, tag = "14")]
+    pub fragments: u32,
+    /// MODE_SYNC: local steps between a gradient and the use of its version, below `every` / `fragments`.
+    #[prost(uint64, tag = "15")]
+    pub overlap: u64,
 }
 /// Asks for a place, or says anew whether others wait for the worker.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -46,6 +46,11 @@ impl Versions {
         self.0.tensors().iter().map(|(n, _)| &**n).collect()
     }
 
+    /// These versions with later ones of some tensors.
+    fn updated(&self, later: &Self) -> Self {
+        Self(Arc::new(self.0.updated(&later.0)))
+    }
+
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
         other.cast::<Self>().is_ok_and(|other| self.0 == other.get().0)
     }

@@ -23,7 +23,9 @@ pub(crate) fn read_mode(object: &Bound<'_, PyAny>) -> PyResult<Mode> {
         "diloco" => {
             let workers = field::<Option<u32>>(object, "workers", "None or an integer from 1 to 2**32 - 1")?;
             let (workers, every) = (workers.unwrap_or(0), number("every")?);
-            Ok(Mode::Sync(Quorum { workers, every, ..read_quorum(object)? }))
+            let fragments = field::<u32>(object, "fragments", "an integer from 1 to 2**32 - 1")?;
+            let (fragments, overlap) = (if fragments == 1 { 0 } else { fragments }, number("overlap")?);
+            Ok(Mode::Sync(Quorum { workers, every, fragments, overlap, ..read_quorum(object)? }))
         }
         _ => {
             let expected = "an object such as fastps.Async()";

@@ -24,7 +24,8 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
             let (kind, quorum, grace_ms, every) =
                 (pb::ModeKind::ModeSync.into(), of.enough, of.grace_ms, of.every);
             let combined = pb::Mode { deterministic, sum, weighted, median, trim, ..empty };
-            pb::Mode { kind, workers, backup, quorum, grace_ms, every, ..combined }
+            let (fragments, overlap) = (of.fragments, of.overlap);
+            pb::Mode { kind, workers, backup, quorum, grace_ms, every, fragments, overlap, ..combined }
         }
     }
 }
@@ -76,6 +77,8 @@ pub fn mode_from_wire(mode: Option<pb::Mode>) -> Result<Mode> {
             enough: wire.quorum,
             grace_ms: wire.grace_ms,
             every: wire.every,
+            fragments: wire.fragments,
+            overlap: wire.overlap,
         }),
         pb::ModeKind::ModeUnspecified => {
             return Err(Error::new(Kind::Config, "a place in a group has a mode")
@@ -104,6 +107,8 @@ fn settings_of(wire: &pb::Mode) -> String {
         ("quorum", wire.quorum.into()),
         ("grace_ms", wire.grace_ms),
         ("every", wire.every),
+        ("fragments", wire.fragments.into()),
+        ("overlap", wire.overlap),
     ];
     let set = numbers.iter().filter(|(_, number)| *number != 0);
     set.map(|(name, number)| format!("{name}={number}")).collect::<Vec<_>>().join(", ")
@@ -126,6 +131,7 @@ mod tests {
             Mode::Bounded { staleness: 3 },
             Mode::Sync(quorum),
             Mode::Sync(local),
+            Mode::Sync(Quorum { fragments: 3, overlap: 5, ..local }),
             Mode::WarmStart { steps: 7 },
         ] {
             let epoch = Epoch { run: 5, epoch: 2 };
