@@ -104,3 +104,22 @@ def test_rounds_of_local_steps_are_those_of_optax(store):
         with pytest.raises(fastps.ConfigError, match="gradients"):
             worker.step(gradient)
     assert store.versions("w")["w"] == 5
+
+
+def test_fragments_of_a_pytree_take_turns() -> None:
+    """As the same run on NumPy: the leaves show what is mixed in."""
+    start = {"w": jnp.arange(6.0), "b": jnp.ones(2)}
+    mode = fastps.DiLoCo(every=4, fragments=2, overlap=1, alpha=0.25)
+    trained = []
+    for tree in (True, False):
+        store = fastps.Store()
+        fastps.jax.register(store, start)
+        kind = fastps.jax.Worker if tree else fastps.Worker
+        params = start if tree else fastps.jax.flatten(start)
+        with kind(store, params, mode) as worker:
+            for _ in range(11):
+                values = {name: worker.params[name] * np.float32(0.75) + 1 for name in start}
+                worker.step(values=values, samples=4)
+            trained.append([np.asarray(worker.params[name]) for name in start])
+    for left, right in zip(*trained, strict=True):
+        np.testing.assert_array_equal(left, right)

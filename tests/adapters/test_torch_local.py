@@ -279,3 +279,70 @@ def test_bad_input_is_refused_by_name(store: fastps.Store) -> None:
         optimizer.step()
     assert store.versions("0.bias")["0.bias"] == 1
     assert all((param.detach().numpy() == before[name]).all() for name, param in named.items())
+
+
+def test_fragments_and_overlap_equal_an_independent_loop_bit_for_bit(store: fastps.Store) -> None:
+    """Muon inside for the matrices, SGD for the rest; the largest fragment is the first."""
+    every, overlap, alpha, steps = 5, 1, np.float32(0.25), 17
+    parts = [("0.weight",), ("0.bias", "2.weight", "2.bias")]
+
+    def both(net: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        weights = [net.get_parameter(name) for name in ("0.weight", "2.weight")]
+        biases = [net.get_parameter(name) for name in ("0.bias", "2.bias")]
+        return [torch.optim.Muon(weights, lr=0.02), torch.optim.SGD(biases, lr=0.05, momentum=0.9)]
+
+    mode = fastps.DiLoCo(every, fragments=2, overlap=overlap, alpha=float(alpha))
+    net = model()
+    with fastps.torch.LocalOptimizer(net.named_parameters(), both(net), store, mode) as optimizer:
+        for step in range(steps):
+            backward(net, 0, step)
+            optimizer.step(samples=BATCH)
+        trained = {name: param.detach().numpy().copy() for name, param in net.named_parameters()}
+
+    shared, local = model(), model()
+    inners, began = both(local), {name: p.detach().clone() for name, p in shared.named_parameters()}
+    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    turns = {2: 0, 5: 1}  # the first ends after two steps, the second after three more
+    counts = [0, 0]
+    for step in range(steps):
+        backward(local, 0, step)
+        for one in inners:
+            one.step()
+        counts = [count + 1 for count in counts]
+        at = step % every + 1
+        if (step + 1 - overlap) % every in (0, 2) and step >= overlap:
+            part = turns[(step - overlap) % every + 1]
+            for name in parts[part]:
+                began[name] = shared.get_parameter(name).detach().clone()
+                values = local.get_parameter(name).detach().numpy()
+                values[...] = alpha * values + (1 - alpha) * began[name].numpy()
+        if at in turns:
+            part = turns[at]
+            outer.zero_grad()
+            weight = float(counts[part] * BATCH)
+            for name in parts[part]:
+                difference = began[name] - local.get_parameter(name).detach()
+                shared.get_parameter(name).grad = (difference * weight) * float(np.float32(1 / weight))
+            outer.step()
+            counts[part] = 0
+    for name, param in local.named_parameters():
+        np.testing.assert_array_equal(trained[name], param.detach().numpy(), err_msg=name)
+        np.testing.assert_array_equal(store.pull(name), shared.get_parameter(name).detach().numpy())
+
+
+def test_the_run_file_keeps_a_fragment_under_way(store: fastps.Store, tmp_path: Path) -> None:
+    mode = fastps.DiLoCo(every=4, fragments=2, overlap=1)
+    nets = [model(), model()]
+    trained = []
+    for net in nets:
+        with fastps.torch.LocalOptimizer(net.named_parameters(), inner(net), store, mode) as optimizer:
+            if trained:
+                fastps.torch.resume(net, optimizer, tmp_path / "run.pt", keep="checkpoint")
+            for step in range(0 if not trained else 6, 14):
+                if step == 6 and not trained:  # the third is sent, and not mixed in
+                    fastps.torch.save(net, optimizer, tmp_path / "run.pt")
+                backward(net, 0, step)
+                optimizer.step()
+            trained.append({name: param.detach().numpy().copy() for name, param in net.named_parameters()})
+    for name, values in trained[0].items():
+        np.testing.assert_array_equal(trained[1][name], values, err_msg=name)
