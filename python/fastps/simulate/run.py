@@ -70,7 +70,7 @@ def run(
         events: `Kill`, `Pause` and `Join`.
         lease: Virtual seconds after which a killed or paused worker loses its place; `math.inf`: never.
         updates: The run ends when the store has made this many updates: pushes that were applied, or with
-            `fastps.Sync` versions.
+            `fastps.Sync` and `fastps.DiLoCo` versions, of any fragment.
         every: ``(n, evaluate)``: at the start, after every n updates and at the end, ``evaluate(values)`` is
             called with the store's values; the trace has the results.
         seed: Of durations and of the gradient function's `rng`, 0 to 2**64 - 1.
