@@ -16,7 +16,7 @@ from fastps.optimize import LBFGS, GradientDescent, StrongWolfe
 from fastps_lab.repro import tasks
 from fastps_lab.repro.catalogue import CLAIMS, find
 from fastps_lab.repro.claim import Setting
-from fastps_lab.repro.claims import codecs, diloco, momentum, sandblaster, toys, training
+from fastps_lab.repro.claims import codecs, diloco, fleet, momentum, sandblaster, toys, training
 
 USELESS = fastps.SGD(lr=1e-12)
 
@@ -204,6 +204,11 @@ def without_parts(real, **more):
     return real(**{**more, "partial": False})
 
 
+def no_rounds(patch):
+    patch.setitem(fleet.ARMS, "DiLoCo", fleet.ARMS["Sync"])
+    patch.setattr(fleet, "QUICK", 8.0)
+
+
 PERTURBED = {
     "implicit-momentum": [one_worker],
     "best-momentum": [one_worker],
@@ -235,6 +240,7 @@ PERTURBED = {
         in_rounds("measure_disturbed", replace("DiLoCo", without_quorum)),
         in_rounds("measure_robust", replace("DiLoCo", as_the_mean)),
     ],
+    "fleet": [no_rounds],
     "nesterov": [without("SGD", "nesterov")],
     "adam-counts-steps": [replace("Adam", lambda _, lr, eps: fastps.RMSprop(lr=lr, alpha=0.999, eps=eps))],
     "toy-problems": [
