@@ -264,7 +264,7 @@ def test_every_quick_claim_is_perturbed():
     assert sorted(PERTURBED) == sorted(claim.name for claim in find(["all"], quick=True))
 
 
-SLOW = ("backup-workers", "every-way", "n-push", "onebit", "toy-problems")
+SLOW = ("backup-workers", "every-way", "fleet", "n-push", "onebit", "toy-problems")
 
 
 @pytest.mark.parametrize(
