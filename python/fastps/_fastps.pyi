@@ -315,6 +315,7 @@ class Server:
         advertise: str | None,
         memory_limit: int | None,
         lease: float,
+        refuse_workers: Sequence[str],
         local: bool,
         insecure: bool,
         tls_cert: File | None,
@@ -356,7 +357,7 @@ def connect(
     resolver: Callable[[], list[str]] | None = None,
     token_file: File | None = None,
 ) -> Client: ...
-def serve_cli(args: Sequence[str]) -> int: ...
+def serve_cli(command: Literal["serve", "fork"], args: Sequence[str]) -> int: ...
 def command_cli(command: str, args: Sequence[str]) -> int: ...
 def recorded(
     dir: File, norms: bool

@@ -79,6 +79,7 @@ def serve(
     *,
     memory_limit: int | None = None,
     lease: float = 10.0,
+    refuse_worker: str | Sequence[str] = (),
     tls_cert: File | None = None,
     tls_key: File | None = None,
     tls_ca: File | None = None,
@@ -112,6 +113,8 @@ def serve(
         memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
             machine, or of the smallest limit of the control groups around this process.
         lease: Seconds of silence after which a client's session ends.
+        refuse_worker: Names of clients that are refused with a `PermissionDeniedError`. A client chooses its name
+            itself: this keeps out a worker that spoils the run, and no attacker.
         tls_cert: Use TLS with this certificate (PEM), followed by its issuers.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
         tls_ca: Require client certificates signed by a CA in this PEM file.
@@ -170,6 +173,7 @@ def serve(
         advertise,
         integer_or_none("memory_limit", memory_limit),
         number("lease", lease),
+        [refuse_worker] if isinstance(refuse_worker, str) else list(refuse_worker),
         local,
         insecure,
         tls_cert,

@@ -55,6 +55,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         _option("ADVERTISE", "advertise", "address at which others reach this process"),
         _option("MEMORY_LIMIT", "memory-limit", "memory for tensors, readers and connections"),
         _option("LEASE_MS", "lease-ms", "milliseconds that a client may be silent (10000)"),
+        _option("REFUSE_WORKER", "refuse-worker", "names of clients that are refused"),
         _option("WEB", "web", "`HOST:PORT` of metrics and health, or `off` (127.0.0.1:7069, if it is free)"),
         _option("WEB_HOST", "web-host", "more names by which `--web` is asked"),
         _option("SPIN_US", "spin-us", "microseconds that a thread polls before it sleeps (200)"),

@@ -1,5 +1,5 @@
 """The command line: ``fastps run | serve | config | status | top | ls | rm | checkpoint | history | rewind |
-bisect | cluster | certs | token | doctor | demo | examples | completion``, and ``fastps-server``.
+bisect | fork | cluster | certs | token | doctor | demo | examples | completion``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fastps._fastps import __version__
 from fastps._shared.process import EXIT_USAGE, CommandError, attach_server, run_as_init
@@ -35,6 +35,7 @@ _COMMANDS = {
         "history": "show the versions, times and pushes that a data directory can be rewound to",
         "rewind": "write a data directory as it was at an earlier moment, bit for bit",
         "bisect": "find the push that spoiled a run, by trying versions of its past",
+        "fork": "serve a rewound data directory as a new cluster, without some workers",
         "cluster": "make certificates and tokens for the machines of a new cluster",
         "certs": "make a certificate authority and certificates, and show what is in them",
         "token": "add principals to a token file, list them, revoke their tokens",
@@ -52,6 +53,7 @@ _IN_RUST = (
     "checkpoint",
     "cluster",
     "config",
+    "fork",
     "history",
     "ls",
     "rewind",
@@ -89,8 +91,8 @@ def server() -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
-        return _serve(arguments[1:])
+    if arguments and arguments[0] in ("serve", "fork"):  # their options are defined once, in Rust
+        return _serve(arguments[1:], arguments[0])
     if arguments and arguments[0] in _IN_RUST:  # so are theirs
         return _in_rust(arguments[0], arguments[1:])
     if arguments and arguments[0] in _IN_LAB:
@@ -164,12 +166,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(arguments: list[str]) -> int:
+def _serve(arguments: list[str], command: Literal["serve", "fork"] = "serve") -> int:
     """Runs the server's command line, in Rust; returns when the server has stopped."""
     from fastps import _fastps
 
     attach_server()
-    return int(_fastps.serve_cli(arguments))
+    return int(_fastps.serve_cli(command, arguments))
 
 
 def _in_rust(command: str, arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
 //! The commands as data: shells complete them, and the reference lists them.
 
-use crate::{ServeArgs, certs, checkpoint, config, history, new_cluster, status, tensors, token, top};
+use crate::{ServeArgs, certs, checkpoint, config, fork, history, new_cluster, status, tensors, token, top};
 use clap::{Arg, Command, CommandFactory};
 
 /// Names, each with its help.
@@ -30,6 +30,7 @@ fn parser(name: &str) -> Option<Command> {
         "checkpoint" => checkpoint::CheckpointArgs::command(),
         "cluster" => new_cluster::ClusterArgs::command(),
         "config" => config::ConfigArgs::command(),
+        "fork" => fork::ForkArgs::command(),
         "history" => history::HistoryArgs::command(),
         "ls" => tensors::LsArgs::command(),
         "rewind" => history::RewindArgs::command(),

@@ -10,6 +10,7 @@ mod credentials;
 mod described;
 mod export;
 mod files;
+mod fork;
 mod history;
 mod log;
 mod new_cluster;
@@ -76,6 +77,10 @@ struct ServeArgs {
     /// Milliseconds a client may be silent before its session ends.
     #[arg(long, default_value_t = 10_000, value_name = "MS", env = "FASTPS_LEASE_MS")]
     lease_ms: u64,
+    /// Refuse clients of this name; may be repeated. A client chooses its name itself: this keeps out a worker that
+    /// spoils the run, and no attacker.
+    #[arg(long, value_delimiter = ',', value_name = "NAME", env = "FASTPS_REFUSE_WORKER")]
+    refuse_worker: Vec<String>,
     /// Microseconds a thread polls for the next frame before it sleeps, if polling paid off recently; 0 turns
     /// polling off.
     #[arg(long, default_value_t = 200, value_name = "US", env = "FASTPS_SPIN_US")]
@@ -233,8 +238,20 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 }
 
 /// Commands in place of options.
-pub const COMMANDS: [&str; 11] =
-    ["certs", "checkpoint", "cluster", "config", "history", "ls", "rewind", "rm", "status", "token", "top"];
+pub const COMMANDS: [&str; 12] = [
+    "certs",
+    "checkpoint",
+    "cluster",
+    "config",
+    "fork",
+    "history",
+    "ls",
+    "rewind",
+    "rm",
+    "status",
+    "token",
+    "top",
+];
 
 /// Runs one of [`COMMANDS`] and returns the exit status. The first argument is the program's name.
 pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i32 {
@@ -243,6 +260,7 @@ pub fn run_command(command: &str, args: impl IntoIterator<Item = OsString>) -> i
         "checkpoint" => checkpoint::run(args),
         "cluster" => new_cluster::run(args),
         "config" => config::run(args),
+        "fork" => fork::run(args),
         "history" => history::history(args),
         "ls" => tensors::ls(args),
         "rewind" => history::rewind(args),
@@ -271,6 +289,7 @@ fn serve(args: ServeArgs, at_start: &AtStart, log: &Log) -> Result<()> {
             cluster: args.cluster,
             advertise: args.advertise,
             lease: Duration::from_millis(args.lease_ms),
+            refuse_workers: args.refuse_worker,
             memory_limit: args.memory_limit,
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
             tls_crl: args.tls_crl,

@@ -43,5 +43,6 @@ pub use snapshot::manifest::Cut;
 pub use tools::export::{ExportPart, Exported, check_is_new, export, without_view, write_parts};
 pub use tools::history::{Change, Past, ShardSpan, past};
 pub use tools::reshape::{Restored, restore};
+pub use tools::rewound::Rewound;
 pub use tools::source::Reading;
 pub use tools::{checkpoint, copy};

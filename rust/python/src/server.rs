@@ -99,6 +99,7 @@ impl Server {
         advertise: Option<String>,
         memory_limit: Option<u64>,
         lease: f64,
+        refuse_workers: Vec<String>,
         local: bool,
         insecure: bool,
         tls_cert: Option<PathBuf>,
@@ -126,6 +127,7 @@ impl Server {
             cluster,
             advertise,
             lease: call::duration(py, lease)?,
+            refuse_workers,
             memory_limit,
             local,
             insecure,
@@ -161,10 +163,15 @@ impl Server {
     }
 }
 
-/// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or the end of its terminal; returns the exit status.
+/// Runs ``fastps serve`` or ``fastps fork`` with these arguments until SIGTERM, SIGINT or the end of its terminal;
+/// returns the exit status.
 #[pyfunction]
-pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
-    py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
+pub(crate) fn serve_cli(py: Python<'_>, command: &str, args: Vec<OsString>) -> i32 {
+    let args = std::iter::once(OsString::from(format!("fastps {command}"))).chain(args);
+    py.detach(|| match command {
+        "serve" => fastps_cli::run(args),
+        _ => fastps_cli::run_command(command, args),
+    })
 }
 
 /// ``serve`` or a command of the command line in Rust, and its subcommands: name, what it does, arguments,

@@ -52,6 +52,9 @@ pub struct ServerConfig {
     pub advertise: Option<String>,
     /// How long a client may be silent.
     pub lease: Duration,
+    /// Names of clients that get no session. A client chooses its name itself: this keeps out a worker that is
+    /// known to spoil the run, and no attacker.
+    pub refuse_workers: Vec<String>,
     /// How long a registration may be silent.
     pub reservation_lease: Duration,
     /// Limit on the bytes of this process, for tensors, readers and connections; `None`: 80 % of the memory
@@ -121,6 +124,7 @@ impl Default for ServerConfig {
             cluster: Vec::new(),
             advertise: None,
             lease: Duration::from_secs(10),
+            refuse_workers: Vec::new(),
             reservation_lease: Duration::from_secs(30),
             memory_limit: None,
             room_for_workers: 16,

@@ -165,10 +165,10 @@ impl Catalog {
             .retain(|group| members.iter().any(|member| member.group == *group && !member.is_warm()));
     }
 
-    /// Ends all that belongs to clients or to the cluster: what remains are tensors.
+    /// Ends all that belongs to clients or to the cluster: what remains are tensors, and the names of clients.
     pub(crate) fn leave_clients(&mut self) {
-        let Self { reservations, map, index, .. } = std::mem::take(self);
-        *self = Self { reservations, map, index, ..Self::default() };
+        let Self { names, reservations, map, index, .. } = std::mem::take(self);
+        *self = Self { names, reservations, map, index, ..Self::default() };
     }
 
     fn reach(&mut self, id: u64, stage: Stage) {

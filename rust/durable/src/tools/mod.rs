@@ -6,6 +6,7 @@ pub mod copy;
 pub(crate) mod export;
 pub(crate) mod history;
 pub(crate) mod reshape;
+pub(crate) mod rewound;
 pub(crate) mod shards;
 pub(crate) mod source;
 mod target;

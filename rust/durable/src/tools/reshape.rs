@@ -50,6 +50,7 @@ pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> R
     let mut builder = DirBuilder::new();
     builder.mode(0o700).create(&unfinished).map_err(|error| failed("create", &unfinished, &error))?;
     let written = write(&source, &unfinished, shards).and_then(|written| {
+        source.rewound.iter().try_for_each(|rewound| rewound.write(&unfinished))?;
         sync_directory(&unfinished)?;
         std::fs::rename(&unfinished, target).map_err(|error| failed("rename", &unfinished, &error))?;
         sync_directory(parent(target))?;

@@ -8,6 +8,7 @@ use crate::files::names::{shard_folder, shards_in};
 use crate::recovery::moment::{self, Moment};
 use crate::recovery::{self, Progress, Settings};
 use crate::snapshot::generation::Generation;
+use crate::tools::rewound::Rewound;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::mode::Mode;
@@ -40,11 +41,14 @@ pub enum Reading {
     At(Moment),
 }
 
-/// The content of a data directory. Its shards stay locked, unless a cut is read.
+/// The content of a data directory. Its shards stay locked, unless a cut or a moment is read.
+#[derive(Default)]
 pub(crate) struct Source {
     shards: Vec<(Shard, Catalog)>,
     /// Irregularities and omissions, one sentence each.
     pub(crate) notes: Vec<String>,
+    /// Of a moment: what is known of its origin.
+    pub(crate) rewound: Option<Rewound>,
     /// The locks, until everything is written.
     _locked: Vec<Directory>,
 }
@@ -104,7 +108,7 @@ impl Source {
             notes.extend(found.report.lost);
             cores.push((core, found.catalog));
         }
-        let mut source = Self { shards: cores, notes, _locked: locked };
+        let mut source = Self { shards: cores, notes, rewound: None, _locked: locked };
         source.note_what_is_left_out();
         Ok(source)
     }
@@ -129,7 +133,7 @@ impl Source {
                 "only snapshots without a common cut",
             ));
         };
-        let mut source = Self { shards: Vec::new(), notes: Vec::new(), _locked: Vec::new() };
+        let mut source = Self::default();
         for (shard, generations) in folders.into_iter().zip(&generations) {
             let Some(generation) = generations.iter().find(|one| id_of(one) == Some(cut)) else { continue };
             let core = empty(shard, &shard_folder(data_dir, shard))?;
@@ -186,17 +190,22 @@ impl Source {
                 *found = search(&Moment::Time(time), *shard, directory)?;
             }
         }
-        let mut source = Self { shards: Vec::new(), notes: Vec::new(), _locked: Vec::new() };
+        let (mut source, mut workers) = (Self::default(), BTreeSet::new());
         for ((shard, directory), found) in directories.iter().zip(&found) {
             let Some(stop) = &found.stop else { continue };
             let (path, shard) = (directory.path().to_owned(), *shard);
             let core = empty(shard, &path)?;
             let (keep_for, history, accept_loss) = (Duration::ZERO, 0, false);
             let settings = Settings { path, shard, shards, keep: 1, keep_for, history, accept_loss };
-            let catalog = recovery::recover_at(directory, &settings, &core, (found.base, stop))
+            let mut catalog = recovery::recover_at(directory, &settings, &core, (found.base, stop))
                 .map_err(|error| error.shard(shard))?;
+            workers.extend(std::mem::take(&mut catalog.names).into_values());
+            for generation in Generation::list(directory.path())?.into_iter().flatten() {
+                workers.extend(generation.manifest.catalog.names.values().cloned());
+            }
             source.shards.push((core, catalog));
         }
+        source.rewound = Some(Rewound::new(data_dir, workers.into_iter()));
         source.note_what_is_left_out();
         source.note_what_has_no_history();
         Ok(source)

@@ -15,7 +15,7 @@ use fastps_transport::convert::MAX_REPORT_BYTES;
 use fastps_transport::memory_budget;
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -191,13 +191,21 @@ impl Session {
 pub(crate) struct Sessions {
     lease: Duration,
     most: usize,
+    /// Names of clients that get no session.
+    refused: BTreeSet<String>,
     meter: Arc<Meter>,
     table: Mutex<SessionTable>,
 }
 
 impl Sessions {
     pub(crate) fn new(lease: Duration, meter: Arc<Meter>) -> Self {
-        Self { lease, most: MAX_SESSIONS, meter, table: Mutex::default() }
+        let (most, refused) = (MAX_SESSIONS, BTreeSet::new());
+        Self { lease, most, refused, meter, table: Mutex::default() }
+    }
+
+    /// The same, without sessions for clients of these names.
+    pub(crate) fn refusing(self, names: &[String]) -> Self {
+        Self { refused: names.iter().cloned().collect(), ..self }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -221,6 +229,15 @@ impl Sessions {
             ));
         }
         check_printable("name of a client", name)?;
+        if self.refused.contains(name) {
+            let why = format!(
+                "the servers refuse the worker {name:?} (--refuse-worker, or --without of fastps fork): train on \
+                 without it, or start them without that option"
+            );
+            return Err(
+                Error::new(Kind::Denied, why).expected("a client of another name", format!("{name:?}"))
+            );
+        }
         let mut table = self.table();
         if let Some(session) = table.live.get_mut(&client) {
             let changed = session.secret.is_none();

@@ -138,7 +138,7 @@ impl Start<'_> {
         core: Shard,
     ) -> Result<Node> {
         let (config, meter) = (self.config, core.meter().clone());
-        let sessions = Sessions::new(config.lease, meter.clone());
+        let sessions = Sessions::new(config.lease, meter.clone()).refusing(&config.refuse_workers);
         sessions.restore(&catalog, Instant::now())?;
         restore_memberships(&core, &catalog);
         let room = WorkerRoom(config.room_for_workers);

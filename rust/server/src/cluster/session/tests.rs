@@ -292,3 +292,22 @@ fn a_restored_session_is_renewed_though_its_principal_has_no_memory_left() {
     assert_eq!(hello(3, false).unwrap_err().kind, Kind::Capacity);
     assert_eq!(sessions.list(start, 9, alice.name.as_ref()).len(), 2);
 }
+
+#[test]
+fn a_worker_that_is_named_gets_no_session() {
+    let names = ["gpu-7".to_owned(), "gpu-9".to_owned()];
+    let sessions = Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)).refusing(&names);
+    let start = Instant::now();
+    for (renew, name) in [(false, "gpu-7"), (true, "gpu-7"), (false, "gpu-9")] {
+        let refused = hello(&sessions, 1, name, renew, start).unwrap_err();
+        assert_eq!(refused.kind, Kind::Denied);
+        assert!(
+            refused.to_string().contains(name) && refused.message.contains("--refuse-worker"),
+            "{refused}"
+        );
+    }
+    hello(&sessions, 1, "gpu-8", false, start).unwrap();
+    // A session does not change its name to a refused one.
+    assert_eq!(hello(&sessions, 1, "gpu-9", true, start).unwrap_err().kind, Kind::Denied);
+    assert_eq!(sessions.counts(), [1, 0, 0, 0]);
+}
