@@ -2,10 +2,15 @@ package fastps
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"unicode/utf8"
 
 	pb "fastps.example/go/fastpsv1"
 )
+
+// maxNoteBytes is the length of the longest note.
+const maxNoteBytes = 64
 
 // Gradient is one for a whole tensor, or for some of its rows.
 type Gradient struct {
@@ -25,6 +30,9 @@ type PushOptions struct {
 	// LR replaces the optimizer's learning rate for this push; Scale is a factor on the gradients.
 	LR    *float64
 	Scale *float32
+	// Note is what the gradients came from, such as "batch 8131", for servers that keep history: at most 64 bytes of UTF-8,
+	// without control characters. Others ignore it.
+	Note string
 	// Loss of the step, which fastps status and metrics show.
 	Loss *float64
 }
@@ -56,6 +64,9 @@ func (c *Client) push(ctx context.Context, gradients []Gradient, options PushOpt
 		return nil, err
 	}
 	defer cancel()
+	if err := options.checkNote(); err != nil {
+		return nil, err
+	}
 	bytes := 0
 	defer func() { c.worker.pushed(receipts, err, bytes, options) }()
 	names := make([]string, len(gradients))
@@ -203,6 +214,19 @@ func (c *Client) gradientFrames(e *entry, g Gradient, o PushOptions, epoch, sequ
 // settings sets the fields that all frames of a gradient share.
 func (o PushOptions) settings(header *pb.Header, e *entry) {
 	header.Codec, header.Dtype, header.Lr, header.Scale = o.Codec.number(), e.spec.Dtype, o.LR, o.Scale
+	header.Note = o.Note
+}
+
+// checkNote fails for a note that is too long or no text; servers refuse other characters that a terminal hides.
+func (o PushOptions) checkNote() error {
+	if len(o.Note) > maxNoteBytes {
+		return newError(Config, "the note of a push is too long").expected(
+			fmt.Sprintf("at most %d bytes of UTF-8", maxNoteBytes), fmt.Sprintf("%d bytes", len(o.Note)))
+	}
+	if !utf8.ValidString(o.Note) {
+		return newError(Config, "invalid note of a push").expected("UTF-8", "other bytes")
+	}
+	return nil
 }
 
 func (o PushOptions) base(slice uint64) (sliceAnswer, bool) {

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from fastps import _fastps
 from fastps._shared.checks import integer, integer_or_none
 from fastps._shared.types import File
+from fastps.errors import ConfigError
 
-__all__ = ["History", "Span", "history", "rewind"]
+__all__ = ["History", "Mark", "Span", "history", "rewind"]
 
 _ROW = np.dtype(
     [
@@ -23,6 +24,7 @@ _ROW = np.dtype(
         ("client", "<u8"),
         ("push", "<u8"),
         ("time_ms", "<u8"),
+        ("note", "<u8"),
         ("staleness", "<i8"),
         ("lr", "<f8"),
         ("norm", "<f8"),
@@ -51,6 +53,21 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A moment that `ParameterServer.mark` has named.
+
+    Attributes:
+        name: Its name.
+        version: The newest version of a slice of an ``exact`` tensor then.
+        time: When it was made, in seconds since 1970, to some 0.1; None: unknown.
+    """
+
+    name: str
+    version: int
+    time: float | None
+
+
+@dataclass(frozen=True)
 class History:
     """The past of a data directory.
 
@@ -58,16 +75,20 @@ class History:
         spans: What each shard can be rewound to.
         tensors: The names of the tensors.
         clients: The names of the clients, as far as the log has them, by number.
+        marks: The marks that all shards have, the oldest first.
+        notes: The notes of pushes, each once; the first is empty.
         changes: A structured array with a row for each change of a slice, shard by shard in the order of the
             log: ``shard``, ``tensor`` (an index into `tensors`), ``slice``, ``version`` after the change,
             ``client``, ``push`` (its number among the client's pushes), ``time_ms`` (since 1970, to some 100;
-            0: unknown), ``staleness`` (changes by others since its values were pulled; -1: unknown), ``lr``,
+            0: unknown), ``note`` (an index into `notes`), ``staleness`` (changes by others since its values were pulled; -1: unknown), ``lr``,
             and ``norm`` (Euclidean; NaN: not asked for).
     """
 
     spans: tuple[Span, ...]
     tensors: tuple[str, ...]
     clients: dict[int, str]
+    marks: tuple[Mark, ...]
+    notes: tuple[str, ...]
     changes: NDArray[np.void]
 
     @property
@@ -83,6 +104,10 @@ class History:
     def name(self, client: int) -> str:
         """The name of a client, or its number in hexadecimal digits, as ``fastps history`` shows it."""
         return self.clients.get(client) or f"{client:016x}"
+
+    def note(self, change: np.void) -> str:
+        """What the gradient of a change came from, in its worker's words; empty: it has not said so."""
+        return self.notes[int(change["note"])]
 
 
 def history(folder: File, *, norms: bool = False) -> History:
@@ -108,16 +133,24 @@ def history(folder: File, *, norms: bool = False) -> History:
     >>> {past.name(client) for client in past.changes["client"]}
     {'gpu-7'}
     """
-    shards, tensors, clients, rows = _fastps.recorded(folder, norms)
+    shards, tensors, clients, marked, notes, rows = _fastps.recorded(folder, norms)
     spans = tuple(
         Span(shard, first, last, begin / 1000 or None, end / 1000 or None)
         for shard, first, last, begin, end in shards
     )
-    return History(spans, tuple(tensors), clients, np.frombuffer(rows, _ROW))
+    marks = tuple(Mark(name, version, time / 1000 or None) for name, version, time in marked)
+    return History(spans, tuple(tensors), clients, marks, tuple(notes), np.frombuffer(rows, _ROW))
 
 
-def rewind(folder: File, out: File, *, to: int, shards: int | None = None) -> list[str]:
-    """Writes a new data directory with every ``exact`` tensor as it was at a version, bit for bit.
+def rewind(
+    folder: File,
+    out: File,
+    *,
+    to: int | None = None,
+    to_mark: str | None = None,
+    shards: int | None = None,
+) -> list[str]:
+    """Writes a new data directory with every ``exact`` tensor as it was at a version or a mark, bit for bit.
 
     The old directory is not changed, and servers may be running. The new one is another cluster: it knows no
     clients. ``fastps rewind`` also takes versions of one tensor, times and pushes.
@@ -126,13 +159,15 @@ def rewind(folder: File, out: File, *, to: int, shards: int | None = None) -> li
         folder: The ``--data-dir`` of the servers.
         out: The directory to write; it must not exist or must be empty.
         to: The version; a tensor that never had so many changes is as of its last.
+        to_mark: Instead of `to`, the name of a mark (`ParameterServer.mark`): the newest one of that name.
         shards: Number of shards of the new directory; None: as many as the old one has.
 
     Returns:
         What people should know, one sentence each: tensors that are not as of the moment.
 
     Raises:
-        ConfigError: The version is before or after what the directory keeps, or `out` is in use.
+        ConfigError: The version is before or after what the directory keeps, no mark has the name, there is
+            neither a version nor a mark, or both, or `out` is in use.
         DamagedFileError: A file that is needed is damaged.
 
     >>> import tempfile
@@ -147,4 +182,11 @@ def rewind(folder: File, out: File, *, to: int, shards: int | None = None) -> li
     ...     ps.pull("w")
     array([-1., -1.], dtype=float32)
     """
-    return _fastps.rewind_to(folder, out, integer("to", to), integer_or_none("shards", shards))
+    if (to is None) == (to_mark is None):
+        raise ConfigError(
+            "a rewind needs one moment",
+            expected="to=VERSION or to_mark=NAME",
+            got="neither" if to is None else "both",
+        )
+    version = 0 if to is None else integer("to", to)
+    return _fastps.rewind_to(folder, out, version, to_mark, integer_or_none("shards", shards))

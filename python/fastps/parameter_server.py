@@ -46,6 +46,7 @@ class PushOptions(TypedDict, total=False):
     lr: float | None
     scale: float | None
     based_on: Versions | None
+    note: str | None
     timeout: float | None
 
 
@@ -239,6 +240,7 @@ class ParameterServer:
         lr: float | None = None,
         scale: float | None = None,
         based_on: Versions | None = None,
+        note: str | None = None,
         timeout: float | None = None,
     ) -> Receipt | Receipts:
         """Pushes gradients and waits until they are applied: one optimizer step of every tensor.
@@ -253,6 +255,9 @@ class ParameterServer:
             lr: Learning rate of this step, instead of the optimizers'.
             scale: Factor on the gradients.
             based_on: The `Versions` that a pull returned; the receipts then have the staleness.
+            note: What the gradients came from, such as ``"batch 8131"``: at most 64 bytes of UTF-8, for servers
+                that keep history (``--keep-history``), where ``fastps bisect`` shows it. Others ignore it, and
+                so do groups in which several workers' gradients make a version.
 
         Returns:
             A `Receipt`, or a Mapping of them by name. A receipt always means "applied".
@@ -274,8 +279,8 @@ class ParameterServer:
         """
         _check_gradient(name, grad)
         settings = _PLAIN
-        if not (codec is None and lr is None and scale is None and based_on is None and timeout is None):
-            settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout)
+        if any(setting is not None for setting in (codec, lr, scale, based_on, note, timeout)):
+            settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=note)
         if isinstance(name, str):
             return self._native.push(name, grad, settings)
         return Receipts(self._native.push(_gradients(name), None, settings))
@@ -295,6 +300,7 @@ class ParameterServer:
         lr: float | None = None,
         scale: float | None = None,
         based_on: Versions | None = None,
+        note: str | None = None,
         timeout: float | None = None,
     ) -> PushHandle[Any]:
         """Pushes without waiting. Checks the gradients now, and reads them until the handle is done.
@@ -309,7 +315,7 @@ class ParameterServer:
         2
         """
         _check_gradient(name, grad)
-        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout)
+        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=note)
         if isinstance(name, str):
             return PushHandle(self._native.push_async({name: grad}, settings, True), name)
         return PushHandle(self._native.push_async(_gradients(name), settings, True), None)
@@ -324,6 +330,7 @@ class ParameterServer:
         lr: float | None = None,
         scale: float | None = None,
         based_on: Versions | None = None,
+        note: str | None = None,
         timeout: float | None = None,
     ) -> PushPulled:
         """Pushes, and pulls the same tensors in the same round trip: the values contain the push.
@@ -348,7 +355,7 @@ class ParameterServer:
         (array([-0.5, -0.5], dtype=float32), 2, 2)
         """
         _check_gradient(name, grad)
-        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout)
+        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout, note=note)
         if isinstance(name, str):
             into = None if out is None else {name: out}
             values, receipts, versions = self._native.push_pull({name: grad}, into, settings)
@@ -629,6 +636,40 @@ class ParameterServer:
         ParameterServer.__init__(other, self._native.another(timeout), self._reattach, self._server)
         other.assigned = self.assigned
         return other
+
+    def mark(self, name: str, *, timeout: float | None = None) -> None:
+        """Names this moment in the logs of servers that keep history, on all shards at once.
+
+        ``fastps rewind --to-mark NAME`` and `fastps.rewind` go back to it exactly: what it contains was there
+        together, on all shards. Writes wait meanwhile, some milliseconds. Of several marks with one name the
+        newest counts.
+
+        Args:
+            name: 1 to 256 bytes of UTF-8, such as ``"epoch 3"``.
+
+        Raises:
+            FastpsError: The servers keep no history (``--keep-history``), or this is a store in this process.
+            ConfigError: The name is invalid.
+            PermissionDeniedError: With tokens: the token has not the role admin.
+            DeadlineError: The servers were busy with a snapshot, or did not answer in time.
+
+        >>> import tempfile
+        >>> folder, out = tempfile.mkdtemp(), tempfile.mkdtemp()
+        >>> with fastps.serve(2, data_dir=folder, keep_history=1 << 30) as server:
+        ...     with fastps.connect(server.address_list) as ps:
+        ...         ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        ...         receipt = ps.push("w", np.ones(2, np.float32))
+        ...         ps.mark("epoch 1")
+        ...         receipt = ps.push("w", np.ones(2, np.float32))
+        >>> fastps.history(folder).marks[0].name
+        'epoch 1'
+        >>> fastps.rewind(folder, out, to_mark="epoch 1")
+        []
+        >>> with fastps.serve(2, data_dir=out) as server, fastps.connect(server.address_list) as ps:
+        ...     ps.pull("w")
+        array([-1., -1.], dtype=float32)
+        """
+        self._native.mark(name, timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for pushes in progress and ends the session; raises errors of pushes that were not read.

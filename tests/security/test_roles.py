@@ -132,6 +132,7 @@ def requests(pb: Any, client: int, secret: bytes, target: Target) -> dict[str, A
         "BatchPortion": pb.BatchPortionRequest(**replica, then=pb.PORTION_THEN_TAKE),
         "Checkpoint": pb.CheckpointRequest(),
         "Hold": pb.HoldRequest(cut=5, hold_ms=1),
+        "Mark": pb.MarkRequest(name="m", cut=5),
     }
 
 

@@ -264,12 +264,16 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if self._schedule is not None:
             self._schedule._add(self.param_groups[-1])
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, loss: Any = None, note: str | None = None
+    ) -> Any:
         """Pushes the gradients, and installs new values as the mode says.
 
         Args:
             closure: Recomputes the loss and the gradients, and returns the loss.
             loss: For ``on_step``, without a closure.
+            note: What the batch is, such as ``"batch 8131"``, as for `fastps.ParameterServer.push`. Gradients
+                that have left in backward have none.
 
         Returns:
             The closure's result.
@@ -284,8 +288,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             FastpsError: A push or fetch failed. Refused gradients join the next push.
         """
         if self._is_watched():
-            return self._watched_step(closure, loss=loss)
-        return self._step(closure, loss=loss)
+            return self._watched_step(closure, loss=loss, note=note)
+        return self._step(closure, loss=loss, note=note)
 
     # It does itself what torch wraps a step in, at some ten microseconds, and only if that is asked for.
     step.hooked = True  # type: ignore[attr-defined]
@@ -294,7 +298,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *_HOOKS_OF_ALL)
         return any(hooks) or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
 
-    def _step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
+    def _step(
+        self, closure: Callable[[], Any] | None = None, *, loss: Any = None, note: str | None = None
+    ) -> Any:
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -317,9 +323,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             raw = self._raw()
             plain = not self._ahead and self._filled.on_cpu
-            if not (plain and worker.step_at_once(raw, rates, value, torch.get_num_threads())):
+            if not (plain and worker.step_at_once(raw, rates, value, torch.get_num_threads(), note)):
                 with torch.no_grad():
-                    worker.step(self._gradients(), lr=rates, loss=value)
+                    worker.step(self._gradients(), lr=rates, loss=value, note=note)
         except BaseException:
             if self._ahead:  # that much of the step was taken
                 with contextlib.suppress(FastpsError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps import _fastps
 from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import hint, nearest, quoted
 from fastps._shared.types import Array, Rates
@@ -26,10 +27,16 @@ __all__ = [
     "check_mapping",
     "check_memory",
     "check_mode",
+    "check_note",
     "check_shapes",
     "like",
     "must_be",
 ]
+
+
+def check_note(note: str) -> None:
+    """Raises `ConfigError` for a note that no push may have."""
+    _fastps.PushSettings(note=note)
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:

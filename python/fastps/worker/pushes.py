@@ -160,6 +160,7 @@ class Pushes:
         direct: Gradients are read from the caller's arrays.
         refused: The last call of `start` took nothing.
         weight: Weight of the next gradients in the mean of their version; None: 1.
+        note: What the next gradients came from; None: nothing.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class Pushes:
         self.elsewhere: Elsewhere | None = None
         self.refused = False
         self.weight: float | None = None
+        self.note: str | None = None
 
     def follow(self, mode: Mode) -> None:
         """Continues with a mode."""
@@ -331,7 +333,7 @@ class Pushes:
         pushes: list[_Planned] = []
         for rate, part_of in _by_rate(ready, lr):
             settings = _fastps.PushSettings(
-                None, rate, scale, oldest, None, self._mode.correction, self.weight
+                None, rate, scale, oldest, None, self._mode.correction, self.weight, self.note
             )
             rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
             encoded = {n: g for n, g in part_of.items() if isinstance(g, Encoded)}

@@ -28,6 +28,7 @@ from fastps.worker.arguments import (
     check_mapping,
     check_memory,
     check_mode,
+    check_note,
     check_shapes,
 )
 from fastps.worker.exchanges import Exchanges
@@ -326,6 +327,7 @@ class Worker:
         samples: float | None = None,
         lr: Rates = None,
         loss: float | None = None,
+        note: str | None = None,
     ) -> None:
         """Takes the gradients of one minibatch, computed at `params`; pushes and fetches as the mode defines.
 
@@ -341,6 +343,8 @@ class Worker:
                 A contribution without any has weight 1.
             lr: Learning rate of this step's push, or names to rates; None uses the optimizers'.
             loss: Passed to ``on_step``, and shown by ``fastps status``.
+            note: What the gradients came from, as for `ParameterServer.push`; of steps that are pushed together,
+                the last one's.
 
         Raises:
             NonFiniteError, ShapeError, DTypeError, ConfigError: A gradient is invalid; nothing was changed.
@@ -359,6 +363,8 @@ class Worker:
         if not self.has_stepped and isinstance(values if grads is None else grads, Mapping):
             self.first_step({}, "fastps.worker_seed(base, ps)")
         lr = as_rates(lr, self.params)
+        if note is not None:
+            check_note(note)
         self._check_kind(grads, values, samples)
         if self._exchanges is not None:
             self._step_to(self._exchanges, values, samples, lr, loss)
@@ -367,7 +373,7 @@ class Worker:
         self._watched.check()
         if self._reporter is not None:
             self._reporter.begin()
-        if self.step_at_once(grads, lr, loss):
+        if self.step_at_once(grads, lr, loss, note=note):
             return
         self._check_may_push(grads)
         self._together.begin()
@@ -393,9 +399,11 @@ class Worker:
         try:
             if pushing:
                 pushes.weight = behind if behind and self._mode.weighs else None
+                pushes.note = note
                 pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._fetches.installed)
                 counts = True
         finally:
+            pushes.note = None
             if pushing and pushes.refused and self._local is None:
                 self._steps -= 1
             else:
@@ -940,16 +948,23 @@ class Worker:
         if self._seeds is not None:
             self._seeds.compare(states, cure, stacklevel=4)
 
-    def step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0) -> bool:
+    def step_at_once(
+        self,
+        grads: Mapping[str, Any],
+        lr: Rates,
+        loss: float | None,
+        threads: int = 0,
+        note: str | None = None,
+    ) -> bool:
         """Internal: pushes and fetches in one call; False if that is not possible, and then nothing was done.
 
         Args:
-            grads, lr, loss: As for `step`.
+            grads, lr, loss, note: As for `step`.
             threads: How many threads torch has, if those are to do the work instead of the store's.
         """
         if self._reporter is not None:
             self._reporter.begin()
-        exchanged = self._one_call.run(grads, lr, self._mode.correction, threads)
+        exchanged = self._one_call.run(grads, lr, self._mode.correction, note, threads)
         if exchanged is None:
             return False
         self._steps, self._lr, self._tally.acknowledged = self._steps + 1, lr, NOTHING

@@ -5,9 +5,9 @@ use clap::{ArgGroup, Parser};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::text::nearest;
-use fastps_durable::{Moment, Past, Reading, ShardSpan, past, restore};
+use fastps_durable::{Change, Moment, Past, PastMark, Reading, ShardSpan, past, restore};
 use fastps_server::human::size;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
@@ -28,7 +28,7 @@ pub(crate) struct HistoryArgs {
 /// Write a new data directory with the parameters and optimizer state of an earlier moment, bit for bit. The old
 /// one is not changed, and servers may be running. The new one is another cluster: it knows no clients.
 #[derive(Debug, Parser)]
-#[command(name = "fastps rewind", group(ArgGroup::new("moment").required(true).args(["to", "to_time", "to_push"])))]
+#[command(name = "fastps rewind", group(ArgGroup::new("moment").required(true).args(["to", "to_time", "to_push", "to_mark"])))]
 pub(crate) struct RewindArgs {
     /// The --data-dir of the servers.
     dir: PathBuf,
@@ -41,6 +41,9 @@ pub(crate) struct RewindArgs {
     /// Right after a push: the name of a worker, or its number, and the number of its push.
     #[arg(long, value_name = "WORKER:PUSH")]
     to_push: Option<String>,
+    /// A mark, by its name; the newest of that name.
+    #[arg(long, value_name = "NAME")]
+    to_mark: Option<String>,
     /// The data directory to write; it must not exist or must be empty.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -77,7 +80,7 @@ pub(crate) fn history(args: impl IntoIterator<Item = OsString>) -> i32 {
         let mut workers: BTreeMap<u64, Pushes> = BTreeMap::new();
         let past = past(&args.dir, |change| {
             if change.is_gradient {
-                workers.entry(change.client).or_default().add(change.sequence, change.version);
+                workers.entry(change.client).or_default().add(change);
             }
         })?;
         if args.json {
@@ -85,12 +88,14 @@ pub(crate) fn history(args: impl IntoIterator<Item = OsString>) -> i32 {
         }
         let shards = past.shards.iter().map(shard);
         let named = |(client, pushes): (&u64, &Pushes)| {
-            let Pushes { first, last, versions } = pushes;
+            let Pushes { first, last, versions, note } = pushes;
             let name = past.names.get(client).map_or(String::new(), |name| format!(" {name:?}"));
             let versions = format!("versions {} to {}", versions.0, versions.1);
-            format!("worker {client:016x}{name}: pushes {first} to {last}, {versions}")
+            let note = if note.is_empty() { String::new() } else { format!(", the last one {note:?}") };
+            format!("worker {client:016x}{name}: pushes {first} to {last}{note}, {versions}")
         };
-        Ok((shards.chain(workers.iter().map(named)).collect(), true))
+        let marks = past.marks.iter().map(mark);
+        Ok((shards.chain(marks).chain(workers.iter().map(named)).collect(), true))
     })
 }
 
@@ -100,14 +105,20 @@ struct Pushes {
     first: u64,
     last: u64,
     versions: (u64, u64),
+    /// Of the last push.
+    note: String,
 }
 
 impl Pushes {
-    fn add(&mut self, sequence: u64, version: u64) {
+    fn add(&mut self, change: &Change<'_>) {
+        let Change { sequence, version, note, .. } = *change;
         if self.last == 0 {
             (self.first, self.versions.0) = (sequence, version);
         }
         self.first = self.first.min(sequence);
+        if sequence >= self.last {
+            note.clone_into(&mut self.note);
+        }
         self.last = self.last.max(sequence);
         self.versions = (self.versions.0.min(version), self.versions.1.max(version));
     }
@@ -119,6 +130,11 @@ fn shard(span: &ShardSpan) -> String {
     let (first, last) = versions;
     let kept = format!("{snapshots} snapshots of {}, {} of log", size(bytes.0), size(bytes.1));
     format!("shard {shard}: versions {first} to {last}{times}; {kept}")
+}
+
+fn mark(PastMark { id: _, name, time, version }: &PastMark) -> String {
+    let time = if *time > 0 { format!(", {}", show(*time)) } else { String::new() };
+    format!("mark {name:?}: version {version}{time}")
 }
 
 fn show(milliseconds: u64) -> String {
@@ -134,13 +150,19 @@ fn as_json(past: &Past, workers: &BTreeMap<u64, Pushes>) -> serde_json::Value {
             "snapshot_bytes": bytes.0, "log_bytes": bytes.1,
         })
     });
-    let workers = workers.iter().map(|(client, Pushes { first, last, versions })| {
+    let marks = past.marks.iter().map(|PastMark { id: _, name, time, version }| {
+        serde_json::json!({ "name": name, "version": version, "time_ms": time })
+    });
+    let workers = workers.iter().map(|(client, Pushes { first, last, versions, note })| {
         serde_json::json!({
             "client": format!("{client:016x}"), "name": past.names.get(client), "pushes": [first, last],
-            "versions": versions,
+            "versions": versions, "last_note": note,
         })
     });
-    serde_json::json!({ "shards": shards.collect::<Vec<_>>(), "workers": workers.collect::<Vec<_>>() })
+    serde_json::json!({
+        "shards": shards.collect::<Vec<_>>(), "marks": marks.collect::<Vec<_>>(),
+        "workers": workers.collect::<Vec<_>>(),
+    })
 }
 
 /// The past of a data directory for programs.
@@ -153,9 +175,13 @@ pub struct Recorded {
     pub tensors: Vec<String>,
     /// Names of clients.
     pub clients: BTreeMap<u64, String>,
-    /// A row of 72 bytes for each change, little-endian: shard, tensor, slice (u32), flags (u32; 1: a gradient, 2:
-    /// all elements are finite), version, client, sequence, time (u64), staleness (i64; -1: unknown), learning
-    /// rate and Euclidean norm (f64; NaN: not asked for).
+    /// For each mark its name, the newest version then, and its time (milliseconds since 1970; 0: unknown).
+    pub marks: Vec<(String, u64, u64)>,
+    /// The notes of pushes, which rows count from 0; the first is empty.
+    pub notes: Vec<String>,
+    /// A row of 80 bytes for each change, little-endian: shard, tensor, slice (u32), flags (u32; 1: a gradient, 2:
+    /// all elements are finite), version, client, sequence, time, note (u64), staleness (i64; -1: unknown),
+    /// learning rate and Euclidean norm (f64; NaN: not asked for).
     pub rows: Vec<u8>,
 }
 
@@ -163,7 +189,15 @@ pub struct Recorded {
 pub fn recorded(dir: &Path, norms: bool) -> Result<Recorded> {
     let isa = Isa::get()?;
     let (mut recorded, mut numbers) = (Recorded::default(), BTreeMap::new());
+    recorded.notes.push(String::new());
+    let mut notes = HashMap::from([(String::new(), 0)]);
     let past = past(dir, |change| {
+        let note = notes.get(change.note).copied().unwrap_or_else(|| {
+            let number = recorded.notes.len() as u64;
+            recorded.notes.push(change.note.to_owned());
+            notes.insert(change.note.to_owned(), number);
+            number
+        });
         let tensors = &mut recorded.tensors;
         let tensor = *numbers.entry(change.spec.name.clone()).or_insert_with(|| {
             tensors.push(change.spec.name.to_string());
@@ -175,7 +209,7 @@ pub fn recorded(dir: &Path, norms: bool) -> Result<Recorded> {
         for number in [change.shard, tensor, change.slice as u32, flags] {
             rows.extend_from_slice(&number.to_le_bytes());
         }
-        for number in [change.version, change.client, change.sequence, change.time] {
+        for number in [change.version, change.client, change.sequence, change.time, note] {
             rows.extend_from_slice(&number.to_le_bytes());
         }
         rows.extend_from_slice(&change.staleness.map_or(-1, |staleness| staleness as i64).to_le_bytes());
@@ -183,6 +217,8 @@ pub fn recorded(dir: &Path, norms: bool) -> Result<Recorded> {
         rows.extend_from_slice(&norm.to_le_bytes());
     })?;
     recorded.clients = past.names.into_iter().map(|(client, name)| (client, name.to_string())).collect();
+    let mark = |mark: PastMark| (mark.name.to_string(), mark.version, mark.time);
+    recorded.marks = past.marks.into_iter().map(mark).collect();
     recorded.shards = past.shards.iter().map(row).collect();
     Ok(recorded)
 }
@@ -192,11 +228,24 @@ fn row(span: &ShardSpan) -> (u32, u64, u64, u64, u64) {
     (span.shard, span.versions.0, span.versions.1, first, last)
 }
 
-/// Writes a directory with every `exact` tensor at a version; `shards`: `None` for as many as the old one has.
+/// Where [`rewind_to`] goes.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A version of every `exact` tensor.
+    Version(u64),
+    /// The newest mark of this name.
+    Mark(String),
+}
+
+/// Writes a directory with every `exact` tensor as it was; `shards`: `None` for as many as the old one has.
 /// Returns what people should know, one sentence each.
-pub fn rewind_to(dir: &Path, out: &Path, version: u64, shards: Option<u32>) -> Result<Vec<String>> {
+pub fn rewind_to(dir: &Path, out: &Path, to: Target, shards: Option<u32>) -> Result<Vec<String>> {
     let shards = count_of(dir, shards)?;
-    Ok(restore(dir, out, shards, Reading::At(Moment::Version(version)))?.notes)
+    let moment = match to {
+        Target::Version(version) => Moment::Version(version),
+        Target::Mark(name) => marked(dir, &name)?,
+    };
+    Ok(restore(dir, out, shards, Reading::At(moment))?.notes)
 }
 
 fn count_of(dir: &Path, shards: Option<u32>) -> Result<u32> {
@@ -206,10 +255,11 @@ fn count_of(dir: &Path, shards: Option<u32>) -> Result<u32> {
 /// Runs `fastps rewind` and returns the exit status.
 pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
     command::run(args, |args: RewindArgs| {
-        let RewindArgs { dir, to, to_time, to_push, out, shards } = args;
-        let moment = match (to.or(to_time), to_push) {
+        let RewindArgs { dir, to, to_time, to_push, to_mark, out, shards } = args;
+        let moment = match (to.or(to_time), to_mark) {
             (Some(moment), _) => moment,
-            (None, to_push) => push(&dir, &to_push.unwrap_or_default())?,
+            (None, Some(name)) => marked(&dir, &name)?,
+            (None, None) => push(&dir, &to_push.unwrap_or_default())?,
         };
         let shards = count_of(&dir, shards)?;
         let done = restore(&dir, &out, shards, Reading::At(moment))?;
@@ -217,6 +267,18 @@ pub(crate) fn rewind(args: impl IntoIterator<Item = OsString>) -> i32 {
         let (tensors, bytes, out) = (done.tensors, size(done.bytes), out.display());
         say(&[format!("{out}: {tensors} tensors, {bytes}, for {shards} shards")])?;
         Ok(true)
+    })
+}
+
+/// The newest mark of a name.
+fn marked(dir: &Path, name: &str) -> Result<Moment> {
+    let marks = past(dir, |_| ())?.marks;
+    let newest = marks.iter().rfind(|mark| *mark.name == *name);
+    newest.map(|mark| Moment::Mark(mark.id)).ok_or_else(|| {
+        let near = nearest(name, marks.iter().map(|mark| &*mark.name));
+        let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+        Error::new(Kind::Config, format!("{} has no such mark", dir.display()))
+            .expected("a mark that `fastps history` shows", format!("{name:?}{near}"))
     })
 }
 

@@ -41,7 +41,7 @@ pub use recovery::{Report, Settings};
 pub use snapshot::generation::{Generation, Summary};
 pub use snapshot::manifest::Cut;
 pub use tools::export::{ExportPart, Exported, check_is_new, export, without_view, write_parts};
-pub use tools::history::{Change, Past, ShardSpan, past};
+pub use tools::history::{Change, Past, PastMark, ShardSpan, past};
 pub use tools::reshape::{Restored, restore};
 pub use tools::rewound::Rewound;
 pub use tools::source::Reading;

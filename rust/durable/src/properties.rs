@@ -43,6 +43,7 @@ struct Pushed {
     momentum: f64,
     beta1: Option<f64>,
     shared_by: Vec<u8>,
+    note: String,
 }
 
 impl Pushed {
@@ -65,6 +66,7 @@ impl Pushed {
             momentum: self.momentum,
             beta1: self.beta1,
             shared_by: Identities::new(&self.shared_by).unwrap_or_default(),
+            note: &self.note,
         }
     }
 }
@@ -80,11 +82,32 @@ fn pushed() -> impl Strategy<Value = Pushed> {
     let options = (proptest::option::of(base), any::<bool>(), any::<bool>(), proptest::option::of(rows));
     let factors = (any::<f64>(), any::<f32>(), any::<f64>(), any::<Option<f64>>());
     let shared_by = vec(any::<[u8; Identities::BYTES]>(), 0..5).prop_map(|identities| identities.concat());
-    (any::<[u64; 6]>(), action, options, (vec(any::<u8>(), 0..300), shared_by), factors).prop_map(
-        |(numbers, action, (base, hogwild, once, rows), (body, shared_by), (lr, scale, momentum, beta1))| {
-            Pushed { numbers, action, base, hogwild, once, rows, body, lr, scale, momentum, beta1, shared_by }
-        },
-    )
+    (any::<[u64; 6]>(), action, options, (vec(any::<u8>(), 0..300), shared_by, "[a-zé ]{0,9}"), factors)
+        .prop_map(
+            |(
+                numbers,
+                action,
+                (base, hogwild, once, rows),
+                (body, shared_by, note),
+                (lr, scale, momentum, beta1),
+            )| {
+                Pushed {
+                    numbers,
+                    action,
+                    base,
+                    hogwild,
+                    once,
+                    rows,
+                    body,
+                    lr,
+                    scale,
+                    momentum,
+                    beta1,
+                    shared_by,
+                    note,
+                }
+            },
+        )
 }
 
 fn standing() -> impl Strategy<Value = Standing> {

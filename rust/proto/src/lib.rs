@@ -22,7 +22,8 @@ pub use roles::{NeedsRole, role_of};
 /// Leaves out the incarnation and the secret, which only the client may know.
 impl std::fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { protocol_minor, client: _, name, renew, ack, secret: _, close, report, cluster_digest: _ } = self;
+        let Self { protocol_minor, client: _, name, renew, ack, secret: _, close, report, cluster_digest: _ } =
+            self;
         let mut fields = f.debug_struct("HelloRequest");
         fields
             .field("protocol_minor", protocol_minor)

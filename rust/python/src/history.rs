@@ -2,33 +2,41 @@
 
 use crate::call;
 use crate::errors::OrRaise;
+use fastps_cli::Target;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The past of a data directory: shards (index, first and last version, first and last time), names of tensors,
-/// names of clients, and a row of 72 bytes for each change.
+/// Shards (index, first and last version, first and last time), tensors, clients, marks (name, version, time),
+/// notes, and a row of 80 bytes for each change.
+type Recorded<'py> = (
+    Vec<(u32, u64, u64, u64, u64)>,
+    Vec<String>,
+    BTreeMap<u64, String>,
+    Vec<(String, u64, u64)>,
+    Vec<String>,
+    Bound<'py, PyBytes>,
+);
+
+/// The past of a data directory.
 #[pyfunction]
-#[allow(clippy::type_complexity)]
-pub(crate) fn recorded(
-    py: Python<'_>,
-    dir: PathBuf,
-    norms: bool,
-) -> PyResult<(Vec<(u32, u64, u64, u64, u64)>, Vec<String>, BTreeMap<u64, String>, Bound<'_, PyBytes>)> {
+pub(crate) fn recorded(py: Python<'_>, dir: PathBuf, norms: bool) -> PyResult<Recorded<'_>> {
     let found = call::run(py, true, move || fastps_cli::recorded(&dir, norms))?.or_raise(py)?;
-    let fastps_cli::Recorded { shards, tensors, clients, rows } = found;
-    Ok((shards, tensors, clients, PyBytes::new(py, &rows)))
+    let fastps_cli::Recorded { shards, tensors, clients, marks, notes, rows } = found;
+    Ok((shards, tensors, clients, marks, notes, PyBytes::new(py, &rows)))
 }
 
-/// Writes a data directory with every tensor at a version. Returns what people should know.
+/// Writes a data directory with every tensor at a version, or at a mark. Returns what people should know.
 #[pyfunction]
 pub(crate) fn rewind_to(
     py: Python<'_>,
     dir: PathBuf,
     out: PathBuf,
     version: u64,
+    mark: Option<String>,
     shards: Option<u32>,
 ) -> PyResult<Vec<String>> {
-    call::run(py, true, move || fastps_cli::rewind_to(&dir, &out, version, shards))?.or_raise(py)
+    let to = mark.map_or(Target::Version(version), Target::Mark);
+    call::run(py, true, move || fastps_cli::rewind_to(&dir, &out, to, shards))?.or_raise(py)
 }

@@ -79,6 +79,7 @@ type command struct {
 	BasedOn   string     `json:"based_on"` // which versions
 	Keep      string     `json:"keep"`     // where versions are kept
 	LR        *float64   `json:"lr"`
+	Note      string     `json:"note"`
 	Loss      *float64   `json:"loss"`
 	Scale     *float32   `json:"scale"`
 	Tensors   []string   `json:"tensors"`
@@ -294,7 +295,7 @@ func (d *driver) options(c command) (fastps.PushOptions, error) {
 		return fastps.PushOptions{}, fmt.Errorf("no codec %q", c.Codec)
 	}
 	return fastps.PushOptions{Codec: codec, Feedback: d.feedback(c.Feedback), BasedOn: d.versions[c.BasedOn], LR: c.LR,
-		Scale: c.Scale, Loss: c.Loss}, nil
+		Scale: c.Scale, Loss: c.Loss, Note: c.Note}, nil
 }
 
 func (d *driver) pulled(c command, pulled *fastps.Pulled, err error) answer {

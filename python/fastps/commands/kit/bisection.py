@@ -126,8 +126,10 @@ def _push(past: History, worker: str, push: int) -> str:
     finite = "" if past.is_finite[rows].all() else ", with elements that are not finite"
     stale = int(changes["staleness"][rows].max())
     staleness = f", staleness {stale}" if stale >= 0 else ""
+    note = past.note(changes[rows][0])
+    said = f" ({note})" if note else ""
     what = names[0] if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'more tensor')}"
     return (
-        f"push {push:,} of worker {worker!r} to {what}: lr {changes['lr'][rows][0]:g}, "
+        f"push {push:,} of worker {worker!r}{said} to {what}: lr {changes['lr'][rows][0]:g}, "
         f"|g| {norm:.3g}{beside}{finite}{staleness}"
     )

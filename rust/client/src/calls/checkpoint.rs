@@ -9,9 +9,10 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::Versions;
 use fastps_core::verbs::PullTensors;
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::passes;
+use fastps_transport::convert::{check_mark_name, passes};
 use futures_util::future::try_join_all;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Longest hold of writes: all shards begin meanwhile.
@@ -68,23 +69,58 @@ impl Client {
         self.shared.lost.raise()?;
         let deadline = after(timeout);
         self.group(group, deadline)?;
-        self.block(async {
-            loop {
-                let cut = Cut { id: random()?.max(1), group: group.to_owned() };
-                let error = match self.begin_and_write(&cut, deadline).await {
-                    Err(error) => error,
-                    written => return written,
-                };
-                self.release(&cut).await;
-                // Writes were held a moment ago, or a snapshot took longer to write than they may be held.
-                let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(CUT_RETRY);
-                let again = error.kind == Kind::Deadline || passes(&error);
-                if !again || Instant::now() + pause >= deadline {
-                    return Err(error);
-                }
-                tokio::time::sleep(pause + jitter(CUT_RETRY)).await;
+        self.block(self.cut_until(group, deadline, async |cut| {
+            snapshots(&self.links, Some(cut.clone()), deadline).await
+        }))
+    }
+
+    /// Names the present moment of all shards in their logs: what is in them before it contains the cause of
+    /// every change that it contains. Writes wait meanwhile, some milliseconds.
+    ///
+    /// # Errors
+    /// If a server keeps no history, the name is invalid, or the timeout passes.
+    pub(crate) fn mark_moment(&self, name: &str, timeout: Duration) -> Result<()> {
+        check_mark_name(name)?;
+        self.alive()?;
+        self.shared.lost.raise()?;
+        let deadline = after(timeout);
+        if let Some(link) = self.links.iter().find(|link| !link.history.load(Ordering::Relaxed)) {
+            let error = Error::new(Kind::Precondition, "the server keeps no history, which marks belong to");
+            let error = error.expected("servers with --keep-history, of this version", link.address());
+            return Err(error.shard(link.shard()));
+        }
+        self.block(self.cut_until("", deadline, async |cut| {
+            try_join_all(self.links.iter().map(|link| mark(link, name, cut.id, deadline))).await.map(|_| ())
+        }))
+    }
+
+    /// Begins a cut of all shards with `begin` while writes are held for it, until that succeeds.
+    async fn cut_until<T>(
+        &self,
+        group: &str,
+        deadline: Instant,
+        begin: impl AsyncFn(&Cut) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let cut = Cut { id: random()?.max(1), group: group.to_owned() };
+            let held = self.hold_all(&cut, deadline).await;
+            let begun = match held {
+                Ok(()) => begin(&cut).await,
+                Err(error) => Err(error),
+            };
+            let error = match begun {
+                Err(error) => error,
+                begun => return begun,
+            };
+            self.release(&cut).await;
+            // Writes were held a moment ago, or a snapshot took longer to write than they may be held.
+            let pause = Duration::from_millis(error.retry_after_ms.unwrap_or(0)).max(CUT_RETRY);
+            let again = error.kind == Kind::Deadline || passes(&error);
+            if !again || Instant::now() + pause >= deadline {
+                return Err(error);
             }
-        })
+            tokio::time::sleep(pause + jitter(CUT_RETRY)).await;
+        }
     }
 
     /// Reads these tensors as of one moment: holds all writes meanwhile, and reads again if a slice has
@@ -136,11 +172,6 @@ impl Client {
         Ok(())
     }
 
-    async fn begin_and_write(&self, cut: &Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
-        self.hold_all(cut, deadline).await?;
-        snapshots(&self.links, Some(cut.clone()), deadline).await
-    }
-
     /// Releases writes before their hold expires.
     async fn release(&self, cut: &Cut) {
         for link in self.links.iter() {
@@ -164,6 +195,14 @@ async fn hold(link: &Link, cut: &Cut, time: Duration, deadline: Instant) -> Resu
         async move { client.hold(request(hold, left)).await }
     };
     call(link, deadline, ask).await.map(|pb::HoldResponse {}| ())
+}
+
+async fn mark(link: &Link, name: &str, cut: u64, deadline: Instant) -> Result<()> {
+    let ask = |mut client: pb::control_client::ControlClient<_>, left| {
+        let mark = pb::MarkRequest { name: name.to_owned(), cut };
+        async move { client.mark(request(mark, left)).await }
+    };
+    call(link, deadline, ask).await.map(|pb::MarkResponse {}| ())
 }
 
 async fn snapshots(links: &[Arc<Link>], cut: Option<Cut>, deadline: Instant) -> Result<Vec<Snapshot>> {

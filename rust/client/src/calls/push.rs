@@ -236,8 +236,9 @@ impl Client {
 }
 
 /// Settings shared by all gradients of one push to a tensor.
-pub(crate) fn settings(entry: &Entry, options: &PushOptions) -> GradientSettings {
-    let PushOptions { lr, scale, weight, correction, .. } = *options;
+pub(crate) fn settings<'a>(entry: &Entry, options: &'a PushOptions) -> GradientSettings<'a> {
+    let &PushOptions { lr, scale, weight, correction, ref note, .. } = options;
     let dtype = entry.spec.dtype;
-    GradientSettings { dtype, codec: options.codec_of(dtype), lr, scale, weight, correction }
+    let (codec, note) = (options.codec_of(dtype), note.as_deref().unwrap_or_default());
+    GradientSettings { dtype, codec, lr, scale, weight, correction, note }
 }

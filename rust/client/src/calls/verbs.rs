@@ -286,6 +286,10 @@ impl ParameterServer for Client {
         Ok(stats)
     }
 
+    fn mark(&self, name: &str, timeout: Duration) -> Result<()> {
+        self.mark_moment(name, timeout)
+    }
+
     fn report(&self, report: WorkerReport) -> Result<()> {
         report.check()?;
         self.is_open()?;

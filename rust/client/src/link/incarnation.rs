@@ -85,6 +85,7 @@ impl Link {
         self.matches.store(convert::can(hello, convert::MATCHES_STALENESS), Ordering::Relaxed);
         self.rounds.store(convert::can(hello, convert::ROUNDS), Ordering::Relaxed);
         self.dtypes.store(convert::can(hello, convert::DTYPES), Ordering::Relaxed);
+        self.history.store(convert::can(hello, convert::HISTORY), Ordering::Relaxed);
         if let Some(resolution) = self.shared.resolution.as_ref().filter(|_| !hello.cluster.is_empty()) {
             resolution.note_listed(&hello.cluster);
         }

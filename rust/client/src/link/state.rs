@@ -44,6 +44,8 @@ pub(crate) struct Link {
     pub(crate) listed: AtomicU64,
     /// Set when the server's tensors keep averages.
     pub(crate) dtypes: AtomicBool,
+    /// Set when the server keeps history.
+    pub(crate) history: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
@@ -77,6 +79,7 @@ impl Link {
             rounds: AtomicBool::new(convert::can(hello, convert::ROUNDS)),
             listed: AtomicU64::new(hello.cluster_digest),
             dtypes: AtomicBool::new(convert::can(hello, convert::DTYPES)),
+            history: AtomicBool::new(convert::can(hello, convert::HISTORY)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),
             shared,

@@ -150,9 +150,7 @@ impl Mode {
                 let expected = format!("an overlap below the {} steps of a turn", quorum.turn());
                 fail(expected, quorum.overlap.to_string())
             }
-            Self::Sync(quorum)
-                if quorum.fragments == 1 || u64::from(quorum.fragments) > quorum.every =>
-            {
+            Self::Sync(quorum) if quorum.fragments == 1 || u64::from(quorum.fragments) > quorum.every => {
                 fail(format!("2 to {} fragments, or none", quorum.every), quorum.fragments.to_string())
             }
             Self::Sync(quorum) if quorum.sum && quorum.weighted => {
@@ -182,7 +180,8 @@ impl fmt::Display for Mode {
 impl fmt::Display for Quorum {
     /// As written in Python.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workers, backup, deterministic, sum, weighted, robust, enough, grace_ms, every, .. } = *self;
+        let Self { workers, backup, deterministic, sum, weighted, robust, enough, grace_ms, every, .. } =
+            *self;
         let Self { fragments, overlap, .. } = *self;
         match (every, workers) {
             (0, _) => write!(f, "Sync(workers={workers}, backup={backup}")?,

@@ -10,7 +10,7 @@ use crate::base::text;
 use crate::kernel::codec::{self, Codec, ErrorFeedback, Position};
 use crate::kernel::finite;
 use crate::push::sparse::Gathered;
-use crate::slice::frame::{check_row_assignment, check_sparse_codec};
+use crate::slice::frame::{check_note, check_row_assignment, check_sparse_codec};
 use crate::tensor::TensorSpec;
 use crate::verbs::{Gradient, GradientRef, OptimizerState, PushOptions};
 use foldhash::fast::RandomState;
@@ -182,7 +182,7 @@ pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
     if let Some(weight) = options.weight.filter(|weight| !weight.is_finite() || *weight <= 0.0) {
         return Err(Error::new(Kind::Config, "invalid weight").expected("a finite number > 0", weight));
     }
-    Ok(())
+    options.note.as_deref().map_or(Ok(()), check_note)
 }
 
 /// Checks a learning rate.

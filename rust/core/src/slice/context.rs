@@ -269,6 +269,7 @@ impl SliceContext {
             momentum: push.momentum.unwrap_or_else(|| self.spec.optimizer.momentum()),
             beta1: push.beta1,
             shared_by: SharedBy::default(),
+            note: push.note,
         }
     }
 }

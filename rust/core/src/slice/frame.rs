@@ -3,7 +3,7 @@
 
 use crate::base::correction::Correction;
 use crate::base::dtype::DType;
-use crate::base::error::{Error, Kind, Result};
+use crate::base::error::{Error, Kind, Result, check_printable};
 use crate::base::isa::Isa;
 use crate::kernel::codec::CodecId;
 use crate::kernel::rows::{Indices, RowLayout};
@@ -43,6 +43,19 @@ pub enum Action {
 
 /// Largest step count that a state may claim: float64 represents it exactly, and no run comes near it.
 pub const MAX_STEP: u64 = 1 << 53;
+
+/// Longest note of a push, in bytes.
+pub const MAX_NOTE_BYTES: usize = 64;
+
+/// Fails for a note that is too long, or that a terminal would not show as it is.
+pub fn check_note(note: &str) -> Result<()> {
+    if note.len() > MAX_NOTE_BYTES {
+        let expected = format!("at most {MAX_NOTE_BYTES} bytes of UTF-8");
+        let error = Error::new(Kind::Config, "the note of a push is too long");
+        return Err(error.expected(expected, format!("{} bytes", note.len())));
+    }
+    check_printable("note of a push", note)
+}
 
 /// One push to one slice. The body is borrowed from the caller's array or from the received message.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +98,8 @@ pub struct Push<'a> {
     pub once: bool,
     /// The client has the answers to all its pushes to the slice up to this number; 0: it does not say.
     pub acknowledged: u64,
+    /// What the gradient came from, in its sender's words, for a log that keeps history; may be empty.
+    pub note: &'a str,
 }
 
 /// The slice, as far as the validation of a push needs it.
@@ -118,6 +133,7 @@ impl<'a> Push<'a> {
             largest: None,
             once: false,
             acknowledged: 0,
+            note: "",
         }
     }
 }
@@ -175,6 +191,7 @@ impl Push<'_> {
             return Err(Error::new(Kind::Config, "a push that refuses stale gradients needs their limit")
                 .expected("max_staleness", "nothing"));
         }
+        check_note(self.note)?;
         if let Action::AssignState { step } = self.action
             && step > MAX_STEP
         {

@@ -101,6 +101,7 @@ pub struct Held {
     count: u64,
     indices: Option<Vec<u8>>,
     body: Vec<u8>,
+    note: Box<str>,
     done: Option<Completion>,
     _charge: Charge,
 }
@@ -110,7 +111,8 @@ impl Held {
     /// window is full of pending ones.
     pub(crate) fn memory_for(push: &Push<'_>) -> u64 {
         let indices = push.indices.map_or(0, |indices| indices.bytes().len());
-        (push.body.len() + indices + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64
+        (push.body.len() + push.note.len() + indices + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>())
+            as u64
     }
 
     pub(crate) fn new(slice: Arc<Slice>, push: &Push<'_>, done: Completion, charge: Charge) -> Self {
@@ -127,6 +129,7 @@ impl Held {
             count: push.count,
             indices: push.indices.map(|indices| indices.bytes().to_vec()),
             body: push.body.to_vec(),
+            note: push.note.into(),
             done: Some(done),
             _charge: charge,
         }
@@ -152,6 +155,7 @@ impl Held {
             correction: self.correction,
             indices: self.indices.as_deref().map(Indices::new),
             largest: self.largest,
+            note: &self.note,
             ..Push::gradient(self.slice.id(), self.identity, self.count, self.codec, &self.body)
         };
         let result = self.slice.apply_held(&push);

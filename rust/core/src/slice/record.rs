@@ -44,6 +44,8 @@ pub struct Record<'a> {
     /// If the body is the sum of several workers' gradients, the identities of these; `identity` is that of
     /// the last to arrive.
     pub shared_by: Identities<'a>,
+    /// What the gradient came from, in its sender's words; may be empty. A sum of several has none.
+    pub note: &'a str,
 }
 
 /// Identities as a log stores them: client and sequence number, 8 bytes each, little-endian.

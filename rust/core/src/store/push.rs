@@ -55,7 +55,7 @@ impl<'o> UnderWay<'o> {
 
     /// The push to one whole slice.
     #[inline(always)]
-    fn of<'a>(&self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
+    fn of<'a>(&'a self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
         Push {
             lr: self.options.lr,
             scale: self.options.scale,
@@ -63,6 +63,7 @@ impl<'o> UnderWay<'o> {
             correction: self.options.correction,
             largest: Some(self.largest),
             once: true,
+            note: self.options.note.as_deref().unwrap_or_default(),
             ..Push::gradient(slice.id(), self.identity, slice.len() as u64, codec, body)
         }
     }

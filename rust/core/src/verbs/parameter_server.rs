@@ -3,7 +3,7 @@
 use super::report::WorkerReport;
 use super::values::Stats;
 use super::{PullTensors, PushTensors, TensorRegistry, TrainTogether, VectorSpaces};
-use crate::base::error::{Lost, Result};
+use crate::base::error::{Error, Kind, Lost, Result};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,13 @@ pub trait ParameterServer:
     /// renewals of the lease, at most once a second. In process it is only checked.
     fn report(&self, report: WorkerReport) -> Result<()> {
         report.check()
+    }
+    /// Names a moment of all shards in the logs of servers that keep history, to which `fastps rewind` can go
+    /// back exactly.
+    fn mark(&self, _name: &str, _timeout: Duration) -> Result<()> {
+        let error =
+            Error::new(Kind::Precondition, "a store in this process keeps no history, which marks belong to");
+        Err(error.expected("servers with --keep-history", "none"))
     }
     /// Takes the list of what restarted servers have lost although this client had receipts for it. After the
     /// first call, other calls no longer raise these losses. Empty in process.

@@ -145,6 +145,8 @@ pub struct PushOptions {
     pub based_on: Option<Arc<Versions>>,
     /// How stale gradients are corrected.
     pub correction: Option<Correction>,
+    /// What the gradients came from, for a log that keeps history: at most 64 bytes.
+    pub note: Option<Arc<str>>,
     /// Residuals; mandatory for [`Codec::OneBit`]. They take back the content of bodies that were refused or
     /// fenced, except stale ones.
     pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
@@ -166,6 +168,7 @@ impl Default for PushOptions {
             weight: None,
             based_on: None,
             correction: None,
+            note: None,
             feedback: None,
             every_slice: false,
             check_finite: true,

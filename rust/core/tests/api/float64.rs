@@ -181,10 +181,10 @@ struct Log(Mutex<Vec<(Record<'static>, Vec<u8>)>>);
 impl Sink for Log {
     fn record(&self, record: &Record<'_>) {
         let body = record.body.to_vec();
-        self.0
-            .lock()
-            .unwrap()
-            .push((Record { body: &[], indices: None, shared_by: Identities::default(), ..*record }, body));
+        self.0.lock().unwrap().push((
+            Record { body: &[], indices: None, shared_by: Identities::default(), note: "", ..*record },
+            body,
+        ));
     }
 }
 

@@ -37,7 +37,7 @@ impl Sink for Log {
         let indices = record
             .indices
             .map(|indices| Indices::new(Box::leak(indices.bytes().to_vec().into_boxed_slice())));
-        let record = Record { body, indices, shared_by: Identities::default(), ..*record };
+        let record = Record { body, indices, shared_by: Identities::default(), note: "", ..*record };
         self.0.lock().unwrap().push((record, shared_by));
     }
 }

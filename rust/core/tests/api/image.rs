@@ -33,7 +33,7 @@ struct Log(Mutex<Vec<Entry>>);
 impl Sink for Log {
     fn record(&self, record: &Record<'_>) {
         let (indices, body) = (record.indices.map(|i| i.bytes().to_vec()), record.body.to_vec());
-        let kept = Record { indices: None, body: &[], shared_by: Identities::default(), ..*record };
+        let kept = Record { indices: None, body: &[], shared_by: Identities::default(), note: "", ..*record };
         self.0.lock().unwrap().push(Entry::Record(kept, indices, body));
     }
 

@@ -22,6 +22,7 @@ pub(super) const KIND_SPACE: u8 = 9;
 pub(super) const KIND_VECTORS: u8 = 10;
 pub(super) const KIND_ARRAY: u8 = 11;
 pub(super) const KIND_TIME: u8 = 14;
+pub(super) const KIND_MARK: u8 = 15;
 
 pub(super) const FLAG_ROWS: u8 = 1;
 pub(super) const FLAG_BASE: u8 = 2;
@@ -30,9 +31,10 @@ pub(super) const FLAG_ONCE: u8 = 8;
 pub(super) const FLAG_HOGWILD: u8 = 16;
 pub(super) const FLAG_SHARED: u8 = 32;
 pub(super) const FLAG_BETA1: u8 = 64;
-pub(super) const KNOWN_FLAGS: u8 = 127;
-/// Beside the number of the action: what the client has acknowledged follows the other optional fields.
-pub(super) const ACKNOWLEDGES: u8 = 128;
+/// A second byte of flags follows, before the body.
+pub(super) const FLAG_MORE: u8 = 128;
+pub(super) const MORE_NOTE: u8 = 1;
+pub(super) const MORE_ACKNOWLEDGED: u8 = 2;
 
 /// The client that no client is.
 pub(super) const NOBODY: u64 = 0;
@@ -67,6 +69,15 @@ pub(crate) enum Content<'a> {
     Array(&'a [u8]),
     /// All frames before this one were written before this time, in milliseconds since 1970.
     Time(u64),
+    Mark(Mark<'a>),
+}
+
+/// A moment of all shards that a user has named: all frames before this one belong to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark<'a> {
+    /// The same on every shard.
+    pub(crate) id: u64,
+    pub(crate) name: &'a str,
 }
 
 /// A program that a slice has run.

@@ -2,10 +2,10 @@
 
 use crate::files::output::Extent;
 use crate::frame::content::{
-    ACKNOWLEDGES, Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED,
-    KIND_ARRAY, KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT,
-    KIND_SLICE, KIND_SPACE, KIND_TIME, KIND_VECTORS, KNOWN_FLAGS, NOBODY, RanProgram, SliceEntry,
-    UNKNOWN_STALENESS, VectorsEntry,
+    Content, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_MORE, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED,
+    KIND_ARRAY, KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_MARK, KIND_PROGRAM, KIND_PUSH,
+    KIND_SEGMENT, KIND_SLICE, KIND_SPACE, KIND_TIME, KIND_VECTORS, MORE_ACKNOWLEDGED, MORE_NOTE, Mark,
+    NOBODY, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
@@ -60,6 +60,10 @@ pub(crate) fn read(content: &[u8]) -> Option<Content<'_>> {
         KIND_VECTORS => Content::Vectors(from.vectors()?),
         KIND_ARRAY => Content::Array(std::mem::take(&mut from.0)),
         KIND_TIME => Content::Time(from.u64()?),
+        KIND_MARK => {
+            let id = from.u64()?;
+            Content::Mark(Mark { id, name: std::str::from_utf8(std::mem::take(&mut from.0)).ok()? })
+        }
         _ => return None,
     };
     from.0.is_empty().then_some(read)
@@ -100,8 +104,7 @@ impl<'a> Decoder<'a> {
         let (scale, rows) = (f32::from_bits(self.u32()?), self.u32()? as usize);
         let rows = self.take(rows)?;
         let is = |flag: u8| flags & flag != 0;
-        if flags & !KNOWN_FLAGS != 0 || !rows.len().is_multiple_of(4) || (!is(FLAG_ROWS) && !rows.is_empty())
-        {
+        if !rows.len().is_multiple_of(4) || (!is(FLAG_ROWS) && !rows.is_empty()) {
             return None;
         }
         let shared_by = if is(FLAG_SHARED) {
@@ -111,8 +114,8 @@ impl<'a> Decoder<'a> {
             Identities::default()
         };
         let beta1 = if is(FLAG_BETA1) { Some(f64::from_bits(self.u64()?)) } else { None };
-        let acknowledged = if action & ACKNOWLEDGES != 0 { self.u64()? } else { 0 };
-        let action = match action & !ACKNOWLEDGES {
+        let (note, acknowledged) = if is(FLAG_MORE) { self.more()? } else { ("", 0) };
+        let action = match action {
             0 => Action::Gradient,
             1 => Action::Assign,
             2 => Action::AssignState { step },
@@ -135,7 +138,24 @@ impl<'a> Decoder<'a> {
             momentum,
             beta1,
             shared_by,
+            note,
         }))
+    }
+
+    /// The note of a push, and what its client had acknowledged.
+    fn more(&mut self) -> Option<(&'a str, u64)> {
+        let more = self.byte()?;
+        if more == 0 || more & !(MORE_NOTE | MORE_ACKNOWLEDGED) != 0 {
+            return None;
+        }
+        let note = if more & MORE_NOTE != 0 {
+            let length = self.byte()?.into();
+            std::str::from_utf8(self.take(length)?).ok().filter(|note| !note.is_empty())?
+        } else {
+            ""
+        };
+        let acknowledged = if more & MORE_ACKNOWLEDGED != 0 { self.u64()? } else { 0 };
+        Some((note, acknowledged))
     }
 
     fn extent(&mut self) -> Option<Extent> {

@@ -2,9 +2,10 @@
 
 use crate::catalog::Event;
 use crate::frame::content::{
-    ACKNOWLEDGES, FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED,
-    KIND_ARRAY, KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT,
-    KIND_SLICE, KIND_SPACE, KIND_TIME, KIND_VECTORS, NOBODY, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
+    FLAG_BASE, FLAG_BETA1, FLAG_HOGWILD, FLAG_MORE, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY,
+    KIND_DURABLE, KIND_END, KIND_EVENT, KIND_FENCE, KIND_MARK, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT,
+    KIND_SLICE, KIND_SPACE, KIND_TIME, KIND_VECTORS, MORE_ACKNOWLEDGED, MORE_NOTE, Mark, NOBODY, SliceEntry,
+    UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
@@ -40,16 +41,17 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
     };
     let base = record.base.unwrap_or(Base { version: 0, own: None });
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let more = flag(!record.note.is_empty(), MORE_NOTE) | flag(record.acknowledged > 0, MORE_ACKNOWLEDGED);
     let flags = flag(record.indices.is_some(), FLAG_ROWS)
         | flag(record.base.is_some(), FLAG_BASE)
         | flag(base.own.is_some(), FLAG_OWN)
         | flag(record.once, FLAG_ONCE)
         | flag(record.apply == Apply::Hogwild, FLAG_HOGWILD)
         | flag(!record.shared_by.is_empty(), FLAG_SHARED)
-        | flag(record.beta1.is_some(), FLAG_BETA1);
+        | flag(record.beta1.is_some(), FLAG_BETA1)
+        | flag(more > 0, FLAG_MORE);
     let rows = record.indices.map_or(&[][..], Indices::bytes);
     frame(to, |to| {
-        let action = action | flag(record.acknowledged > 0, ACKNOWLEDGES);
         to.extend_from_slice(&[KIND_PUSH, action, record.codec as u8, flags]);
         let Identity { client, sequence } = record.identity;
         let own = base.own.unwrap_or(0);
@@ -65,6 +67,14 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
         }
         if let Some(beta1) = record.beta1 {
             put(to, &[beta1.to_bits()]);
+        }
+        if more > 0 {
+            to.push(more);
+        }
+        if !record.note.is_empty() {
+            // The slice has checked its length.
+            to.push(record.note.len() as u8);
+            to.extend_from_slice(record.note.as_bytes());
         }
         if record.acknowledged > 0 {
             put(to, &[record.acknowledged]);
@@ -100,6 +110,14 @@ pub(crate) fn time(to: &mut Vec<u8>, milliseconds: u64) {
         to.push(KIND_TIME);
         put(to, &[milliseconds]);
     });
+}
+
+pub(crate) fn mark(to: &mut Vec<u8>, mark: Mark<'_>) -> bool {
+    frame(to, |to| {
+        to.push(KIND_MARK);
+        put(to, &[mark.id]);
+        to.extend_from_slice(mark.name.as_bytes());
+    })
 }
 
 pub(crate) fn end(to: &mut Vec<u8>, next: u64) {

@@ -6,10 +6,10 @@ mod decode;
 mod encode;
 mod origin;
 
-pub(crate) use content::{Content, RanProgram, SliceEntry, VectorsEntry};
+pub(crate) use content::{Content, Mark, RanProgram, SliceEntry, VectorsEntry};
 pub(crate) use decode::read;
 pub(crate) use encode::{
-    array, durable, end, event, fence, program, push, segment, slice, space_closed, space_opened, time,
+    array, durable, end, event, fence, mark, program, push, segment, slice, space_closed, space_opened, time,
     vectors,
 };
 pub(crate) use origin::{Author, Origin, random_id};

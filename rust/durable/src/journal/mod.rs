@@ -196,9 +196,21 @@ impl Journal {
 
     /// Notes the name of a client, if history is kept.
     pub fn name(&self, client: u64, name: &str) {
-        if self.settings.history > 0 {
+        if self.keeps_history() {
             self.note(&Event::Named(client, name.into()));
         }
+    }
+
+    /// Returns whether history is kept.
+    pub fn keeps_history(&self) -> bool {
+        self.settings.history > 0
+    }
+
+    /// Notes a moment that a user has named, in a log that keeps history. Returns the log position after it.
+    pub fn mark(&self, id: u64, name: &str) -> Result<u64> {
+        self.log.check()?;
+        self.log.append(|to| frame::mark(to, frame::Mark { id, name }));
+        Ok(self.log.position())
     }
 
     /// Bytes of changes that are not durable yet.
@@ -336,7 +348,9 @@ impl Drop for Journal {
 impl Sink for Journal {
     fn record(&self, record: &Record<'_>) {
         if record.apply == Apply::Exact || record.action != Action::Gradient {
-            self.log.append(|to| frame::push(to, record));
+            // Versions without history do not read notes.
+            let kept = if self.keeps_history() { *record } else { Record { note: "", ..*record } };
+            self.log.append(|to| frame::push(to, &kept));
         }
     }
 

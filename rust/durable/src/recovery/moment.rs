@@ -30,6 +30,8 @@ pub enum Moment {
         /// Its number among the client's pushes.
         sequence: u64,
     },
+    /// A mark, by the number that it has on every shard.
+    Mark(u64),
 }
 
 /// A segment, and a position in it.
@@ -200,7 +202,7 @@ impl<'a> Search<'a> {
                     clients.contains(&known.client)
                         && known.outcomes.iter().any(|(later, _)| later >= sequence)
                 }),
-                Moment::Tensor(..) | Moment::Time(_) => true,
+                Moment::Tensor(..) | Moment::Time(_) | Moment::Mark(_) => true,
             };
         })
         .map_err(Error::from)?;
@@ -236,6 +238,9 @@ impl<'a> Search<'a> {
                     return self.stop_at(at);
                 }
                 self.time = self.time.max(*time);
+            }
+            Content::Mark(mark) if matches!(self.moment, Moment::Mark(wanted) if mark.id == *wanted) => {
+                return self.stop_at(at);
             }
             Content::Event(Event::Reserved(_, reservation)) => {
                 if let Moment::Tensor(name, version) = self.moment
@@ -292,6 +297,8 @@ impl<'a> Search<'a> {
         let caps = match self.moment {
             Moment::Version(version) => Caps::All(*version),
             Moment::Time(_) => Caps::Of(BTreeMap::new()),
+            Moment::Mark(_) if self.at.is_none() => return None,
+            Moment::Mark(_) => Caps::Of(BTreeMap::new()),
             Moment::Tensor(_, version) => {
                 self.awaited.as_ref().filter(|awaited| awaited.is_empty())?;
                 Caps::Of(self.slices.iter().map(|slice| (*slice, *version)).collect())

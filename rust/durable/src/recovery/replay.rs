@@ -209,7 +209,8 @@ impl Recovery<'_> {
             | Content::Slice(_)
             | Content::Vectors(_)
             | Content::Array(_)
-            | Content::Time(_) => {}
+            | Content::Time(_)
+            | Content::Mark(_) => {}
         }
         Ok(())
     }

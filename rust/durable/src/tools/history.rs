@@ -64,6 +64,8 @@ pub struct Change<'a> {
     pub lr: f64,
     /// Changes by others since the values that it was computed from, if known.
     pub staleness: Option<u64>,
+    /// What it came from, in its sender's words; may be empty.
+    pub note: &'a str,
     record: &'a Record<'a>,
 }
 
@@ -74,6 +76,21 @@ pub struct Past {
     pub shards: Vec<ShardSpan>,
     /// Names of clients, as far as the log has them.
     pub names: BTreeMap<u64, Arc<str>>,
+    /// The marks that all shards have, the oldest first.
+    pub marks: Vec<PastMark>,
+}
+
+/// A moment that a user has named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastMark {
+    /// Its number, the same on every shard.
+    pub id: u64,
+    /// Its name.
+    pub name: Arc<str>,
+    /// When it was made, to some 100 milliseconds, in milliseconds since 1970; 0: unknown.
+    pub time: u64,
+    /// The newest version of a slice of an `exact` tensor then.
+    pub version: u64,
 }
 
 impl Change<'_> {
@@ -114,12 +131,29 @@ pub fn past(data_dir: &Path, mut each: impl FnMut(&Change<'_>)) -> Result<Past> 
             .run(&directory, &mut past.names, &mut each)
             .map_err(|error| Error::from(error).shard(shard))?;
         past.shards.push(reading.span);
+        past.add_marks(reading.marks);
     }
     if past.shards.is_empty() {
         let why = format!("{} contains no snapshot and no log", data_dir.display());
         return Err(Error::new(Kind::Config, why));
     }
     Ok(past)
+}
+
+impl Past {
+    /// Keeps the marks that the last shard has, too.
+    fn add_marks(&mut self, marks: Vec<PastMark>) {
+        if self.shards.len() == 1 {
+            self.marks = marks;
+            return;
+        }
+        let also: HashMap<_, _> = marks.iter().map(|mark| (mark.id, mark.version)).collect();
+        self.marks.retain_mut(|mark| {
+            let version = also.get(&mark.id);
+            mark.version = mark.version.max(version.copied().unwrap_or(0));
+            version.is_some()
+        });
+    }
 }
 
 /// One pass over the log of a shard.
@@ -131,6 +165,7 @@ struct ShardReading {
     slices: HashMap<u64, (Arc<TensorSpec>, usize)>,
     /// The last changes of each slice: version and client.
     recent: HashMap<u64, VecDeque<(u64, u64)>>,
+    marks: Vec<PastMark>,
 }
 
 impl ShardReading {
@@ -142,6 +177,7 @@ impl ShardReading {
             time: 0,
             slices: HashMap::new(),
             recent: HashMap::new(),
+            marks: Vec::new(),
         };
         let listed = Generation::list(directory.path())?;
         let intact: Vec<_> = listed.into_iter().flatten().collect();
@@ -216,6 +252,12 @@ impl ShardReading {
                     self.slices.insert(id, (spec.clone(), k as usize));
                 }
             }
+            Content::Mark(mark) => self.marks.push(PastMark {
+                id: mark.id,
+                name: mark.name.into(),
+                time: self.time,
+                version: self.span.versions.1,
+            }),
             Content::Program(ran) => self.span.versions.1 = self.span.versions.1.max(ran.version),
             Content::Push(record) => self.push(&record, each),
             _ => {}
@@ -250,6 +292,7 @@ impl ShardReading {
             is_gradient: record.action == Action::Gradient,
             lr: *lr,
             staleness,
+            note: record.note,
             record,
         });
     }

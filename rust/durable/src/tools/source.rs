@@ -173,6 +173,13 @@ impl Source {
         {
             return Err(later(data_dir).expected(format!("version {newest} or less"), version));
         }
+        if let (Moment::Mark(_), Some(without)) =
+            (moment, found.iter().position(|found| found.stop.is_none()))
+        {
+            let why = format!("the mark is not in the log of shard {without} in {}", data_dir.display());
+            return Err(Error::new(Kind::Config, why)
+                .expected("a mark that `fastps history` shows", "one that it does not show"));
+        }
         let times = found.iter().flat_map(|found| &found.stop).map(|stop| stop.time);
         let time = times.max().ok_or_else(|| unknown(data_dir, moment, newest))?;
         if time == 0 && matches!(moment, Moment::Time(_)) {
@@ -362,7 +369,7 @@ fn unknown(data_dir: &Path, moment: &Moment, newest: u64) -> Error {
             .expected("a tensor and a version that `fastps history` shows", format!("{name:?}, {version}")),
         Moment::Push { sequence, .. } => why(format!("the worker has no push {sequence} in the history"))
             .expected("a worker and a push that `fastps history` shows", sequence),
-        Moment::Version(_) | Moment::Time(_) => {
+        Moment::Version(_) | Moment::Time(_) | Moment::Mark(_) => {
             later(data_dir).expected(format!("version {newest} or less"), "none")
         }
     }

@@ -1,10 +1,13 @@
 //! A directory as it was at a moment: by version, time and push, on one shard and on two.
 
 use crate::world::{Folder, World, adam, all_files, settings, sgd};
+use fastps_core::codec::CodecId;
 use fastps_core::error::Kind;
-use fastps_core::frame::Action;
+use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
-use fastps_durable::{Event, Holding, Moment, Reading, Reservation, Settings, Stage, restore, shard_folder};
+use fastps_durable::{
+    Event, Holding, Moment, Reading, Reservation, Settings, Stage, past, restore, shard_folder,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -229,4 +232,76 @@ fn history_is_bounded_and_thinned() {
     let world = World::with(Settings { history: 0, ..kept(&dir.0, 0, 1) }).unwrap();
     (0..2).for_each(|_| drop(world.journal.snapshot(&world.shard).unwrap()));
     assert!(sizes().0 < 1000);
+}
+
+#[test]
+fn a_mark_is_one_moment_of_all_shards() {
+    let dir = Folder::new();
+    let worlds = [0, 1].map(|shard| World::with(kept(&dir.0, shard, 2)).unwrap());
+    register_across(&worlds, "wide", 258_048 + 5);
+    let push = |shard: usize, round| worlds[shard].push(50 + shard as u64, 1, round, 1.0, Some(4));
+    let mut had = Vec::new();
+    for round in 1..=6 {
+        let id = 100 + round;
+        (0..2).for_each(|shard| push(shard, 3 * round));
+        worlds[0].journal.mark(id, "epoch").unwrap();
+        let first = state(&worlds[..1]);
+        // A change of the first shard that the mark lacks, and one of the second that it contains.
+        (0..2).for_each(|shard| push(shard, 3 * round + 1));
+        let second = state(&worlds[1..]);
+        worlds[1].journal.mark(id, "epoch").unwrap();
+        push(1, 3 * round + 2);
+        had.push((id, first.into_iter().chain(second).collect::<BTreeMap<_, _>>()));
+        if round % 2 == 0 {
+            worlds.iter().for_each(|world| drop(world.journal.snapshot(&world.shard).unwrap()));
+        }
+    }
+    worlds[0].journal.mark(7, "half").unwrap();
+    worlds.iter().for_each(World::sync);
+    for (id, expected) in &had {
+        assert!(&rewound(&dir.0, &Moment::Mark(*id)).unwrap() == expected, "{id}");
+    }
+    let marks = past(&dir.0, |_| ()).unwrap().marks;
+    let listed: Vec<_> = marks.iter().map(|mark| (mark.id, &*mark.name)).collect();
+    assert_eq!(listed, had.iter().map(|(id, _)| (*id, "epoch")).collect::<Vec<_>>());
+    assert!(marks.iter().all(|mark| mark.time > 0) && marks.is_sorted_by(|a, b| a.version < b.version));
+    let error = rewound(&dir.0, &Moment::Mark(7)).unwrap_err();
+    assert!(error.kind == Kind::Config && error.message.contains("shard 1"), "{error}");
+}
+
+#[test]
+fn notes_are_kept_with_history_only() {
+    for (history, kept_notes) in [(1 << 30, ["batch 8131", "", "é"]), (0, [""; 3])] {
+        let dir = Folder::new();
+        let world = World::with(Settings { history, ..kept(&dir.0, 0, 1) }).unwrap();
+        world.session(1);
+        world.register(10, "a", 2, Apply::Exact, sgd());
+        let slice = world.shard.slice(SliceId(10)).unwrap();
+        for (sequence, note) in (1..).zip(["batch 8131", "", "é"]) {
+            let gradient =
+                Push::gradient(SliceId(10), Identity { client: 1, sequence }, 2, CodecId::Float32, &[0; 8]);
+            let push = Push { note, ..gradient };
+            world.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
+        }
+        for wrong in ["x".repeat(65), "a\nb".to_owned()] {
+            let gradient = Push::gradient(
+                SliceId(10),
+                Identity { client: 1, sequence: 9 },
+                2,
+                CodecId::Float32,
+                &[0; 8],
+            );
+            let push = Push { note: &wrong, ..gradient };
+            let refused =
+                world.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap_err();
+            assert!(refused.kind == Kind::Config && refused.message.contains("note"), "{refused}");
+        }
+        world.sync();
+        let mut notes = Vec::new();
+        past(&dir.0, |change| notes.push(change.note.to_owned())).unwrap();
+        assert_eq!(notes, kept_notes);
+        let last = state([&world]);
+        drop(world);
+        assert_eq!(state([&World::with(Settings { history, ..kept(&dir.0, 0, 1) }).unwrap()]), last);
+    }
 }

@@ -123,6 +123,10 @@ pub struct Header {
     /// the push was a repeat, or the server is an earlier one.
     #[prost(double, optional, tag = "35")]
     pub momentum: ::core::option::Option<f64>,
+    /// On KIND_GRADIENT: what it came from, for the log of a server that keeps history: at most 64 bytes, without control,
+    /// bidirectional or invisible characters. Empty: nothing. It does not change training; earlier servers ignore it.
+    #[prost(string, tag = "36")]
+    pub note: ::prost::alloc::string::String,
 }
 /// The space that a frame is for, and what it wants there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1357,6 +1361,19 @@ pub struct HoldRequest {
 /// Writes are held.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HoldResponse {}
+/// Names a moment.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MarkRequest {
+    /// 1 to 256 bytes, without control, bidirectional or invisible characters.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The cut named in Hold. Refused as too late if its time is over or it was never held.
+    #[prost(fixed64, tag = "2")]
+    pub cut: u64,
+}
+/// The moment is in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MarkResponse {}
 /// A durable snapshot.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CheckpointResponse {
@@ -2533,6 +2550,26 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Hold"));
             self.inner.unary(req, path, codec).await
         }
+        /// Notes a named moment in this shard's log, and releases the writes that are held for it; answers when it is durable.
+        /// Hold on all shards, then Mark on all, gives one moment. Refused (precondition) by a server without history.
+        pub async fn mark(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MarkRequest>,
+        ) -> std::result::Result<tonic::Response<super::MarkResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Mark");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Mark"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2688,6 +2725,12 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::HoldRequest>,
         ) -> std::result::Result<tonic::Response<super::HoldResponse>, tonic::Status>;
+        /// Notes a named moment in this shard's log, and releases the writes that are held for it; answers when it is durable.
+        /// Hold on all shards, then Mark on all, gives one moment. Refused (precondition) by a server without history.
+        async fn mark(
+            &self,
+            request: tonic::Request<super::MarkRequest>,
+        ) -> std::result::Result<tonic::Response<super::MarkResponse>, tonic::Status>;
     }
     /// Control calls: small, rare, unary. A call without a deadline gets one of 60 s. A call whose request names a `client`
     /// carries that client's secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has the
@@ -3717,6 +3760,49 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = HoldSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Mark" => {
+                    #[allow(non_camel_case_types)]
+                    struct MarkSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::MarkRequest>
+                    for MarkSvc<T> {
+                        type Response = super::MarkResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MarkRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::mark(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MarkSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -118,6 +118,11 @@ impl NeedsRole for v1::HoldRequest {
     const ROLE: v1::Role = v1::Role::Admin;
 }
 
+/// fastps.v1.Control.Mark
+impl NeedsRole for v1::MarkRequest {
+    const ROLE: v1::Role = v1::Role::Admin;
+}
+
 /// fastps.v1.Data.Exchange
 impl NeedsRole for v1::Frame {
     const ROLE: v1::Role = v1::Role::Reader;

@@ -712,6 +712,12 @@ impl Client {
         self.server.get(py)?.report(report).or_raise(py)
     }
 
+    /// Names the present moment in the servers' logs.
+    fn mark(&self, py: Python<'_>, name: String, timeout: Option<Seconds>) -> PyResult<()> {
+        let (server, timeout) = (self.server.get(py)?, self.timeout(py, timeout)?);
+        self.call(py, server, move |server| server.mark(&name, timeout))?.or_raise(py)
+    }
+
     /// Waits for pushes in progress, at most the timeout, and ends the session; raises an unread error.
     fn close(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
         let (server, timeout) = (self.server.get(py)?, self.timeout(py, timeout)?);

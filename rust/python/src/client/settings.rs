@@ -3,11 +3,13 @@
 use super::Client;
 use crate::call::Seconds;
 use crate::codecs::ErrorFeedback;
+use crate::errors::OrRaise;
 use crate::results::Versions;
 use crate::settings::codec::read_codec;
 use crate::settings::number;
 use fastps_core::codec::Codec;
 use fastps_core::correction::Correction;
+use fastps_core::frame::check_note;
 use fastps_core::verbs::{self, PushOptions};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -26,13 +28,16 @@ pub(crate) struct PushSettings {
     based_on: Option<Arc<verbs::Versions>>,
     timeout: Option<Seconds>,
     correction: Option<Correction>,
+    note: Option<Arc<str>>,
 }
 
 #[pymethods]
 impl PushSettings {
     #[new]
-    #[pyo3(signature = (codec=None, lr=None, scale=None, based_on=None, timeout=None, correction=None, weight=None))]
+    #[pyo3(signature = (codec=None, lr=None, scale=None, based_on=None, timeout=None, correction=None, weight=None, note=None))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
+        py: Python<'_>,
         codec: Option<&Bound<'_, PyAny>>,
         lr: Option<&Bound<'_, PyAny>>,
         scale: Option<&Bound<'_, PyAny>>,
@@ -40,6 +45,7 @@ impl PushSettings {
         timeout: Option<Seconds>,
         correction: Option<Staleness>,
         weight: Option<f32>,
+        note: Option<&str>,
     ) -> PyResult<Self> {
         let correction = correction.map(|(delay_adaptive, max_staleness, reject, momentum_matching)| {
             Correction { delay_adaptive, max_staleness, reject, momentum_matching }
@@ -48,7 +54,8 @@ impl PushSettings {
         let based_on = based_on.map(|versions| versions.get().0.clone());
         let lr = lr.map(|lr| number(lr, "lr")).transpose()?;
         let scale = scale.map(|scale| number(scale, "scale")).transpose()?;
-        Ok(Self { codec, lr, scale, weight, based_on, timeout, correction })
+        let note = note.map(|note| check_note(note).map(|()| note.into())).transpose().or_raise(py)?;
+        Ok(Self { codec, lr, scale, weight, based_on, timeout, correction, note })
     }
 }
 
@@ -68,6 +75,7 @@ impl PushSettings {
             weight: self.weight,
             based_on: self.based_on.clone(),
             correction: self.correction,
+            note: self.note.clone(),
             feedback: feedback.map(|f| f.0.clone()),
             every_slice: false,
             check_finite: client.check_finite,

@@ -47,6 +47,7 @@ pub(crate) fn check_gradient(
         weight: None,
         based_on: None,
         correction: None,
+        note: None,
         feedback: None,
         every_slice: false,
         check_finite: finite,

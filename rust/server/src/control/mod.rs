@@ -11,7 +11,7 @@ mod spaces;
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{EPOCH, Node};
-use crate::persistence::checkpoint::Checkpoints;
+use crate::persistence::checkpoint::{Checkpoints, held_too_long};
 use crate::persistence::gate::check_number;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
@@ -20,7 +20,7 @@ use fastps_durable::{Cut, Event};
 use fastps_proto::NeedsRole;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
-use fastps_transport::convert;
+use fastps_transport::convert::{self, check_mark_name};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,6 +96,7 @@ impl SpeaksFor for pb::StatsRequest {}
 impl SpeaksFor for pb::CheckpointRequest {}
 impl SpeaksFor for pb::ListSpacesRequest {}
 impl SpeaksFor for pb::HoldRequest {}
+impl SpeaksFor for pb::MarkRequest {}
 
 impl ControlService {
     /// The author of a call, if its role suffices.
@@ -461,6 +462,18 @@ impl Control for ControlService {
             Ok(pb::HoldResponse {})
         })
         .await
+    }
+
+    async fn mark(&self, request: Request<pb::MarkRequest>) -> Result<Response<pb::MarkResponse>, Status> {
+        let marked = self.call(request, Conditions::Change, |node, by, pb::MarkRequest { name, cut }| {
+            by.check_unlimited()?;
+            check_mark_name(&name)?;
+            node.files.check_history()?;
+            node.audit(by, "mark", json!({"name": name}))?;
+            let marked = node.gate.open_after(cut, || node.files.mark(cut, &name));
+            Ok((pb::MarkResponse {}, marked.unwrap_or_else(|| Err(held_too_long()))?))
+        });
+        self.once_durable(marked.await?).await
     }
 }
 

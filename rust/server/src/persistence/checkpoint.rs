@@ -71,7 +71,8 @@ impl Checkpoints {
     }
 }
 
-fn held_too_long() -> Error {
-    let why = "the cut is void: no writes were held for it any more when the snapshot began";
+/// Error of a cut that came after its hold.
+pub(crate) fn held_too_long() -> Error {
+    let why = "the cut is void: no writes were held for it any more when it began";
     Error::new(Kind::Deadline, why)
 }

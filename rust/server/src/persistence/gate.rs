@@ -80,17 +80,23 @@ impl Gate {
 
     /// Releases the held writes. Returns false if they have passed already, which makes the cut void.
     pub(crate) fn open(&self, cut: u64) -> bool {
+        self.open_after(cut, || ()).is_some()
+    }
+
+    /// The same, after work that is done while they are still held. `None`: they have passed already.
+    pub(crate) fn open_after<T>(&self, cut: u64, work: impl FnOnce() -> T) -> Option<T> {
         // Locked before the exchange, so that the next hold sees the new rest.
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        let opened = self.cut.compare_exchange(cut, OPEN, Ordering::AcqRel, Ordering::Acquire);
-        let was_closed = cut != OPEN && opened.is_ok();
-        if was_closed {
-            let (now, closed) = (Instant::now(), times.closed.take());
-            times.rest = closed.map(|closed| now + REST * now.duration_since(closed));
-            drop(times);
-            self.opened.notify_waiters();
+        if !self.holds(cut) {
+            return None;
         }
-        was_closed
+        let done = work();
+        self.cut.store(OPEN, Ordering::Release);
+        let (now, closed) = (Instant::now(), times.closed.take());
+        times.rest = closed.map(|closed| now + REST * now.duration_since(closed));
+        drop(times);
+        self.opened.notify_waiters();
+        Some(done)
     }
 
     /// Returns whether writes are held for this cut.

@@ -286,6 +286,27 @@ impl Files {
         position
     }
 
+    /// Fails unless the log keeps history.
+    pub(crate) fn check_history(&self) -> Result<()> {
+        if self.keeps_history() {
+            return Ok(());
+        }
+        let error = Error::new(Kind::Precondition, "this server keeps no history, which marks belong to");
+        Err(error.expected("a server with --keep-history", "one without"))
+    }
+
+    /// Returns whether the log keeps history.
+    pub(crate) fn keeps_history(&self) -> bool {
+        self.journal().is_some_and(|journal| journal.keeps_history())
+    }
+
+    /// Records a moment with a name. Returns the log's position after it.
+    pub(crate) fn mark(&self, id: u64, name: &str) -> Result<u64> {
+        self.check_history()?;
+        let Some(Kept { journal, deferral, .. }) = self.0.as_deref() else { return Ok(0) };
+        journal.mark(id, name).inspect(|_| deferral.end())
+    }
+
     /// Makes all records so far count as a step.
     pub(crate) fn steps_end_here(&self) {
         if let Some(Kept { journal, steps, .. }) = self.0.as_deref() {

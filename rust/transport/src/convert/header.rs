@@ -24,7 +24,7 @@ pub struct Target {
 
 /// Settings shared by all gradients of one push to a tensor.
 #[derive(Clone, Copy, Debug)]
-pub struct GradientSettings {
+pub struct GradientSettings<'a> {
     /// The tensor's element type.
     pub dtype: DType,
     /// Coding of the bodies.
@@ -37,6 +37,8 @@ pub struct GradientSettings {
     pub weight: Option<f32>,
     /// Correction for staleness.
     pub correction: Option<Correction>,
+    /// What the gradients came from; may be empty.
+    pub note: &'a str,
 }
 
 /// Sender of a frame, and its number there.
@@ -72,7 +74,7 @@ pub(super) fn draft(kind: pb::Kind, target: Target) -> pb::Header {
     pb::Header { kind: kind.into(), slice: slice.0, group, epoch, ..Default::default() }
 }
 
-impl GradientSettings {
+impl GradientSettings<'_> {
     fn draft(&self, target: Target) -> pb::Header {
         pb::Header {
             codec: codec_to_wire(self.codec),
@@ -81,6 +83,7 @@ impl GradientSettings {
             scale: self.scale,
             weight: self.weight,
             correction: self.correction.map(correction_to_wire),
+            note: self.note.to_owned(),
             ..draft(pb::Kind::Gradient, target)
         }
     }
@@ -89,7 +92,7 @@ impl GradientSettings {
 /// A gradient of `count` elements.
 pub fn gradient(
     target: Target,
-    settings: &GradientSettings,
+    settings: &GradientSettings<'_>,
     count: u64,
     base: Option<Base>,
     want_values: bool,
@@ -106,7 +109,7 @@ pub fn gradient(
 /// Sparse gradients of one push, each with its base.
 pub fn gradient_parts(
     target: Target,
-    settings: &GradientSettings,
+    settings: &GradientSettings<'_>,
     parts: Vec<pb::Part>,
     bases: &[Option<Base>],
 ) -> pb::Header {

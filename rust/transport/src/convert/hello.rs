@@ -2,7 +2,7 @@
 
 use super::fields::unknown;
 use super::request::crc32c;
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Kind, Result, check_printable};
 use fastps_proto::v1 as pb;
 
 /// The capability that a server with a log lists in its answer to Hello.
@@ -19,6 +19,23 @@ pub const ROUNDS: &str = "rounds";
 pub const DTYPES: &str = "dtypes";
 /// The server answers a question about the versions of many slices.
 pub const VERSIONS: &str = "versions";
+
+/// The capability of a server that keeps history, with notes of pushes and marks.
+pub const HISTORY: &str = "history";
+
+/// Longest name of a mark, in bytes.
+const MAX_MARK_BYTES: usize = 256;
+
+/// Fails unless this can be the name of a mark.
+pub fn check_mark_name(name: &str) -> Result<()> {
+    if !(1..=MAX_MARK_BYTES).contains(&name.len()) {
+        let error = Error::new(Kind::Config, "invalid name of a mark");
+        return Err(
+            error.expected(format!("1 to {MAX_MARK_BYTES} bytes of UTF-8"), format!("{} bytes", name.len()))
+        );
+    }
+    check_printable("name of a mark", name)
+}
 
 /// Returns whether a server has a capability.
 pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {

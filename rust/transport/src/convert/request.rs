@@ -199,6 +199,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (sparse && gradient, "table", message(h.table.as_ref())),
         (run || pull, "vector", message(h.vector.as_ref())),
         (pull && h.vector.is_none(), "view", plain(&h.view)),
+        (gradient, "note", (!h.note.is_empty()).then_some(&h.note as &dyn fmt::Display)),
         (portion, "portion", message(h.portion.as_ref())),
         (values || sparse || run, "payload", plain(&bytes)),
     ] {
@@ -260,6 +261,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 weight: h.weight,
                 acknowledged: h.acknowledged,
                 correction: h.correction.as_ref().map(correction_from_wire),
+                note: &h.note,
                 ..Push::gradient(slice, identity, h.count, codec, &frame.payload)
             };
             if sparse {
@@ -316,8 +318,8 @@ pub fn push_frame(
         Action::Assign => (pb::Kind::Assign, None),
         Action::AssignState { step } => (pb::Kind::AssignState, Some(step)),
     };
-    let &Push { slice, count, base, codec, lr, scale, weight, correction, .. } = push;
-    let settings = GradientSettings { dtype, codec, lr, scale, weight, correction };
+    let &Push { slice, count, base, codec, lr, scale, weight, correction, note, .. } = push;
+    let settings = GradientSettings { dtype, codec, lr, scale, weight, correction, note };
     let gradient = header::gradient(Target { slice, group, epoch }, &settings, count, base, want_values);
     let draft = pb::Header { kind: kind.into(), step, ..gradient };
     completed(&draft, tag, client, push.identity.sequence, payload)
@@ -354,6 +356,7 @@ mod tests {
             lr: Some(0.5),
             scale: Some(2.0),
             weight: Some(3.0),
+            note: "batch 8131",
             ..Push::gradient(SliceId(5), Identity { client: 9, sequence: 3 }, 2, CodecId::Float32, body)
         }
     }
@@ -377,7 +380,8 @@ mod tests {
         };
         assert_eq!(format!("{got:?}"), format!("{:?}", push(&[0; 8])));
         for action in [Action::Assign, Action::AssignState { step: 0 }] {
-            let push = Push { action, base: None, lr: None, scale: None, weight: None, ..push(&[0; 8]) };
+            let push =
+                Push { action, base: None, lr: None, scale: None, weight: None, note: "", ..push(&[0; 8]) };
             let frame = push_frame(1, ROUTE, &push, DType::Float32, false, Bytes::from_static(&[0; 8]));
             let request = request_from_frame(&frame).unwrap();
             assert!(matches!(request.verb, Verb::Push { push, .. } if push.action == action));
