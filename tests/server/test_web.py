@@ -55,6 +55,7 @@ def test_every_counter_is_a_metric_and_equals_that_of_stats(served: Served) -> N
         "log_pending",
         "snapshot_age_s",
         "copy_age_s",
+        "history_bytes",
         "snapshot",
         "copy",
         "pulls",

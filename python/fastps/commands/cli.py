@@ -93,6 +93,11 @@ def server() -> int:
 def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("serve", "fork"):  # their options are defined once, in Rust
         return _serve(arguments[1:], arguments[0])
+    if arguments[:1] == ["history"]:
+        from fastps.commands import history
+
+        if history.is_wanted(arguments[1:]):
+            return history.execute(arguments[1:])
     if arguments and arguments[0] in _IN_RUST:  # so are theirs
         return _in_rust(arguments[0], arguments[1:])
     if arguments and arguments[0] in _IN_LAB:

@@ -23,6 +23,10 @@ pub(crate) struct HistoryArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    /// Also draw the norm and the staleness of each push by worker over the span (PNG); the fastps of the Python
+    /// package does, and needs matplotlib.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// Write a new data directory with the parameters and optimizer state of an earlier moment, bit for bit. The old
@@ -77,6 +81,10 @@ fn moment_of_time(text: &str) -> Result<Moment, String> {
 /// Runs `fastps history` and returns the exit status.
 pub(crate) fn history(args: impl IntoIterator<Item = OsString>) -> i32 {
     command::show(args, |args: HistoryArgs| {
+        if args.plot.is_some() {
+            let error = Error::new(Kind::Config, "this program draws no pictures");
+            return Err(error.expected("the command fastps of the Python package", "--plot"));
+        }
         let mut workers: BTreeMap<u64, Pushes> = BTreeMap::new();
         let past = past(&args.dir, |change| {
             if change.is_gradient {

@@ -6,7 +6,7 @@ use fastps_client::{ShardStats, ShardView};
 use fastps_core::error::Kind;
 use fastps_core::text::printable;
 use fastps_core::verbs::{WorkerReport, WorkerState};
-use fastps_server::human::{duration, size};
+use fastps_server::human::{duration, now, size};
 
 /// Most shards and workers shown without `--all`.
 const MAX_SHARDS: usize = 6;
@@ -19,6 +19,7 @@ pub(super) fn of(looks: &Looks, warnings: &[String], all: bool) -> Vec<String> {
     let found = workers(&looks.now);
     let mut lines = vec![sentence(looks)];
     lines.extend(shards(looks, all));
+    lines.extend(history(looks));
     lines.extend(groups(looks));
     lines.extend(worker_table(&found, all));
     lines.extend(warnings.iter().map(|warning| format!("warning: {warning}")));
@@ -106,6 +107,14 @@ pub(crate) fn shard_row(view: &ShardView, looks: &Looks) -> [String; 7] {
         Some(age) => format!("{} ago", duration(*age)),
     };
     [index, view.address.clone(), state.to_owned(), counter("slices").to_string(), rate, memory, snapshot]
+}
+
+/// What the servers can be rewound to, if they keep history.
+fn history(looks: &Looks) -> Option<String> {
+    let counter =
+        |name: &'static str| answers(looks).filter_map(move |stats| stats.counters.get(name).copied());
+    let (bytes, since) = (counter("history_bytes").sum(), counter("history_since").max()?);
+    Some(format!("history: the last {}, {} on disk", duration(now().saturating_sub(since)), size(bytes)))
 }
 
 /// Groups whose workers wait for each other, and those with workers at different clocks.

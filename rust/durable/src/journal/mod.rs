@@ -34,11 +34,23 @@ pub struct Journal {
     incarnation: u64,
     log: Arc<Log>,
     files: Mutex<Option<JournalState>>,
+    history: Mutex<Span>,
     progress: Progress,
     /// Times the state beyond which the log is too long; 0: it never is.
     times: AtomicU64,
     /// The position at which the log may grow no more until a snapshot is complete.
     limit: AtomicU64,
+}
+
+/// The history that is kept, as of the last snapshot or the start.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    /// Bytes of its snapshots and log.
+    bytes: u64,
+    /// Its beginning, in seconds since 1970.
+    since: u64,
+    /// The log's position then.
+    position: u64,
 }
 
 /// State of the files. Its lock is held while files are created or removed.
@@ -68,6 +80,7 @@ impl Journal {
             incarnation: random_id()?.max(1),
             log: Log::new(),
             files: Mutex::default(),
+            history: Mutex::default(),
             progress: Progress::default(),
             times: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
@@ -99,6 +112,7 @@ impl Journal {
             found.kept.push_front((0, 1));
         }
         let writer = self.start_writer(found.catalog, segment, shard.meter().limit())?;
+        self.measure_history(&found.kept);
         *files = Some(JournalState {
             origin: found.origin,
             author,
@@ -204,6 +218,17 @@ impl Journal {
     /// Returns whether history is kept.
     pub fn keeps_history(&self) -> bool {
         self.settings.history > 0
+    }
+
+    fn history(&self) -> MutexGuard<'_, Span> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of the history that is kept, and its beginning in seconds since 1970. `None`: none is kept.
+    pub fn history_kept(&self) -> Option<(u64, u64)> {
+        let Span { bytes, since, position } = *self.history();
+        let grown = self.log.position().saturating_sub(position);
+        self.keeps_history().then_some((bytes + grown, since))
     }
 
     /// Notes a moment that a user has named, in a log that keeps history. Returns the log position after it.

@@ -1,7 +1,9 @@
 //! Taking snapshots of a running shard, and removing the snapshots and log segments that they replace.
 
 use crate::files::io::failed;
-use crate::journal::{Journal, JournalState};
+use crate::frame::Content;
+use crate::journal::{Journal, JournalState, Span};
+use crate::log::read::read;
 use crate::log::segment::Segment;
 use crate::recovery::KeptSnapshots;
 use crate::recovery::growth::Growth;
@@ -12,6 +14,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Remove the oldest snapshots while the log of all is longer than this many times the length at which it is
@@ -121,10 +124,46 @@ impl Journal {
         Ok(())
     }
 
-    /// Keeps a new snapshot and as much history as the settings allow: of the older snapshots, those that
-    /// the log between them outweighs.
+    /// Keeps a new snapshot and as much history as the settings allow.
     fn keep_history(&self, files: &mut JournalState, number: u64, log: u64) -> Result<()> {
         files.kept.push_back((number, log));
+        let kept = self.thin_history(files);
+        self.measure_history(&files.kept);
+        kept
+    }
+
+    /// Notes how much history is kept, and since when.
+    pub(super) fn measure_history(&self, kept: &KeptSnapshots) {
+        if !self.keeps_history() {
+            return;
+        }
+        let heads =
+            kept.iter().filter_map(|(number, _)| Generation::open_head(self.directory.path(), *number).ok());
+        let snapshots: u64 = heads.map(|generation| generation.summary().bytes).sum();
+        let bytes = self.log_of(kept).unwrap_or(0) + snapshots;
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        let since = kept.front().and_then(|oldest| self.began(*oldest)).unwrap_or_else(now);
+        *self.history() = Span { bytes, since, position: self.log.position() };
+    }
+
+    /// When the oldest kept snapshot was written, or the log without one before it was begun, in seconds since
+    /// 1970.
+    fn began(&self, (number, segment): (u64, u64)) -> Option<u64> {
+        if let Ok(oldest) = Generation::open_head(self.directory.path(), number) {
+            return Some(oldest.manifest.written);
+        }
+        let mut first = None;
+        let find = |_, content: Content<'_>| {
+            first = if let Content::Time(time) = content { Some(time / 1000) } else { None };
+            Ok(if first.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        };
+        read(&self.directory.segment(segment), segment, None, find).ok()?;
+        first
+    }
+
+    /// Of the older snapshots, removes those that the log between them does not outweigh, and the oldest ones
+    /// beyond the size of the history.
+    fn thin_history(&self, files: &mut JournalState) -> Result<()> {
         let lengths = self.segment_lengths()?;
         let least = self.settings.keep.max(MIN_KEPT_WITH_LOG);
         let (mut at, mut sizes) = (0, VecDeque::new());
@@ -138,6 +177,7 @@ impl Journal {
             let is_thin = replayed.is_some_and(|log| log < bytes.saturating_mul(HISTORY_LOG_TIMES));
             if is_thin && !is_asked_for && at + least < files.kept.len() {
                 files.kept.remove(at);
+                reach("history_thinned");
                 self.directory.discard(number)?;
             } else {
                 sizes.push_back(bytes);
@@ -154,6 +194,7 @@ impl Journal {
             files.kept.pop_front();
             sizes.pop_front();
         }
+        reach("history_shortened");
         self.prune(files)
     }
 

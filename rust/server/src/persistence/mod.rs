@@ -151,6 +151,9 @@ impl Files {
             ("snapshot_age_s", age),
             ("snapshots_failed", failed),
         ];
+        if let Some((bytes, since)) = journal.history_kept() {
+            counters.extend([("history_bytes", bytes), ("history_since", since)]);
+        }
         if let Some(copies) = copies {
             let [newest, age, failed] = copies.counts();
             counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);

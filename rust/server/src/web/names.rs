@@ -150,6 +150,13 @@ pub(super) const SHARD: &[Metric] = &[
     metric("log_broken", "log_broken", Gauge, "1 while changes cannot become durable"),
     metric("snapshot", "snapshot", Gauge, "Number of the newest snapshot; 0: none yet"),
     metric("snapshots_failed", "snapshots_failed", Counter, "Failed attempts to write a snapshot"),
+    metric("history_bytes", "history_bytes", Gauge, "Bytes of snapshots and log that are kept to be rewound"),
+    metric(
+        "history_since",
+        "history_since_seconds",
+        Gauge,
+        "Beginning of the history that is kept, as a Unix time",
+    ),
     metric("copy", "copy", Gauge, "Number of the last snapshot copied; 0: none since the start"),
     metric("copies_failed", "copies_failed", Counter, "Failed attempts to copy a snapshot"),
     metric("tensors", "tensors", Gauge, "Tensors in the map; shard 0 only"),
