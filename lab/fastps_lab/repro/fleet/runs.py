@@ -40,7 +40,8 @@ def play(
     seed: int,
 ) -> list[tuple[float, float]]:
     """Trains with the fleet for the first `seconds` of its trace; pairs (machine-seconds, loss)."""
-    lives, curve = read_trace(seconds), []
+    lives = read_trace(seconds)
+    curve: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="fastps-repro-") as folder, ExitStack() as stack:
         options = ["--lease-ms", str(int(1000 * LEASE))]
         address = stack.enter_context(LocalCluster(1, Path(folder), options)).addresses
