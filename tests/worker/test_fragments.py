@@ -330,6 +330,7 @@ def test_a_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:
                     ({**state, "fragments": [[0, 0.0]]}, "fragments=2.*fragments=1"),
                     ({**state, "fragments": [[0, -1.0], [0, 0.0]]}, "round is invalid"),
                     ({**state, "mixing": [2, 0]}, "round is invalid"),
+                    ({**state, "fragments": "two"}, "round is invalid"),
                 ):
                     with case(words), pytest.raises(fastps.ConfigError, match=words):
                         worker.load_state_dict(bad)

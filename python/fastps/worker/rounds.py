@@ -279,16 +279,24 @@ class Rounds:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises `ConfigError` unless the numbers of a saved round fit."""
-        count, each = len(self.fragments), _fragments_of(state)
-        mixing = state.get("mixing")
+        count, each, mixing = len(self.fragments), _fragments_of(state), state.get("mixing")
+        try:
+            numbers = [
+                state.get("round", 0),
+                *(number for steps, samples in each for number in (steps, samples)),
+            ]
+            valid = all(np.isfinite(number) and number >= 0 for number in numbers)
+            if mixing is not None:
+                fragment, lost = mixing
+                valid = valid and fragment in range(count) and lost in (0, 1)
+        except (TypeError, ValueError):  # of a file that something else has written
+            valid = False
+        if not valid:
+            expected = f"steps and samples >= 0 of {counted(count, 'fragment')}"
+            raise ConfigError("the saved round is invalid", expected=expected, got="something else")
         if len(each) != count:
             expected, got = f"fragments={count}", f"fragments={len(each)}"
             raise ConfigError("the saved round is of another mode", expected=expected, got=got)
-        numbers = [number for pair in each for number in pair]
-        known = mixing is None or (len(mixing) == 2 and mixing[0] in range(count) and mixing[1] in (0, 1))
-        if not known or not all(np.isfinite(n) and n >= 0 for n in [*numbers, state["round"]]):
-            got = f"{each!r}, mixing {mixing!r}"
-            raise ConfigError("the saved round is invalid", expected="steps and samples >= 0", got=got)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, float]:
         """Continues a saved round where it began from the present values, fragment by fragment.
