@@ -17,6 +17,7 @@ from fastps.rl.training.run import Run
 from fastps.rl.training.train import Training
 from fastps_lab.rl import compare, play
 from fastps_lab.rl.options import algorithm_of, parser
+from fastps_lab.rl.settings import listing
 
 __all__ = ["main", "parser"]
 
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["compare"]:
         return compare.main(arguments[1:])
     args = parser().parse_args(arguments)
+    if "help" in args.set:
+        print(listing(args.algorithm))
+        return EXIT_OK
     try:
         algorithm = algorithm_of(args)
         with signals_raise():

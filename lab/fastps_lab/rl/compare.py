@@ -12,25 +12,11 @@ from typing import Any, TextIO
 from fastps.commands.kit import EXIT_OK, CommandError, signals_raise
 from fastps.commands.kit.parser import Parser
 from fastps.errors import ConfigError
-from fastps.rl.a3c import A3C
-from fastps.rl.algorithm import Algorithm
-from fastps.rl.cem import CEM
-from fastps.rl.evolution import EvolutionStrategies
-from fastps.rl.gorila import Gorila
-from fastps.rl.naive import Naive
 from fastps.rl.training.run import Point
 from fastps.rl.training.train import train
+from fastps_lab.rl.settings import ALGORITHMS
 
 __all__ = ["main", "parser"]
-
-#: The algorithms by their names, with the settings of ``fastps-lab rl``.
-_ALGORITHMS: dict[str, Algorithm] = {
-    "naive": Naive(),
-    "a3c": A3C(steps=20),
-    "es": EvolutionStrategies(),
-    "cem": CEM(),
-    "gorila": Gorila(),
-}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,8 +51,8 @@ def parser() -> argparse.ArgumentParser:
         description="Train with several algorithms in turn, and draw their returns in one picture.",
     )
     parser.add_argument(
-        "--algorithms", nargs="+", choices=tuple(_ALGORITHMS), default=list(_ALGORITHMS), metavar="NAME",
-        help=f"which ones ({' '.join(_ALGORITHMS)})",
+        "--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=list(ALGORITHMS), metavar="NAME",
+        help=f"which ones ({' '.join(ALGORITHMS)})",
     )  # fmt: skip
     parser.add_argument(
         "--env", default="CartPole-v1", metavar="NAME", help="Gymnasium environment (CartPole-v1)"
@@ -89,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _train(name: str, args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
     """Trains with one algorithm: its threshold, evaluations and counters."""
-    run = train(_ALGORITHMS[name], args.env, args.workers, args.frames, args.seed)
+    run = train(ALGORITHMS[name], args.env, args.workers, args.frames, args.seed)
     best = "-" if run.best_return is None else f"{run.best_return:.1f}"
     print(
         f"{name:>7}: {run.frames:,} frames and {run.updates:,} updates in {run.seconds:.1f} s; "

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import textwrap
 from typing import Any
 
 from fastps.commands.kit import CommandError, at_least
 from fastps.commands.kit.parser import Parser
-from fastps.rl.a3c import A3C
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.cem import CEM
-from fastps.rl.evolution import EvolutionStrategies
-from fastps.rl.gorila import Gorila
-from fastps.rl.naive import Naive
+from fastps_lab.rl.settings import ALGORITHMS, defaults, parsed, summary
 
 __all__ = ["algorithm_of", "parser"]
 
 #: Worker processes unless an option says another number.
 _WORKERS = 2
+#: Options that some algorithms have, and the setting that tells which.
+_OWN = {
+    "steps": "steps",
+    "is_async": "sync",
+    "normalize": "normalize",
+    "pairs": "pairs",
+    "sigma": "sigma",
+    "samples": "samples",
+    "elites": "elites",
+    "replay": "replay",
+    "actors": "actors",
+    "learners": "replay",
+    "role": "role",
+}
 
 _EPILOG = """\
 exit codes: 0 the frames were played; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C
@@ -32,12 +44,12 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fastps-lab rl",
         description="Train a policy with several worker processes that share one model; or play a saved one.",
-        epilog=_EPILOG,
+        epilog=f"{_EPILOG}\n\nsettings of --set and their defaults:\n{_settings()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "algorithm",
-        choices=("naive", "a3c", "es", "cem", "gorila"),
+        choices=tuple(ALGORITHMS),
         help="synchronous REINFORCE, asynchronous actor-critic, evolution strategies, cross-entropy method, "
         "or deep Q-learning",
     )
@@ -55,9 +67,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seed of model and episodes; give each machine its own (0)",
     )
-    parser.add_argument("--lr", type=float, metavar="R", help="learning rate (default by algorithm)")
+    parser.add_argument("--lr", type=float, metavar="R", help=_for("lr", "learning rate", *ALGORITHMS))
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="naive, a3c, gorila: steps per update (80, 20, 2)"
+        "--steps", type=int, metavar="N", help=_for("steps", "steps per update", "naive", "a3c", "gorila")
     )
     parser.add_argument(
         "--async",
@@ -65,18 +77,32 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="naive: update without waiting for other workers",
     )
-    parser.add_argument("--pairs", type=int, metavar="N", help="es: pairs of episodes per version (16)")
     parser.add_argument(
-        "--sigma", type=float, metavar="X", help="es, cem: standard deviation of the noise (0.1, 2)"
+        "--pairs", type=int, metavar="N", help=_for("pairs", "pairs of episodes per version", "es")
     )
-    parser.add_argument("--samples", type=int, metavar="N", help="cem: candidates per version (100)")
     parser.add_argument(
-        "--elites", type=int, metavar="N", help="cem: candidates that define the next version (5)"
+        "--sigma", type=float, metavar="X", help=_for("sigma", "standard deviation of the noise", "es", "cem")
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help=_for("samples", "candidates per version", "cem")
+    )
+    parser.add_argument(
+        "--elites",
+        type=int,
+        metavar="N",
+        help=_for("elites", "candidates that define the next version", "cem"),
     )
     parser.add_argument(
         "--normalize", action="store_true", help="naive, a3c: normalize observations by mean and variance"
     )
     _add_gorila(parser)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting of the algorithm, see below; may be repeated; help lists them with their meanings",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--servers", metavar="ADDRESSES", help="use these servers: host:port,host:port")
     where.add_argument(
@@ -102,6 +128,19 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _for(name: str, text: str, *algorithms: str) -> str:
+    """The help of an option that sets one setting of these algorithms."""
+    of = "" if len(algorithms) == len(ALGORITHMS) else f"{', '.join(algorithms)}: "
+    return f"{of}{text} ({defaults(name, *algorithms)})"
+
+
+def _settings() -> str:
+    """The settings of each algorithm, and their defaults."""
+    return "\n".join(
+        textwrap.fill(f"  {name:<7} {summary(name)}", 108, subsequent_indent=" " * 10) for name in ALGORITHMS
+    )
+
+
 def _add_gorila(parser: argparse.ArgumentParser) -> None:
     """Adds the options of Gorila."""
     parser.add_argument(
@@ -122,27 +161,27 @@ def _add_gorila(parser: argparse.ArgumentParser) -> None:
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:
     """The algorithm with the options that were given; sets the number of workers that they mean."""
-    kinds: dict[str, tuple[type[Algorithm], dict[str, Any], set[str]]] = {
-        "naive": (Naive, {}, {"steps", "is_async", "normalize"}),
-        "a3c": (A3C, {"steps": 20}, {"steps", "normalize"}),
-        "es": (EvolutionStrategies, {}, {"pairs", "sigma"}),
-        "cem": (CEM, {}, {"samples", "elites", "sigma"}),
-        "gorila": (Gorila, {}, {"steps", "replay", "actors", "learners", "role"}),
-    }
-    kind, chosen, own = kinds[args.algorithm]
-    for name in sorted(set[str]().union(*(options for _, _, options in kinds.values()))):
-        if _is_given(getattr(args, name)) and name not in own:
-            option = {"is_async": "async"}.get(name, name)
-            raise CommandError(f"--{option} is not an option of fastps-lab rl {args.algorithm}")
-    if args.is_async:
-        chosen["sync"] = False
+    base = ALGORITHMS[args.algorithm]
+    fields = {field.name for field in dataclasses.fields(base)}
+    for name, setting in _OWN.items():
+        if _is_given(getattr(args, name)) and setting not in fields:
+            raise CommandError(f"{_option(name)} is not an option of fastps-lab rl {args.algorithm}")
     if args.algorithm == "gorila":
         _choose_workers(args)
     args.workers = _WORKERS if args.workers is None else args.workers
-    for name in (own - {"is_async", "learners"}) | {"lr"}:
-        if _is_given(getattr(args, name)):
-            chosen[name] = getattr(args, name)
-    return kind(**chosen)
+    chosen: dict[str, Any] = parsed(args.algorithm, args.set)
+    for name in ("lr", *_OWN):
+        if name != "learners" and _is_given(getattr(args, name)):
+            setting = _OWN.get(name, name)
+            if setting in chosen:
+                raise CommandError(f"{setting} is given twice, by {_option(name)} and by --set")
+            chosen[setting] = False if name == "is_async" else getattr(args, name)
+    return dataclasses.replace(base, **chosen)
+
+
+def _option(name: str) -> str:
+    """The option whose value has this name."""
+    return "--" + {"is_async": "async"}.get(name, name)
 
 
 def _choose_workers(args: argparse.Namespace) -> None:
