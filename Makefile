@@ -242,7 +242,7 @@ acceptance-rl: .venv/.rest-release ## Check on all seeds what reinforcement lear
 	$(BIN)/fastps-lab repro rl --out $(TARGET)/repro
 	$(BIN)/python lab/tests/long/acceptance_rl.py $(ARGS)
 
-gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with four bundles; options: make gorila-grid ARGS="--frames 50000"
+gorila-grid: .venv/.test-release ## Train 12 settings of Gorila with 1, 4 and 10 bundles; options: make gorila-grid ARGS="--part bundles"
 	$(BIN)/python lab/tests/long/gorila_grid.py $(ARGS)
 
 test-engines: .venv/.test-$(PROFILE) ## Run examples/engines on Ray, Dask, Lightning, Accelerate, and Slurm; the image in Docker; charts against their schemas

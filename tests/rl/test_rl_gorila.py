@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch import nn
 
 import fastps
 from fastps.commands.kit.servers import ServerProcess, free_ports
-from fastps.rl import Gorila, evaluate, fetch, run_worker, train_round_robin
+from fastps.rl import Gorila, evaluate, fetch, run_worker, train, train_round_robin
 from fastps.rl.learner import FRAMES, Learner
 from fastps.rl.q_learning import Outliers, epsilon_greedy, loss
 from fastps.rl.replay.local import Batch, LocalReplay
@@ -105,25 +106,55 @@ def test_actions_are_random_as_often_as_epsilon_says_and_never_masked(rng: np.ra
         assert shares[1] == 0
 
 
-def test_epsilon_falls_with_the_frames_of_all_actors(store: fastps.Store) -> None:
-    seen: list[tuple[int, float]] = []
+class Watched(Gorila):
+    """Notes the updates for which epsilon is asked, and epsilon."""
 
-    class Watched(Gorila):
-        def exploring(self, frames: int) -> float:
-            seen.append((frames, super().exploring(frames)))
-            return seen[-1][1]
+    seen: ClassVar[list[tuple[int, float]]] = []
 
-    train_round_robin(
-        store, Watched(exploration=300, epsilon=0.1, first=500), cart_pole, 3, seed=0, frames=400
-    )
-    assert len(seen) == 400
-    for frames, epsilon in seen:
-        assert epsilon == pytest.approx(max(0.1, 1 - 0.9 * frames / 300))
-    assert [frames for frames, _ in seen[-6::2]] == [394, 396, 398]  # each knows the others' frames
+    def exploring(self, updates: int) -> float:
+        Watched.seen.append((updates, super().exploring(updates)))
+        return Watched.seen[-1][1]
+
+
+def test_epsilon_falls_with_the_updates_of_all_learners_however_many_they_are() -> None:
+    """By the model that an actor has; while nothing is learned it stays 1."""
+    for workers in (1, 4, 10):
+        Watched.seen.clear()
+        algorithm = Watched(exploration=60, epsilon=0.1, first=200, batch=8, outlier=None)
+        with fastps.Store() as store:
+            train_round_robin(store, algorithm, cart_pole, workers, seed=0, frames=400)
+            model = store.versions("model.1.weight")["model.1.weight"] - 1
+        seen, round_ = Watched.seen, 2 * workers
+        assert len(seen) >= 400
+        for updates, epsilon in seen:
+            assert epsilon == pytest.approx(max(0.1, 1 - 0.9 * updates / 60)), workers
+        assert [updates for updates, _ in seen[:200]] == [0] * 200, workers
+        late = [updates for updates, _ in seen[200 + round_ :]]
+        assert late == sorted(late), workers
+        assert late[0] in (1, 2), workers
+        assert model - late[-1] <= workers, workers  # it counts those of all, not of one
+        assert model >= 90, workers
+
+
+def test_a_resumed_run_explores_no_more_than_the_one_before_it(tmp_path: Path) -> None:
+    """Its updates go on from there, though its replay is empty."""
+    algorithm = Gorila(exploration=50, first=64, capacity=500, batch=8)
+    run = train(algorithm, "CartPole-v1", 1, 300, folder=tmp_path, evaluated=False)
+    assert run.updates > 50
+    with (
+        fastps.serve() as server,
+        fastps.connect(server.address_list) as ps,
+        Training(
+            algorithm, cart_pole, 1, 400, 0, 1, True,
+            servers=server.addresses, evaluated=False, folder=tmp_path, resume=True,
+        ),
+        Learner(ps, algorithm, cart_pole, seed=1, rank=5) as one,
+    ):  # fmt: skip
+        assert algorithm.exploring(one.earlier + one.updates) == algorithm.epsilon
 
 
 def test_bundles_learn_from_the_same_frame_on_however_many_they_are(caplog) -> None:
-    """So exploration is not over before anything is learned; without an update the run says so."""
+    """A run that is too short for an update says so, before and after it."""
     for workers in (1, 4, 10):
         with fastps.Store() as store:
             stats = train_round_robin(store, Gorila(first=200), cart_pole, workers, seed=0, frames=400)
@@ -133,6 +164,14 @@ def test_bundles_learn_from_the_same_frame_on_however_many_they_are(caplog) -> N
     with fastps.Store() as store:
         train_round_robin(store, Gorila(first=200), cart_pole, 4, seed=0, frames=150)
     assert "the run ended after 150 frames, before the first update of its model" in caplog.text
+    told = "150 frames are too few: the first update of the model comes after first=200"
+    assert caplog.text.count(told) == 1
+    with Training(Gorila(first=200), cart_pole, 1, 150, 0, 1, True, evaluated=False) as training:
+        assert training.run.messages == [told]
+    caplog.clear()
+    with fastps.Store() as store:
+        run_worker(store, Gorila("global", "actor", first=200), cart_pole, seed=0, frames=16)
+    assert "16 frames are too few" in caplog.text
 
 
 # -- updates -------------------------------------------------------------------------------------------------

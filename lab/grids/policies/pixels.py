@@ -57,7 +57,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, int, bool]] = {
     "a3c": (A3C(steps=20, lr=1e-3, entropy=0.01), 150_000, False),
     "es": (EvolutionStrategies(), 100_000, True),
     "cem": (CEM(samples=50, elites=10, episodes=4, sigma=0.5, extra=0.2), 100_000, True),
-    "gorila": (Gorila(steps=4, lr=5e-4, exploration=5_000), 15_000, False),
+    "gorila": (Gorila(steps=4, lr=5e-4, exploration=1_000), 15_000, False),
 }
 
 

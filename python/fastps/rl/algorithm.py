@@ -36,6 +36,11 @@ class Algorithm:
     #: Whether observations are normalized.
     normalize = False
 
+    @property
+    def untrained_frames(self) -> int:
+        """Internal: frames of all workers that are played before the first update of the model."""
+        return 0
+
     def optimizer(self) -> Optimizer:
         """Internal: the optimizer of the model's tensors."""
         raise NotImplementedError

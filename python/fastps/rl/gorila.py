@@ -49,7 +49,9 @@ class Gorila(Algorithm):
     without the second term where the episode terminated. There is one update per `steps` frames. The servers
     refuse gradients staler than `max_staleness`, and a learner drops those whose loss is an outlier. The
     target network is the model that a learner fetches first in each `refresh` updates by all learners.
-    Epsilon falls from 1 with the frames of all actors, and the learning rate to 0.
+    Epsilon falls from 1 with the updates by all learners, as in the paper, so exploration does not end before
+    learning begins, however many workers there are. The learning rate falls to 0 with the frames of all
+    actors.
 
     With ``replay="local"``, as in the paper's experiments, a worker is a bundle of an actor, a learner and
     their replay. With ``replay="global"`` the replay is a tensor on the servers, and a worker is either
@@ -77,7 +79,8 @@ class Gorila(Algorithm):
         lr: First learning rate.
         gamma: Discount factor, 0 to 1.
         epsilon: Last probability of a random action, 0 to 1.
-        exploration: Frames of all actors in which epsilon falls from 1 to `epsilon`, >= 1.
+        exploration: Updates by all learners in which epsilon falls from 1 to `epsilon`, >= 1; those that
+            were refused or dropped do not count.
         clip: Largest global norm of a gradient, > 0.
         timeout: Seconds that a learner waits for transitions, and an actor for updates or a seat, > 0.
 
@@ -109,7 +112,7 @@ class Gorila(Algorithm):
     lr: float = field(default=2e-3, kw_only=True)
     gamma: float = field(default=0.99, kw_only=True)
     epsilon: float = field(default=0.05, kw_only=True)
-    exploration: int = field(default=10_000, kw_only=True)
+    exploration: int = field(default=5000, kw_only=True)
     clip: float = field(default=10.0, kw_only=True)
     timeout: float = field(default=60.0, kw_only=True)
 
@@ -139,6 +142,10 @@ class Gorila(Algorithm):
         """Names the setting that the capacity must reach."""
         names = (name for name in ("batch", "first", "actors") if getattr(self, name) == least)
         return f" (the {next(names)})"
+
+    @property
+    def untrained_frames(self) -> int:
+        return self.first
 
     def settings(self) -> dict[str, Any]:
         own = super().settings()
@@ -236,11 +243,11 @@ class Gorila(Algorithm):
         )
 
     def _choose(self, values: Array, learner: Learner) -> int:
-        return epsilon_greedy(values, self.exploring(learner.frames), learner.rng)
+        return epsilon_greedy(values, self.exploring(learner.earlier + learner.updates), learner.rng)
 
-    def exploring(self, frames: int) -> float:
-        """Internal: epsilon after some frames of all actors; it falls evenly from 1 to `epsilon`."""
-        return max(self.epsilon, 1.0 - (1.0 - self.epsilon) * frames / self.exploration)
+    def exploring(self, updates: int) -> float:
+        """Internal: epsilon after some updates of the model; it falls evenly from 1 to `epsilon`."""
+        return max(self.epsilon, 1.0 - (1.0 - self.epsilon) * updates / self.exploration)
 
     def _rows(self, ps: ParameterServer, task: Task) -> SharedReplay:
         return SharedReplay(ps, task.observations.shape, self.actors, self.capacity)

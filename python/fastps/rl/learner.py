@@ -50,6 +50,7 @@ __all__ = [
     "Rollout",
     "Task",
     "observations_of",
+    "too_short",
     "untrained",
     "updates_of",
 ]
@@ -149,6 +150,14 @@ def updates_of(versions: Versions) -> int:
     Parameters that the loss does not depend on take none.
     """
     return max((versions[name] for name in versions), default=1) - 1
+
+
+def too_short(algorithm: Algorithm, frames: int | None) -> str | None:
+    """The warning before a run that ends before it can learn; None: it can."""
+    first = algorithm.untrained_frames
+    if frames is None or frames >= first:
+        return None
+    return f"{frames:,} frames are too few: the first update of the model comes after first={first:,}"
 
 
 def untrained(frames: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from fastps.errors import ConfigError
 from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import FRAMES, Learner, Task, observations_of
+from fastps.rl.learner import FRAMES, Learner, Task, observations_of, too_short
 from fastps.rl.playing.greedy import GreedyPlayer
 from fastps.rl.playing.making import MakeEnv
 from fastps.rl.playing.models import for_greedy_play
@@ -26,6 +27,8 @@ from fastps.rl.totals import Totals
 from fastps.worker.run.progress import Progress
 
 __all__ = ["evaluate", "fetch", "run_worker", "train_round_robin"]
+
+_log = logging.getLogger("fastps")
 
 
 def run_worker(
@@ -100,6 +103,7 @@ def run_worker(
         ps, algorithm, make_env, model,
         seed=seed, frames=frames, on_episode=on_episode, rank=rank, name=name,
     ) as learner:  # fmt: skip
+        _warn(algorithm, frames)
         while learner.turn():
             pass
         learner.note_end()
@@ -155,6 +159,7 @@ def train_round_robin(
             )
             for rank in range(workers)
         ]  # fmt: skip
+        _warn(algorithm, frames)
         frames_now = 0
         training = True
         while training:
@@ -217,6 +222,13 @@ def fetch(
     evaluator = Evaluator(ps, algorithm, make_env, model)
     evaluator.pull()
     return evaluator.policy()
+
+
+def _warn(algorithm: Algorithm, frames: int | None) -> None:
+    """Logs a warning if a run is going to end before it can learn."""
+    warning = too_short(algorithm, frames)
+    if warning is not None:
+        _log.warning(warning)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from fastps.errors import ConfigError, FastpsError
 from fastps.parameter_server import ParameterServer
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
-from fastps.rl.learner import FRAMES, Task, observations_of, untrained
+from fastps.rl.learner import FRAMES, Task, observations_of, too_short, untrained
 from fastps.rl.playing.making import MakeEnv, by_name
 from fastps.rl.policy import Policy
 from fastps.rl.totals import Totals
@@ -172,6 +172,9 @@ class Training:
                 seed = self._task.seed = int(other[0])
         earlier = 0 if self._saved is None else self._saved.frames
         self.run = Run(self._task.model, self._task.threshold, frames=earlier, earlier=earlier)
+        warning = too_short(algorithm, frames - earlier)
+        if warning is not None:
+            self.run.messages.append(warning)
         self._shards, self._servers, self._restart = shards, servers, restart
         self._evaluated, self._logs = evaluated, logs
         self._orders = functools.partial(
