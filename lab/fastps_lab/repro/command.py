@@ -25,7 +25,7 @@ from fastps_lab.repro.figures.measuring import measure_costs
 from fastps_lab.repro.finished import Finished
 from fastps_lab.repro.pool import processes
 from fastps_lab.repro.report import show, write_page
-from fastps_lab.repro.runner import identity, run
+from fastps_lab.repro.runner import draw_again, identity, run
 
 __all__ = ["add_arguments", "execute"]
 
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep what is finished in --out with the same form, seed and costs",
+        help="keep what is finished in --out with the same form, seed and costs, and draw it again",
     )
     parser.add_argument(
         "--measure",
@@ -146,6 +146,7 @@ def _run(claims: list[Claim], setting: Setting, out: Path, args: argparse.Namesp
     left = [claim for claim in claims if claim.name not in {result["name"] for result in results}]
     for result in results:
         print(f"finished earlier: {result['name']}", file=stream)
+        draw_again((CLAIMS | FIGURES)[result["name"]], result, out)
     if minutes := sum(claim.minutes[not setting.quick] for claim in left) / jobs:
         print(f"about {minutes:.1f} minutes; --resume continues after Ctrl-C", file=stream, flush=True)
     begin = time.perf_counter()

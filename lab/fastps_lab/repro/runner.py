@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from fastps.commands.kit.plot import figure, has_matplotlib
+from fastps_lab.repro.axes import label_plainly
 from fastps_lab.repro.catalogue import CLAIMS, FIGURES
 from fastps_lab.repro.claim import Claim, Figures, Setting, Verdict
 from fastps_lab.repro.finished import Finished
 from fastps_lab.repro.pool import Pool
 
-__all__ = ["Result", "identity", "measure", "run"]
+__all__ = ["Result", "draw_again", "draw_on", "identity", "measure", "run"]
 
 #: Version of results. Raise it when a claim or figure measures or judges something else.
 VERSION = 1
 
 Result = dict[str, Any]
+
+#: Names of data sets in titles.
+_DATA = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
 def identity(name: str, setting: Setting) -> Result:
@@ -91,6 +95,12 @@ def measure(claim: Claim, setting: Setting, out: Path) -> Result:
     return {**_result(claim, setting, verdict, figures), "seconds": time.perf_counter() - begin}
 
 
+def draw_again(claim: Claim, result: Result, out: Path) -> None:
+    """Draws a finished result, which may be older than the code that draws."""
+    if claim.draw is not None and has_matplotlib():
+        _draw(claim, result["figures"], out / f"{claim.name}.png")
+
+
 def _result(claim: Claim, setting: Setting, verdict: Verdict, figures: Figures) -> Result:
     unsure = verdict.holds is False and not claim.reproduces
     return {
@@ -118,14 +128,25 @@ def _write(claim: Claim, figures: Figures, path: Path) -> None:
 
 
 def _draw(claim: Claim, figures: Figures, path: Path) -> None:
-    assert claim.draw is not None
     with figure(path, (9, 4.2), 110) as drawn:
-        claim.draw(figures, drawn)
-        if claim.rows is None:  # a figure has its own title
-            about = [claim.name, str(figures.get("task", ""))]
-            about += ["virtual time"] if claim.clock == "virtual" else []
-            says = textwrap.fill(claim.says, 110)
-            drawn.suptitle(f"{says}\n{', '.join(part for part in about if part)}", fontsize=9)
-        for axes in drawn.axes:
-            axes.grid(alpha=0.25)
-            axes.set_axisbelow(True)
+        draw_on(claim, figures, drawn)
+
+
+def draw_on(claim: Claim, figures: Figures, drawn: Any) -> None:
+    """Draws a claim on a figure of matplotlib, with a title that says the claim and names its data."""
+    assert claim.draw is not None
+    claim.draw(figures, drawn)
+    about = [claim.name, *_data(figures)]
+    about += ["virtual time"] if claim.clock == "virtual" else []
+    says = textwrap.fill(claim.says, round(12 * drawn.get_size_inches()[0]))
+    drawn.suptitle(f"{says}\n{', '.join(about)}", fontsize=9)
+    for axes in drawn.axes:
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        label_plainly(axes)
+
+
+def _data(figures: Figures) -> list[str]:
+    """The data that figures are of, if it has a name."""
+    name = figures.get("data") or figures.get("task") or figures.get("net")
+    return [] if name is None else [_DATA.get(name, name)]

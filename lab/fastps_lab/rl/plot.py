@@ -37,7 +37,7 @@ def draw_together(curves: dict[str, list[Point]], threshold: float | None, title
                 y = [point.mean_return for point in points]
                 axes.plot(x, y, color=color, lw=1.3, marker=mark, ms=3.5, label=name)
             if threshold is not None:
-                axes.axhline(threshold, color=_GOAL, ls=":", lw=1.2)
+                axes.axhline(threshold, color=_GOAL, ls=":", lw=1.2, label=f"goal: {threshold:g}")
             axes.set_xlabel(label)
             axes.grid(alpha=0.25)
             if field == "updates":  # from some dozens, of evolution strategies, to tens of thousands
@@ -72,11 +72,8 @@ def _curve(axes: Any, run: Run, x: list[float], label: str) -> None:
         x, y, s=18, edgecolors=_CURVE, zorder=3, facecolors=[_CURVE if full else "white" for full in judged]
     )
     if run.threshold is not None:
-        axes.axhline(run.threshold, color=_GOAL, ls=":", lw=1.2)
-        axes.annotate(
-            "solved", (0.01, run.threshold), xycoords=("axes fraction", "data"),
-            ha="left", va="bottom", fontsize=8, color=_GOAL,
-        )  # fmt: skip
+        axes.axhline(run.threshold, color=_GOAL, ls=":", lw=1.2, label=f"goal: {run.threshold:g}")
+        axes.legend(fontsize=8, frameon=False)
     axes.set_xlabel(label)
     axes.set_ylabel("mean return, playing greedily")
     axes.set_xlim(left=0)

@@ -129,7 +129,7 @@ def draw(figures: Figures, figure: Any) -> None:
         for axes, case in zip(line, CASES, strict=True):
             for arm, runs in figures[name].items():
                 _curves(axes, arm, runs[case])
-            axes.axhline(GOAL, color="grey", lw=0.8, ls=":")
+            axes.axhline(GOAL, color="grey", lw=0.8, ls=":", label=f"goal: {GOAL:g} %")
             axes.set_ylim(70, 100)
             axes.set_xlim(left=0)
             axes.tick_params(labelsize=7)

@@ -154,7 +154,7 @@ def draw(figures: Figures, figure: Any) -> None:
         means = np.array([np.mean(arm["errors"]) for arm in arms.values()])
         left.plot(threads, means / means[0], "o-", label=name)
         right.plot(threads, [1.0, *speeds(arms)], "o-", label=name)
-    left.axhline(1.01, color="black", lw=0.8, ls=":")
+    left.axhline(1.01, color="black", lw=0.8, ls=":", label="goal: at most 1.01")
     left.set_ylabel("mean test error, of one thread's")
     right.set_ylabel("speed, of one thread's; medians")
     for axes in (left, right):

@@ -163,7 +163,7 @@ def draw_cg(figures: Figures, figure: Any) -> None:
     axes = figure.subplots()
     for method, curve in figures["curves"].items():
         axes.plot([c[0] for c in curve], [max(c[1], GAP / 10) for c in curve], label=method)
-    axes.axhline(GAP, color="black", lw=0.8, ls=":")
+    axes.axhline(GAP, color="black", lw=0.8, ls=":", label=f"goal: {GAP:g}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("evaluations of loss and gradient on all samples")

@@ -162,8 +162,8 @@ def judge(figures: Figures) -> Verdict:
 
 
 def draw(figures: Figures, figure: Any) -> None:
-    figure.set_size_inches(15, 8.5)
-    panels = figure.subplots(2, 3).ravel()
+    figure.set_size_inches(9, 14.5)
+    panels = figure.subplots(3, 2).ravel()
     for axes, (name, by) in zip(panels, figures["table"].items(), strict=False):
         problem = PROBLEMS[name]
         x, y = np.meshgrid(*(np.linspace(*limits, 200) for limits in problem.window))
@@ -171,13 +171,17 @@ def draw(figures: Figures, figure: Any) -> None:
         axes.contour(x, y, np.log1p(z - z.min()), 20, colors="#bbbbbb", linewidths=0.6)
         for optimizer, found in by.items():
             path = np.array(found["points"])
-            done = "-" if found["updates"] is None else found["updates"]
-            axes.plot(path[:, 0], path[:, 1], lw=1.2, label=f"{optimizer}: {done} (rate {found['rate']})")
+            none = found["updates"] is None
+            done = "-, no rate arrives" if none else f"{found['updates']}, rate {found['rate']:g}"
+            axes.plot(path[:, 0], path[:, 1], lw=1.2, label=f"{optimizer}: {done}")
         axes.plot(*problem.start, "ko", ms=4)
         axes.set_xlim(*problem.window[0])
         axes.set_ylim(*problem.window[1])
-        axes.set_title(f"{name}: updates to {problem.goal}", fontsize=9)
-        axes.legend(fontsize=6)
+        axes.set_title(name, fontsize=11)
+        axes.legend(
+            title=f"updates to the goal, a value of {problem.goal:g}", fontsize=9, title_fontsize=9,
+            loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False,
+        )  # fmt: skip
     panels[-1].axis("off")
 
 

@@ -225,7 +225,7 @@ def _draw_points(found: dict[str, list[float]], axes: Any) -> None:
     for k, way in enumerate(("1 : 2 : 4 : 8", "come and go")):
         places = np.arange(len(found)) + 0.2 * k - 0.1
         axes.plot(places, [ways[k] for ways in found.values()], "os"[k], color=COLORS[k], label=way)
-    axes.axhline(POINTS, color="#555555")
+    axes.axhline(POINTS, color="#555555", label=f"goal: at most {POINTS:g}")
     axes.set_xticks(range(len(found)), list(found), rotation=40, ha="right")
     axes.set_ylabel("points of accuracy lost")
     axes.legend(fontsize=8)

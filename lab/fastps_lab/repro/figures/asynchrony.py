@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastps.commands.kit import CommandError
 from fastps_lab.repro.claim import Claim, Figures, Forms, Setting, Verdict
 from fastps_lab.repro.figures.training.steady import MOMENTUM, Steady, updates_to
 
@@ -49,7 +50,10 @@ def measure(name: str, setting: Setting) -> Figures:
     one = Steady(size.net, folder, True, 0.0, 32, 1, True, size.updates, size.every, size.goal, seeds[0])
 
     tried = [replace(one, rate=rate) for rate in grid]
-    rate = _best(tried, setting.each(updates_to, tried)).rate
+    alone = _best(tried, setting.each(updates_to, tried))
+    if alone is None:
+        raise CommandError(f"one worker reaches {size.goal:g} % at no rate from {grid[0]:g} to {grid[-1]:g}")
+    rate = alone.rate
     tried = [
         replace(one, batch=batch, rate=rate * math.sqrt(batch / 32) * 2.0**k)
         for batch in size.batches
@@ -57,23 +61,30 @@ def measure(name: str, setting: Setting) -> Figures:
     ]
     found = dict(zip(tried, setting.each(updates_to, tried), strict=True))
     by_batch = [[job for job in tried if job.batch == batch] for batch in size.batches]
-    batches = [_best(jobs, [found[job] for job in jobs]) for jobs in by_batch]
+    batches = [
+        _best(jobs, [found[job] for job in jobs]) or replace(jobs[0], rate=math.nan) for jobs in by_batch
+    ]
     stale = [
         replace(one, rate=rate, workers=count + 1, matching=matching)
         for matching in (True, False)
         for count in STALENESS
     ]
     arms = [*batches, *stale]
-    jobs = [replace(arm, seed=seed, validation=False) for arm in arms for seed in seeds]
-    updates = setting.each(updates_to, jobs)
+    jobs = [
+        replace(arm, seed=seed, validation=False)
+        for arm in arms
+        for seed in seeds
+        if not math.isnan(arm.rate)
+    ]
+    ran = dict(zip(jobs, setting.each(updates_to, jobs), strict=True))
     rows = [
         {
             "kind": "batch" if k < len(batches) else "staleness",
             "batch": arm.batch,
             "staleness": arm.workers - 1,
             "matching": arm.matching,
-            "rate": arm.rate,
-            "updates": updates[k * len(seeds) : (k + 1) * len(seeds)],
+            "rate": None if math.isnan(arm.rate) else arm.rate,
+            "updates": [ran.get(replace(arm, seed=seed, validation=False)) for seed in seeds],
         }
         for k, arm in enumerate(arms)
     ]
@@ -91,9 +102,10 @@ def measure(name: str, setting: Setting) -> Figures:
     }
 
 
-def _best(jobs: list[Steady], updates: list[int | None]) -> Steady:
-    """The job with the fewest updates; the first one if no job reaches the goal."""
-    return min(zip(jobs, updates, strict=True), key=lambda pair: math.inf if pair[1] is None else pair[1])[0]
+def _best(jobs: list[Steady], updates: list[int | None]) -> Steady | None:
+    """The job with the fewest updates; None if no job reaches the goal."""
+    arrived = [(count, k) for k, count in enumerate(updates) if count is not None]
+    return jobs[min(arrived)[1]] if arrived else None
 
 
 def mean(arm: Figures) -> float:
@@ -162,14 +174,17 @@ def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
     for arm in numbers["arms"]:
         for seed, updates in zip(numbers["seeds"], arm["updates"], strict=True):
             shown = "" if updates is None else updates
-            yield arm["kind"], arm["batch"], arm["staleness"], arm["matching"], arm["rate"], seed, shown
+            rate = "" if arm["rate"] is None else arm["rate"]
+            yield arm["kind"], arm["batch"], arm["staleness"], arm["matching"], rate, seed, shown
 
 
 def draw(numbers: Figures, figure: Any) -> None:
     figure.set_size_inches(11, 4.6)
     left, right = figure.subplots(1, 2)
     batches = [arm for arm in numbers["arms"] if arm["kind"] == "batch"]
-    _bars(left, [arm["batch"] for arm in batches], batches, numbers, "#4d9221", "best of its rates")
+    _bars(
+        left, [arm["batch"] for arm in batches], batches, numbers, "#4d9221", "at the best rate of each batch"
+    )
     first = batches[0]
     if mean(first) < math.inf:
         ideal = [mean(first) * first["batch"] / arm["batch"] for arm in batches]
@@ -185,26 +200,28 @@ def draw(numbers: Figures, figure: Any) -> None:
     right.set_xticks(STALENESS)
     for axes in (left, right):
         axes.set_yscale("log")
-        axes.set_ylabel(f"updates to {numbers['goal']:g} %, {numbers['net']}")
+        axes.set_ylabel(f"updates to the goal, {numbers['goal']:g} % test error")
         axes.legend(fontsize=8)
 
 
 def _bars(axes: Any, x: list[int], arms: list[Figures], numbers: Figures, color: str, label: str) -> None:
     """Means, bars from the least to the largest, and a cross at the limit where a seed misses the goal."""
     own = [(at, arm["updates"]) for at, arm in zip(x, arms, strict=True) if mean(arm) < math.inf]
-    missed = [at for at, arm in zip(x, arms, strict=True) if mean(arm) == math.inf]
+    missed = {at: arm["rate"] for at, arm in zip(x, arms, strict=True) if mean(arm) == math.inf}
     if own:
         means = np.array([np.mean(updates) for _, updates in own])
         bars = np.array([[m - min(u), max(u) - m] for m, (_, u) in zip(means, own, strict=True)]).T
         axes.errorbar([at for at, _ in own], means, bars, fmt="o-", ms=4, capsize=3, color=color, label=label)
-    axes.plot(missed, [numbers["limit"]] * len(missed), "x", ms=8, color=color, label=None if own else label)
+    if missed:
+        none = not any(missed.values())
+        label = "no rate arrives" if none else f"{label}: not by every seed"
+        axes.plot(list(missed), [numbers["limit"]] * len(missed), "x", ms=8, color=color, label=label)
 
 
 def _figure(name: str, minutes: tuple[float, float], forms: Forms, packages: tuple[str, ...]) -> Claim:
-    data = {"mnist": "MNIST", "cifar10": "CIFAR-10 (JPEG)"}[name]
     return Claim(
         name=f"figures/asynchrony-{name}",
-        says=f"Cost of asynchrony, {data}.",
+        says="Larger batches save updates, and with momentum matching stale gradients cost few.",
         source="Mitliagkas, Zhang, Hadjis, Re, Allerton 2016; McCandlish, Kaplan, Amodei 2018 (critical "
         "batch)",
         note="small nets; mean staleness from equally fast workers, and one rate for all staleness",

@@ -144,6 +144,7 @@ def measure(setting: Setting) -> Figures:
         "at which its rule takes as many updates in float32 as in float64, at most "
         f"{MOST}; noise: standard deviation {NOISE:g} in each element of the gradient; batch methods: strong "
         "Wolfe line search, an update is an evaluation",
+        "data": "functions of two numbers",
         "seeds": seeds,
         "table": table,
     }
@@ -176,10 +177,12 @@ def caption(numbers: Figures) -> str:
     parts = []
     for name, by in numbers["table"].items():
         first = min(by, key=lambda optimizer: _mean(by[optimizer]))
-        parts.append(f"{name}: {first} first, after {_mean(by[first]):.0f} updates")
+        at = _mean(by[first])
+        parts.append(f"{name}: {'none' if at == math.inf else f'{first} first, after {at:.0f} updates'}")
     return (
         f"{'; '.join(parts)}. A legend shows the updates to the goal: with noise the mean, least and most "
-        "of the seeds; - is more than the limit."
+        "of the seeds; - is more than the limit, at every rate, and the path is that of the rate that comes "
+        "nearest."
     )
 
 
@@ -194,9 +197,8 @@ def rows(numbers: Figures) -> Iterator[Sequence[Any]]:
 
 
 def draw(numbers: Figures, figure: Any) -> None:
-    figure.set_size_inches(16, 9.5)
-    panels = figure.subplots(2, 3).ravel()
-    figure.suptitle("Optimizers on toy problems: paths, and updates to the goal", fontsize=11)
+    figure.set_size_inches(9, 17)
+    panels = figure.subplots(3, 2).ravel()
     for axes, (name, by) in zip(panels, numbers["table"].items(), strict=False):
         problem = PROBLEMS[name]
         x, y = np.meshgrid(*(np.linspace(*limits, 200) for limits in problem.window))
@@ -216,8 +218,11 @@ def draw(numbers: Figures, figure: Any) -> None:
         axes.plot(*problem.start, "ko", ms=4)
         axes.set_xlim(*problem.window[0])
         axes.set_ylim(*problem.window[1])
-        axes.set_title(f"{name}: updates to a value of {problem.goal:g}", fontsize=9)
-        axes.legend(fontsize=7, loc="best")
+        axes.set_title(name, fontsize=11)
+        axes.legend(
+            title=f"updates to the goal, a value of {problem.goal:g}", fontsize=9, title_fontsize=9,
+            loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False,
+        )  # fmt: skip
     panels[-1].axis("off")
 
 
@@ -227,13 +232,15 @@ def _label(optimizer: str, found: Figures) -> str:
     text = "-" if mean == math.inf else f"{mean:.0f}"
     if len(counts) > 1 and mean != math.inf:
         text += f" ({min(counts)} to {max(counts)})"
+    if mean == math.inf:
+        return f"{optimizer}: {text}" + (", no rate arrives" if found["rate"] else "")
     return f"{optimizer}: {text}" + (f", rate {found['rate']:g}" if found["rate"] else "")
 
 
 CLAIMS = [
     Claim(
         name="figures/toys",
-        says="Optimizers on toy problems.",
+        says="On toy problems each optimizer takes as many updates to the goal as its published rule.",
         source="An Overview of Distributed Deep Learning, chapter Benchmarks, toy problems",
         note="the overview names the problems and shows no picture; where its formulas of Nesterov's "
         "momentum and of Adam are wrong, the optimizers follow the papers",
@@ -246,6 +253,7 @@ CLAIMS = [
         draw=draw,
         minutes=(0.2, 0.5),
         needs=(),
+        clock=None,
         spreads=True,
     ),
 ]
