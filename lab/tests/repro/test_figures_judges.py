@@ -13,7 +13,7 @@ import fastps
 from fastps.optimize import GradientDescent
 from fastps_lab.repro.catalogue import FIGURES
 from fastps_lab.repro.claim import Setting
-from fastps_lab.repro.figures import accuracy, asynchrony, convnets, hogwild, parts, rules, toys
+from fastps_lab.repro.figures import accuracy, asynchrony, convnets, hogwild, parts, rules, sizes, toys
 from fastps_lab.repro.figures.nets import parts_costs
 from fastps_lab.repro.figures.training import epochs, methods, racing, virtual
 
@@ -289,3 +289,46 @@ def test_every_figure_has_a_perturbed_product_here():
     judged = {accuracy.judge, accuracy.judge_times, toys.judge, parts.judge, asynchrony.judge}
     judged |= {convnets.judge, hogwild.judge}
     assert {figure.judge for figure in FIGURES.values()} == judged
+
+
+# -- sizes of data and model ---------------------------------------------------------------------------------
+
+
+def few_sizes(monkeypatch):
+    """One rate and one seed."""
+    small = dataclasses.replace(sizes.QUICK["digits"], gradients=500, rates=1, seeds=1)
+    monkeypatch.setitem(sizes.QUICK, "digits", small)
+
+
+def test_an_error_that_does_not_fall_with_more_data_or_a_larger_model_is_refused(monkeypatch):
+    few_sizes(monkeypatch)
+    good = sizes.measure(quick())
+    assert sizes.judge(good).holds, sizes.judge(good).measured
+    assert good == sizes.measure(quick()), "two runs give the same numbers"
+
+    def refused(name, broken):
+        with monkeypatch.context() as patch:
+            patch.setattr(*broken)
+            verdict = sizes.judge(sizes.measure(quick()))
+        assert verdict.holds is False, (name, verdict.measured)
+
+    first, net_of = sizes._first, sizes.net_of
+    refused("the same images in each run", (sizes, "_first", lambda data, _: first(data, 48)))
+    refused("the same model in each run", (sizes, "net_of", lambda name, data, _: net_of(name, data, 8)))
+    refused("nothing is learned", (fastps, "Adagrad", lambda lr: fastps.SGD(lr=1e-12)))
+
+
+def test_rates_are_chosen_without_the_test_images_and_no_run_trains_with_those_for_it(monkeypatch):
+    few_sizes(monkeypatch)
+    jobs = []
+    monkeypatch.setattr(sizes, "train", lambda job: jobs.append(job) or 10.0)
+    sizes.measure(quick())
+    assert [job.validation for job in jobs] == [True] * 7 + [False] * 7
+    chosen, judged = sizes.net_for(jobs[0]), sizes.net_for(jobs[7])
+    whole = sizes.images_of("digits", None)
+    np.testing.assert_array_equal(chosen.data.test_x, whole.train_x[::10])
+    np.testing.assert_array_equal(judged.data.test_x, whole.test_x)
+    for net in (chosen, judged):
+        images = {image.tobytes() for image in net.data.train_x}
+        assert not images & {image.tobytes() for image in whole.train_x[::10]}
+    assert [len(sizes.net_for(job).data.train_y) for job in jobs[:4]] == [1297, 432, 144, 48]

@@ -20,7 +20,7 @@ from fastps.commands.kit.servers import LocalCluster
 from fastps.data import Dataset
 from fastps_lab.repro.costs.costs import Costs, processor
 from fastps_lab.repro.costs.timing import quickest
-from fastps_lab.repro.figures.nets.nets import BATCH, HIDDEN, Mlp, Net
+from fastps_lab.repro.figures.nets.nets import BATCH, Net, net_of
 
 __all__ = ["measure_costs"]
 
@@ -85,12 +85,10 @@ def _net(name: str) -> Net:
     rng, shape = np.random.default_rng(0), SHAPES[name]
     y = rng.integers(10, size=PORTION)
     if name == "cifar10":
-        from fastps_lab.repro.figures.nets.images import ConvNet
-
         x = rng.integers(0, 256, (PORTION, *shape), dtype=np.uint8)
-        return ConvNet(Dataset(name, x, y, x, y))
-    x = rng.standard_normal((PORTION, *shape)).astype(np.float32)
-    return Mlp(Dataset(name, x, y, x, y), HIDDEN[name])
+    else:
+        x = rng.standard_normal((PORTION, *shape)).astype(np.float32)
+    return net_of(name, Dataset(name, x, y, x, y))
 
 
 def main(seconds: float) -> None:

@@ -18,17 +18,23 @@ PIECE = 50
 
 
 class ConvNet:
-    """Three convolutions, each followed by pooling, and a linear layer."""
+    """Three convolutions, each followed by pooling, and a linear layer.
 
-    def __init__(self, data: Dataset) -> None:
+    Args:
+        data: Images and classes.
+        filters: Filters of the first convolution; the others have twice and four times as many.
+    """
+
+    def __init__(self, data: Dataset, filters: int) -> None:
         torch.set_num_threads(1)
         # Channels last: a gradient takes little more than half the time.
-        self.data, self._model = data, net().to(memory_format=torch.channels_last)
+        self.data, self._filters = data, filters
+        self._model = net(filters).to(memory_format=torch.channels_last)
         self._shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
 
     def start(self, seed: int) -> Params:
         torch.manual_seed(seed)
-        return {name: p.detach().numpy().copy() for name, p in net().named_parameters()}
+        return {name: p.detach().numpy().copy() for name, p in net(self._filters).named_parameters()}
 
     def sums(self, params: Any, rows: NDArray[Any]) -> tuple[float, Params]:
         self._set(params)

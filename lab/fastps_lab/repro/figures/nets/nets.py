@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from fastps.commands.kit.net import Params, evaluate, init_params, loss_and_grads
 from fastps.data import Dataset, cifar10, digits, mnist
 
-__all__ = ["BATCH", "Mlp", "Net", "images_of", "load", "size"]
+__all__ = ["BATCH", "Mlp", "Net", "held_out", "images_of", "load", "net_of", "size"]
 
 #: Images of a gradient.
 BATCH = 32
 #: Hidden units.
 HIDDEN = {"digits": 32, "mnist": 128}
+#: Filters of the first convolution.
+FILTERS = 16
 
 
 class Net(Protocol):
@@ -71,12 +73,20 @@ def load(name: str, folder: str | None, validation: bool) -> Net:
         validation: Every tenth training image is for the test, and the test images are not used.
     """
     whole = images_of(name, folder)
-    data = _held_out(whole) if validation else whole
+    return net_of(name, held_out(whole) if validation else whole)
+
+
+def net_of(name: str, data: Dataset, width: int | None = None) -> Net:
+    """The net on a data set, with images of its kind.
+
+    Args:
+        width: Units of the hidden layer, or filters of the first convolution; None: those of the figures.
+    """
     if name == "cifar10":
         from fastps_lab.repro.figures.nets.images import ConvNet
 
-        return ConvNet(data)
-    return Mlp(data, HIDDEN[name])
+        return ConvNet(data, width or FILTERS)
+    return Mlp(data, width or HIDDEN[name])
 
 
 @cache
@@ -88,7 +98,8 @@ def images_of(name: str, folder: str | None) -> Dataset:
     return cifar10(path) if name == "cifar10" else mnist(path, centre=False)
 
 
-def _held_out(data: Dataset) -> Dataset:
+def held_out(data: Dataset) -> Dataset:
+    """The data with every tenth training image for the test, and without the test images."""
     tenth = np.arange(len(data.train_y)) % 10 == 0
     return dataclasses.replace(
         data,
