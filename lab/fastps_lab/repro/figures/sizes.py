@@ -224,8 +224,8 @@ CLAIMS = [
     Claim(
         name="figures/sizes",
         says="A test error falls with more training images, and with a larger model.",
-        source="An Overview of Distributed Deep Learning, Introduction (no figure)",
-        note="the overview says it in its first sentence and gives no numbers; small nets, and as many "
+        source="Dean et al., NIPS 2012, as summarized: Introduction (no figure)",
+        note="the summary says it in its first sentence and gives no numbers; small nets, and as many "
         "gradients for each size; those of CIFAR-10 are JPEG files, so errors compare only among themselves",
         threshold="mean test errors fall at each of four sizes of the data and of the model, on each data",
         measure=measure,
