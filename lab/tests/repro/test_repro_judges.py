@@ -16,7 +16,7 @@ from fastps.optimize import LBFGS, GradientDescent, StrongWolfe
 from fastps_lab.repro import tasks
 from fastps_lab.repro.catalogue import CLAIMS, find
 from fastps_lab.repro.claim import Setting
-from fastps_lab.repro.claims import codecs, diloco, fleet, momentum, sandblaster, toys, training
+from fastps_lab.repro.claims import codecs, diloco, fleet, learners, momentum, sandblaster, toys, training
 
 USELESS = fastps.SGD(lr=1e-12)
 
@@ -209,6 +209,34 @@ def no_rounds(patch):
     patch.setattr(fleet, "QUICK", 8.0)
 
 
+def whole_batches(name):
+    """Each synchronous worker plays the whole batch instead of its share."""
+
+    def switch_off(patch):
+        from fastps.rl import Naive
+
+        class Whole(Naive):
+            def for_workers(self, workers):
+                return dataclasses.replace(super().for_workers(workers), steps=self.steps * workers)
+
+        own = learners.BATCHES[name]()
+        settings = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+        patch.setattr(learners, "BATCHES", {name: lambda: Whole(**settings)})
+        patch.setattr(learners, "WORKERS", {name: learners.WORKERS[name]})
+
+    return switch_off
+
+
+def a_learner_that_stands_still(name):
+    """Only this learner is measured, and it takes no steps."""
+
+    def switch_off(patch):
+        real = learners.LEARNERS[name]
+        patch.setattr(learners, "LEARNERS", {name: lambda: dataclasses.replace(real(), lr=1e-9)})
+
+    return switch_off
+
+
 PERTURBED = {
     "implicit-momentum": [one_worker],
     "best-momentum": [one_worker],
@@ -257,6 +285,8 @@ PERTURBED = {
     "sandblaster": [another_history, other_bits],
     "conjugate-gradients": [a_rough_search, a_method_as("CG, HS", GradientDescent())],
     "backup-tasks": [no_copies, slow_portions],
+    "rl-synchronous": [whole_batches("HPC")],
+    "rl-learns": [a_learner_that_stands_still(name) for name in learners.LEARNERS],
 }
 
 
@@ -264,7 +294,16 @@ def test_every_quick_claim_is_perturbed():
     assert sorted(PERTURBED) == sorted(claim.name for claim in find(["all"], quick=True))
 
 
-SLOW = ("backup-workers", "every-way", "fleet", "n-push", "onebit", "toy-problems")
+SLOW = (
+    "backup-workers",
+    "every-way",
+    "fleet",
+    "n-push",
+    "onebit",
+    "rl-learns",
+    "rl-synchronous",
+    "toy-problems",
+)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +315,10 @@ SLOW = ("backup-workers", "every-way", "fleet", "n-push", "onebit", "toy-problem
     ],
 )
 def test_a_claim_does_not_hold_for_a_perturbed_product(name, perturb, monkeypatch):
+    claim = CLAIMS[name]
+    for package in claim.packages:
+        pytest.importorskip(package)
     monkeypatch.setattr(Setting, "seeds", lambda setting, _runs: [setting.seed + 1])
     perturb(monkeypatch)
-    claim = CLAIMS[name]
     verdict = claim.judge(claim.measure(Setting(quick=True)))
     assert verdict.holds is False, verdict.measured

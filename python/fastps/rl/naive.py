@@ -33,7 +33,7 @@ class Naive(Algorithm):
 
     With `sync` this is one policy gradient of a large batch whose steps several machines play: the "HPC
     policy gradients" of O'Connor (2016) and Adamski et al. (ISC 2018). Returns against frames do not depend
-    on the number of workers then.
+    on the number of workers then, unless their shares are so short that values replace most of the rewards.
 
     Args:
         steps: Steps of the environment per update, >= 1: with `sync` those of all workers together, of which
