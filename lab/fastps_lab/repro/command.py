@@ -142,11 +142,12 @@ def execute(args: argparse.Namespace) -> int:
 def _run(claims: list[Claim], setting: Setting, out: Path, args: argparse.Namespace, stream: TextIO) -> int:
     finished, jobs, bar = Finished(out / "results.jsonl"), args.jobs or os.cpu_count() or 1, Bar(stream)
     kept = {claim.name: finished.find(identity(claim.name, setting)) for claim in claims if args.resume}
+    by_name = {claim.name: claim for claim in claims}
     results = [result for result in kept.values() if result is not None and result["figures"]]
     left = [claim for claim in claims if claim.name not in {result["name"] for result in results}]
     for result in results:
         print(f"finished earlier: {result['name']}", file=stream)
-        draw_again((CLAIMS | FIGURES)[result["name"]], result, out)
+        draw_again(by_name[result["name"]], result, out)
     if minutes := sum(claim.minutes[not setting.quick] for claim in left) / jobs:
         print(f"about {minutes:.1f} minutes; --resume continues after Ctrl-C", file=stream, flush=True)
     begin = time.perf_counter()

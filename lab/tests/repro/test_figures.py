@@ -112,10 +112,12 @@ def test_finished_figures_are_kept_and_an_interrupted_one_is_drawn(tmp_path, fig
     assert drawn(tmp_path / "figures") == {"one.csv", "one.png"}
     assert "a number Differs from the paper: |nothing|." in (tmp_path / "results.md").read_text()
 
+    (tmp_path / "figures/one.png").unlink()
     figures(simple("one", None), simple("two", 2, uses=("figures/one",)), simple("three", 30))
     assert run("two", "--quick", "--resume", *out) == 0
     said = capsys.readouterr().out
     assert "finished earlier: figures/one" in said
+    assert (tmp_path / "figures/one.png").exists(), "a kept result is drawn again"
     assert "HOLDS    figures/two" in said
     assert (tmp_path / "figures/two.csv").read_text() == "number\n3\n", "the kept number is used"
 
