@@ -1,4 +1,4 @@
-//! CRC-32C of byte slices and of data streamed to a file.
+//! CRC-32C of byte slices, of data streamed to a file, and of a line of JSON.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use std::io::{Result, Write};
@@ -7,6 +7,20 @@ const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
 
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(ALGORITHM, bytes) as u32
+}
+
+/// Appends a line with the checksum of a line of JSON.
+pub(crate) fn with_checksum(mut json: Vec<u8>) -> Vec<u8> {
+    let crc = crc32c(&json);
+    json.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
+    json
+}
+
+/// The JSON of a text made by [`with_checksum`]. `None`: the text is damaged.
+pub(crate) fn without_checksum(text: &[u8]) -> Option<&[u8]> {
+    let at = text.iter().position(|byte| *byte == b'\n')?;
+    let (json, rest) = text.split_at(at);
+    (rest == format!("\ncrc32c {:08x}\n", crc32c(json)).as_bytes()).then_some(json)
 }
 
 /// A writer that counts bytes and computes their CRC-32C.

@@ -1,7 +1,7 @@
 //! The manifest of a snapshot: its identity, the digests of its files, and the catalog.
 
 use crate::catalog::Catalog;
-use crate::files::checksum::{ChecksumWriter, crc32c};
+use crate::files::checksum::{ChecksumWriter, with_checksum, without_checksum};
 use crate::files::io::to_json;
 use crate::files::output::{FileDigest, Output};
 use crate::frame::{Author, Origin};
@@ -69,10 +69,7 @@ pub struct Cut {
 impl Manifest {
     /// One line of JSON, and a line with its checksum.
     pub(crate) fn text(&self) -> Result<Vec<u8>> {
-        let mut text = to_json(self)?;
-        let crc = crc32c(&text);
-        text.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
-        Ok(text)
+        Ok(with_checksum(to_json(self)?))
     }
 
     /// Writes the same bytes as [`Manifest::text`], a part at a time.
@@ -96,13 +93,7 @@ impl Manifest {
     }
 
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        let at = text.iter().position(|byte| *byte == b'\n')?;
-        let (json, rest) = text.split_at(at);
-        let expected = format!("\ncrc32c {:08x}\n", crc32c(json));
-        if rest != expected.as_bytes() {
-            return None;
-        }
-        serde_json::from_slice(json).ok()
+        serde_json::from_slice(without_checksum(text)?).ok()
     }
 
     pub(crate) fn origin(&self) -> Origin {
