@@ -12,6 +12,7 @@
 //! - `snapshot`: writing and reading snapshots
 //! - `recovery`: from files to a shard
 //! - `journal`: the files of a running shard
+//! - `owner`: which server owns the shard, and the copies of its log in a bucket
 //! - `tools`: data directories without a server
 //!
 //! Folders import only folders above them in this list; `log` and `snapshot` do not import each other.
@@ -23,6 +24,7 @@ mod frame;
 pub mod fuzzing;
 mod journal;
 mod log;
+pub mod owner;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod properties;

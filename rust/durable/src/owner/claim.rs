@@ -1,0 +1,485 @@
+//! A server's claim to a shard: when it reads and swaps the record, and when it may answer.
+//!
+//! It has no clock, no network and no threads. Times since boot and answers of the store come in, requests
+//! come out. `model.rs` tries all orders of them.
+//!
+//! 1. Wait: read the record until one version has been there, unchanged, for the owner's lease and the drift.
+//! 2. Take: swap that very version for the next term, *recovering*; renew it from now on.
+//! 3. Mark: the caller rewrites `latest` with the term, so that no older owner can swap it any more.
+//! 4. Read: only then the caller lists and reads what the older terms left.
+//! 5. Open: a second swap says where their history ends. Once it is confirmed, the server may answer.
+
+use crate::owner::record::{Base, LockedFile, LogPosition, Record, Stage, Tip};
+use fastps_core::error::{Error, Kind, Result};
+use std::time::Duration;
+
+/// The part of a lease after which it is renewed.
+const RENEWALS_PER_LEASE: u32 = 4;
+/// The part of a lease within which a request to the record ends.
+const REQUESTS_PER_LEASE: u32 = 8;
+/// Pause after a failed request, and between two looks at another's record.
+const PAUSES_PER_LEASE: u32 = 16;
+/// The part of a lease by which two clocks may differ in the time of one lease.
+const DRIFTS_PER_LEASE: u32 = 16;
+
+/// The times of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Timing {
+    /// An owner stops answering this long after it sent its last renewal.
+    pub lease: Duration,
+    /// By how much two clocks may differ in the time of a lease.
+    pub drift: Duration,
+}
+
+impl Timing {
+    /// The times for a lease.
+    pub fn new(lease: Duration) -> Self {
+        Self { lease, drift: lease / DRIFTS_PER_LEASE }
+    }
+
+    /// Time after which a renewal is sent.
+    pub fn renewal(&self) -> Duration {
+        self.lease / RENEWALS_PER_LEASE
+    }
+
+    /// Time after which the caller gives a request up, with all its repetitions.
+    pub fn request(&self) -> Duration {
+        self.lease / REQUESTS_PER_LEASE
+    }
+
+    fn pause(&self) -> Duration {
+        self.lease / PAUSES_PER_LEASE
+    }
+
+    /// How long the version of an owner with this lease must stay unchanged.
+    fn wait(&self, lease: Duration) -> Duration {
+        let longest = lease.max(self.lease);
+        longest + self.drift.max(longest / DRIFTS_PER_LEASE)
+    }
+}
+
+/// Who claims a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// Identity of the cluster. `None`: that of the record, whichever it is.
+    pub cluster: Option<u64>,
+    /// Index of the shard.
+    pub shard: u32,
+    /// Where clients reach the server.
+    pub address: String,
+    /// The number that the server drew at its start.
+    pub incarnation: u64,
+    /// The file whose lock it holds.
+    pub locked: Option<LockedFile>,
+    /// The term that `latest` names, or 0: a record that somebody has removed comes back with a later one.
+    pub least_term: u64,
+}
+
+/// A request to the store. The caller sends it at once and gives [`Claim::answer`] exactly one answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Request<V> {
+    /// Read the record.
+    Read,
+    /// Replace the record if it still has this version; `None`: create it if there is none.
+    Swap(Box<Record>, Option<V>),
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Answer<V> {
+    /// The record and its version, or that there is none.
+    Found(Option<(Box<Record>, V)>),
+    /// The record has been swapped and has this version now.
+    Swapped(V),
+    /// No answer, or a refusal: a swap may have happened all the same.
+    Failed,
+}
+
+/// What the caller does for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Another server may own the shard: wait.
+    Waiting,
+    /// Rewrite `latest` with the term until that succeeds, then call [`Claim::marked`].
+    Marking,
+    /// List and read what older terms left, then call [`Claim::recovered`].
+    Reading,
+    /// Wait: the swap that opens is on its way.
+    Opening,
+    /// Serve, as long as [`Claim::holds`].
+    Open,
+    /// Answer nobody: the record is being released.
+    Releasing,
+    /// The next owner need not wait.
+    Released,
+    /// Another server has taken the shard. The process must start again to claim it.
+    Lost,
+}
+
+/// A claim to a shard. `V` is the store's version of the record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Claim<V> {
+    pub(super) candidate: Candidate,
+    pub(super) timing: Timing,
+    pub(super) state: State<V>,
+    /// A request has been sent and not been answered.
+    is_asking: bool,
+    /// A swap failed: the record must be read before the next one.
+    in_doubt: bool,
+    /// The newest swap.
+    pub(super) swap: Option<Swap>,
+    /// No request is sent before this time.
+    earliest: Duration,
+    /// Swaps sent, and the newest of them that is known to have happened.
+    sent: u64,
+    confirmed: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum State<V> {
+    Waiting(Option<Seen<V>>),
+    Owning(Box<Owning<V>>),
+    Lost(Box<Record>),
+}
+
+/// A version of another server's record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Seen<V> {
+    pub(super) record: Option<(Box<Record>, V)>,
+    /// When the first answer with this version came.
+    pub(super) since: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Owning<V> {
+    /// The record in the store, as far as known.
+    pub(super) record: Record,
+    version: V,
+    /// The record with the next swap.
+    pub(super) next: Record,
+    /// The next swap does not wait for a renewal to be due.
+    is_urgent: bool,
+    is_marked: bool,
+    /// When the newest confirmed swap was sent.
+    pub(super) leased_from: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Swap {
+    pub(super) record: Box<Record>,
+    number: u64,
+    /// When it was sent first.
+    pub(super) sent: Duration,
+}
+
+impl<V: Clone + PartialEq> Claim<V> {
+    /// A claim that has asked nothing yet.
+    pub fn new(candidate: Candidate, timing: Timing) -> Self {
+        Self {
+            candidate,
+            timing,
+            state: State::Waiting(None),
+            is_asking: false,
+            in_doubt: false,
+            swap: None,
+            earliest: Duration::ZERO,
+            sent: 0,
+            confirmed: 0,
+        }
+    }
+
+    /// What the caller does now.
+    pub fn phase(&self) -> Phase {
+        let owning = match &self.state {
+            State::Waiting(_) => return Phase::Waiting,
+            State::Lost(_) => return Phase::Lost,
+            State::Owning(owning) => owning,
+        };
+        match (owning.record.stage, owning.next.stage) {
+            (Stage::Released, _) => Phase::Released,
+            (_, Stage::Released) => Phase::Releasing,
+            (Stage::Open, _) => Phase::Open,
+            (Stage::Recovering, Stage::Open) => Phase::Opening,
+            (Stage::Recovering, _) if owning.is_marked => Phase::Reading,
+            (Stage::Recovering, _) => Phase::Marking,
+        }
+    }
+
+    /// Returns whether the server may answer. `now` must be read after everything that the answer contains or
+    /// relies on.
+    pub fn holds(&self, now: Duration) -> bool {
+        self.phase() == Phase::Open && self.ends().is_some_and(|end| now < end)
+    }
+
+    /// When the lease ends, if it is not renewed.
+    pub fn ends(&self) -> Option<Duration> {
+        let State::Owning(owning) = &self.state else { return None };
+        owning.leased_from.map(|from| from + self.timing.lease)
+    }
+
+    /// The record, as last read or swapped.
+    pub fn record(&self) -> Option<&Record> {
+        match &self.state {
+            State::Waiting(seen) => seen.as_ref()?.record.as_ref().map(|(record, _)| &**record),
+            State::Owning(owning) => Some(&owning.record),
+            State::Lost(record) => Some(record),
+        }
+    }
+
+    /// Number of the newest swap that has been sent.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Number of the newest swap that is known to have happened. What was in the bucket when [`Claim::sent`]
+    /// was less than this is in every later term, whatever the clocks did: the record was still this
+    /// server's after that.
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    /// When [`Claim::poll`] has a request; `None`: not before an answer or a call.
+    pub fn wake(&self) -> Option<Duration> {
+        if self.is_asking || matches!(self.phase(), Phase::Lost | Phase::Released) {
+            return None;
+        }
+        let due = match &self.state {
+            State::Owning(owning) if !self.in_doubt && !owning.is_urgent => {
+                self.swap.as_ref().map_or(Duration::ZERO, |swap| swap.sent + self.timing.renewal())
+            }
+            _ => Duration::ZERO,
+        };
+        Some(due.max(self.earliest))
+    }
+
+    /// The request to send now, if any. `nonce` must be new and random.
+    pub fn poll(&mut self, now: Duration, nonce: u64) -> Option<Request<V>> {
+        if self.wake().is_none_or(|wake| now < wake) {
+            return None;
+        }
+        self.is_asking = true;
+        let (record, before) = match &self.state {
+            _ if self.in_doubt => return Some(Request::Read),
+            State::Waiting(Some(seen)) if now >= self.free_at(seen) => {
+                let before = seen.record.as_ref();
+                (self.taken(before.map(|(record, _)| &**record)), before.map(|(_, version)| version.clone()))
+            }
+            State::Owning(owning) => (owning.next.clone(), Some(owning.version.clone())),
+            State::Waiting(_) | State::Lost(_) => return Some(Request::Read),
+        };
+        if let State::Owning(owning) = &mut self.state {
+            owning.is_urgent = false;
+        }
+        let record = Box::new(Record { nonce, ..record });
+        self.sent += 1;
+        self.swap = Some(Swap { record: record.clone(), number: self.sent, sent: now });
+        Some(Request::Swap(record, before))
+    }
+
+    /// When a version may be swapped, if it is still there.
+    fn free_at(&self, seen: &Seen<V>) -> Duration {
+        let wait = match seen.record.as_ref().map(|(record, _)| &**record) {
+            None if self.candidate.least_term == 0 => Duration::ZERO,
+            None => self.timing.wait(self.timing.lease),
+            Some(record) if record.stage == Stage::Released => Duration::ZERO,
+            // Only the process that held the lock renews that record.
+            Some(record) if record.locked.is_some() && record.locked == self.candidate.locked => {
+                Duration::ZERO
+            }
+            Some(record) => self.timing.wait(record.lease()),
+        };
+        seen.since + wait
+    }
+
+    /// The record that takes over from another.
+    fn taken(&self, before: Option<&Record>) -> Record {
+        let Candidate { cluster, shard, address, incarnation, locked, least_term } = self.candidate.clone();
+        Record {
+            format: Record::format(),
+            cluster: before.map(|record| record.cluster).or(cluster).unwrap_or_default(),
+            shard,
+            term: before.map_or(0, |record| record.term).max(least_term) + 1,
+            stage: Stage::Recovering,
+            address,
+            incarnation,
+            locked,
+            lease_ms: self.timing.lease.as_millis() as u64,
+            nonce: 0,
+            tip: before.map_or_else(Tip::default, |record| record.tip),
+            bases: before.map_or_else(Vec::new, |record| record.bases.clone()),
+        }
+    }
+
+    /// Takes the answer to the request. Fails if the record is another cluster's or shard's: the claim must end
+    /// then.
+    pub fn answer(&mut self, now: Duration, answer: Answer<V>) -> Result<()> {
+        self.is_asking = false;
+        match answer {
+            Answer::Failed => {
+                self.in_doubt = true;
+                self.earliest = now + self.timing.pause();
+            }
+            Answer::Swapped(version) => {
+                if let Some(Swap { record, number, sent }) = self.swap.clone() {
+                    self.own(*record, version);
+                    self.confirm(number, sent);
+                }
+            }
+            Answer::Found(found) => {
+                self.in_doubt = false;
+                self.found(now, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn confirm(&mut self, number: u64, sent: Duration) {
+        self.confirmed = number;
+        if let State::Owning(owning) = &mut self.state {
+            owning.leased_from = Some(sent);
+        }
+    }
+
+    /// The record is this server's.
+    fn own(&mut self, record: Record, version: V) {
+        if let State::Owning(owning) = &mut self.state {
+            owning.is_urgent |= record.stage != owning.next.stage;
+            (owning.record, owning.version) = (record, version);
+        } else {
+            let next = record.clone();
+            self.state = State::Owning(Box::new(Owning {
+                record,
+                version,
+                next,
+                is_urgent: false,
+                is_marked: false,
+                leased_from: None,
+            }));
+        }
+    }
+
+    fn found(&mut self, now: Duration, found: Option<(Box<Record>, V)>) -> Result<()> {
+        self.check(found.as_ref().map(|(record, _)| &**record))?;
+        let own = found.as_ref().filter(|(record, _)| record.incarnation == self.candidate.incarnation);
+        if let Some((record, version)) = own {
+            self.own((**record).clone(), version.clone());
+            match self.swap.as_ref().filter(|swap| swap.record.nonce == record.nonce) {
+                Some(&Swap { number, sent, .. }) => self.confirm(number, sent),
+                // An earlier swap than the newest: when it was sent is not known any more.
+                None => self.hurry(),
+            }
+            return Ok(());
+        }
+        match (&mut self.state, found) {
+            (State::Waiting(Some(seen)), found)
+                if seen.record.as_ref().map(|(_, version)| version)
+                    == found.as_ref().map(|(_, version)| version) => {}
+            (State::Waiting(seen), record) => *seen = Some(Seen { record, since: now }),
+            (State::Owning(_), Some((record, _))) => self.state = State::Lost(record),
+            // Somebody has removed it: a server that creates it again waits for this one's lease.
+            (State::Owning(owning), None) => self.state = State::Lost(Box::new(owning.record.clone())),
+            (State::Lost(_), _) => {}
+        }
+        if matches!(self.state, State::Waiting(_)) {
+            self.look_again(now);
+        }
+        Ok(())
+    }
+
+    /// Sets the time of the next look at another's record, which is not later than the one that takes it.
+    fn look_again(&mut self, now: Duration) {
+        let State::Waiting(Some(seen)) = &self.state else { return };
+        self.earliest = self.free_at(seen).min(now + self.timing.pause());
+    }
+
+    fn check(&self, record: Option<&Record>) -> Result<()> {
+        let Candidate { cluster, shard, .. } = self.candidate;
+        let Some(record) = record else {
+            return cluster.map(drop).ok_or_else(|| {
+                Error::new(
+                    Kind::Config,
+                    "no server has owned the shard in this bucket, so none can be followed",
+                )
+                .shard(shard)
+                .expected(
+                    "the URL that a server with --owner-lease has as --copy-to",
+                    "no record of an owner",
+                )
+            });
+        };
+        if record.shard != shard {
+            return Err(Error::new(Kind::Config, "the record of the shard's owner is another shard's")
+                .expected(format!("shard {shard}"), format!("shard {}", record.shard)));
+        }
+        match cluster.filter(|cluster| *cluster != record.cluster) {
+            None => Ok(()),
+            Some(cluster) => {
+                let message = "another cluster owns the shard in this bucket: choose another URL";
+                Err(Error::new(Kind::Config, message)
+                    .shard(shard)
+                    .expected(format!("cluster {cluster:016x}"), format!("{:016x}", record.cluster)))
+            }
+        }
+    }
+
+    /// Sends the next swap at once: for what waits for a confirmation.
+    pub fn hurry(&mut self) {
+        if let State::Owning(owning) = &mut self.state {
+            owning.is_urgent = true;
+        }
+    }
+
+    /// `latest` names the term.
+    pub fn marked(&mut self) {
+        if let State::Owning(owning) = &mut self.state {
+            owning.is_marked = true;
+        }
+    }
+
+    /// The history that was read ends at `end`; this server's log continues it from `begin` on. Fails if less was
+    /// read than the record promises.
+    pub fn recovered(&mut self, end: LogPosition, begin: LogPosition) -> Result<()> {
+        let Phase::Reading = self.phase() else { return Ok(()) };
+        let State::Owning(owning) = &mut self.state else { return Ok(()) };
+        let tip = owning.record.tip;
+        if end < tip.copied {
+            let place = |at: LogPosition| format!("segment {}, byte {}", at.segment, at.offset);
+            let message = "the log in the bucket ends before the place that the record of the owner names";
+            return Err(Error::new(Kind::Internal, message)
+                .shard(self.candidate.shard)
+                .expected(place(tip.copied), place(end)));
+        }
+        let (next, begin) = (&mut owning.next, begin.max(end));
+        if tip.term > 0 {
+            next.bases.push(Base { term: tip.term, end, begin });
+        }
+        next.tip = Tip { term: next.term, incarnation: next.incarnation, copied: begin };
+        next.stage = Stage::Open;
+        owning.is_urgent = true;
+        Ok(())
+    }
+
+    /// The log is copied up to here; the next renewal says so.
+    pub fn copied(&mut self, to: LogPosition) {
+        if let State::Owning(owning) = &mut self.state
+            && owning.next.stage == Stage::Open
+        {
+            owning.next.tip.copied = owning.next.tip.copied.max(to);
+        }
+    }
+
+    /// No kept snapshot needs the log before this place.
+    pub fn forget(&mut self, before: LogPosition) {
+        if let State::Owning(owning) = &mut self.state {
+            owning.next.bases.retain(|base| base.begin > before);
+        }
+    }
+
+    /// Gives the shard up. From now on the server may answer nobody.
+    pub fn release(&mut self) {
+        if let State::Owning(owning) = &mut self.state {
+            owning.next.stage = Stage::Released;
+            owning.is_urgent = true;
+        }
+    }
+}
