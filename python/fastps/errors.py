@@ -179,7 +179,7 @@ class UnknownOutcomeError(FastpsError):
 
 
 class PermissionDeniedError(FastpsError, PermissionError):
-    """The server refuses the client: because of TLS, its role, its secret, its name, or another user's Unix socket."""
+    """The server refuses the client: because of TLS, its role, secret or name, or another user's socket."""
 
 
 class UnauthenticatedError(FastpsError, PermissionError):

@@ -80,8 +80,8 @@ class History:
         changes: A structured array with a row for each change of a slice, shard by shard in the order of the
             log: ``shard``, ``tensor`` (an index into `tensors`), ``slice``, ``version`` after the change,
             ``client``, ``push`` (its number among the client's pushes), ``time_ms`` (since 1970, to some 100;
-            0: unknown), ``note`` (an index into `notes`), ``staleness`` (changes by others since its values were pulled; -1: unknown), ``lr``,
-            and ``norm`` (Euclidean; NaN: not asked for).
+            0: unknown), ``note`` (an index into `notes`), ``staleness`` (changes by others since its values
+            were pulled; -1: unknown), ``lr``, and ``norm`` (Euclidean; NaN: not asked for).
     """
 
     spans: tuple[Span, ...]

@@ -113,8 +113,8 @@ def serve(
         memory_limit: Limit in bytes for tensors, readers and connections; None: 80 % of the memory of the
             machine, or of the smallest limit of the control groups around this process.
         lease: Seconds of silence after which a client's session ends.
-        refuse_worker: Names of clients that are refused with a `PermissionDeniedError`. A client chooses its name
-            itself: this keeps out a worker that spoils the run, and no attacker.
+        refuse_worker: Names of clients that are refused with a `PermissionDeniedError`. A client chooses its
+            name itself: this keeps out a worker that spoils the run, and no attacker.
         tls_cert: Use TLS with this certificate (PEM), followed by its issuers.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
         tls_ca: Require client certificates signed by a CA in this PEM file.

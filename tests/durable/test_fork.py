@@ -18,9 +18,7 @@ PATIENT = 60.0
 
 
 @contextmanager
-def fork(
-    folder: Path, errors: Path, *options: str, listen: str = "127.0.0.1:0"
-) -> Iterator[list[str]]:
+def fork(folder: Path, errors: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[list[str]]:
     """The addresses of its servers; its standard error goes to a file."""
     command = [sys.executable, "-m", "fastps", "fork", str(folder), "--listen", listen, *options]
     with errors.open("w") as to:
@@ -42,7 +40,9 @@ def state(tmp_path: Path) -> Path:
     """The folder of a run by two workers, on two shards."""
     folder = tmp_path / "state"
     with fastps.serve(2, data_dir=folder, keep_history=1 << 30) as server:
-        workers = [fastps.connect(server.address_list, name=name, ack="logged") for name in ("gpu-7", "gpu-8")]
+        workers = [
+            fastps.connect(server.address_list, name=name, ack="logged") for name in ("gpu-7", "gpu-8")
+        ]
         for name in ("a", "b"):
             workers[0].register(name, np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
         for step in range(6):
@@ -82,7 +82,9 @@ def test_a_client_of_the_old_run_is_refused(state: Path, tmp_path: Path) -> None
         old.push("a", np.ones(3, np.float32))
 
 
-def test_only_a_rewound_folder_is_forked(state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_a_rewound_folder_is_forked(
+    state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     rewound = tmp_path / "rewound"
     fastps.rewind(state, rewound, to=3)
     (rewound / "rewound.json").write_text("{")

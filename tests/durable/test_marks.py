@@ -24,9 +24,7 @@ def values(folder: Path) -> dict[str, float]:
         return {name: float(value[0]) for name, value in ps.pull(ps.names()).items()}
 
 
-def test_a_mark_has_the_cause_of_all_that_it_has(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mark_has_the_cause_of_all_that_it_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Each worker pushes to one shard after the other; a cut never has the second push without the first."""
     names = ["a", "b", "c", "d"]
     for shards in (1, 3):
@@ -81,9 +79,12 @@ def test_a_mark_has_the_cause_of_all_that_it_has(
 def test_marks_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(fastps.FastpsError, match="no history"):
         fastps.Store().mark("epoch 1")
-    with fastps.serve(data_dir=tmp_path / "without") as server, fastps.connect(server.address_list) as ps:
-        with pytest.raises(fastps.FastpsError, match="--keep-history"):
-            ps.mark("epoch 1")
+    with (
+        fastps.serve(data_dir=tmp_path / "without") as server,
+        fastps.connect(server.address_list) as ps,
+        pytest.raises(fastps.FastpsError, match="--keep-history"),
+    ):
+        ps.mark("epoch 1")
     with (
         fastps.serve(data_dir=tmp_path / "with", keep_history=HISTORY) as server,
         fastps.connect(server.address_list) as ps,
@@ -126,10 +127,7 @@ def test_a_note_leads_to_its_batch(tmp_path: Path, capfd: pytest.CaptureFixture[
     past = fastps.history(tmp_path / "data")
     w = past.tensors.index("w")
     gradients = past.changes[past.is_gradient]
-    notes = {
-        (int(one["tensor"]) == w, int(one["version"])): past.note(one)
-        for one in gradients
-    }
+    notes = {(int(one["tensor"]) == w, int(one["version"])): past.note(one) for one in gradients}
     assert notes[True, made["push"]] == "batch 8131"
     assert notes[True, made["async"]] == "batch 8132"
     assert notes[True, made["pull"]] == "Stapel 7 ü"

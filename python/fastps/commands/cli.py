@@ -91,8 +91,10 @@ def server() -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("serve", "fork"):  # their options are defined once, in Rust
-        return _serve(arguments[1:], arguments[0])
+    if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
+        return _serve(arguments[1:])
+    if arguments[:1] == ["fork"]:  # so are its
+        return _serve(arguments[1:], "fork")
     if arguments[:1] == ["history"]:
         from fastps.commands import history
 

@@ -92,7 +92,9 @@ def draw(past: History, path: Path) -> None:
         if (rows["norm"] > 0).any():
             norms.set_yscale("log")
         norms.set_ylabel("norm of the gradient")
-        norms.set_title(f"{len(rows):,} pushes by {len(names)} workers", loc="left", fontsize=11, fontweight="bold")
+        norms.set_title(
+            f"{len(rows):,} pushes by {len(names)} workers", loc="left", fontsize=11, fontweight="bold"
+        )
         norms.legend(loc="upper right", fontsize=8, markerscale=3)
         _points(staleness, names, rows[rows["staleness"] >= 0], "staleness")
         staleness.set_ylabel("staleness")
@@ -102,7 +104,11 @@ def draw(past: History, path: Path) -> None:
             for axes in (norms, staleness):
                 axes.axvline(mark.version, color=_MARK, ls=":", lw=1.0)
             norms.annotate(
-                f" {mark.name}", (mark.version, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=_MARK
+                f" {mark.name}",
+                (mark.version, 0.02),
+                xycoords=("data", "axes fraction"),
+                fontsize=8,
+                color=_MARK,
             )
 
 

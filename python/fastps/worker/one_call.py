@@ -48,12 +48,16 @@ class OneCall:
         """Lets go of the arrays; steps need several calls from now on."""
         self._arrays = None
 
-    def run(self, grads: Mapping[str, Any], lr: Rates, correction: Any, note: str | None, threads: int) -> Exchanged | None:
+    def run(
+        self, grads: Mapping[str, Any], lr: Rates, correction: Any, note: str | None, threads: int
+    ) -> Exchanged | None:
         """Pushes and fetches; None if that is not possible, and then nothing was done."""
         if self._arrays is None or not self._pushes.idle or type(grads) is not dict:
             return None
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        settings = _fastps.PushSettings(None, one, None, self._fetches.installed, None, correction, None, note)
+        settings = _fastps.PushSettings(
+            None, one, None, self._fetches.installed, None, correction, None, note
+        )
         return self._native.exchange(self._arrays, grads, rates, settings, threads)
 
     def finish(self, grads: Mapping[str, Any], exchanged: Exchanged) -> None:

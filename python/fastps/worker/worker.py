@@ -343,8 +343,8 @@ class Worker:
                 A contribution without any has weight 1.
             lr: Learning rate of this step's push, or names to rates; None uses the optimizers'.
             loss: Passed to ``on_step``, and shown by ``fastps status``.
-            note: What the gradients came from, as for `ParameterServer.push`; of steps that are pushed together,
-                the last one's.
+            note: What the gradients came from, as for `ParameterServer.push`; of steps that are pushed
+                together, the last one's.
 
         Raises:
             NonFiniteError, ShapeError, DTypeError, ConfigError: A gradient is invalid; nothing was changed.

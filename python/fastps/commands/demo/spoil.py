@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,13 +98,30 @@ class Course:
             self.view.say(f"first bad version {self.result.version:,}: {line}")
 
     def fork(self) -> None:
-        """Trains on from before the bad version, without its push."""
+        """Trains on from before the bad version, without its push and without the worker that sent it."""
         before, forked = self.result.version - 1, self.out / "forked"
         step = self._made.index(self.result.version)
-        self.view.say(f"training on from version {before:,}")
+        past = fastps.history(self.out / "state")
+        by = {past.name(k) for k in past.changes["client"][past.changes["version"] == before + 1].tolist()}
+        names = [name for name in self._names() if name not in by] or ["another worker"]
+        self.view.say(f"training on from version {before:,} without {', '.join(sorted(by))}")
         fastps.rewind(self.out / "state", forked, to=before)
-        with self._servers("--data-dir", str(forked)) as addresses:
-            self._train(addresses, range(step + 1, self.updates), self.result.forked)
+        refused = [f"--refuse-worker={name}" for name in by]
+        with self._servers("--data-dir", str(forked), *refused) as addresses:
+            for name in by:
+                self._check_refused(addresses, name)
+            self._train(addresses, range(step + 1, self.updates), self.result.forked, names=names)
+
+    def _check_refused(self, addresses: str, name: str) -> None:
+        try:
+            fastps.connect(addresses, name=name).close()
+        except fastps.PermissionDeniedError as error:
+            self.view.say(f"refused: {error}")
+            return
+        raise CommandError(f"the worker {name} was not refused: expected a PermissionDeniedError")
+
+    def _names(self) -> list[str]:
+        return [f"worker-{k}" for k in range(self.config.workers)]
 
     @contextlib.contextmanager
     def _servers(self, *options: str) -> Iterator[str]:
@@ -117,25 +134,33 @@ class Course:
                 ps.register(name, value, optimizer=cluster.optimizer(self.config))
 
     def _train(
-        self, addresses: str, steps: Iterable[int], curve: list[Point], spoiled: int = -1
+        self,
+        addresses: str,
+        steps: Iterable[int],
+        curve: list[Point],
+        spoiled: int = -1,
+        names: Sequence[str] = (),
     ) -> list[int]:
-        """Workers take turns, so that two runs differ only by the bad push; the version of each update."""
+        """Workers take turns, so that two runs differ only by the bad push; the version of each update.
+
+        Those of `names`, or all, share the batches of one that is missing.
+        """
         made = []
         with contextlib.ExitStack() as stack:
             workers = [
-                stack.enter_context(fastps.connect(addresses, name=f"worker-{k}"))
-                for k in range(self.config.workers)
+                stack.enter_context(fastps.connect(addresses, name=name)) for name in names or self._names()
             ]
             for step in steps:
-                k = step % len(workers)
-                params = workers[k].pull(NAMES)
+                worker, share = workers[step % len(workers)], self._shares[step % len(self._shares)]
+                params = worker.pull(NAMES)
                 if step % LOOK_EVERY == 0:
                     curve.append(self._look(step, params))
                 rng = np.random.default_rng([self.config.seed, 4, step])
-                _, grads = minibatch(params, *self._shares[k], self.config, rng)
+                _, grads = minibatch(params, *share, self.config, rng)
                 factor = np.float32(FACTOR if step == spoiled else 1.0)
                 push = {name: factor * grads[name] for name in NAMES}
-                made.append(workers[k].push(push, codec=cluster.codec(self.config.codec))[NAMES[0]].version)
+                codec = cluster.codec(self.config.codec)
+                made.append(worker.push(push, codec=codec, note=f"update {step}")[NAMES[0]].version)
             curve.append(self._look(self.updates, workers[0].pull(NAMES)))
         return made
 
