@@ -256,8 +256,8 @@ class ParameterServer:
             scale: Factor on the gradients.
             based_on: The `Versions` that a pull returned; the receipts then have the staleness.
             note: What the gradients came from, such as ``"batch 8131"``: at most 64 bytes of UTF-8. Servers
-                that keep history (``--keep-history``) log it, and ``fastps bisect`` shows it. Others ignore it,
-                and so do groups in which several workers' gradients make a version.
+                that keep history (``--keep-history``) log it, and ``fastps bisect`` shows it. Others ignore
+                it, and so do groups in which several workers' gradients make a version.
 
         Returns:
             A `Receipt`, or a Mapping of them by name. A receipt always means "applied".
