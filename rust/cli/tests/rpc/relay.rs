@@ -158,4 +158,5 @@ forward! {
     advance(AdvanceRequest) -> AdvanceResponse;
     checkpoint(CheckpointRequest) -> CheckpointResponse;
     hold(HoldRequest) -> HoldResponse;
+    mark(MarkRequest) -> MarkResponse;
 }

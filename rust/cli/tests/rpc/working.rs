@@ -99,7 +99,7 @@ fn workers_that_fit_push_to_every_slice_of_a_full_shard() {
         (0..20_000).find(|k| register(&first, &format!("{prefix}{k}"), elements).is_err()).unwrap()
     };
     let (large, small) = (full("w", SLICE), full("s", SMALL));
-    first.close();
+    first.close(PATIENT);
     assert!(large > 10 && small > 10, "{large} and {small}");
     let workers: Vec<_> = (0..16).map(|_| connect(&server)).collect();
     for _ in 0..2 {
