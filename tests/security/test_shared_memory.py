@@ -150,7 +150,7 @@ def test_a_server_with_tokens_shares_with_those_who_show_one(tmp_path):
 def test_silent_connections_leave_room_for_tensors(tmp_path):
     tokens = Tokens(tmp_path)
     admin = tokens.add("admin", "admin")
-    for asks, given in (({"tokens": tokens.file}, 0), ({}, 21)):
+    for asks, given in (({"tokens": tokens.file}, 0), ({}, 40)):
         before = abstract()
         with ExitStack() as stack:
             server = stack.enter_context(fastps.serve(memory_limit=256 * MIB, **asks))

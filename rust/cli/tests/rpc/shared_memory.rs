@@ -281,7 +281,7 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
     register_full(&client, "w".into(), SLICES * SLICE, 3.0);
     let socket = socket_name(address);
     // The connection for calls has no stream of frames and takes less.
-    let has_stream = || cluster.counter(0, "memory_connections") > 5 << 20;
+    let has_stream = || cluster.counter(0, "memory_connections") > 2 << 20;
     let mut slices = 0;
     let mut take = |_: usize, _: usize, bytes: &[u8]| {
         if slices == 0 {

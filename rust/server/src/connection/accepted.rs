@@ -245,11 +245,9 @@ impl Connection {
         }
         let known = node.security.access.admit(self.peer.origin(), &headers, pb::Role::Reader)?;
         let lends = node.shard.exposed().is_some() && known.principal.scope.is_everything();
+        // Each lent page is charged when it is lent.
         let pages = if lends { MAX_BORROWED_PAGES } else { 0 };
-        // A stopped client may keep lent pages after a reset: reserve as much for the copies that pushes then
-        // make.
-        let bytes = SHARED_BYTES + pages as u64 * u64::from(MAX_FRAME);
-        Ok((node.reservations.charge_rings(node.shard.meter(), bytes)?, pages))
+        Ok((node.reservations.charge_rings(node.shard.meter(), SHARED_BYTES)?, pages))
     }
 }
 

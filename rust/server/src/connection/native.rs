@@ -198,7 +198,7 @@ async fn write(
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                let frame = match lend(lender.as_deref(), snapshot, pin) {
+                let frame = match lend(lender.as_deref(), node, snapshot, pin) {
                     Ok((snapshot, lent)) => {
                         ConnectionCounters::count(&node.counters.values_lent);
                         convert::lent(tag, applied.as_ref(), &snapshot, lent)
@@ -215,14 +215,17 @@ async fn write(
     }
 }
 
-/// Lends values to a client that can map their memory.
+/// Lends values to a client that can map their memory, if there is memory for the copy that a push then
+/// makes: a stopped client may keep them after a reset.
 fn lend(
     lender: Option<&Lender>,
+    node: &Node,
     snapshot: Snapshot,
     pin: Pin,
 ) -> Result<(Snapshot, pb::Lent), (Snapshot, Pin)> {
+    let memory = || node.reservations.charge_rings(node.shard.meter(), u64::from(MAX_FRAME)).ok();
     match lender {
-        Some(lender) => lender.lend(snapshot.clone(), pin).map(|lent| (snapshot, lent)),
+        Some(lender) => lender.lend(snapshot.clone(), pin, memory).map(|lent| (snapshot, lent)),
         None => Err((snapshot, pin)),
     }
 }

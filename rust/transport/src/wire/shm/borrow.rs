@@ -41,7 +41,13 @@ struct LenderState {
 }
 
 /// Lent values, and their reserved place.
-type Lent = (Snapshot, Box<dyn Send>);
+type Lent = (KeptValues, Box<dyn Send>);
+
+/// Values that a client may read, and the memory that is taken for them as long as it may.
+struct KeptValues {
+    _values: Snapshot,
+    _memory: Box<dyn Send>,
+}
 
 impl Lender {
     pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
@@ -57,17 +63,22 @@ impl Lender {
 
     /// Lends values, and keeps `place` until they are returned; the client gets their file before its first
     /// values. Refuses, and returns both, if their memory is not shared or its file cannot be passed, if no
-    /// slot is free, and after the end.
-    pub fn lend<T: Send + 'static>(
+    /// slot is free, if `memory` takes none, and after the end. The memory is kept as long as the client may
+    /// read the values.
+    pub fn lend<T: Send + 'static, M: Send + 'static>(
         &self,
         values: Snapshot,
         place: T,
+        memory: impl FnOnce() -> Option<M>,
     ) -> std::result::Result<pb::Lent, (Snapshot, T)> {
         self.take_back();
         let mut state = self.state();
         let slot = state.lent.iter().position(Option::is_none);
         let (Some((file, offset)), Some(slot), Some(socket)) = (values.exposed_at(), slot, &state.socket)
         else {
+            return Err((values, place));
+        };
+        let Some(memory) = memory() else {
             return Err((values, place));
         };
         if !state.passed.contains(&file.offset()) {
@@ -78,6 +89,7 @@ impl Lender {
         }
         let lent = pb::Lent { offset, bytes: values.as_ref().len() as u32, slot: slot as u32 };
         self.half.borrowed(slot).store(1, Ordering::Relaxed);
+        let values = KeptValues { _values: values, _memory: Box::new(memory) };
         state.lent[slot] = Some((values, Box::new(place)));
         Ok(lent)
     }
@@ -120,7 +132,7 @@ impl fmt::Debug for Lender {
 
 /// Values still lent after their connection has ended.
 struct Left {
-    values: Vec<Snapshot>,
+    values: Vec<KeptValues>,
 }
 
 impl Left {
@@ -342,7 +354,7 @@ mod tests {
         slice: u64,
         place: T,
     ) -> Option<pb::Lent> {
-        server.lender().unwrap().lend(shard.pull(0, SliceId(slice)).unwrap(), place).ok()
+        server.lender().unwrap().lend(shard.pull(0, SliceId(slice)).unwrap(), place, || Some(())).ok()
     }
 
     #[tokio::test]
@@ -403,24 +415,25 @@ mod tests {
     async fn what_is_lent_stays_as_it_is_until_the_clients_end_is_closed() {
         let shard = shard(1);
         let (mut client, server) = pair().await;
-        let (kept, lender) = (count(), server.lender().unwrap());
+        let (kept, memory, lender) = (count(), count(), server.lender().unwrap());
         assert!(is_free(&shard));
-        let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
+        let values = || shard.pull(0, SliceId(0)).unwrap();
+        assert!(lender.lend(values(), (), || None::<()>).is_err(), "there is no memory");
+        let lent = lender.lend(values(), Counted::new(kept), || Some(Counted::new(memory))).ok().unwrap();
         let page = client.borrower().unwrap().take(&lent).unwrap();
         drop(server);
         assert_eq!(kept.load(SeqCst), 0, "it takes no place");
-        assert!(
-            lender.lend(shard.pull(0, SliceId(0)).unwrap(), ()).is_err(),
-            "nothing is lent after the end"
-        );
+        assert!(lender.lend(values(), (), || Some(())).is_err(), "nothing is lent after the end");
         assert!(within(client.read_u8()).await.is_err(), "the client sees the end");
         client.shutdown().await.unwrap();
         drop(client);
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!is_free(&shard), "it is read still");
+        assert_eq!(memory.load(SeqCst), 1, "and takes memory");
         assert!(page.as_ref().iter().all(|byte| *byte == 1));
         drop(page);
         until("the client's end is closed", || is_free(&shard)).await;
+        assert_eq!(memory.load(SeqCst), 0);
     }
 
     #[test]
