@@ -92,7 +92,8 @@ pub struct Header {
     #[prost(fixed64, optional, tag = "26")]
     pub min_version: ::core::option::Option<u64>,
     /// Parts of a sparse message, one per slice: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
-    /// `count`. On KIND_VECTOR: the slices.
+    /// `count`. On KIND_VECTOR: the slices. On KIND_PULL_VERSION: the slices, in place of `slice`, only to servers with `versions`
+    /// among their capabilities.
     #[prost(message, repeated, tag = "27")]
     pub parts: ::prost::alloc::vec::Vec<Part>,
     /// Further fields of the parts.
@@ -1610,7 +1611,7 @@ pub enum Kind {
     Delta = 7,
     /// Request: runs a program on the vectors of the slices that `parts` names. The payload is a Program.
     Vector = 8,
-    /// Request: the slice's version, without its values.
+    /// Request: the version of the slice, or of the slices that `parts` names, without values.
     PullVersion = 9,
     /// Request: adds a portion's gradient to the sum of a batch in this slice.
     Portion = 10,
