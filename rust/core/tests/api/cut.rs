@@ -32,7 +32,9 @@ fn shard(tensors: &[(&str, Apply)], optimizer: &Optimizer) -> Arc<Shard> {
 /// Pushes -1. Returns the answer, or `None` if it comes later.
 fn contribute(shard: &Shard, slice: u64, identity: Identity, base: Option<Base>) -> Option<Result<Applied>> {
     let body: Vec<u8> = [-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let push = Push { base, ..Push::gradient(SliceId(slice), identity, N as u64, CodecId::Float32, &body) };
+    let acknowledged = identity.sequence - 1;
+    let whole = Push::gradient(SliceId(slice), identity, N as u64, CodecId::Float32, &body);
+    let push = Push { base, acknowledged, ..whole };
     let slice = shard.slice(push.slice).unwrap();
     shard.push_to(&slice, &push, || Box::new(|result| assert!(result.is_ok())))
 }

@@ -294,8 +294,12 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(empty.version(1), (1, 1));
     let image = slice.image().unwrap();
     assert_eq!(empty.restore(&image.standing, &[0; 4], &[]).unwrap_err().kind, Kind::Shape);
-    let full = Shard::new(ShardConfig::new(0, 4_000, Isa::get().unwrap()));
-    full.create(&spec, 1, &[(ID, 0)]).unwrap();
+    let full = |limit| {
+        let full = Shard::new(ShardConfig::new(0, limit, Isa::get().unwrap()));
+        full.create(&spec, 1, &[(ID, 0)]).unwrap();
+        full
+    };
+    let full = full(full(u64::MAX).meter().used() + 100);
     let refused = full.slice(ID).unwrap().restore(&image.standing, image.values.as_ref(), &[]).unwrap_err();
     assert_eq!(refused.kind, Kind::Capacity);
 }
