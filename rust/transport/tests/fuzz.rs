@@ -91,8 +91,11 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
         Verb::PullParts(parts) => {
             let rows = |part: Part<'_>| {
                 let slice = SHARD.slice(part.slice)?;
-                let mut values = Vec::with_capacity(4 * slice.row_elements(part.indices)?);
-                slice.pull_rows(request.route.client, part.indices, &mut values)
+                let Some(rows) = part.indices else {
+                    return slice.pull_copy(request.route.client, &mut Vec::with_capacity(slice.bytes()));
+                };
+                let mut values = Vec::with_capacity(4 * slice.row_elements(rows)?);
+                slice.pull_rows(request.route.client, rows, &mut values)
             };
             parts.iter().map(|part| meter.during(|| rows(part)).is_ok()).fold(false, |any, done| any | done)
         }
@@ -231,6 +234,43 @@ fn parts() -> impl Strategy<Value = (pb::Header, Vec<u8>)> {
     })
 }
 
+/// Messages of whole slices, mostly of their length and named once.
+fn whole_slices() -> impl Strategy<Value = (pb::Header, Vec<u8>)> {
+    let part = (
+        number(3),
+        prop_oneof![9 => Just(0), 1 => any::<u64>()],
+        prop_oneof![9 => Just(None), 1 => any::<Option<u32>>()],
+    );
+    let list = || prop::collection::vec(number(4), 0..4);
+    let table = prop_oneof![4 => Just(None), 1 => (list(), list(), list()).prop_map(Some)];
+    let odd = prop_oneof![9 => Just(0), 1 => any::<i8>()];
+    (header(), prop::collection::vec(part, 1..4), table, 0..9_u8, odd).prop_map(
+        |(header, parts, table, kind, odd)| {
+            let kinds = [pb::Kind::Gradient, pb::Kind::Pull, pb::Kind::Assign];
+            let kind = kinds[usize::from(kind % 3)];
+            let mut header = pb::Header { slice: 0, count: 0, kind: kind.into(), ..header };
+            (header.base_version, header.want_values) = (None, header.tag % 2 == 1);
+            let mut length = 0;
+            if kind == pb::Kind::Pull {
+                (header.codec, header.dtype, header.sequence, header.lr, header.scale) =
+                    (0, 0, 0, None, None);
+            } else {
+                header.codec = pb::PayloadCodec::CodecFloat32.into();
+            }
+            for (slice, count, elements) in parts {
+                let pushed = if kind == pb::Kind::Pull { 0 } else { ELEMENTS };
+                length += 4 * pushed;
+                header.parts.push(pb::Part { slice, count, elements: elements.unwrap_or(pushed as u32) });
+            }
+            let (base_versions, base_owns, versions) = table.unwrap_or_default();
+            let table =
+                pb::PartTable { base_versions, base_owns, versions, whole: true, ..Default::default() };
+            header.table = Some(Box::new(table));
+            (header, vec![0; length.saturating_add_signed(odd.into())])
+        },
+    )
+}
+
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let floats = |n: usize| {
         prop::collection::vec(any::<f32>(), n)
@@ -297,6 +337,8 @@ fn any_bytes_that_arrive_as_a_frame() {
     a_count_is_not_believed();
     frames_with_any_fields();
     sparse_frames();
+    messages_of_whole_slices();
+    too_many_parts();
     frames_for_vectors();
     messages_of_any_bytes();
 }
@@ -316,6 +358,38 @@ fn sparse_frames() {
         done.set(done.get() + u32::from(offer(&pb::Frame { header: Some(header), payload: payload.into() })));
     });
     assert!(done.get() > 1000, "{} sparse frames did something", done.get());
+}
+
+fn messages_of_whole_slices() {
+    let done = Cell::new(0);
+    check(whole_slices(), |(header, payload)| {
+        done.set(done.get() + u32::from(offer(&pb::Frame { header: Some(header), payload: payload.into() })));
+    });
+    assert!(done.get() > 1000, "{} messages of whole slices did something", done.get());
+}
+
+/// A message of a mebibyte that names as many slices as it can: it takes no more than their decoded form, and is
+/// refused before anything is looked up.
+fn too_many_parts() {
+    for kind in [pb::Kind::Gradient, pb::Kind::Assign, pb::Kind::Pull] {
+        for whole in [false, true] {
+            let mut header = pb::Header { kind: kind.into(), slice: 0, count: 0, ..gradient() };
+            if kind == pb::Kind::Pull {
+                (header.codec, header.dtype, header.sequence) = (0, 0, 0);
+            }
+            header.parts = vec![pb::Part::default(); (1 << 20) / 3];
+            header.table = whole.then(|| Box::new(pb::PartTable { whole, ..Default::default() }));
+            let bytes = pb::Frame { header: Some(header), payload: Bytes::new() }.encode_to_vec();
+            let mut meter = Meter::default();
+            let frame = meter.during(|| pb::Frame::decode(bytes.as_slice()).unwrap());
+            // A part takes 3 bytes in the message and 24 in memory; the list doubles as it grows.
+            meter.check(4 * 24 / 3 * bytes.len());
+            let mut meter = Meter::default();
+            let error = meter.during(|| convert::request_from_frame(&frame).unwrap_err());
+            assert!(error.message.contains("too many parts"), "{error}");
+            meter.check(0);
+        }
+    }
 }
 
 fn frames_for_vectors() {

@@ -371,6 +371,17 @@ impl ExactMemory {
         self.version(client)
     }
 
+    /// Appends all values; returns the version.
+    pub(super) fn pull_copy(&self, client: u64, into: &mut Vec<u8>) -> (u64, u64) {
+        into.extend_from_slice(self.params.bytes());
+        self.version(client)
+    }
+
+    /// Prefetches where a client's next outcome goes.
+    pub(super) fn prefetch_window(&self, client: u64) {
+        self.identities.prefetch_window(client);
+    }
+
     /// Prefetches the buffers' headers and the identity table.
     pub(super) fn prefetch(&self) {
         prefetch(std::slice::from_ref(&*self.params));

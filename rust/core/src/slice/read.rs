@@ -46,6 +46,26 @@ impl Slice {
         Ok(SliceVersion { slice: self.id, version, own })
     }
 
+    /// Appends a copy of all values, of one version if the slice is `exact`; pins nothing. Fails if the copy of
+    /// `hogwild` values exceeds the memory limit.
+    pub fn pull_copy(&self, client: u64, into: &mut Vec<u8>) -> Result<SliceVersion> {
+        if let SliceMemory::Exact(memory) = &self.memory {
+            Counters::count(&self.counters.pulls);
+            let (version, own) = memory.lock().pull_copy(client, into);
+            return Ok(SliceVersion { slice: self.id, version, own });
+        }
+        let values = self.pull(client)?;
+        into.extend_from_slice(values.as_ref());
+        Ok(SliceVersion { slice: self.id, version: values.version, own: values.own })
+    }
+
+    /// As [`Slice::pull_copy`], of the average of the values.
+    pub fn pull_average_copy(&self, client: u64, into: &mut Vec<u8>) -> Result<SliceVersion> {
+        let average = self.pull_average(client)?;
+        into.extend_from_slice(average.as_ref());
+        Ok(SliceVersion { slice: self.id, version: average.version, own: average.own })
+    }
+
     /// Prefetches the slice's own fields. A call whose slices are scattered in memory spends most of its time
     /// on cache misses, so it prefetches many slices before it uses the first: their fields, then what these
     /// point to, then the rows. Changes nothing.
@@ -60,9 +80,16 @@ impl Slice {
         }
     }
 
-    /// Prefetches rows; if a client is about to push them, also their state and the client's outcomes.
-    /// Changes nothing; invalid indices are ignored.
-    pub fn prefetch_rows(&self, indices: Indices<'_>, pushed_by: Option<u64>) {
+    /// Prefetches rows; if a client is about to push them, also their state and the client's outcomes. Of whole
+    /// slices only the outcomes: the CPU's own prefetcher handles the values. Changes nothing; invalid indices are
+    /// ignored.
+    pub fn prefetch_rows(&self, indices: Option<Indices<'_>>, pushed_by: Option<u64>) {
+        let Some(indices) = indices else {
+            if let (SliceMemory::Exact(memory), Some(client)) = (&self.memory, pushed_by) {
+                memory.lock().prefetch_window(client);
+            }
+            return;
+        };
         if let (SliceMemory::Exact(memory), Ok(..=MAX_PREFETCHED_ELEMENTS)) =
             (&self.memory, self.layout.elements(indices))
         {

@@ -91,7 +91,7 @@ pub struct Header {
     /// Reserved: wait until this version.
     #[prost(fixed64, optional, tag = "26")]
     pub min_version: ::core::option::Option<u64>,
-    /// Parts of a sparse message, one per slice: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
+    /// Parts of a message about several slices: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
     /// `count`. On KIND_VECTOR: the slices. On KIND_PULL_VERSION: the slices, in place of `slice`, only to servers with `versions`
     /// among their capabilities.
     #[prost(message, repeated, tag = "27")]
@@ -116,7 +116,7 @@ pub struct Header {
     /// is refused; 0: the slices remember the last 64. Earlier servers do, whatever this says.
     #[prost(uint64, tag = "33")]
     pub acknowledged: u64,
-    /// On KIND_PULL of a whole slice: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
+    /// On KIND_PULL of whole slices: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
     /// among their capabilities know it; only they have such tensors.
     #[prost(enumeration = "View", tag = "34")]
     pub view: i32,
@@ -219,20 +219,21 @@ pub struct Correction {
     #[prost(bool, tag = "4")]
     pub momentum_matching: bool,
 }
-/// One slice's part of a sparse message.
+/// One slice's part of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Part {
     /// The slice.
     #[prost(fixed64, tag = "1")]
     pub slice: u64,
-    /// Number of indices.
+    /// Number of indices; unset for a whole slice.
     #[prost(fixed64, tag = "2")]
     pub count: u64,
-    /// On KIND_GRADIENT and KIND_ASSIGN: elements of the rows in the slice, which are those of the part's codec body.
+    /// On KIND_GRADIENT and KIND_ASSIGN: elements of the part's codec body, which are those of the rows in the slice, or of the
+    /// whole slice.
     #[prost(uint32, tag = "3")]
     pub elements: u32,
 }
-/// Further fields of the parts of a sparse message, in their order. A list is empty or has one entry per part.
+/// Further fields of the parts of a message, in their order. A list is empty or has one entry per part.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PartTable {
     /// On KIND_GRADIENT: the versions that the gradient was computed from; 2^64-1 = unknown.
@@ -256,6 +257,16 @@ pub struct PartTable {
     /// Answers: the parts that were refused.
     #[prost(message, repeated, tag = "7")]
     pub refusals: ::prost::alloc::vec::Vec<PartRefusal>,
+    /// Requests: each part is a whole slice, and the payload has no indices. Only to servers with `parts` among their
+    /// capabilities.
+    #[prost(bool, tag = "8")]
+    pub whole: bool,
+    /// Receipts of whole slices: the scale of each part, where they differ.
+    #[prost(float, repeated, tag = "9")]
+    pub scales: ::prost::alloc::vec::Vec<f32>,
+    /// Receipts of whole slices: the momentum of each step; NaN = none.
+    #[prost(double, repeated, tag = "10")]
+    pub momenta: ::prost::alloc::vec::Vec<f64>,
 }
 /// A part that was refused; its slice is unchanged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -3,8 +3,8 @@
 //! A slot in the bounded queue of answers is taken before a frame is read, so a completion never waits, and
 //! a client that does not read stops only its own stream.
 
+mod parts;
 mod push;
-mod sparse;
 mod vectors;
 
 use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
@@ -108,7 +108,11 @@ fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
         return Err(Error::new(Kind::Frame, "the slice belongs to another group")
             .expected(format!("group {}", slice.group()), format!("group {}", route.group)));
     }
-    if let Some(dtype) = dtype.filter(|dtype| *dtype != slice.spec().dtype) {
+    dtype.map_or(Ok(()), |dtype| fits_dtype(slice, dtype))
+}
+
+fn fits_dtype(slice: &Slice, dtype: DType) -> Result<()> {
+    if dtype != slice.spec().dtype {
         return Err(Error::new(Kind::DType, "the tensor has another dtype")
             .expected(slice.spec().dtype.name(), dtype.name()));
     }

@@ -14,7 +14,7 @@ pub(super) const UNKNOWN: u64 = u64::MAX;
 /// Destination of a frame, without its sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The slice; 0 for a sparse message, whose parts name theirs.
+    /// The slice; 0 for a message in parts, which name theirs.
     pub slice: SliceId,
     /// The tensor's group.
     pub group: u32,
@@ -122,6 +122,58 @@ pub fn gradient_parts(
         })
     });
     pb::Header { parts, table, ..settings.draft(target) }
+}
+
+/// Gradients of whole slices, each with its base.
+pub fn whole_gradients(
+    target: Target,
+    settings: &GradientSettings,
+    parts: Vec<pb::Part>,
+    bases: &[Option<Base>],
+    want_values: bool,
+) -> pb::Header {
+    let mut header = gradient_parts(target, settings, parts, bases);
+    header.table.get_or_insert_default().whole = true;
+    header.want_values = want_values;
+    header
+}
+
+/// A pull of whole slices: of the values, or of their average.
+pub fn whole_pulls(target: Target, what: Read, parts: Vec<pb::Part>) -> pb::Header {
+    let table = Some(Box::new(pb::PartTable { whole: true, ..Default::default() }));
+    pb::Header { parts, table, ..read(target, what) }
+}
+
+/// The header of each part of a message of whole slices, as of a frame of its own.
+pub fn separate(header: &pb::Header) -> impl Iterator<Item = pb::Header> + '_ {
+    let (pushes, table) = (header.kind() != pb::Kind::Pull, header.table.as_deref());
+    let pb::Header {
+        kind, codec, dtype, group, epoch, lr, scale, weight, view, want_values, correction, ..
+    } = *header;
+    let shared = pb::Header {
+        kind,
+        codec,
+        dtype,
+        group,
+        epoch,
+        lr,
+        scale,
+        weight,
+        view,
+        want_values,
+        correction,
+        ..Default::default()
+    };
+    header.parts.iter().enumerate().map(move |(k, part)| {
+        let known = |list: &[u64]| list.get(k).copied().filter(|value| *value != UNKNOWN);
+        pb::Header {
+            slice: part.slice,
+            count: if pushes { u64::from(part.elements) } else { 0 },
+            base_version: table.and_then(|table| known(&table.base_versions)),
+            base_own: table.and_then(|table| known(&table.base_owns)),
+            ..shared.clone()
+        }
+    })
 }
 
 /// An assignment of `count` elements, uncompressed. `step`: the step count, for the optimizer's state.

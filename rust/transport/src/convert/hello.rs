@@ -37,6 +37,9 @@ pub fn check_mark_name(name: &str) -> Result<()> {
     check_printable("name of a mark", name)
 }
 
+/// The capability of a server that takes several whole slices in one message.
+pub const PARTS: &str = "parts";
+
 /// Returns whether a server has a capability.
 pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {
     hello.capabilities.iter().any(|can| can == capability)

@@ -2,7 +2,7 @@
 
 use super::fields::{Read, codec_from_wire, correction_from_wire, dtype_from_wire, malformed, unknown};
 use super::header::{self, Completion, GradientSettings, Target};
-use super::parts::{self, Parts};
+use super::parts::{self, Parts, are_whole};
 use super::vector::{self, PortionOf, Run, VectorRead};
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
@@ -52,13 +52,13 @@ pub enum Verb<'a> {
         /// The reservation that an initial assignment belongs to.
         reservation: Option<u64>,
     },
-    /// Sparse gradients or assignments of rows, one per slice; instead of the request's slice.
+    /// Gradients or assignments of whole slices or of rows, one per slice; instead of the request's slice.
     PushParts(Parts<'a>, DType),
     /// The values.
     Pull,
     /// Their average.
     PullAverage,
-    /// Rows of several slices; instead of the request's slice.
+    /// Several slices, or rows of them; instead of the request's slice.
     PullParts(Parts<'a>),
     /// The optimizer state.
     PullState,
@@ -163,45 +163,46 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
             kind.as_str_name(),
         ));
     }
-    let sparse = !h.parts.is_empty() && (gradient || assign || kind == pb::Kind::Pull);
-    let whole = gradient && !sparse;
-    let pull = kind == pb::Kind::Pull && !sparse;
+    let many = !h.parts.is_empty() && (gradient || assign || kind == pb::Kind::Pull);
+    let whole = many && are_whole(h);
+    let single = gradient && !many;
+    let pull = kind == pb::Kind::Pull && !many;
     // Requests with elements in the payload.
     let values = pushes || portion;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
     let versions = kind == pb::Kind::PullVersion && parts > 0;
     for (used, field, set) in [
-        (!sparse && !run && !versions, "slice beside parts", plain(&h.slice)),
-        (values && !sparse, "count", plain(&h.count)),
+        (!many && !run && !versions, "slice beside parts", plain(&h.slice)),
+        (values && !many, "count", plain(&h.count)),
         (values, "codec", plain(&h.codec)),
         (values, "dtype", plain(&h.dtype)),
         (pushes || resolve, "sequence", plain(&h.sequence)),
         (pushes, "acknowledged", plain(&h.acknowledged)),
-        (whole, "base_version", given(h.base_version.as_ref())),
-        (whole, "base_own", given(h.base_own.as_ref())),
+        (single, "base_version", given(h.base_version.as_ref())),
+        (single, "base_own", given(h.base_own.as_ref())),
         (gradient, "lr", given(h.lr.as_ref())),
         (gradient, "scale", given(h.scale.as_ref())),
         (gradient, "correction", message(h.correction.as_ref())),
-        (values || sparse || run, "crc32c", given(h.crc32c.as_ref())),
-        (whole, "want_values", plain(&h.want_values)),
+        (values || many || run, "crc32c", given(h.crc32c.as_ref())),
+        (single || gradient && whole, "want_values", plain(&h.want_values)),
         (state, "step", given(h.step.as_ref())),
         (false, "version", given(h.version.as_ref())),
         (false, "own", given(h.own.as_ref())),
         (false, "staleness", given(h.staleness.as_ref())),
         (false, "duplicate", plain(&h.duplicate)),
         (false, "refusal", message(h.refusal.as_ref())),
-        (assign && !sparse, "reservation", plain(&h.reservation)),
+        (assign && !many, "reservation", plain(&h.reservation)),
         (gradient, "weight", given(h.weight.as_ref())),
         (false, "have_version", given(h.have_version.as_ref())),
         (false, "min_version", given(h.min_version.as_ref())),
         (false, "lent", message(h.lent.as_ref())),
-        (sparse || run || versions, "parts", plain(&parts)),
-        (sparse && gradient, "table", message(h.table.as_ref())),
+        (many || run || versions, "parts", plain(&parts)),
+        (many && gradient || whole, "table", message(h.table.as_ref())),
         (run || pull, "vector", message(h.vector.as_ref())),
-        (pull && h.vector.is_none(), "view", plain(&h.view)),
+        (pull && h.vector.is_none() || kind == pb::Kind::Pull && whole, "view", plain(&h.view)),
         (gradient, "note", (!h.note.is_empty()).then_some(&h.note as &dyn fmt::Display)),
         (portion, "portion", message(h.portion.as_ref())),
-        (values || sparse || run, "payload", plain(&bytes)),
+        (values || many || run, "payload", plain(&bytes)),
     ] {
         unset(used, field, kind, set)?;
     }
@@ -225,14 +226,11 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     }
     let slice = SliceId(h.slice);
     let verb = match kind {
-        pb::Kind::Pull if sparse => Verb::PullParts(parts::of_pull(h, &frame.payload)?),
+        pb::Kind::Pull if many => Verb::PullParts(parts::of_pull(h, &frame.payload, wants_average(h)?)?),
         pb::Kind::Pull => match h.vector.as_deref() {
             Some(vector) => Verb::PullVector(vector::read_from_header(vector)?),
-            None => match pb::View::try_from(h.view) {
-                Ok(pb::View::Unspecified) => Verb::Pull,
-                Ok(pb::View::Average) => Verb::PullAverage,
-                Err(_) => return Err(unknown("view", "0 or 1", h.view)),
-            },
+            None if wants_average(h)? => Verb::PullAverage,
+            None => Verb::Pull,
         },
         pb::Kind::Vector => Verb::Run(vector::run_from_header(h, &frame.payload)?),
         pb::Kind::Portion => portion_from_frame(h, &frame.payload)?,
@@ -264,7 +262,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 note: &h.note,
                 ..Push::gradient(slice, identity, h.count, codec, &frame.payload)
             };
-            if sparse {
+            if many {
                 let parts = parts::of_push(h, push)?;
                 let verb = Verb::PushParts(parts, dtype_from_wire(h.dtype)?);
                 let route = Route { group: h.group, epoch: h.epoch, client: h.client };
@@ -280,6 +278,14 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     };
     let route = Route { group: h.group, epoch: h.epoch, client: h.client };
     Ok(Request { tag: h.tag, route, slice, verb })
+}
+
+/// Returns whether a pull asks for the average.
+fn wants_average(h: &pb::Header) -> Result<bool> {
+    match pb::View::try_from(h.view) {
+        Ok(view) => Ok(view == pb::View::Average),
+        Err(_) => Err(unknown("view", "0 or 1", h.view)),
+    }
 }
 
 fn portion_from_frame<'a>(h: &pb::Header, body: &'a [u8]) -> Result<Verb<'a>> {

@@ -1,7 +1,8 @@
-//! Sparse messages: each part is applied or refused separately, and one answer covers all parts.
+//! Messages in parts, of rows or of whole slices: each part is applied or refused separately, and one answer
+//! covers all parts.
 
 use super::push::ReaderWait;
-use super::{Exchange, fits, owed};
+use super::{Exchange, fits, fits_dtype, owed};
 use crate::answers::{AnswerSlot, Owed};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
@@ -10,6 +11,7 @@ use fastps_core::identity::Completion;
 use fastps_core::shard::{Charge, Purpose};
 use fastps_core::slice::{Slice, Snapshot};
 use fastps_core::verbs::SliceVersion;
+use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Part, Parts, Route};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,9 +31,24 @@ type AnswerMemory = (OwnedSemaphorePermit, Charge);
 /// The outcomes of parts that a policy holds.
 type Late = UnboundedReceiver<(usize, Result<Applied>)>;
 
+/// The slice of each part, or the reason why the part is refused.
+type Admitted = Vec<Result<Arc<Slice>>>;
+
+/// How a push in parts is answered.
+struct Reply {
+    tag: u64,
+    client: u64,
+    /// Set for whole slices.
+    whole: bool,
+    /// The memory of the values, if they are wanted.
+    values: Option<(DType, Charge)>,
+    charge: Charge,
+    slot: AnswerSlot,
+}
+
 impl Exchange {
     /// The slice of each part, or the reason why it is refused before its slice is touched.
-    fn admit_parts(&self, parts: &[Part<'_>], route: Route, dtype: Option<DType>) -> Vec<Result<Arc<Slice>>> {
+    fn admit_parts(&self, parts: &[Part<'_>], route: Route, dtype: Option<DType>) -> Admitted {
         let ids = || parts.iter().map(|part| part.slice);
         let slices = self.node.shard.slices(ids());
         let sealed = self.node.reservations.admit_all(ids());
@@ -47,7 +64,7 @@ impl Exchange {
         slices.into_iter().zip(sealed).map(admit).collect()
     }
 
-    /// Sparse gradients.
+    /// Gradients or assignments.
     pub(super) async fn push_parts(
         &self,
         tag: u64,
@@ -56,7 +73,9 @@ impl Exchange {
         dtype: DType,
         slot: AnswerSlot,
     ) {
-        let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
+        let memory = self.memory_to_answer(route.client, parts).await;
+        let memory = memory.and_then(|memory| Ok((memory, self.memory_of_values(parts, dtype)?)));
+        let ((pin, charge), values) = match memory {
             Ok(memory) => memory,
             Err(error) => return self.refuse(slot, tag, error),
         };
@@ -90,8 +109,9 @@ impl Exchange {
             }
         }
         drop(late);
+        let reply = Reply { tag, client: route.client, whole: parts.are_whole(), values, charge, slot };
         if outcomes.iter().all(Option::is_some) {
-            return self.answer_parts(tag, route.client, outcomes, (pin, charge), slot);
+            return self.answer_parts(outcomes, &slices, reply, pin);
         }
         // Other answers need the pin while a policy holds parts of this one.
         drop(pin);
@@ -99,8 +119,8 @@ impl Exchange {
         tokio::spawn(async move {
             stream.await_parts(answers, &mut outcomes).await;
             match stream.pin().await {
-                Ok(pin) => stream.answer_parts(tag, route.client, outcomes, (pin, charge), slot),
-                Err(error) => stream.refuse(slot, tag, error),
+                Ok(pin) => stream.answer_parts(outcomes, &slices, reply, pin),
+                Err(error) => stream.refuse(reply.slot, tag, error),
             }
         });
     }
@@ -114,18 +134,18 @@ impl Exchange {
 
     fn answer_parts(
         &self,
-        tag: u64,
-        client: u64,
         outcomes: Vec<Option<Result<Applied>>>,
-        memory: AnswerMemory,
-        slot: AnswerSlot,
+        slices: &[Result<Arc<Slice>>],
+        reply: Reply,
+        pin: OwnedSemaphorePermit,
     ) {
+        let Reply { tag, client, whole, values, charge, slot } = reply;
         let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
         let index = self.node.index();
         let or_lost = |outcome: Option<Result<Applied>>| {
             outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
         };
-        let outcomes: Vec<_> = outcomes.into_iter().map(or_lost).collect();
+        let mut outcomes: Vec<_> = outcomes.into_iter().map(or_lost).collect();
         let mut new = 0;
         for outcome in &outcomes {
             match outcome {
@@ -138,9 +158,51 @@ impl Exchange {
             }
         }
         self.node.sessions.count_applied(client, new);
-        let mut answer = convert::receipts(tag, &outcomes);
-        answer.payload = convert::keeping([], memory);
-        slot.send(Ok(owed(answer)));
+        let Some((dtype, of_values)) = values else {
+            let mut answer = convert::receipts(tag, &outcomes, whole);
+            answer.payload = convert::keeping([], (pin, charge));
+            return slot.send(Ok(owed(answer)));
+        };
+        match new_values(client, &mut outcomes, slices) {
+            Ok(values) => {
+                let header = convert::values_header(tag, dtype, values.len() / dtype.size(), &outcomes);
+                self.send_values(slot, header, Snapshot::of_rows(dtype, values, of_values), (pin, charge));
+            }
+            // Parts were applied, so the answer may not be a refusal.
+            Err(error) => slot.send(Err(convert::status(&error.shard(index)))),
+        }
+    }
+
+    fn send_values(
+        &self,
+        slot: AnswerSlot,
+        header: pb::Header,
+        values: Snapshot,
+        (pin, charge): AnswerMemory,
+    ) {
+        self.charge_pulled(&values);
+        let pin = self.node.pins.add(values, &self.shared, pin);
+        slot.send(Ok(Owed::Rows { header: Box::new(header), pin, charge }));
+    }
+
+    /// Takes the memory for the values in the answer to a push, before anything is changed.
+    fn memory_of_values(&self, parts: Parts<'_>, dtype: DType) -> Result<Option<(DType, Charge)>> {
+        if !parts.want_values() {
+            return Ok(None);
+        }
+        self.memory_of_elements(parts.elements(), dtype).map(|charge| Some((dtype, charge)))
+    }
+
+    /// Takes the memory for values of many slices; fails if there are too many for one message.
+    fn memory_of_elements(&self, elements: usize, dtype: DType) -> Result<Charge> {
+        if elements > dtype.slice_len() {
+            let error = Error::new(Kind::Frame, "the values of one message have too many elements");
+            return Err(error.expected(format!("at most {}", dtype.slice_len()), elements));
+        }
+        let bytes = dtype.size() * elements;
+        let charge = self.node.shard.meter().take(Purpose::Copies, bytes as u64)?;
+        self.shared.reserve_encoded(bytes)?;
+        Ok(charge)
     }
 
     /// Takes the memory for the answer to many parts.
@@ -153,7 +215,7 @@ impl Exchange {
         Ok((pin, charge))
     }
 
-    /// Answers with rows of many slices at a time.
+    /// Answers with many slices, or rows of them, at a time.
     pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, slot: AnswerSlot) {
         let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
             Ok(memory) => memory,
@@ -161,11 +223,9 @@ impl Exchange {
         };
         match self.gather(route, parts) {
             Ok((outcomes, values)) => {
-                self.charge_pulled(&values);
                 let elements = values.as_ref().len() / values.dtype.size();
                 let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
-                let pin = self.node.pins.add(values, &self.shared, pin);
-                slot.send(Ok(Owed::Rows { header: Box::new(header), pin, charge }));
+                self.send_values(slot, header, values, (pin, charge));
             }
             Err(error) => self.refuse(slot, tag, error),
         }
@@ -191,37 +251,65 @@ impl Exchange {
 
     /// Outcome of each part, and the values of all.
     fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
-        let dtype = DType::Float32;
+        let (whole, averages) = (parts.are_whole(), parts.of_averages());
         let parts: Vec<_> = parts.iter().collect();
         let mut slices = self.admit_parts(&parts, route, None);
+        // All values of an answer are of one dtype. Only float32 has rows.
+        let first = slices.iter().flatten().next().filter(|_| whole);
+        let dtype = first.map_or(DType::Float32, |slice| slice.spec().dtype);
         let mut elements = 0;
         for (part, admitted) in parts.iter().zip(&mut slices) {
-            match admitted.as_ref().map(|slice| slice.row_elements(part.indices)) {
+            match admitted.as_ref().map(|slice| elements_of(slice, part, dtype)) {
                 Ok(Ok(count)) => elements += count,
                 Ok(Err(error)) => *admitted = Err(error),
                 Err(_) => {}
             }
         }
-        if elements > dtype.slice_len() {
-            let error = Error::new(Kind::Frame, "the rows of one message have too many elements");
-            return Err(error.expected(format!("at most {}", dtype.slice_len()), elements));
-        }
-        let bytes = dtype.size() * elements;
-        let charge = self.node.shard.meter().take(Purpose::Copies, bytes as u64)?;
-        self.shared.reserve_encoded(bytes)?;
-        let mut values = Vec::with_capacity(bytes);
+        let charge = self.memory_of_elements(elements, dtype)?;
+        let mut values = Vec::with_capacity(dtype.size() * elements);
         let index = self.node.index();
         let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
             if k % PARTS_PER_BATCH == 0 {
                 prefetch(parts[k..].iter().zip(&slices[k..]).take(PARTS_PER_BATCH), None);
             }
             let slice = slice.as_ref().map_err(Error::clone);
-            let pulled = slice.and_then(|slice| slice.pull_rows(route.client, part.indices, &mut values));
+            let pulled = slice.and_then(|slice| match part.indices {
+                Some(rows) => slice.pull_rows(route.client, rows, &mut values),
+                None if averages => slice.pull_average_copy(route.client, &mut values),
+                None => slice.pull_copy(route.client, &mut values),
+            });
             pulled.map_err(|error| error.shard(index))
         };
         let outcomes = parts.iter().zip(&slices).enumerate().map(pull).collect();
         Ok((outcomes, Snapshot::of_rows(dtype, values, charge)))
     }
+}
+
+/// Elements that a part of a pull reads.
+fn elements_of(slice: &Slice, part: &Part<'_>, dtype: DType) -> Result<usize> {
+    let Some(rows) = part.indices else {
+        let fits = fits_dtype(slice, dtype).map(|()| slice.len());
+        return fits.map_err(|error| error.tensor(slice.spec().name.clone()));
+    };
+    slice.row_elements(rows)
+}
+
+/// The values of the applied parts; the outcomes then report their versions.
+fn new_values(
+    client: u64,
+    outcomes: &mut [Result<Applied>],
+    slices: &[Result<Arc<Slice>>],
+) -> Result<Vec<u8>> {
+    let applied = || outcomes.iter().zip(slices).filter(|(outcome, _)| outcome.is_ok());
+    let bytes = applied().filter_map(|(_, slice)| slice.as_ref().ok()).map(|slice| slice.bytes()).sum();
+    let mut values = Vec::with_capacity(bytes);
+    for (outcome, slice) in outcomes.iter_mut().zip(slices) {
+        if let (Ok(applied), Ok(slice)) = (outcome, slice) {
+            let SliceVersion { version, own, .. } = slice.pull_copy(client, &mut values)?;
+            (applied.version, applied.own) = (version, own);
+        }
+    }
+    Ok(values)
 }
 
 /// Prefetches the memory of the next parts.
