@@ -32,6 +32,7 @@ mod relay;
 mod secret;
 mod server;
 mod shared_memory;
+mod small;
 mod sparse;
 mod statuses;
 mod stubs;

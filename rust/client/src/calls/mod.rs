@@ -7,6 +7,7 @@ mod pull;
 mod push;
 mod receipts;
 mod register;
+mod small;
 mod spaces;
 mod sparse;
 mod submit;

@@ -1,5 +1,6 @@
 //! Pulls of values, of optimizer state and of versions.
 
+use crate::calls::small::{Body, Kinship, SmallSlice, SmallSlices};
 use crate::calls::submit::Draft;
 use crate::client::Client;
 use crate::link::call::payload::Payload;
@@ -12,6 +13,7 @@ use crate::state::stats;
 use bytes::Bytes;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Base;
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::{Caller, OptimizerState, PullView, Pulled, SliceVersion, Ticket, Versions};
 use fastps_transport::convert::header;
@@ -33,6 +35,10 @@ impl Client {
             stats::count(&self.shared.counters.pulls, 1);
         }
         let mut drafts = Vec::new();
+        let mut small = SmallSlices::new(|kin: Kinship, parts, _: &[Option<Base>]| {
+            header::whole_pulls(kin.target(epoch), what, parts)
+        });
+        let shares = matches!(what, Read::Values | Read::Average);
         for (tensor, entry) in entries.iter().enumerate() {
             let runs = match what {
                 Read::Values | Read::Average => Some(1),
@@ -40,12 +46,26 @@ impl Client {
                 Read::Version => None,
             };
             for (k, elements) in entry.spec.slices().enumerate() {
-                let header = header::read(entry.target(k, epoch), what);
                 let answer_bytes = runs.map(|runs| entry.spec.dtype.size() * runs * elements.len());
+                if shares && self.is_small(entry, k, 0, answer_bytes) {
+                    let (codec, base, body) = (None, None, Body::Ready(&[]));
+                    drafts.extend(small.add(SmallSlice {
+                        tensor,
+                        entry,
+                        k,
+                        codec,
+                        base,
+                        body,
+                        answer_bytes,
+                    }));
+                    continue;
+                }
+                let header = header::read(entry.target(k, epoch), what);
                 let payload = Payload::Owned(Bytes::new());
                 drafts.push(Draft::new(tensor, entry, k, header, answer_bytes, payload));
             }
         }
+        drafts.extend(small.finish());
         let _in_order = self.lock_sequence();
         self.submit(drafts, Vec::new(), deadline, None)
     }
@@ -116,7 +136,9 @@ pub(crate) fn first_error(shared: &Shared, call: &Call) -> Result<()> {
 
 /// The versions in the answers of a call, tensor by tensor.
 pub(crate) fn versions(call: &Call, client: u64) -> Versions {
-    let outcomes = call.outcomes();
+    let mut outcomes = call.outcomes();
+    // Small slices come last.
+    outcomes.sort_by_key(|(part, _)| part.tensor);
     let tensors = outcomes.chunk_by(|(a, _), (b, _)| a.tensor == b.tensor).map(|slices| {
         let version = |(part, outcome): &(&CallPart, Outcome)| match outcome {
             Outcome::Answered(answer) => {

@@ -1,9 +1,10 @@
 //! Pushes: a gradient is checked, encoded slice by slice, and queued at the links to its shards.
 
+use crate::calls::small::{Body, Kinship, SmallSlice, SmallSlices};
 use crate::calls::submit::{Draft, next};
 use crate::client::Client;
 use crate::link::call::payload::{Memory, Payload};
-use crate::link::call::{CallPart, Outcome};
+use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::queue::Frame;
 use crate::link::wait::CallHandle;
 use crate::state::doubt::Residue;
@@ -12,14 +13,15 @@ use crate::state::runtime::lock;
 use crate::state::stats;
 use crate::state::time::after;
 use bytes::Bytes;
-use fastps_core::codec::{Codec, Position};
+use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Base;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
 use fastps_core::sparse::Gathered;
 use fastps_core::verbs::{Caller, Gradient, GradientRef, PushOptions, Versions};
-use fastps_transport::convert::header::{self, GradientSettings};
+use fastps_transport::convert::header::{self, GradientSettings, separate};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -71,6 +73,31 @@ impl Encoder<'_> {
             body: body.clone(),
         });
         Ok(body)
+    }
+
+    /// Encodes the parts of a frame. If one fails, the others are sent in frames of their own.
+    fn encode_frame(&self, call: &Call, mut frame: Frame) -> Vec<Frame> {
+        let bodies: Vec<_> = call.parts[frame.parts.clone()].iter().map(|part| self.encode(part)).collect();
+        if bodies.iter().all(Result::is_ok) {
+            let mut bodies: Vec<_> = bodies.into_iter().flatten().collect();
+            let joined = if bodies.len() == 1 { bodies.pop() } else { None };
+            frame.payload = Payload::Owned(joined.unwrap_or_else(|| bodies.concat().into()));
+            return vec![frame];
+        }
+        let single = frame.parts.len() == 1;
+        let headers: Vec<_> = if single { vec![frame.header] } else { separate(&frame.header).collect() };
+        let mut sent = Vec::new();
+        for ((index, body), header) in frame.parts.zip(bodies).zip(headers) {
+            match body {
+                Ok(body) => {
+                    sent.push(Frame { parts: index..index + 1, header, payload: Payload::Owned(body) });
+                }
+                Err(error) => {
+                    call.deliver(index, Outcome::Failed(call.parts[index].refused(error)), None);
+                }
+            }
+        }
+        sent
     }
 }
 
@@ -154,7 +181,8 @@ impl Client {
         Ok(Checked { isa, gradients, options, epoch, entries, sparse })
     }
 
-    /// One frame per slice of each gradient, and the callers' arrays that are sent without a copy.
+    /// One frame per large slice of each gradient, shared ones for small slices, and the callers' arrays that are
+    /// sent without a copy.
     fn push_drafts(
         &self,
         push: &Checked<'_>,
@@ -163,31 +191,49 @@ impl Client {
     ) -> (Vec<Draft>, Vec<Arc<Memory>>) {
         let &Checked { isa, gradients, options, epoch, .. } = push;
         let lend = options.is_plain() && options.feedback.is_none();
-        let (mut drafts, mut memories) = (Vec::new(), Vec::with_capacity(gradients.len()));
+        let (mut drafts, mut memories) = (Vec::new(), Vec::new());
+        let mut small = SmallSlices::new(|kin: Kinship, parts, bases: &[Option<Base>]| {
+            let codec = kin.codec.unwrap_or(CodecId::plain(kin.dtype));
+            let settings = settings(kin.dtype, codec, options);
+            header::whole_gradients(kin.target(epoch), &settings, parts, bases, want_values)
+        });
         for (tensor, (entry, sparse)) in push.entries.iter().zip(&push.sparse).enumerate() {
             if let Some(gathered) = sparse {
                 drafts.extend(self.sparse_push(isa, (tensor, entry), gathered, options, (epoch, sequence)));
                 continue;
             }
             let values = &gradients[tensor].values;
-            let codec = values.bodies().map(|bodies| bodies.codec);
-            let memory = (lend && codec.is_none()).then(|| Memory::new(values.clone()));
-            memories.extend(memory.clone());
-            let mut settings = settings(entry, options);
-            settings.codec = codec.unwrap_or(settings.codec);
+            let bodies = values.bodies().map(|bodies| bodies.codec);
+            let lends = lend && bodies.is_none();
+            let mut memory = None;
+            let codec = bodies.unwrap_or_else(|| options.codec_of(entry.spec.dtype));
             let answer = want_values.then_some(entry.spec.dtype.size());
             for (k, range) in entry.spec.slices().enumerate() {
-                let (target, count) = (entry.target(k, epoch), range.len() as u64);
-                let base = self.base(options, entry, (k, k));
-                let header = header::gradient(target, &settings, count, base, want_values);
+                let (sent_bytes, base) = (codec.body_len(range.len()), self.base(options, entry, (k, k)));
                 let answer_bytes = answer.map(|size| size * range.len());
-                let payload = match &memory {
-                    Some(memory) => Payload::Lent(memory.clone(), range),
-                    None => Payload::Later(settings.codec.body_len(range.len())),
+                if self.is_small(entry, k, sent_bytes, answer_bytes) {
+                    let view = lends.then(|| values.view().get(range));
+                    let body =
+                        view.as_ref().map_or(Body::Later(sent_bytes), |view| Body::Ready(view.bytes()));
+                    let codec = Some(codec);
+                    let slice = SmallSlice { tensor, entry, k, codec, base, body, answer_bytes };
+                    drafts.extend(small.add(slice));
+                    continue;
+                }
+                let settings = settings(entry.spec.dtype, codec, options);
+                let (target, count) = (entry.target(k, epoch), range.len() as u64);
+                let header = header::gradient(target, &settings, count, base, want_values);
+                let payload = if lends {
+                    let memory = memory.get_or_insert_with(|| Memory::new(values.clone()));
+                    Payload::Lent(memory.clone(), range)
+                } else {
+                    Payload::Later(sent_bytes)
                 };
                 drafts.push(Draft::new(tensor, entry, k, header, answer_bytes, payload));
             }
+            memories.extend(memory);
         }
+        drafts.extend(small.finish());
         (drafts, memories)
     }
 
@@ -201,7 +247,7 @@ impl Client {
         mut wants_values: Option<&mut dyn Caller>,
     ) {
         let (mut batch, mut encoded) = (Vec::with_capacity(frames.len()), 0);
-        for mut frame in frames {
+        for frame in frames {
             if matches!(frame.payload, Payload::Later(_)) {
                 if encoded >= ENCODE_BATCH_ELEMENTS {
                     self.enqueue(call, std::mem::take(&mut batch), encoder.sequence);
@@ -211,15 +257,10 @@ impl Client {
                     }
                     encoded = 0;
                 }
-                let part = &call.parts[frame.parts.start];
-                match encoder.encode(part) {
-                    Ok(body) => frame.payload = Payload::Owned(body),
-                    Err(error) => {
-                        call.deliver(frame.parts.start, Outcome::Failed(part.refused(error)), None);
-                        continue;
-                    }
-                }
-                encoded += part.elements.len();
+                let parts = &call.parts[frame.parts.clone()];
+                encoded += parts.iter().map(|part| part.elements.len()).sum::<usize>();
+                batch.extend(encoder.encode_frame(call, frame));
+                continue;
             }
             batch.push(frame);
         }
@@ -236,9 +277,15 @@ impl Client {
 }
 
 /// Settings shared by all gradients of one push to a tensor.
-pub(crate) fn settings<'a>(entry: &Entry, options: &'a PushOptions) -> GradientSettings<'a> {
+pub(crate) fn settings(dtype: DType, codec: CodecId, options: &PushOptions) -> GradientSettings<'_> {
     let &PushOptions { lr, scale, weight, correction, ref note, .. } = options;
-    let dtype = entry.spec.dtype;
-    let (codec, note) = (options.codec_of(dtype), note.as_deref().unwrap_or_default());
-    GradientSettings { dtype, codec, lr, scale, weight, correction, note }
+    GradientSettings {
+        dtype,
+        codec,
+        lr,
+        scale,
+        weight,
+        correction,
+        note: note.as_deref().unwrap_or_default(),
+    }
 }

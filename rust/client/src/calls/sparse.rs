@@ -1,6 +1,7 @@
 //! Sparse pushes and pulls of rows: messages of many parts, one per slice of a shard.
 
 use crate::calls::push::settings;
+use crate::calls::small::{MAX_MESSAGE_BYTES, PART_HEADER_BYTES};
 use crate::calls::submit::Draft;
 use crate::client::Client;
 use crate::link::call::CallPart;
@@ -20,11 +21,6 @@ use fastps_transport::convert::header::{self, Target};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Limit on a message and on its answer: each is one HTTP/2 frame.
-const MAX_SPARSE_MESSAGE_BYTES: usize = fastps_transport::wire::MAX_FRAME as usize - 4096;
-/// Most header bytes per part.
-const PART_HEADER_BYTES: usize = 64;
-
 /// A message being filled: parts by their number in the plan.
 #[derive(Default)]
 struct Message {
@@ -43,7 +39,7 @@ impl Client {
         (epoch, sequence): (u64, u64),
     ) -> Vec<Draft> {
         let plan = &gathered.plan;
-        let settings = settings(entry, options);
+        let settings = settings(entry.spec.dtype, options.codec_of(entry.spec.dtype), options);
         let target = Target { slice: SliceId(0), group: entry.group, epoch };
         let header = |numbers: &[usize], on_wire| {
             let base = |j: &usize| self.base(options, entry, (plan.parts()[*j].slice, *j));
@@ -129,7 +125,7 @@ fn messages(entry: &Entry, plan: &Plan, bytes: impl Fn(&RowPart) -> usize) -> Ve
         let message = &mut open[entry.slices[part.slice].1];
         let bytes = PART_HEADER_BYTES + bytes(part);
         // A larger part gets a separate message.
-        let fits = message.bytes + bytes <= MAX_SPARSE_MESSAGE_BYTES && message.parts.len() < MAX_PARTS;
+        let fits = message.bytes + bytes <= MAX_MESSAGE_BYTES && message.parts.len() < MAX_PARTS;
         if !fits && !message.parts.is_empty() {
             full.push(std::mem::take(message));
         }

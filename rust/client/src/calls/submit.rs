@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// A part with its frame, not yet queued.
 pub(crate) struct Draft {
     pub(crate) part: CallPart,
-    /// Further parts of a sparse message.
+    /// Further parts of the message.
     pub(crate) more: Vec<CallPart>,
     pub(crate) header: pb::Header,
     pub(crate) payload: Payload,

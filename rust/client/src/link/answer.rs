@@ -201,7 +201,7 @@ impl Link {
         };
         self.check_drained(&queue);
         drop(queue);
-        // A refusal of a sparse message refuses all of it.
+        // A refusal of a message refuses all of it.
         for index in parts {
             let values = values.clone().map(|bytes| ArrivedValues { bytes, lent });
             call.deliver(index, outcome.clone(), values);
@@ -284,7 +284,7 @@ impl Link {
         }
     }
 
-    /// Delivers the answers to the parts of a sparse message.
+    /// Delivers the answers to the parts of a message.
     fn answer_parts(
         &self,
         pending: &Pending,

@@ -86,11 +86,16 @@ impl Link {
         self.rounds.store(convert::can(hello, convert::ROUNDS), Ordering::Relaxed);
         self.dtypes.store(convert::can(hello, convert::DTYPES), Ordering::Relaxed);
         self.history.store(convert::can(hello, convert::HISTORY), Ordering::Relaxed);
+        let takes_parts = convert::can(hello, convert::PARTS);
+        self.parts.store(takes_parts, Ordering::Relaxed);
         if let Some(resolution) = self.shared.resolution.as_ref().filter(|_| !hello.cluster.is_empty()) {
             resolution.note_listed(&hello.cluster);
         }
         let mut queue = lock(&self.queue);
         queue.asks_many = convert::can(hello, convert::VERSIONS);
+        if !takes_parts {
+            queue.divide_all();
+        }
         if std::mem::replace(&mut queue.server, hello.server) != hello.server {
             self.restarted.store(true, Ordering::Relaxed);
             queue.ask_what_is_left();

@@ -31,7 +31,7 @@ pub(crate) struct Frame {
 /// Recipient of an answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Waiter {
-    /// Parts of a call: one, or all those of a sparse message.
+    /// Parts of a call: one, or all those of a message in parts.
     Parts(Arc<Call>, Range<usize>),
     Doubt(Arc<Doubt>),
 }
@@ -82,6 +82,23 @@ impl Pending {
         let counts_own = base_of == client;
         let completion = Completion { tag, client, sequence, acknowledged, counts_own, crc32c };
         convert::header::complete(&self.header, completion)
+    }
+
+    /// A message of whole slices as frames of one slice each, under the same identity; any other frame as it is.
+    fn separate(self) -> Vec<Self> {
+        let (Waiter::Parts(call, parts), Payload::Owned(bytes)) = (&self.waiter, &self.payload) else {
+            return vec![self];
+        };
+        if !convert::are_whole(&self.header) {
+            return vec![self];
+        }
+        let (sender, attempts, mut rest) = (self.sender, self.attempts, bytes.clone());
+        let frame = |(header, k): (pb::Header, usize)| {
+            let payload = rest.split_to(call.parts[k].sent_bytes.min(rest.len()));
+            let (waiter, refused) = (Waiter::Parts(call.clone(), k..k + 1), self.refused.clone());
+            Self { header, payload: Payload::Owned(payload), waiter, sender, attempts, refused }
+        };
+        convert::header::separate(&self.header).zip(parts.clone()).map(frame).collect()
     }
 
     /// The slices addressed.
@@ -184,6 +201,23 @@ impl Queue {
         }
         self.frames.insert(tag, pending);
         self.wake();
+    }
+
+    /// Divides all messages of whole slices, because the server that was met does not take them. The order of
+    /// frames stays; none is on a connection to that server yet.
+    pub(crate) fn divide_all(&mut self) {
+        if self.frames.values().any(|pending| convert::are_whole(&pending.header)) {
+            for pending in self.frames.extract(|_| true).into_iter().flat_map(Pending::separate) {
+                self.requeue(pending);
+            }
+        }
+    }
+
+    /// Divides the frame that was queued last, if it is a message of whole slices.
+    pub(crate) fn divide(&mut self, tag: u64) {
+        if let Some(pending) = self.frames.remove(tag) {
+            pending.separate().into_iter().for_each(|pending| self.requeue(pending));
+        }
     }
 
     /// Sends a refused frame again if it still waits and this is still the connection of `session`; another

@@ -48,8 +48,13 @@ impl Link {
                 fenced.push((parts, error));
                 continue;
             }
+            // The server may have changed since the message was made.
+            let divide = convert::are_whole(&header) && !self.parts.load(Ordering::Relaxed);
             let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), sender);
             call.parts[parts].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
+            if divide {
+                queue.divide(tag);
+            }
         }
         queue.wake();
         drop(queue);

@@ -46,6 +46,8 @@ pub(crate) struct Link {
     pub(crate) dtypes: AtomicBool,
     /// Set when the server keeps history.
     pub(crate) history: AtomicBool,
+    /// Set when the server takes several whole slices in one message.
+    pub(crate) parts: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
@@ -80,6 +82,7 @@ impl Link {
             listed: AtomicU64::new(hello.cluster_digest),
             dtypes: AtomicBool::new(convert::can(hello, convert::DTYPES)),
             history: AtomicBool::new(convert::can(hello, convert::HISTORY)),
+            parts: AtomicBool::new(convert::can(hello, convert::PARTS)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),
             shared,

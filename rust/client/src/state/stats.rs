@@ -47,7 +47,7 @@ pub(crate) fn answered(counters: &Counters, applied: &Applied, identified: bool,
     }
 }
 
-/// Counts the answered parts of a sparse message.
+/// Counts the answered parts of a message, and the bytes of their values.
 pub(crate) fn parts_answered(
     counters: &Counters,
     outcomes: &[Result<Applied>],
@@ -57,9 +57,8 @@ pub(crate) fn parts_answered(
     if identified {
         let duplicate = |outcome: &&Result<Applied>| outcome.as_ref().is_ok_and(|applied| applied.duplicate);
         count(&counters.duplicates, outcomes.iter().filter(duplicate).count() as u64);
-    } else {
-        count(&counters.bytes_pulled, bytes as u64);
     }
+    count(&counters.bytes_pulled, bytes as u64);
 }
 
 impl Counters {

@@ -114,7 +114,16 @@ pub(super) fn of_versions(h: &pb::Header) -> Result<Parts<'_>> {
         return Err(malformed("KIND_PULL_VERSION uses only the slice of a part")
             .expected("the other fields unset", "a value"));
     }
-    check(Parts { list: &h.parts, table: None, push: None, payload: &[] })
+    let list = &h.parts;
+    check(Parts {
+        list,
+        table: None,
+        push: None,
+        payload: &[],
+        whole: false,
+        want_values: false,
+        average: false,
+    })
 }
 
 /// Checks the number of parts, that their slices differ, and the payload's length.
