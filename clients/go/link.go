@@ -48,8 +48,8 @@ type link struct {
 	cluster     uint64
 	nextTag     uint64
 	nextOrder   uint64
-	unsent      *list.List        // of *frame, in order
-	sequence    uint64            // of the last push sent, and the number up to which all were answered then
+	unsent      *list.List // of *frame, in order
+	sequence    uint64     // of the last push sent, and the number up to which all were answered then
 	settled     uint64
 	sent        map[uint64]*frame // by tag: sent on this stream and not answered
 	paused      map[*frame]bool   // refused for now

@@ -280,6 +280,14 @@ impl ExactMemory {
         }
     }
 
+    /// As `meet_cut`, if the slice is about to forget what the push acknowledges.
+    #[inline(always)]
+    pub(super) fn meet_cut_to_acknowledge(&mut self, slice: &SliceContext, push: &Push<'_>) {
+        if push.acknowledged > 0 {
+            self.meet_cut(slice);
+        }
+    }
+
     /// Takes part in a cut. Without memory for the image, the cut fails and the push continues.
     #[cold]
     fn take_part_in_cut(&mut self, slice: &SliceContext) {

@@ -202,6 +202,7 @@ impl Slice {
         share: Share,
         later: impl FnOnce() -> Completion,
     ) -> (Option<Result<Applied>>, Completions) {
+        memory.meet_cut_to_acknowledge(self, push);
         memory.identities.acknowledge(push.identity.client, push.acknowledged);
         match memory.identities.look_up(push.identity) {
             Seen::Before(Outcome::Applied(applied)) => {

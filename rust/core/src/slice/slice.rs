@@ -146,6 +146,7 @@ impl Slice {
         let arrival = match &self.memory {
             SliceMemory::Exact(memory) => {
                 let mut memory = memory.lock();
+                memory.meet_cut_to_acknowledge(self, push);
                 let version = memory.changed();
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
                     Arrival::Apply => {
