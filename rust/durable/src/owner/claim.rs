@@ -483,3 +483,182 @@ impl<V: Clone + PartialEq> Claim<V> {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use crate::owner::record::sample;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn claim(cluster: Option<u64>, incarnation: u64) -> Claim<u64> {
+        let locked = Some(LockedFile { boot: "b".to_owned(), device: 9, inode: incarnation });
+        let address = format!("host-{incarnation}:7070");
+        let candidate = Candidate { cluster, shard: 2, address, incarnation, locked, least_term: 0 };
+        Claim::new(candidate, Timing::new(seconds(64)))
+    }
+
+    /// Sends the request that is due, which must be a swap, and answers it.
+    fn swap(claim: &mut Claim<u64>, now: Duration, version: u64) -> (Record, Option<u64>) {
+        let Some(Request::Swap(record, before)) = claim.poll(now, version) else { panic!("no swap is due") };
+        claim.answer(now, Answer::Swapped(version)).unwrap();
+        (*record, before)
+    }
+
+    fn look(claim: &mut Claim<u64>, now: Duration, record: Option<(Record, u64)>) -> Result<()> {
+        assert_eq!(claim.poll(now, 0), Some(Request::Read));
+        claim.answer(now, Answer::Found(record.map(|(record, version)| (Box::new(record), version))))
+    }
+
+    /// An owner of term 1 since the start.
+    fn owner() -> Claim<u64> {
+        let mut claim = claim(Some(7), 1);
+        look(&mut claim, Duration::ZERO, None).unwrap();
+        let (taken, before) = swap(&mut claim, Duration::ZERO, 1);
+        assert_eq!((taken.term, taken.stage, before), (1, Stage::Recovering, None));
+        assert_eq!(claim.phase(), Phase::Marking);
+        claim.marked();
+        let place = LogPosition { segment: 1, offset: 0 };
+        claim.recovered(place, place).unwrap();
+        assert!(!claim.holds(Duration::ZERO), "the second swap is not confirmed");
+        let (opened, before) = swap(&mut claim, Duration::ZERO, 2);
+        assert_eq!((opened.tip.term, opened.bases.len(), before), (1, 0, Some(1)));
+        claim
+    }
+
+    #[test]
+    fn an_owner_renews_each_quarter_of_its_lease_and_stops_at_its_end() {
+        let mut claim = owner();
+        assert_eq!(claim.wake(), Some(seconds(16)));
+        assert_eq!(claim.poll(seconds(15), 0), None);
+        let (renewed, before) = swap(&mut claim, seconds(20), 3);
+        assert_eq!((renewed.stage, renewed.nonce, before), (Stage::Open, 3, Some(2)));
+        assert!(claim.holds(seconds(83)) && !claim.holds(seconds(84)));
+        // It may renew after its end, if nobody has taken the shard meanwhile.
+        swap(&mut claim, seconds(100), 4);
+        assert!(claim.holds(seconds(163)));
+        assert_eq!(claim.timing.request(), seconds(8));
+    }
+
+    #[test]
+    fn a_swap_without_an_answer_is_read_back() {
+        let mut claim = owner();
+        let Some(Request::Swap(lost, _)) = claim.poll(seconds(20), 3) else { panic!() };
+        assert_eq!(claim.poll(seconds(21), 4), None, "one request at a time");
+        claim.answer(seconds(28), Answer::Failed).unwrap();
+        assert!(claim.holds(seconds(63)) && !claim.holds(seconds(64)));
+        look(&mut claim, seconds(32), Some((*lost.clone(), 3))).unwrap();
+        assert!(claim.holds(seconds(83)) && !claim.holds(seconds(84)), "it counts from before it was sent");
+        assert_eq!(claim.confirmed(), 3);
+        // It had not happened when it was read back, and happens then.
+        let before = claim.record().cloned().unwrap();
+        let Some(Request::Swap(late, _)) = claim.poll(seconds(40), 5) else { panic!() };
+        claim.answer(seconds(48), Answer::Failed).unwrap();
+        look(&mut claim, seconds(52), Some((before, 3))).unwrap();
+        let Some(Request::Swap(_, by)) = claim.poll(seconds(52), 6) else { panic!() };
+        assert_eq!(by, Some(3));
+        claim.answer(seconds(53), Answer::Failed).unwrap();
+        look(&mut claim, seconds(57), Some((*late, 5))).unwrap();
+        assert!(!claim.holds(seconds(84)), "its own older swap gives no time");
+        assert_eq!(swap(&mut claim, seconds(57), 7).1, Some(5));
+        assert!(claim.holds(seconds(120)));
+    }
+
+    #[test]
+    fn a_taker_waits_for_the_lease_of_one_version_and_the_drift() {
+        let owned = owner().record().cloned().unwrap();
+        let mut claim = claim(None, 2);
+        look(&mut claim, seconds(100), Some((owned.clone(), 2))).unwrap();
+        look(&mut claim, seconds(150), Some((owned.clone(), 3))).unwrap();
+        for now in [160, 217] {
+            look(&mut claim, seconds(now), Some((owned.clone(), 3))).unwrap();
+        }
+        // 64 s and a sixteenth of them after the first answer with version 3.
+        let (taken, before) = swap(&mut claim, seconds(218), 4);
+        assert_eq!((taken.term, taken.cluster, before), (2, 7, Some(3)));
+        assert_eq!(taken.tip, owned.tip, "term 2 has not opened");
+        claim.marked();
+        let at = |offset| LogPosition { segment: 1, offset };
+        claim.recovered(at(50), LogPosition { segment: 2, offset: 0 }).unwrap();
+        let (opened, _) = swap(&mut claim, seconds(218), 5);
+        assert_eq!(
+            opened.bases,
+            [Base { term: 1, end: at(50), begin: LogPosition { segment: 2, offset: 0 } }]
+        );
+        claim.forget(LogPosition { segment: 2, offset: 0 });
+        assert!(swap(&mut claim, seconds(234), 6).0.bases.is_empty());
+    }
+
+    #[test]
+    fn nobody_waits_for_who_has_released_or_held_the_very_lock() {
+        let mut owner = owner();
+        owner.release();
+        assert!(!owner.holds(seconds(1)) && owner.phase() == Phase::Releasing);
+        let (released, _) = swap(&mut owner, seconds(1), 3);
+        assert_eq!((owner.phase(), owner.wake()), (Phase::Released, None));
+        let mut next = claim(None, 2);
+        look(&mut next, seconds(1), Some((released.clone(), 3))).unwrap();
+        assert_eq!(swap(&mut next, seconds(1), 4).0.term, 2);
+        let killed = Record { stage: Stage::Open, ..released };
+        let mut same = claim(Some(7), 1);
+        same.candidate.incarnation = 5;
+        look(&mut same, seconds(1), Some((killed.clone(), 3))).unwrap();
+        assert_eq!(swap(&mut same, seconds(1), 4).0.term, 2);
+        let rebooted = Record {
+            locked: killed.locked.clone().map(|file| LockedFile { boot: "c".to_owned(), ..file }),
+            ..killed
+        };
+        same = claim(Some(7), 1);
+        same.candidate.incarnation = 5;
+        look(&mut same, seconds(1), Some((rebooted, 3))).unwrap();
+        assert_eq!(same.wake(), Some(seconds(5)), "it looks again");
+    }
+
+    #[test]
+    fn a_removed_record_comes_back_with_a_later_term_after_a_lease() {
+        let mut owner = owner();
+        let Some(Request::Swap(..)) = owner.poll(seconds(20), 3) else { panic!() };
+        owner.answer(seconds(20), Answer::Failed).unwrap();
+        look(&mut owner, seconds(24), None).unwrap();
+        assert_eq!(owner.phase(), Phase::Lost);
+        let mut next = claim(Some(7), 2);
+        next.candidate.least_term = 1;
+        look(&mut next, seconds(24), None).unwrap();
+        look(&mut next, seconds(30), None).unwrap();
+        assert_eq!(swap(&mut next, seconds(92), 4).0.term, 2);
+    }
+
+    #[test]
+    fn records_of_others_end_the_claim_with_the_next_step() {
+        for (cluster, record, expected) in [
+            (Some(8), Some((sample(), 1)), "choose another URL"),
+            (None, Some((Record { shard: 3, ..sample() }, 1)), "another shard's"),
+            (None, None, "no server has owned the shard"),
+        ] {
+            let error = look(&mut claim(cluster, 2), Duration::ZERO, record).unwrap_err();
+            assert_eq!(error.kind, Kind::Config);
+            assert!(error.message.contains(expected) && error.expected.is_some(), "{error}");
+        }
+        let mut owner = owner();
+        owner.poll(seconds(20), 3).unwrap();
+        owner.answer(seconds(20), Answer::Failed).unwrap();
+        look(&mut owner, seconds(24), Some((sample(), 9))).unwrap();
+        assert_eq!((owner.phase(), owner.record(), owner.wake()), (Phase::Lost, Some(&sample()), None));
+        assert!(!owner.holds(seconds(24)));
+    }
+
+    #[test]
+    fn a_history_that_is_shorter_than_the_record_promises_is_damage() {
+        let mut claim = claim(Some(7), 2);
+        look(&mut claim, Duration::ZERO, Some((Record { stage: Stage::Released, ..sample() }, 1))).unwrap();
+        swap(&mut claim, Duration::ZERO, 2);
+        claim.marked();
+        let short = LogPosition { segment: 4, offset: 99 };
+        let error = claim.recovered(short, short).unwrap_err();
+        assert!(error.message.contains("ends before") && error.got.is_some(), "{error}");
+        assert_eq!(claim.phase(), Phase::Reading);
+    }
+}

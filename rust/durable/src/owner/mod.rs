@@ -1,6 +1,9 @@
 //! One owner of a shard: the record that says which server it is, and a server's claim to it.
 
 mod claim;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod model;
 mod pieces;
 mod record;
 

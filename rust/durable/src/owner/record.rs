@@ -95,7 +95,7 @@ pub struct Record {
     pub locked: Option<LockedFile>,
     /// Without a renewal, the owner stops answering after this time.
     pub lease_ms: u64,
-    /// Random, and new in each body: equal bodies have equal ETags.
+    /// Random, and new in each body: equal bodies have equal `ETag`s.
     pub nonce: u64,
     /// The newest term that served.
     pub tip: Tip,
