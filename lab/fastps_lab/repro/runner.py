@@ -148,5 +148,5 @@ def draw_on(claim: Claim, figures: Figures, drawn: Any) -> None:
 
 def _data(figures: Figures) -> list[str]:
     """The data that figures are of, if it has a name."""
-    name = figures.get("data") or figures.get("task") or figures.get("net")
-    return [] if name is None else [_DATA.get(name, name)]
+    name = next((figures[key] for key in ("data", "task", "net") if key in figures), None)
+    return [] if name is None else [str(_DATA.get(name, name))]

@@ -139,7 +139,7 @@ def draw(results: list[Run], path: Path) -> None:
                         bundles, first = one["bundles"], one["seed"] == results[0]["seed"]
                         axes.plot(
                             [point[column] for point in one["curve"]], [point[2] for point in one["curve"]],
-                            color=COLORS.get(bundles), lw=1, label=f"{bundles} bundles" if first else None,
+                            color=COLORS.get(bundles), lw=1, label=f"{bundles} bundle{'s' * (bundles > 1)}" if first else None,
                         )  # fmt: skip
                 goal = GAMES[game][2]
                 axes.axhline(goal, color="#b2182b", ls=":", lw=1.2, label=f"goal: {goal:g}")

@@ -194,9 +194,11 @@ def measure_learners(setting: Setting) -> Figures:
     curves: Figures = {name: [] for name in LEARNERS}
     for run, found in zip(runs, setting.each(evaluations, runs), strict=True):
         curves[run.name].append(found)
-    named = {"bounds": BOUNDS, "goals": GOALS}
-    return {"data": ENVIRONMENT, "curves": curves} | {
-        key: {name: of[name][full] for name in LEARNERS} for key, of in named.items()
+    return {
+        "data": ENVIRONMENT,
+        "bounds": {name: BOUNDS[name][full] for name in LEARNERS},
+        "goals": {name: GOALS[name][full] for name in LEARNERS},
+        "curves": curves,
     }
 
 
