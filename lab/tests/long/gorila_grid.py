@@ -137,9 +137,10 @@ def draw(results: list[Run], path: Path) -> None:
                 for one in results:
                     if one["game"] == game:
                         bundles, first = one["bundles"], one["seed"] == results[0]["seed"]
+                        label = f"{bundles} bundle{'s' * (bundles > 1)}" if first else None
                         axes.plot(
                             [point[column] for point in one["curve"]], [point[2] for point in one["curve"]],
-                            color=COLORS.get(bundles), lw=1, label=f"{bundles} bundle{'s' * (bundles > 1)}" if first else None,
+                            color=COLORS.get(bundles), lw=1, label=label,
                         )  # fmt: skip
                 goal = GAMES[game][2]
                 axes.axhline(goal, color="#b2182b", ls=":", lw=1.2, label=f"goal: {goal:g}")
