@@ -476,6 +476,13 @@ pub struct TensorSpec {
     /// The average of the values that steps update; unset: none. Only to servers with `dtypes` among their capabilities.
     #[prost(message, optional, tag = "7")]
     pub average: ::core::option::Option<Average>,
+    /// How steps round the values of a DTYPE_BFLOAT16 tensor, and of no other; unset: ROUNDING_STOCHASTIC. Only to servers
+    /// with `dtypes` among their capabilities.
+    #[prost(enumeration = "Rounding", tag = "8")]
+    pub rounding: i32,
+    /// The seed of ROUNDING_STOCHASTIC; unset: the 64-bit FNV-1a hash of the name.
+    #[prost(uint64, optional, tag = "9")]
+    pub seed: ::core::option::Option<u64>,
 }
 /// An exponential moving average of a tensor's values: the last slot of its state, named average.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -1486,7 +1493,8 @@ pub enum DType {
     DtypeFloat32 = 1,
     /// IEEE double precision: only for tensors that are APPLY_EXACT and have the optimizer "sgd".
     DtypeFloat64 = 2,
-    /// bfloat16 (reserved: refused today).
+    /// bfloat16: only for tensors that are APPLY_EXACT. Gradients, optimizer state and averages are float32. Only to
+    /// servers with `dtypes` among their capabilities.
     DtypeBfloat16 = 3,
     /// IEEE half precision (reserved: refused today).
     DtypeFloat16 = 4,
@@ -1783,6 +1791,39 @@ impl OpCode {
             "OP_BLOCK" => Some(Self::OpBlock),
             "OP_BEGIN_SUM" => Some(Self::OpBeginSum),
             "OP_END_SUM" => Some(Self::OpEndSum),
+            _ => None,
+        }
+    }
+}
+/// How a step rounds float32 to bfloat16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Rounding {
+    /// As if ROUNDING_STOCHASTIC were set.
+    Unspecified = 0,
+    /// To one of the two neighbours, at random: right on average. README.md describes the random numbers.
+    Stochastic = 1,
+    /// To nearest even: small updates are lost.
+    Nearest = 2,
+}
+impl Rounding {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ROUNDING_UNSPECIFIED",
+            Self::Stochastic => "ROUNDING_STOCHASTIC",
+            Self::Nearest => "ROUNDING_NEAREST",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ROUNDING_UNSPECIFIED" => Some(Self::Unspecified),
+            "ROUNDING_STOCHASTIC" => Some(Self::Stochastic),
+            "ROUNDING_NEAREST" => Some(Self::Nearest),
             _ => None,
         }
     }
