@@ -4,6 +4,7 @@ Needs the extras torch and checkpoint.
 
     python examples/language_model.py [--model lstm|transformer] [--quick] [--output DIR]   # all of it
     python examples/language_model.py --average 0.99         # and served by an average of its weights
+    python examples/language_model.py --dtype bfloat16       # the servers keep the weights in bfloat16
     python examples/language_model.py plain --steps N                   # the same model in plain torch
     torchrun --nproc-per-node 2 examples/language_model.py plain --steps N                   # and with DDP
 
@@ -140,6 +141,7 @@ def work(arguments):
             ps,
             adam,
             average=fastps.EMA(arguments.average) if arguments.average else None,
+            dtype=arguments.dtype,
         )
         begin = max(ps.versions("bias")["bias"] - 1, 0)
         print(f"begins at step {begin}", flush=True)
@@ -210,7 +212,7 @@ def plain(arguments):
 
 
 #: Options that the processes of a run take over.
-SHARED = ("model", "steps", "width", "layers", "lr", "device", "output")
+SHARED = ("model", "steps", "width", "layers", "lr", "device", "dtype", "output")
 
 
 def command_of(arguments, role, *options):
@@ -311,6 +313,9 @@ def main():
     parser.add_argument("--layers", type=int, help="(2)")
     parser.add_argument("--lr", type=float, help="learning rate of Adam (.001)")
     parser.add_argument("--average", type=float, help="decay of the average that is evaluated (none)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights on the servers"
+    )
     parser.add_argument("--workers", type=int, help="(4)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=Path("language-model"))

@@ -231,6 +231,7 @@ class Client:
         apply: str,
         group: str,
         average: EMA | None,
+        element: tuple[str | None, str | None, int | None],
         timeout: float | None,
     ) -> None: ...
     def unregister(self, name: str, timeout: float | None) -> None: ...
@@ -277,7 +278,16 @@ class Client:
     def names(self, timeout: float | None) -> list[str]: ...
     def spec(
         self, name: str, timeout: float | None
-    ) -> tuple[tuple[int, ...], str, str, str, Optimizer, EMA | None]: ...
+    ) -> tuple[
+        tuple[int, ...],
+        str,
+        str,
+        str,
+        Optimizer,
+        EMA | None,
+        Literal["stochastic", "nearest"] | None,
+        int | None,
+    ]: ...
     def versions(self, names: Sequence[str], timeout: float | None) -> Versions: ...
     def last_changes(self, names: Sequence[str], timeout: float | None) -> list[float | None]: ...
     def join(

@@ -74,6 +74,11 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
             "optimizer": type(spec.optimizer).__name__,
             "settings": settings,
             "average": None if spec.average is None else dataclasses.asdict(spec.average),
+            **(
+                {}
+                if spec.dtype != "bfloat16"
+                else {"dtype": spec.dtype, "rounding": spec.rounding, "seed": spec.seed}
+            ),
             "apply": spec.apply,
             "group": spec.group,
             "steps": steps,
@@ -154,6 +159,9 @@ def load(
                 "hogwild" if spec.apply == "hogwild" else "exact",
                 spec.group,
                 average=spec.average,
+                dtype="bfloat16" if spec.dtype == "bfloat16" else None,
+                rounding=spec.rounding,
+                seed=spec.seed,
             )
         else:
             ps.assign(name, arrays[name])
@@ -233,7 +241,12 @@ def _said(
             average = None if said.get("average") is None else optim.EMA(**said["average"])
         except (ConfigError, TypeError) as error:
             raise tensor_file.damaged(path, f"settings of {said['optimizer']}", str(error), name) from error
-        specs[name] = TensorSpec(name, shape, dtype, said["apply"], said["group"], rule, average)
+        if said.get("dtype") == "bfloat16" and dtype == "float32":  # as which NumPy holds it
+            dtype = "bfloat16"
+        rounding, seed = said.get("rounding"), said.get("seed")
+        specs[name] = TensorSpec(
+            name, shape, dtype, said["apply"], said["group"], rule, average, rounding, seed
+        )
     return specs, about["tensors"]
 
 

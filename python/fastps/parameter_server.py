@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,6 +32,7 @@ __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "check_ps"]
 Arrays = Mapping[str, Any]
 #: What a pull reads of a tensor.
 View = Literal["values", "average"]
+DType = Literal["float32", "float64", "bfloat16"]
 
 #: Seconds between two questions of `ParameterServer.wait_for`.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -57,13 +59,16 @@ class TensorSpec:
     Attributes:
         name: Name, 1 to 1024 bytes of UTF-8.
         shape: Row-major shape; ``()`` is a scalar.
-        dtype: Element type: ``"float32"``; or ``"float64"``, for ``"exact"`` tensors with `SGD`.
+        dtype: Element type: ``"float32"``; ``"bfloat16"``, for ``"exact"`` tensors, whose gradients,
+            optimizer state and averages are float32; or ``"float64"``, for ``"exact"`` tensors with `SGD`.
         apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
             ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
             may overwrite each other.
         group: Name of the tensor's group. The workers of a group use one mode, and a cut covers one group.
         optimizer: The optimizer that applies gradients.
         average: The average of the values that steps update, or None.
+        rounding: How steps round a bfloat16 tensor: ``"stochastic"`` or ``"nearest"``; else None.
+        seed: The seed of stochastic rounding, or None.
     """
 
     name: str
@@ -73,6 +78,8 @@ class TensorSpec:
     group: str
     optimizer: Optimizer
     average: EMA | None = None
+    rounding: Literal["stochastic", "nearest"] | None = None
+    seed: int | None = None
 
     @property
     def has_average(self) -> bool:
@@ -138,23 +145,35 @@ class ParameterServer:
         group: str = "default",
         *,
         average: EMA | None = None,
+        dtype: DType | None = None,
+        rounding: Literal["stochastic", "nearest"] | None = None,
+        seed: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Creates a tensor with these values. Registering the same spec again keeps the current values.
 
         Args:
             name: 1 to 1024 bytes of UTF-8.
-            array: Initial values, which also define the shape and the dtype: float32 or float64.
+            array: Initial values, which also define the shape: float32, bfloat16 (of torch, JAX or
+                ml_dtypes) or float64.
             optimizer: Always needed; for example ``fastps.Adagrad(lr=0.1)``.
             apply: See `TensorSpec`.
             group: See `TensorSpec`.
             average: `fastps.EMA`: also keep an average of the values, for ``pull(view="average")``.
+            dtype: Element type, see `TensorSpec`; None: that of `array`. Values of float32 are rounded to
+                ``"bfloat16"`` (to nearest even), and bfloat16 can be given for ``"float32"``.
+            rounding: How steps round to bfloat16. None or ``"stochastic"``: to one of the two neighbours, at
+                random and right on average, so that small updates count, too. ``"nearest"`` loses them; it is
+                there for comparison, and warns.
+            seed: Below 2**64: the seed of stochastic rounding, which is a function of seed, element and
+                step. None: one that follows from the name.
 
         Raises:
-            ConfigError: The tensor exists with another spec; or `average` is given, and the tensor is
-                ``"hogwild"`` or a server is too old to keep one.
-            DTypeError: The values are neither float32 nor float64; or they are float64, and the tensor is not
-                ``"exact"``, its optimizer is not `fastps.SGD`, or `average` is given.
+            ConfigError: The tensor exists with another spec; or `average` is given or it is bfloat16, and the
+                tensor is ``"hogwild"`` or a server is too old; or `rounding` or `seed` does not fit.
+            DTypeError: The values are not of such a dtype, or not of that which `dtype` needs; or the tensor
+                is float64 or bfloat16 and not ``"exact"``; or it is float64, and its optimizer is not
+                `fastps.SGD` or `average` is given.
             CapacityError: It does not fit into the configured memory.
             NonFiniteError: A value is NaN or infinite.
 
@@ -162,9 +181,21 @@ class ParameterServer:
         >>> store.register("w", np.zeros((2, 3), np.float32), optimizer=fastps.Adam(lr=1e-3))
         >>> store.spec("w").shape
         (2, 3)
+        >>> store.register("half", np.ones(2, np.float32), fastps.SGD(lr=1.0), dtype="bfloat16", seed=7)
+        >>> store.pull("half"), store.spec("half").rounding
+        (array([1., 1.], dtype=float32), 'stochastic')
         """
         rule = _checked_optimizer(name, optimizer)
-        self._native.register(name, array, rule, apply, group, average, timeout)
+        if seed is not None:
+            seed = _seed(name, seed)
+        if rounding == "nearest":
+            warnings.warn(
+                f'tensor "{name}" rounds its steps to nearest, which loses small updates; '
+                'rounding="stochastic" keeps them on average',
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._native.register(name, array, rule, apply, group, average, (dtype, rounding, seed), timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:
         """Removes a tensor. Raises `UnknownTensorError` if it is not registered."""
@@ -466,13 +497,15 @@ class ParameterServer:
             indices: Rows to pull instead of the whole tensor: integers in any order, repeats allowed (a
                 mapping of them for several names). The value, and `out`, have one row for each.
             out: Writable C-contiguous array of the tensor's dtype and shape (a mapping of them for several
-                names), which is filled and returned. None makes new NumPy arrays.
+                names), which is filled and returned; of a bfloat16 tensor, float32 or bfloat16. None makes
+                new NumPy arrays.
             view: ``"average"`` reads the averages that the tensors keep (`fastps.EMA`, or a Schedule-Free
                 optimizer) instead of the values.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:
-            An ndarray of the tensor's dtype for one name, a dict of them for several.
+            An ndarray of the tensor's dtype, float32 of a bfloat16 tensor, for one name; a dict of them for
+            several.
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or not an
@@ -526,6 +559,7 @@ class ParameterServer:
             name: A tensor's name.
             array: New values of the tensor's shape; or `fastps.Sparse` with the values of some rows, where
                 the last values of a repeated index count. Must be finite even with ``check_finite=False``.
+                For a bfloat16 tensor, float32 is rounded to nearest even.
 
         Returns:
             A `Receipt`: every slice that has some of these values has a version higher by one. Without rows
@@ -556,7 +590,7 @@ class ParameterServer:
 
         Returns:
             ``"step"``: steps taken, an int64 array with one number per slice; and each state tensor
-            (``"exp_avg"``, for instance), of the tensor's dtype and shape.
+            (``"exp_avg"``, for instance), of the tensor's shape and dtype; float32 of a bfloat16 tensor.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(momentum=0.9))
@@ -572,9 +606,9 @@ class ParameterServer:
 
         Args:
             name: A tensor's name.
-            state: ``"step"``, one number or one per slice; and each state tensor, of the tensor's dtype and
-                shape. torch's SGD counts no steps, so its state may come without ``"step"``. Without
-                ``"average"``, an average stays as it is.
+            state: ``"step"``, one number or one per slice; and each state tensor, in the dtype of `state`
+                and the tensor's shape. torch's SGD counts no steps, so its state may come without ``"step"``.
+                Without ``"average"``, an average stays as it is.
 
         Returns:
             A `Receipt`: every slice has this state and a version higher by one.
@@ -849,6 +883,13 @@ def _checked_optimizer(name: object, optimizer: Optimizer | None) -> Optimizer:
         needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
         raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
     return optimizer
+
+
+def _seed(name: str, seed: object) -> int:
+    """The seed of a tensor; raises `ConfigError` if it is none."""
+    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool) and 0 <= seed < 1 << 64:
+        return int(seed)
+    raise ConfigError("invalid seed", tensor=name, expected="an integer from 0 to 2**64 - 1", got=repr(seed))
 
 
 def check_view(view: object) -> None:

@@ -76,3 +76,17 @@ def test_an_earlier_server_does_not_drop_an_average(stubs: Stubs) -> None:
         ps.register("w", zeros, fastps.SGD())
         with pytest.raises(fastps.ConfigError, match="keeps no average"):
             ps.pull("w", view="average")
+
+
+def test_an_earlier_server_does_not_take_bfloat16(stubs: Stubs) -> None:
+    zeros = np.zeros(3, np.float32)
+    with (
+        fastps.serve() as server,
+        between(server.addresses, change=earlier(stubs, "dtypes")) as address,
+        fastps.connect(address) as ps,
+    ):
+        why = f"(?s){address}.*earlier version.*float32.*bfloat16"
+        with pytest.raises(fastps.ConfigError, match=why) as refused:
+            ps.register("w", zeros, fastps.SGD(), dtype="bfloat16")
+        assert (refused.value.tensor, refused.value.shard) == ("w", 0)
+        assert ps.names() == []

@@ -162,6 +162,9 @@ def shapes_of(ps: ParameterServer, names: Sequence[str]) -> tuple[dict[str, tupl
             what = f"a {spec.apply} tensor cannot be minimized over"
             got = f'apply="{spec.apply}"'
             raise ConfigError(what, tensor=spec.name, expected='apply="exact"', got=got)
+        if spec.dtype == "bfloat16":
+            what = "a bfloat16 tensor has no vectors: their steps would be rounded"
+            raise DTypeError(what, tensor=spec.name, expected="float32 or float64", got=spec.dtype)
         if spec.dtype != specs[0].dtype:
             expected = f'{specs[0].dtype} as "{specs[0].name}" has'
             what = "the tensors have different dtypes"

@@ -13,12 +13,12 @@ from fastps import optim
 from fastps._shared.checks import invalid
 from fastps._shared.text import hint
 from fastps.codecs import Codec
-from fastps.errors import ConfigError
+from fastps.errors import ConfigError, DTypeError
 from fastps.modes import Async, Mode
-from fastps.parameter_server import ParameterServer
+from fastps.parameter_server import DType, ParameterServer
 from fastps.worker.arguments import check_codec, check_mode, like
 
-__all__ = ["check_buffers", "check_optimizer", "checked", "mode_of"]
+__all__ = ["check_buffers", "check_optimizer", "checked", "checked_dtype", "mode_of"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _EXPECTED = "(params, ps, optimizer)"
@@ -85,6 +85,14 @@ def mode_of(mode: Mode | None, codec: Codec | None, push_in_backward: bool) -> M
     if push_in_backward and mode.after_warm_up.local_lr is not None:
         raise invalid("mode", "another mode than fastps.Local with push_in_backward", mode)
     return mode
+
+
+def checked_dtype(dtype: DType | None) -> DType | None:
+    """The dtype of new tensors; raises `DTypeError` unless parameters can have it there."""
+    if dtype in (None, "float32", "bfloat16"):
+        return dtype
+    why, expected = "the servers keep no parameters of this dtype", "dtype='float32' or dtype='bfloat16'"
+    raise DTypeError(why, expected=expected, got=f"dtype={dtype!r}")
 
 
 def check_buffers(buffers: object, model: torch.nn.Module | None) -> None:

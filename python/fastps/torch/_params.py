@@ -293,8 +293,9 @@ def absent(
     ps: ParameterServer,
     rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]],
     average: optim.EMA | None = None,
+    dtype: str | None = None,
 ) -> list[str]:
-    """Returns the unregistered names; fails if one is registered with another shape, rule or average."""
+    """Returns the unregistered names; fails if one is registered with another spec."""
     check_ps(ps)
     present = rules.keys() & set(ps.names())
     shapes, others, averages = [], [], []
@@ -306,6 +307,9 @@ def absent(
                 shapes.append((name, f"shape {shape}", f"shape {there.shape}"))
             elif not rule._is_but_for_lr(there.optimizer):
                 others.append((name, *rule._apart(there.optimizer)))
+            elif dtype not in (None, there.dtype):
+                why = "the parameter is registered with another dtype"
+                raise DTypeError(why, tensor=name, expected=there.dtype, got=str(dtype))
             elif average is not None and average != there.average:
                 averages.append((name, f"average={average}", f"average={there.average}"))
     if shapes:

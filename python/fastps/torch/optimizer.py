@@ -23,7 +23,7 @@ from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Mode
 from fastps.parameter_server import ParameterServer, check_ps
 from fastps.store import Store
-from fastps.torch._arguments import check_buffers, check_optimizer, checked, mode_of
+from fastps.torch._arguments import check_buffers, check_optimizer, checked, checked_dtype, mode_of
 from fastps.torch._averaged import warn_if_averaged
 from fastps.torch._bodies import Bodies, Residuals
 from fastps.torch._duplicates import check_memory, warn_of_other_names
@@ -92,6 +92,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         apply: How new parameters are registered, see `fastps.TensorSpec`.
         average: `fastps.EMA`: the servers also keep an average of each new parameter, for
             ``fastps.torch.load(view="average")`` and other readers. None: present ones keep what they have.
+        dtype: ``"bfloat16"``: the servers keep new parameters in bfloat16, rounded stochastically at each
+            step (`fastps.ParameterServer.register`). None: as float32, those of bfloat16, too.
         push_in_backward: Push gradients as soon as backward has computed them, while it computes others.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
             accumulation, no clipping, no `GradScaler`. After an exception in backward call `zero_grad`. Not
@@ -155,6 +157,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         prefix: str = "",
         apply: Literal["exact", "hogwild"] = "exact",
         average: optim.EMA | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
         push_in_backward: bool = False,
         on_step: Callable[[Step], object] | None = None,
         rank: int | None = None,
@@ -169,6 +172,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         buffers_every = at_least(1, "buffers_every", buffers_every)
         rank = own_rank(rank)
         self._ps, self._prefix, self._apply, self._average = ps, prefix, apply, average
+        self._dtype = checked_dtype(dtype)
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[Entry] = []
@@ -668,13 +672,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
         arrays = {entry.name: entry.array for entry in entries}
-        new = absent(
-            self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()}, self._average
-        )
+        shaped = {name: (array.shape, rules[name]) for name, array in arrays.items()}
+        new = absent(self._ps, shaped, self._average, self._dtype)
         params = {entry.name: entry.param for entry in self._entries}
         warn_of_other_names(self._ps, new, params, self._prefix, stacklevel)
         for name in new:
-            self._ps.register(name, arrays[name], rules[name], self._apply, average=self._average)
+            self._ps.register(
+                name, arrays[name], rules[name], self._apply, average=self._average, dtype=self._dtype
+            )
 
     def _raw(self) -> dict[str, torch.Tensor]:
         """The gradients in torch's form."""

@@ -107,11 +107,12 @@ def check_memory(arrays: Mapping[str, Array]) -> None:
 
 
 def check_float32(ps: ParameterServer, params: Iterable[str]) -> None:
-    """Raises `DTypeError` unless the tensors are float32."""
+    """Raises `DTypeError` unless the gradients of the tensors are float32."""
     for name in params:
         dtype = ps.spec(name).dtype
-        if dtype != "float32":
-            raise DTypeError("a worker trains float32 tensors", tensor=name, expected="float32", got=dtype)
+        if dtype not in ("float32", "bfloat16"):
+            what, expected = "a worker trains float32 and bfloat16 tensors", "float32 or bfloat16"
+            raise DTypeError(what, tensor=name, expected=expected, got=dtype)
 
 
 def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:

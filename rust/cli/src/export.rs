@@ -6,7 +6,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::{TensorSpec, Versions};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{OptimizerState, PullView};
-use fastps_durable::{ExportPart, Exported, check_is_new, without_view, write_parts};
+use fastps_durable::{ExportPart, Exported, Exports, check_is_new, without_view, write_parts};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 /// A tensor as it was read.
 struct Tensor {
     spec: Arc<TensorSpec>,
+    /// What stands in `values`.
+    view: PullView,
     values: Array,
     /// Optimizer state, if it is exported.
     state: Option<OptimizerState>,
@@ -56,6 +58,7 @@ fn read(
 ) -> Result<(Vec<Tensor>, Versions)> {
     let empty = |spec: &Arc<TensorSpec>| Tensor {
         spec: spec.clone(),
+        view: PullView::Values,
         values: Array::zeros(spec.dtype, spec.elements()),
         state: None,
     };
@@ -66,6 +69,11 @@ fn read(
     if !averaged.is_empty() {
         let places = averaged.iter().map(|name| names.iter().position(|known| known == name));
         let places: Vec<_> = places.flatten().collect();
+        for place in &places {
+            let tensor = &mut tensors[*place];
+            tensor.view = PullView::Average;
+            tensor.values = Array::zeros(tensor.view.dtype(&tensor.spec), tensor.spec.elements());
+        }
         let mut take = |k: usize, first: usize, average: &[u8]| {
             tensors[places[k]].values.write(first, average);
         };
@@ -79,9 +87,12 @@ fn read(
 
 fn parts(tensor: &Tensor) -> Vec<ExportPart<'_>> {
     let slots = tensor.state.iter().flat_map(|state| &state.slots);
-    let slots =
-        slots.map(|(slot, values)| ExportPart::new(&tensor.spec, Some(slot), |to| to(values.view().bytes())));
-    std::iter::once(ExportPart::new(&tensor.spec, None, |to| to(tensor.values.view().bytes())))
-        .chain(slots)
-        .collect()
+    let slots = slots.map(|(slot, values)| {
+        ExportPart::new(&tensor.spec, Exports::Slot(slot), |to| to(values.view().bytes()))
+    });
+    std::iter::once(ExportPart::new(&tensor.spec, Exports::View(tensor.view), |to| {
+        to(tensor.values.view().bytes())
+    }))
+    .chain(slots)
+    .collect()
 }

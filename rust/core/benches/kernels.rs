@@ -112,9 +112,10 @@ impl VectorCase {
         let values = values(n);
         let body = |slice: &Arc<Slice>| {
             let values = &values[slice.range()];
-            match dtype {
-                DType::Float64 => values.iter().flat_map(|x| f64::from(*x).to_ne_bytes()).collect(),
-                DType::Float32 => bytemuck::cast_slice(values).to_vec(),
+            if dtype == DType::Float64 {
+                values.iter().flat_map(|x| f64::from(*x).to_ne_bytes()).collect()
+            } else {
+                bytemuck::cast_slice(values).to_vec()
             }
         };
         let bodies = slices.iter().map(body).collect();
@@ -238,6 +239,7 @@ fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec 
         group: "default".into(),
         optimizer,
         average: None,
+        rounding: None,
     }
 }
 

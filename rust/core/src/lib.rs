@@ -43,7 +43,7 @@ pub use base::{barrier, block, correction, dtype, error, failpoint, fault, isa, 
 pub use coordination::{batch, group, portions, spaces};
 #[cfg(not(loom))]
 pub use hogwild::{factorize, linear};
-pub use kernel::{codec, ema, finite, litmus, local_step, optim, rows};
+pub use kernel::{codec, ema, finite, litmus, local_step, optim, rounding, rows};
 pub use push::sparse;
 #[cfg(not(loom))]
 pub use push::{outcome, outgoing, residue};

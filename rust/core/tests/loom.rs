@@ -70,6 +70,7 @@ fn spec(apply: Apply) -> TensorSpec {
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
         average: None,
+        rounding: None,
     }
 }
 

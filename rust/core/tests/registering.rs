@@ -28,6 +28,7 @@ fn a_registration_costs_the_same_among_many_tensors() {
                 group: "default".into(),
                 optimizer: Optimizer::Sgd(Sgd::default()),
                 average: None,
+                rounding: None,
             };
             store.register(spec, View::Float32(&[0.0]), Duration::from_mins(1)).unwrap();
         }

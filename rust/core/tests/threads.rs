@@ -34,6 +34,7 @@ fn spec(apply: Apply, optimizer: Optimizer) -> TensorSpec {
         group: "default".into(),
         optimizer,
         average: None,
+        rounding: None,
     }
 }
 

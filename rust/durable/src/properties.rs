@@ -160,6 +160,7 @@ fn spec() -> impl Strategy<Value = TensorSpec> {
                 Optimizer::Adam(Adam::default())
             },
             average: None,
+            rounding: None,
         }
     })
 }
@@ -529,9 +530,9 @@ proptest! {
     #[test]
     fn any_names_open_as_safetensors(tensors in vec((".{0,12}|__metadata__|a~?", vec(0..5_u64, 0..3)), 0..6)) {
         let mut layout = Layout::default();
-        let (mut all, types) = (0, [DType::Float32, DType::Float64]);
+        let (mut all, types) = (0, [DType::Float32, DType::Float64, DType::BFloat16]);
         for (name, shape) in &tensors {
-            let (dtype, elements) = (types[shape.len() % 2], shape.iter().product::<u64>() as usize);
+            let (dtype, elements) = (types[shape.len() % 3], shape.iter().product::<u64>() as usize);
             layout.add(name.clone(), shape.clone(), dtype, elements);
             all += dtype.size() * elements;
         }

@@ -76,7 +76,16 @@ impl World {
     fn register(&self) {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
         let (name, group, dtype, apply) = ("w".into(), "default".into(), DType::Float32, Apply::Exact);
-        let spec = TensorSpec { name, shape: vec![1], dtype, apply, group, optimizer, average: None };
+        let spec = TensorSpec {
+            name,
+            shape: vec![1],
+            dtype,
+            apply,
+            group,
+            optimizer,
+            average: None,
+            rounding: None,
+        };
         self.shard.create(&Arc::new(spec.clone()), 1, &[(ID, 0)]).unwrap();
         let slices = vec![(ID.0, 0)];
         self.journal.note(&Event::Reserved(1, Reservation { spec, group: 1, slices, stage: Stage::Open }));

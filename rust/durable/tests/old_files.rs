@@ -54,7 +54,16 @@ impl World {
 
     fn register(&self, id: u64, name: &str, shape: &[u64], apply: Apply, optimizer: Optimizer) {
         let (dtype, group, shape) = (DType::Float32, "default".into(), shape.to_vec());
-        let spec = TensorSpec { name: name.into(), shape, dtype, apply, group, optimizer, average: None };
+        let spec = TensorSpec {
+            name: name.into(),
+            shape,
+            dtype,
+            apply,
+            group,
+            optimizer,
+            average: None,
+            rounding: None,
+        };
         self.shard.create(&Arc::new(spec.clone()), 1, &[(SliceId(id), 0)]).unwrap();
         let reserved = Reservation { spec, group: 1, slices: vec![(id, 0)], stage: Stage::Open };
         self.journal.note(&Event::Reserved(id, reserved));

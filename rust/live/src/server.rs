@@ -85,6 +85,7 @@ impl Server {
                 group: "default".into(),
                 optimizer: settings.optimizer,
                 average: None,
+                rounding: None,
             });
             let (id, range) = (SliceId(k as u64 + 1), at..at + spec.elements());
             at = range.end;

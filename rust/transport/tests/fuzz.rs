@@ -61,6 +61,7 @@ static SHARD: LazyLock<Shard> = LazyLock::new(|| {
             group: "default".into(),
             optimizer: Optimizer::Adam(Adam::default()),
             average: None,
+            rounding: None,
         };
         shard.create(&Arc::new(spec), 0, &[(SliceId(id), 0)]).unwrap();
     }

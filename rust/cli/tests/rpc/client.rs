@@ -24,7 +24,16 @@ const BIG: u64 = 2 * 258_048 + 5;
 
 fn spec(name: &str, shape: &[u64], optimizer: Optimizer) -> TensorSpec {
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    TensorSpec { name: name.into(), shape: shape.to_vec(), dtype, apply, group, optimizer, average: None }
+    TensorSpec {
+        name: name.into(),
+        shape: shape.to_vec(),
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+        rounding: None,
+    }
 }
 
 fn sgd() -> Optimizer {

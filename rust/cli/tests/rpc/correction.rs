@@ -44,6 +44,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
         group,
         optimizer,
         average: None,
+        rounding: None,
     };
     let initial: Vec<f32> = (0..N).map(|k| (k as f32).sin()).collect();
     ps.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
@@ -100,6 +101,7 @@ fn sparse(ps: &dyn ParameterServer) -> Vec<(Option<u64>, f32)> {
         group,
         optimizer,
         average: None,
+        rounding: None,
     };
     ps.register(spec, View::Float32(&vec![0.0; N]), TIMEOUT).unwrap();
     let (slow, fast) = (ps.another().unwrap(), ps.another().unwrap());

@@ -163,6 +163,7 @@ pub(crate) fn register(
         group,
         optimizer,
         average: None,
+        rounding: None,
     };
     ps.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
@@ -538,6 +539,7 @@ fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
             group,
             optimizer: sgd(),
             average: None,
+            rounding: None,
         };
         client.register(spec, View::Float32(&vec![0.0; n]), timeout)
     };

@@ -58,6 +58,7 @@ fn register(client: &Client, options: &PushOptions) -> usize {
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
         average: None,
+        rounding: None,
     };
     client.register(spec, View::Float32(&vec![0.0; LENGTH]), TIMEOUT).unwrap();
     let watched = watched(0, || ());

@@ -28,7 +28,16 @@ static SHAPES: LazyLock<Vec<(Arc<str>, usize)>> = LazyLock::new(|| {
 
 fn spec(name: &Arc<str>, n: usize, optimizer: Optimizer) -> TensorSpec {
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    TensorSpec { name: name.clone(), shape: vec![n as u64], dtype, apply, group, optimizer, average: None }
+    TensorSpec {
+        name: name.clone(),
+        shape: vec![n as u64],
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+        rounding: None,
+    }
 }
 
 struct World {

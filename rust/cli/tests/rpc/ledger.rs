@@ -88,6 +88,7 @@ pub(crate) fn register(ps: &dyn ParameterServer, name: &str, elements: usize, op
         group,
         optimizer,
         average: None,
+        rounding: None,
     };
     ps.register(spec, View::Float32(&vec![0.0; elements]), PATIENT).unwrap();
 }

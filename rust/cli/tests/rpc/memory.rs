@@ -131,6 +131,7 @@ impl Peer {
                 ..Default::default()
             }),
             average: None,
+            rounding: None,
         };
         let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client };
         let place = self.control.register(timed(ask)).await.map_err(error)?.into_inner();

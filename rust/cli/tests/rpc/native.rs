@@ -190,6 +190,7 @@ fn spec(name: &str, elements: usize) -> TensorSpec {
         group,
         optimizer,
         average: None,
+        rounding: None,
     }
 }
 

@@ -130,7 +130,7 @@ fn a_client_whose_incarnation_was_taken_is_fenced() {
     let register = || {
         let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
         let (name, shape, optimizer) = ("w".into(), vec![3], durable::sgd());
-        let spec = TensorSpec { name, shape, dtype, apply, group, optimizer, average: None };
+        let spec = TensorSpec { name, shape, dtype, apply, group, optimizer, average: None, rounding: None };
         client.register(spec, View::Float32(&[0.0; 3]), PATIENT)
     };
     register().unwrap();

@@ -47,8 +47,16 @@ fn register(client: &Client, k: usize) {
 fn register_full(client: &Client, name: Arc<str>, elements: usize, value: f32) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec =
-        TensorSpec { name, shape: vec![elements as u64], dtype, apply, group, optimizer, average: None };
+    let spec = TensorSpec {
+        name,
+        shape: vec![elements as u64],
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+        rounding: None,
+    };
     client.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
 

@@ -124,6 +124,7 @@ fn parts_are_applied_once_wherever_a_message_breaks() {
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
         average: None,
+        rounding: None,
     };
     truth.register(spec, View::Float32(&vec![0.0; ROWS * WIDTH]), PATIENT).unwrap();
     let clients = [(); 2].map(|()| connect(&proxies.addresses()));

@@ -52,6 +52,7 @@ pub(crate) fn spec(name: &str, elements: u64) -> pb::TensorSpec {
             ..Default::default()
         }),
         average: None,
+        rounding: None,
     }
 }
 

@@ -43,8 +43,16 @@ fn check(client: &Client, name: &str) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
     let shape = vec![LARGE as u64];
-    let spec =
-        TensorSpec { name: name.into(), shape: shape.clone(), dtype, apply, group, optimizer, average: None };
+    let spec = TensorSpec {
+        name: name.into(),
+        shape: shape.clone(),
+        dtype,
+        apply,
+        group,
+        optimizer,
+        average: None,
+        rounding: None,
+    };
     client.register(spec, View::Float32(&vec![0.0; LARGE]), PATIENT).unwrap();
     let values: Vec<f32> = (0..LARGE).map(|k| -(k as f32)).collect();
     let gradient = Gradient { name: name.into(), shape, values: Arc::new(values) };

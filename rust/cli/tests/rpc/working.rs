@@ -43,6 +43,7 @@ fn register(client: &Client, name: &str, elements: usize) -> Result<()> {
         group,
         optimizer,
         average: None,
+        rounding: None,
     };
     client.register(spec, View::Float32(&vec![0.0; elements]), PATIENT)
 }

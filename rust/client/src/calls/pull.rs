@@ -40,13 +40,15 @@ impl Client {
         });
         let shares = matches!(what, Read::Values | Read::Average);
         for (tensor, entry) in entries.iter().enumerate() {
-            let runs = match what {
-                Read::Values | Read::Average => Some(1),
-                Read::State => Some(entry.spec.slots().len()),
+            let dtype = entry.spec.dtype;
+            let element_bytes = match what {
+                Read::Values => Some(dtype.size()),
+                Read::Average => Some(dtype.computed().size()),
+                Read::State => Some(dtype.computed().size() * entry.spec.slots().len()),
                 Read::Version => None,
             };
             for (k, elements) in entry.spec.slices().enumerate() {
-                let answer_bytes = runs.map(|runs| entry.spec.dtype.size() * runs * elements.len());
+                let answer_bytes = element_bytes.map(|bytes| bytes * elements.len());
                 if shares && self.is_small(entry, k, 0, answer_bytes) {
                     let (codec, base, body) = (None, None, Body::Ready(&[]));
                     drafts.extend(small.add(SmallSlice {
@@ -94,9 +96,10 @@ impl Client {
         deadline: Instant,
     ) -> Result<OptimizerState> {
         let (elements, slots) = (entry.spec.elements(), entry.spec.slots());
+        let dtype = entry.spec.dtype.computed();
         let mut state = OptimizerState {
             steps: vec![0; entry.spec.slice_count()],
-            slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),
+            slots: slots.into_iter().map(|slot| (slot, Array::zeros(dtype, elements))).collect(),
         };
         let call = self.start_pull(std::slice::from_ref(entry), epoch, Read::State, deadline);
         let mut take = |_: usize, first: usize, values: &[u8]| {
@@ -158,6 +161,7 @@ pub(crate) struct PullTicket {
     pub(crate) shared: Arc<Shared>,
     pub(crate) call: CallHandle,
     pub(crate) client: u64,
+    pub(crate) view: PullView,
     /// The tensors pulled.
     pub(crate) entries: Vec<Arc<Entry>>,
     /// Set once the values were taken.
@@ -170,7 +174,7 @@ impl PullTicket {
         if std::mem::replace(&mut *lock(&self.taken), true) {
             return Err(Error::new(Kind::Config, "the values of this pull were taken before"));
         }
-        let zeros = |entry: &Arc<Entry>| Array::zeros(entry.spec.dtype, entry.spec.elements());
+        let zeros = |entry: &Arc<Entry>| Array::zeros(self.view.dtype(&entry.spec), entry.spec.elements());
         let mut values: Vec<_> = self.entries.iter().map(zeros).collect();
         for (part, bytes) in self.call.take_arrived() {
             values[part.tensor].write(part.elements.start, &bytes);

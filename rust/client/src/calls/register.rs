@@ -43,7 +43,7 @@ impl Client {
         let named = |error: Error| error.tensor(spec.name.clone());
         spec.validate()?;
         outgoing::check_values(Isa::get()?, values, &spec)?;
-        self.check_knows_averages(&spec).map_err(named)?;
+        self.check_knows_tensors_of(&spec).map_err(named)?;
         // A client owns its reservations as a whole, so its threads take turns.
         let _alone = self.lock_registration(deadline).map_err(named)?;
         let mut failed = None;
@@ -75,15 +75,20 @@ impl Client {
         Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
     }
 
-    /// Fails if a server would drop the average from the spec.
-    fn check_knows_averages(&self, spec: &TensorSpec) -> Result<()> {
-        let Some(average) = spec.average else { return Ok(()) };
+    /// Fails if a server would drop the average or the rounding from the spec.
+    fn check_knows_tensors_of(&self, spec: &TensorSpec) -> Result<()> {
+        if spec.average.is_none() && spec.rounding.is_none() {
+            return Ok(());
+        }
         let Some(link) = self.links.iter().find(|link| !link.dtypes.load(Ordering::Relaxed)) else {
             return Ok(());
         };
-        let why =
-            format!("the server {} is of an earlier version, whose tensors keep no average", link.address());
-        Err(Error::new(Kind::Precondition, why).shard(link.shard()).expected("average=None", average))
+        let (lacks, expected, got) = match spec.average {
+            Some(average) => ("keep no average", "average=None", average.to_string()),
+            None => ("are not bfloat16", "dtype=\"float32\"", spec.dtype.name().to_owned()),
+        };
+        let why = format!("the server {} is of an earlier version, whose tensors {lacks}", link.address());
+        Err(Error::new(Kind::Precondition, why).shard(link.shard()).expected(expected, got))
     }
 
     fn lock_registration(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>> {
@@ -190,7 +195,7 @@ impl Client {
         let sequence = next(&mut self.lock_sequence());
         let (epoch, _) = self.map.look_up(std::iter::empty());
         let all: Vec<_> = entry.spec.slices().enumerate().collect();
-        let mut renewed = Instant::now();
+        let (isa, mut renewed) = (Isa::get()?, Instant::now());
         for window in all.chunks(MAX_SLICES_IN_FLIGHT) {
             // Shard 0 does not see the upload, so repeat the first step to keep the reservation.
             if renewed.elapsed() > RESERVATION_RENEW_INTERVAL {
@@ -200,7 +205,8 @@ impl Client {
                 }
             }
             let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
-                let body = Bytes::copy_from_slice(values.get(range.clone()).bytes());
+                let body = outgoing::assigned_body(isa, values.get(range.clone()), &entry.spec);
+                let body = Bytes::from(body.into_owned());
                 let (dtype, count) = (entry.spec.dtype, range.len() as u64);
                 let header = header::assignment(entry.target(*k, epoch), dtype, count, None, reservation);
                 Draft::new(0, entry, *k, header, None, Payload::Owned(body))

@@ -11,6 +11,7 @@ use crate::state::map::Entry;
 use crate::state::stats;
 use bytes::Bytes;
 use fastps_core::codec::{Codec, Position};
+use fastps_core::dtype::{DType, View};
 use fastps_core::isa::Isa;
 use fastps_core::sparse::{Gathered, Plan, RowPart};
 use fastps_core::tensor::SliceId;
@@ -53,7 +54,8 @@ impl Client {
     pub(crate) fn row_assignment(isa: Isa, entry: &Entry, gathered: &Gathered, epoch: u64) -> Vec<Draft> {
         let target = Target { slice: SliceId(0), group: entry.group, epoch };
         let header = |_: &[usize], on_wire| header::assignment_parts(target, entry.spec.dtype, on_wire);
-        Self::row_drafts(isa, (0, entry), gathered, (Codec::Float32, 0), header)
+        let codec = if entry.spec.dtype == DType::BFloat16 { Codec::BFloat16 } else { Codec::Float32 };
+        Self::row_drafts(isa, (0, entry), gathered, (codec, 0), header)
     }
 
     /// The messages that carry these rows; `header` makes a header from the numbers of a message's parts.
@@ -144,7 +146,7 @@ fn on_the_wire(entry: &Entry, plan: &Plan, part: &RowPart, elements: usize) -> p
 /// Appends a part's values to the payload.
 fn append(isa: Isa, codec: Codec, values: &[f32], position: Position, payload: &mut Vec<u8>) {
     if codec == Codec::Float32 && cfg!(target_endian = "little") {
-        payload.extend_from_slice(fastps_core::dtype::View::Float32(values).bytes());
+        payload.extend_from_slice(View::Float32(values).bytes());
     } else {
         codec.encode(isa, values, None, position, payload);
     }

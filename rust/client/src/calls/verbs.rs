@@ -142,6 +142,11 @@ impl PushTensors for Client {
             let drafts = Self::row_assignment(isa, entry, &rows, epoch);
             let mut last = self.lock_sequence();
             self.submit(drafts, Vec::new(), after(timeout), Some(next(&mut last)))
+        } else if values.values.view().dtype() != entry.spec.dtype {
+            let view = values.values.view();
+            let body = |range| outgoing::assigned_body(isa, view.get(range), &entry.spec).into_owned();
+            let bodies = entry.spec.slices().map(|range| (None, Payload::Owned(body(range).into())));
+            self.start_assign(entry, bodies.collect(), Vec::new(), epoch, timeout)
         } else {
             let memory = Memory::new(values.values.clone());
             let body = |range| (None, Payload::Lent(memory.clone(), range));
@@ -212,6 +217,7 @@ impl PullTensors for Client {
             shared: self.shared.clone(),
             call,
             client,
+            view,
             entries,
             taken: Mutex::new(false),
         }))

@@ -13,6 +13,8 @@ pub enum DType {
     Float32,
     /// IEEE double precision, for tensors that are `exact` and have SGD.
     Float64,
+    /// The upper half of a float32, for tensors that are `exact`.
+    BFloat16,
 }
 
 impl DType {
@@ -21,6 +23,7 @@ impl DType {
         match self {
             Self::Float32 => 4,
             Self::Float64 => 8,
+            Self::BFloat16 => 2,
         }
     }
 
@@ -29,6 +32,15 @@ impl DType {
         match self {
             Self::Float32 => "float32",
             Self::Float64 => "float64",
+            Self::BFloat16 => "bfloat16",
+        }
+    }
+
+    /// The type of what belongs to values of this type: gradients, optimizer state, averages and sums.
+    pub const fn computed(self) -> Self {
+        match self {
+            Self::BFloat16 => Self::Float32,
+            same => same,
         }
     }
 
@@ -40,6 +52,12 @@ impl DType {
     }
 }
 
+/// The value with the bits of a bfloat16, exactly.
+#[inline(always)]
+pub const fn widened(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
+}
+
 /// Row-major values of one type, borrowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum View<'a> {
@@ -47,6 +65,8 @@ pub enum View<'a> {
     Float32(&'a [f32]),
     /// Values of [`DType::Float64`].
     Float64(&'a [f64]),
+    /// The bits of values of [`DType::BFloat16`].
+    BFloat16(&'a [u16]),
 }
 
 impl<'a> View<'a> {
@@ -55,6 +75,7 @@ impl<'a> View<'a> {
         match self {
             Self::Float32(_) => DType::Float32,
             Self::Float64(_) => DType::Float64,
+            Self::BFloat16(_) => DType::BFloat16,
         }
     }
 
@@ -63,6 +84,7 @@ impl<'a> View<'a> {
         match self {
             Self::Float32(values) => values.len(),
             Self::Float64(values) => values.len(),
+            Self::BFloat16(values) => values.len(),
         }
     }
 
@@ -76,6 +98,7 @@ impl<'a> View<'a> {
         match self {
             Self::Float32(values) => Self::Float32(values.get(range).unwrap_or_default()),
             Self::Float64(values) => Self::Float64(values.get(range).unwrap_or_default()),
+            Self::BFloat16(values) => Self::BFloat16(values.get(range).unwrap_or_default()),
         }
     }
 
@@ -84,6 +107,7 @@ impl<'a> View<'a> {
         match self {
             Self::Float32(values) => bytemuck::cast_slice(values),
             Self::Float64(values) => bytemuck::cast_slice(values),
+            Self::BFloat16(values) => bytemuck::cast_slice(values),
         }
     }
 
@@ -91,7 +115,7 @@ impl<'a> View<'a> {
     pub fn float32s(self) -> Result<&'a [f32]> {
         match self {
             Self::Float32(values) => Ok(values),
-            Self::Float64(_) => Err(Error::new(Kind::DType, "float32 values are needed")
+            Self::Float64(_) | Self::BFloat16(_) => Err(Error::new(Kind::DType, "float32 values are needed")
                 .expected(DType::Float32.name(), self.dtype().name())),
         }
     }
@@ -101,6 +125,7 @@ impl<'a> View<'a> {
         match self {
             Self::Float32(values) => Array::Float32(values.to_vec()),
             Self::Float64(values) => Array::Float64(values.to_vec()),
+            Self::BFloat16(values) => Array::BFloat16(values.to_vec()),
         }
     }
 }
@@ -112,6 +137,8 @@ pub enum Array {
     Float32(Vec<f32>),
     /// Values of [`DType::Float64`].
     Float64(Vec<f64>),
+    /// The bits of values of [`DType::BFloat16`].
+    BFloat16(Vec<u16>),
 }
 
 impl Array {
@@ -120,6 +147,7 @@ impl Array {
         match dtype {
             DType::Float32 => Self::Float32(vec![0.0; len]),
             DType::Float64 => Self::Float64(vec![0.0; len]),
+            DType::BFloat16 => Self::BFloat16(vec![0; len]),
         }
     }
 
@@ -128,6 +156,7 @@ impl Array {
         match self {
             Self::Float32(values) => View::Float32(values),
             Self::Float64(values) => View::Float64(values),
+            Self::BFloat16(values) => View::BFloat16(values),
         }
     }
 
@@ -146,6 +175,7 @@ impl Array {
         let target = match self {
             Self::Float32(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),
             Self::Float64(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),
+            Self::BFloat16(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),
         };
         let target: Option<&mut [u8]> =
             target.and_then(|bytes_left: &mut [u8]| bytes_left.get_mut(..bytes.len()));

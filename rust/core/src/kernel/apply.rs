@@ -9,6 +9,7 @@ use crate::base::sync::Ordering;
 use crate::kernel::codec::{Body, CodecId, Float32Body, WithBody, float64_lanes};
 use crate::kernel::ema::Following;
 use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SgdStep, SparseRule, Step, WithRule};
+use crate::kernel::rounding::Rounder;
 use crate::kernel::rows::{Indices, RowLayout, Runs};
 use crate::memory::{Buffer, Counts, LineKernel, Lines, RacyBuffer, run_lines, run_scalar_lines};
 use std::ops::Range;
@@ -52,6 +53,8 @@ pub(crate) trait Storage {
 /// Plain memory under the slice's lock, updated in place.
 pub(crate) struct Exact<'a> {
     pub(crate) params: &'a mut [f32],
+    /// The element of the slice that `params` begins with.
+    pub(crate) first: usize,
     /// The state of the optimizer, without the average.
     pub(crate) state: &'a mut [Buffer],
     /// The average of the values, if the step moves it.
@@ -61,14 +64,15 @@ pub(crate) struct Exact<'a> {
 impl<'a> Exact<'a> {
     /// Values without state or average.
     pub(crate) fn values(params: &'a mut [f32]) -> Self {
-        Self { params, state: &mut [], average: None }
+        Self { params, first: 0, state: &mut [], average: None }
     }
 }
 
 impl Memory for Exact<'_> {
     fn run(&mut self, isa: Isa, work: impl Work) {
         let average = self.average.as_mut().map(Following::reborrow);
-        run(isa, Locked { memory: Exact { params: self.params, state: self.state, average }, work });
+        let memory = Exact { params: self.params, first: self.first, state: self.state, average };
+        run(isa, Locked { memory, work });
     }
 }
 
@@ -101,7 +105,7 @@ impl Storage for Exact<'_> {
 
     #[inline(always)]
     fn ranges(&self) -> Self::Ranges {
-        std::iter::once(0..self.params.len())
+        std::iter::once(self.first..self.first + self.params.len())
     }
 
     /// Short enough for the values to be in the cache when the average follows.
@@ -113,19 +117,50 @@ impl Storage for Exact<'_> {
     #[inline(always)]
     fn updated(&mut self, range: Range<usize>) {
         if let Some(average) = &mut self.average {
-            average.follow(range.clone(), &self.params[range]);
+            average.follow(range.clone(), &self.params[range.start - self.first..range.end - self.first]);
         }
     }
 
     #[inline(always)]
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
-        let len = g.len();
+        let (len, from) = (g.len(), at - self.first);
         let used = self.state.len().min(MAX_SLOTS);
         let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
         for (slot, buffer) in slots.iter_mut().zip(self.state.iter_mut()) {
             *slot = &mut buffer.values_mut::<f32>()[at..at + len];
         }
-        rule.step(&mut self.params[at..at + len], &mut slots[..used], g);
+        rule.step(&mut self.params[from..from + len], &mut slots[..used], g);
+    }
+}
+
+/// Values of bfloat16 under the slice's lock. A step widens some of them, steps these as float32 and rounds them,
+/// so that no optimizer, codec or instruction set has a second kernel.
+pub(crate) struct Rounded<'a> {
+    pub(crate) params: &'a mut [u16],
+    /// The state of the optimizer, without the average.
+    pub(crate) state: &'a mut [Buffer],
+    /// The average of the values, if the step moves it: it follows the rounded ones.
+    pub(crate) average: Option<Following<'a>>,
+    pub(crate) rounder: Rounder,
+}
+
+/// Elements that are widened at a time: few enough for the first-level cache, and enough for a step to be long
+/// beside the choice of its kernel.
+const WIDENED: usize = 4 * BLOCK;
+
+impl Rounded<'_> {
+    /// Steps at most [`WIDENED`] elements.
+    fn step(&mut self, range: Range<usize>, step: impl FnOnce(Exact<'_>)) {
+        let mut widened = AlignedBlock::<WIDENED>::ZERO;
+        let values = &mut widened.0[..range.len()];
+        let params = &mut self.params[range.clone()];
+        self.rounder.widen(params, values);
+        step(Exact { params: values, first: range.start, state: self.state, average: None });
+        self.rounder.round(range.start, values, params);
+        if let Some(average) = &mut self.average {
+            self.rounder.widen(params, values);
+            average.follow(range, values);
+        }
     }
 }
 
@@ -281,6 +316,23 @@ impl<L: Lines> Storage for HogwildLines<'_, L> {
 pub(crate) fn apply(isa: Isa, memory: Exact<'_>, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
     let n = memory.params.len();
     codec.select(body, n, Encoded { isa, memory, scale, rule });
+}
+
+/// Applies one validated body to one slice of bfloat16.
+pub(crate) fn apply_rounded(
+    isa: Isa,
+    mut memory: Rounded<'_>,
+    codec: CodecId,
+    body: &[u8],
+    scale: f32,
+    rule: Rule,
+) {
+    let n = memory.params.len();
+    for at in (0..n).step_by(WIDENED) {
+        memory.step(at..n.min(at + WIDENED), |memory| {
+            codec.select(body, n, Encoded { isa, memory, scale, rule });
+        });
+    }
 }
 
 /// A dense push, before its codec is known at compile time.
@@ -513,21 +565,43 @@ pub(crate) struct Touch<'a> {
     pub(crate) scale: f32,
 }
 
+impl Touch<'_> {
+    /// Decodes the elements from `at` on, times the scale.
+    fn decode<'g>(&self, isa: Isa, at: usize, g: &'g mut [f32]) -> &'g [f32] {
+        self.codec.decode_block(isa, self.body, self.elements, at, g);
+        if self.scale != 1.0 {
+            for x in g.iter_mut() {
+                *x *= self.scale;
+            }
+        }
+        g
+    }
+}
+
 /// Applies one validated sparse body to its rows of one slice. Sparse values are few, so they are decoded
 /// block by block, and one loop per rule steps them for all codecs.
 pub(crate) fn apply_rows(isa: Isa, mut memory: impl Memory, touch: Touch<'_>, rule: SparseRule) {
-    let Touch { layout, indices, codec, body, elements, scale } = touch;
-    let mut runs = layout.runs(indices);
+    let mut runs = touch.layout.runs(touch.indices);
     let mut block = Block::ZERO;
-    for (at, len) in blocks(elements) {
-        let g = &mut block.0[..len];
-        codec.decode_block(isa, body, elements, at, g);
-        if scale != 1.0 {
-            for x in g.iter_mut() {
-                *x *= scale;
-            }
-        }
+    for (at, len) in blocks(touch.elements) {
+        let g = touch.decode(isa, at, &mut block.0[..len]);
         rule.select(RowsBlock { isa, memory: &mut memory, runs: &mut runs, g });
+    }
+}
+
+/// Applies one validated sparse body to its rows of one slice of bfloat16.
+pub(crate) fn apply_rows_rounded(isa: Isa, mut memory: Rounded<'_>, touch: Touch<'_>, rule: SparseRule) {
+    let mut runs = touch.layout.runs(touch.indices);
+    let mut block = Block::ZERO;
+    for (at, len) in blocks(touch.elements) {
+        let mut g = touch.decode(isa, at, &mut block.0[..len]);
+        while let Some(run) = runs.next_of(g.len()) {
+            let (now, later) = g.split_at(run.len());
+            memory.step(run.clone(), |mut memory| {
+                rule.select(RowsBlock { isa, memory: &mut memory, runs: &mut Runs::one(run), g: now });
+            });
+            g = later;
+        }
     }
 }
 

@@ -7,9 +7,10 @@
 //!
 //! `lerp` is torch's, with a fused multiply-add; the weight is computed in float64 and rounded once.
 
-use crate::base::block::Block;
+use crate::base::block::{BLOCK, Block};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
+use crate::kernel::codec::CodecId;
 use crate::kernel::optim::lerp;
 use bytemuck::cast_slice;
 use serde::{Deserialize, Serialize};
@@ -107,12 +108,12 @@ impl Kernel for Follow<'_> {
     }
 }
 
-/// Appends `lerp(y, z, weight)` of arrays of float32.
-pub(crate) fn average_of(isa: Isa, y: &[u8], z: &[u8], weight: f32, to: &mut Vec<u8>) {
-    let mut block = Block::ZERO;
-    for (y, z) in y.chunks(size_of_val(&block.0)).zip(z.chunks(size_of_val(&block.0))) {
-        let average = &mut block.0[..y.len() / size_of::<f32>()];
-        average.copy_from_slice(cast_slice(y));
+/// Appends `lerp(y, z, weight)` of values, in the plain codec of their type, and of float32.
+pub(crate) fn average_of(isa: Isa, (codec, y): (CodecId, &[u8]), z: &[u8], weight: f32, to: &mut Vec<u8>) {
+    let (mut block, n) = (Block::ZERO, z.len() / size_of::<f32>());
+    for (z, at) in z.chunks(size_of_val(&block.0)).zip((0..n).step_by(BLOCK)) {
+        let average = &mut block.0[..z.len() / size_of::<f32>()];
+        codec.decode_block(isa, y, n, at, average);
         isa.run(Follow { average: &mut *average, values: cast_slice(z), weight });
         to.extend_from_slice(cast_slice(&*average));
     }

@@ -3,7 +3,7 @@
 
 use super::sums::max_abs;
 use crate::base::block::blocks;
-use crate::base::dtype::View;
+use crate::base::dtype::{View, widened};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 
@@ -59,6 +59,13 @@ pub fn check_view(isa: Isa, values: View<'_>) -> Result<f64> {
             }
             let index = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
             Err(not_finite(index, values[index]))
+        }
+        View::BFloat16(bits) => {
+            let value = |bits: &u16| widened(*bits);
+            if let Some((index, value)) = bits.iter().map(value).enumerate().find(|(_, x)| !x.is_finite()) {
+                return Err(not_finite(index, value));
+            }
+            Ok(bits.iter().map(value).fold(0.0, |largest, x| x.abs().max(largest)).into())
         }
     }
 }

@@ -12,5 +12,6 @@ pub mod optim;
 pub(crate) mod overflow;
 pub(crate) mod real;
 pub(crate) mod robust;
+pub mod rounding;
 pub mod rows;
 pub(crate) mod sums;

@@ -2,7 +2,7 @@
 //! float. Slices take such a step on trial. An overflow through many ordinary steps is found by an occasional
 //! scan.
 
-use super::codec::CodecId;
+use super::codec::{CodecId, widen_bfloat16};
 use super::optim::Optimizer;
 use crate::base::dtype::DType;
 use crate::base::isa::Isa;
@@ -19,7 +19,7 @@ const TOUCHES: u64 = 128;
 /// The size that the terms of one step may have.
 pub(crate) fn limit(dtype: DType) -> f64 {
     match dtype {
-        DType::Float32 => LIMIT_FLOAT32,
+        DType::Float32 | DType::BFloat16 => LIMIT_FLOAT32,
         DType::Float64 => LIMIT_FLOAT64,
     }
 }
@@ -51,6 +51,7 @@ pub(crate) fn first_overflow(dtype: DType, before: &[u8], after: &[u8]) -> Optio
     let value = |bytes: &[u8]| match dtype {
         DType::Float32 => bytes.try_into().map_or(f64::NAN, |bytes| f32::from_le_bytes(bytes).into()),
         DType::Float64 => bytes.try_into().map_or(f64::NAN, f64::from_le_bytes),
+        DType::BFloat16 => bytes.try_into().map_or(f64::NAN, |bytes| widen_bfloat16(bytes).into()),
     };
     let both = before.chunks(dtype.size()).zip(after.chunks(dtype.size()));
     let values = both.map(|(before, after)| (value(before), value(after))).enumerate();

@@ -106,6 +106,11 @@ pub(crate) struct Runs<'a> {
 }
 
 impl Runs<'_> {
+    /// One range.
+    pub(crate) fn one(range: Range<usize>) -> Self {
+        Self { layout: RowLayout::new(0, 0, 0), indices: Indices(&[]), next: 0, rest: range }
+    }
+
     /// The next range, cut to at most `most` elements; `None` at the end and for an empty range.
     #[inline(always)]
     pub(crate) fn next_of(&mut self, most: usize) -> Option<Range<usize>> {

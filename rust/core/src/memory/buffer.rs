@@ -64,6 +64,8 @@ impl Buffer {
         match dtype {
             DType::Float32 => buffer.values_mut().fill(value),
             DType::Float64 => buffer.values_mut().fill(f64::from(value)),
+            // State is never of this type, so the value is 0.
+            DType::BFloat16 => {}
         }
         buffer
     }
@@ -106,6 +108,11 @@ impl Buffer {
             }
             BufferMemory::Lines(_) => None,
         }
+    }
+
+    /// The type of the values.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

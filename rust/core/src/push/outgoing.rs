@@ -3,7 +3,7 @@
 //! [`check_and_encode`]: without `check_finite`, the client checks encoded values slice by slice as it sends
 //! them.
 
-use crate::base::dtype::{Array, View};
+use crate::base::dtype::{Array, DType, View};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use crate::base::text;
@@ -14,6 +14,7 @@ use crate::slice::frame::{check_note, check_row_assignment, check_sparse_codec};
 use crate::tensor::TensorSpec;
 use crate::verbs::{Gradient, GradientRef, OptimizerState, PushOptions};
 use foldhash::fast::RandomState;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -100,7 +101,10 @@ fn check_row_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
 pub fn assigned_rows(isa: Isa, values: GradientRef<'_>, spec: &TensorSpec) -> Result<Option<Gathered>> {
     let name = |error: Error| error.tensor(values.name);
     let Some(indices) = values.indices else {
-        check_shape(values, spec)?;
+        check_assigned_dtype(values.values, spec)?;
+        if values.shape != spec.shape {
+            return Err(wrong_shape(values, &spec.shape));
+        }
         return check_values(isa, values.values, spec).map(|()| None);
     };
     check_row_assignment(spec.dtype, spec.apply).map_err(name)?;
@@ -268,7 +272,7 @@ fn wrong_shape(gradient: GradientRef<'_>, expected: &[u64]) -> Error {
 
 /// Fails unless values that replace a tensor's have its dtype and number of elements and are all finite.
 pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()> {
-    check_dtype(values, spec)?;
+    check_assigned_dtype(values, spec)?;
     let name = |error: Error| error.tensor(spec.name.clone());
     if values.len() != spec.elements() {
         return Err(name(Error::new(Kind::Shape, "the values do not fill the shape"))
@@ -277,13 +281,39 @@ pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()>
     finite::check_view(isa, values).map(drop).map_err(name)
 }
 
+/// Fails unless gradients have the type that the tensor computes in.
 fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
-    if values.dtype() == spec.dtype {
+    if values.dtype() == spec.dtype.computed() {
         return Ok(());
     }
-    Err(Error::new(Kind::DType, "the dtype is not the registered one; convert the values")
+    Err(wrong_dtype(values, spec, spec.dtype.computed().name()))
+}
+
+/// Fails unless assigned values have the tensor's type, or one that is rounded to it.
+fn check_assigned_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
+    if values.dtype() == spec.dtype || values.dtype() == spec.dtype.computed() {
+        return Ok(());
+    }
+    let expected = if spec.dtype == DType::BFloat16 { "float32 or bfloat16" } else { spec.dtype.name() };
+    Err(wrong_dtype(values, spec, expected))
+}
+
+fn wrong_dtype(values: View<'_>, spec: &TensorSpec, expected: &str) -> Error {
+    Error::new(Kind::DType, "the dtype is not the registered one; convert the values")
         .tensor(spec.name.clone())
-        .expected(spec.dtype.name(), values.dtype().name()))
+        .expected(expected, values.dtype().name())
+}
+
+/// The body that assigns checked values: their bytes in the tensor's type, rounded to nearest even.
+pub fn assigned_body<'a>(isa: Isa, values: View<'a>, spec: &TensorSpec) -> Cow<'a, [u8]> {
+    match (values, spec.dtype) {
+        (View::Float32(values), DType::BFloat16) => {
+            let mut body = Vec::new();
+            Codec::BFloat16.encode(isa, values, None, Position::default(), &mut body);
+            Cow::Owned(body)
+        }
+        _ => Cow::Borrowed(values.bytes()),
+    }
 }
 
 /// The bodies of a state assignment, one per slice, each with all slots in order.
@@ -299,9 +329,10 @@ pub fn state_bodies(spec: &TensorSpec, state: &OptimizerState) -> Result<Vec<Vec
         let error = Error::new(Kind::Shape, "the state has step counts for another number of slices");
         return Err(name(error.expected(spec.slice_count(), state.steps.len())));
     }
-    if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.view().dtype() != spec.dtype) {
-        let error = Error::new(Kind::DType, format!("state {slot}: the dtype is not the tensor's"));
-        return Err(name(error.expected(spec.dtype.name(), values.view().dtype().name())));
+    let dtype = spec.dtype.computed();
+    if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.view().dtype() != dtype) {
+        let error = Error::new(Kind::DType, format!("state {slot}: the dtype is not that of the state"));
+        return Err(name(error.expected(dtype.name(), values.view().dtype().name())));
     }
     if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.len() != spec.elements()) {
         let error = Error::new(Kind::Shape, format!("state {slot} has the wrong length"));

@@ -13,6 +13,8 @@ use std::ops::Range;
 pub struct Plan {
     /// Elements of a row.
     width: usize,
+    /// Bytes of a pulled element.
+    size: usize,
     /// Every index as (row, position in the caller's list), sorted.
     order: Vec<(u64, u32)>,
     /// Start of each row in `order`, followed by the length of `order`.
@@ -64,6 +66,7 @@ impl Plan {
         let order = sorted(indices, rows);
         let mut plan = Self {
             width: spec.row_width(),
+            size: spec.dtype.size(),
             starts: Vec::with_capacity(order.len() + 1),
             parts: Vec::new(),
             indices: Vec::with_capacity(4 * order.len()),
@@ -173,12 +176,12 @@ impl Plan {
     /// Passes gathered elements from `first` on, as bytes, to `put` for each of their positions in the
     /// caller's list: (element there, bytes).
     pub fn scatter(&self, first: usize, bytes: &[u8], mut put: impl FnMut(usize, &[u8])) {
-        let end = first + bytes.len() / size_of::<f32>();
+        let end = first + bytes.len() / self.size;
         let mut at = first;
         while at < end {
             let (row, within) = (at / self.width, at % self.width);
             let to = end.min(at - within + self.width);
-            let bytes = &bytes[size_of::<f32>() * (at - first)..size_of::<f32>() * (to - first)];
+            let bytes = &bytes[self.size * (at - first)..self.size * (to - first)];
             for place in self.places(row) {
                 put(place * self.width + within, bytes);
             }

@@ -144,6 +144,11 @@ impl SliceContext {
         self.spec.dtype.size() * self.len
     }
 
+    /// Bytes of one slot of its state.
+    pub fn slot_bytes(&self) -> usize {
+        self.spec.dtype.computed().size() * self.len
+    }
+
     /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0

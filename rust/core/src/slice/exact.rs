@@ -12,10 +12,13 @@ use crate::base::failpoint::reach;
 use crate::base::fault::fault;
 use crate::base::isa::prefetch;
 use crate::base::sync::{self, Counted as Arc};
-use crate::kernel::apply::{Exact, apply, apply_float64, apply_rows};
-use crate::kernel::codec::float64_lanes;
+use crate::kernel::apply::{
+    Exact, Rounded, apply, apply_float64, apply_rounded, apply_rows, apply_rows_rounded,
+};
+use crate::kernel::codec::{CodecId, float64_lanes};
 use crate::kernel::ema::{Following, average_of};
 use crate::kernel::overflow::{first_overflow, is_due, is_finite, may_overflow};
+use crate::kernel::rounding::Rounder;
 use crate::kernel::rows::Indices;
 use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
 use crate::slice::frame::{Action, Applied, Push};
@@ -63,7 +66,7 @@ impl ExactMemory {
         pieces: &mut Pieces,
     ) -> Self {
         let params = Buffer::filled(dtype, len, 0.0, PARAMS, pieces);
-        let mut slot = |k| Buffer::filled(dtype, len, initial_state, PARAMS + 1 + k, pieces);
+        let mut slot = |k| Buffer::filled(dtype.computed(), len, initial_state, PARAMS + 1 + k, pieces);
         Self {
             params: Arc::new(params),
             spare: None,
@@ -133,7 +136,7 @@ impl ExactMemory {
             }
             Action::AssignState { step } => {
                 for (k, slot) in self.state.iter_mut().enumerate() {
-                    assign(slice, push, &push.body[k * slice.bytes()..][..slice.bytes()], slot);
+                    assign(slice, push, &push.body[k * slice.slot_bytes()..][..slice.slot_bytes()], slot);
                 }
                 self.step = step;
             }
@@ -171,12 +174,11 @@ impl ExactMemory {
     #[cold]
     fn step_on_trial(&mut self, slice: &SliceContext, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
         self.make_writable(slice)?;
-        let copies = (self.arrays().count() * slice.bytes()) as u64;
+        let copies = self.arrays().map(|array| array.bytes().len() as u64).sum();
         let _memory = slice.meter.take(Purpose::Copies, copies).map_err(|error| slice.name(error))?;
-        let before: Vec<_> = self.arrays().map(<[u8]>::to_vec).collect();
+        let before: Vec<_> = self.arrays().map(|array| array.bytes().to_vec()).collect();
         self.take_step(slice, push, lr, scale)?;
-        let dtype = slice.spec.dtype;
-        let overflow = |(old, new): (&Vec<u8>, _)| first_overflow(dtype, old, new);
+        let overflow = |(old, new): (&Vec<u8>, &Buffer)| first_overflow(new.dtype(), old, new.bytes());
         let found = before.iter().zip(self.arrays()).find_map(overflow);
         let Some((at, value)) = found else {
             return Ok(());
@@ -191,15 +193,15 @@ impl ExactMemory {
         Err(slice.name(Error::new(Kind::NonFinite, message).expected("finite values and state", rule)))
     }
 
-    /// The bytes of the values and of each slot of the state.
-    fn arrays(&self) -> impl Iterator<Item = &[u8]> {
-        std::iter::once(self.params.bytes()).chain(self.state.iter().map(Buffer::bytes))
+    /// The values and each slot of the state.
+    fn arrays(&self) -> impl Iterator<Item = &Buffer> {
+        std::iter::once(&*self.params).chain(&self.state)
     }
 
     /// Notes whether values or state have overflowed through many steps.
     #[cold]
     fn scan(&mut self, slice: &SliceContext) {
-        let finite = self.arrays().all(|array| is_finite(slice.isa, slice.spec.dtype, array));
+        let finite = self.arrays().all(|array| is_finite(slice.isa, array.dtype(), array.bytes()));
         self.overflowed = !finite;
     }
 
@@ -223,7 +225,15 @@ impl ExactMemory {
             average: average.values_mut(),
             weight,
         });
-        let storage = Exact { params: params.values_mut(), state, average };
+        if let Some(rounding) = slice.spec.rounding {
+            let first = slice.range().start as u64;
+            let rounder = Rounder { isa: slice.isa, rounding, first, step: self.step };
+            let storage = Rounded { params: params.values_mut(), state, average, rounder };
+            take_rounded_step(slice, storage, push, lr, scale)?;
+            self.step += 1;
+            return Ok(());
+        }
+        let storage = Exact { params: params.values_mut(), first: 0, state, average };
         match push.indices {
             None => {
                 let rule = slice.rule(push, self.step, lr);
@@ -265,9 +275,12 @@ impl ExactMemory {
             clients: self.identities.image(),
             gradients: self.identities.gradients(),
         };
-        let state = self.copied(slice, 0, meter, self.state.iter().map(Buffer::bytes))?;
-        let vectors =
-            self.vectors.as_ref().map(|vectors| vectors.image(|bytes| self.snapshot(slice, 0, bytes)));
+        let state =
+            self.copied(slice.spec.dtype.computed(), 0, meter, self.state.iter().map(Buffer::bytes))?;
+        let vectors = self
+            .vectors
+            .as_ref()
+            .map(|vectors| vectors.image(|bytes| self.snapshot(slice.spec.dtype, 0, bytes)));
         Ok(Image { standing, values: self.pull(slice, 0)?, state, vectors })
     }
 
@@ -318,7 +331,7 @@ impl ExactMemory {
         let identities = IdentityTable::restored(&standing.clients, &standing.gradients, &slice.home())?;
         unpinned(slice, &mut self.params, &mut self.spare)?.values_mut().copy_from_slice(values);
         for (k, slot) in self.state.iter_mut().enumerate() {
-            slot.values_mut().copy_from_slice(&state[k * slice.bytes()..][..slice.bytes()]);
+            slot.values_mut().copy_from_slice(&state[k * slice.slot_bytes()..][..slice.slot_bytes()]);
         }
         (self.version, self.step, self.assigns) = (standing.version, standing.step, standing.assigns);
         (self.identities, self.vectors) = (identities, None);
@@ -334,26 +347,38 @@ impl ExactMemory {
     /// Pins the values.
     pub(super) fn pull(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         if fault("copy_on_write_skipped") {
-            return self.copied(slice, client, Some(&slice.meter), std::iter::once(self.params.bytes()));
+            return self.copied(
+                slice.spec.dtype,
+                client,
+                Some(&slice.meter),
+                std::iter::once(self.params.bytes()),
+            );
         }
-        Ok(self.snapshot(slice, client, Bytes::Pinned(self.params.clone())))
+        Ok(self.snapshot(slice.spec.dtype, client, Bytes::Pinned(self.params.clone())))
     }
 
     /// Copies the state, all slots in order.
     pub(super) fn pull_state(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
-        self.copied(slice, client, Some(&slice.meter), self.state.iter().map(Buffer::bytes))
+        self.copied(
+            slice.spec.dtype.computed(),
+            client,
+            Some(&slice.meter),
+            self.state.iter().map(Buffer::bytes),
+        )
     }
 
     /// Copies the average of the values.
     pub(super) fn pull_average(&self, slice: &SliceContext, client: u64) -> Result<Snapshot> {
         slice.spec.need_average()?;
+        let dtype = slice.spec.dtype.computed();
         let (Some(weight), Some(z)) = (slice.spec.optimizer.average_weight(), self.state.first()) else {
             let average = self.state.last().map(Buffer::bytes);
-            return self.copied(slice, client, Some(&slice.meter), average.into_iter());
+            return self.copied(dtype, client, Some(&slice.meter), average.into_iter());
         };
-        let fill = |to: &mut Vec<u8>| average_of(slice.isa, self.params.bytes(), z.bytes(), weight, to);
-        let bytes = Copied::take(Some(&slice.meter), slice.bytes(), fill)?;
-        Ok(self.snapshot(slice, client, bytes))
+        let values = (CodecId::plain(slice.spec.dtype), self.params.bytes());
+        let fill = |to: &mut Vec<u8>| average_of(slice.isa, values, z.bytes(), weight, to);
+        let bytes = Copied::take(Some(&slice.meter), slice.slot_bytes(), fill)?;
+        Ok(self.snapshot(dtype, client, bytes))
     }
 
     /// Sets the average to the values, which a program has changed.
@@ -406,29 +431,29 @@ impl ExactMemory {
         }
         let mut runs = slice.layout.runs(rows);
         while let Some(run) = runs.next_of(slice.len) {
-            let bytes = size * run.start..size * run.end;
-            prefetch(&values[bytes.clone()]);
+            prefetch(&values[size * run.start..size * run.end]);
             for slot in self.state.iter().filter(|_| pushed_by.is_some()) {
-                prefetch(&slot.bytes()[bytes.clone()]);
+                let size = slot.dtype().size();
+                prefetch(&slot.bytes()[size * run.start..size * run.end]);
             }
         }
     }
 
     fn copied<'a>(
         &self,
-        slice: &SliceContext,
+        dtype: DType,
         client: u64,
         meter: Option<&sync::Arc<Meter>>,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Result<Snapshot> {
         let len = parts.clone().map(<[u8]>::len).sum();
         let bytes = Copied::take(meter, len, |to| parts.for_each(|part| to.extend_from_slice(part)))?;
-        Ok(self.snapshot(slice, client, bytes))
+        Ok(self.snapshot(dtype, client, bytes))
     }
 
-    pub(super) fn snapshot(&self, slice: &SliceContext, client: u64, bytes: Bytes) -> Snapshot {
+    pub(super) fn snapshot(&self, dtype: DType, client: u64, bytes: Bytes) -> Snapshot {
         let (version, own) = self.version(client);
-        Snapshot { dtype: slice.spec.dtype, version, own, step: self.step, bytes }
+        Snapshot { dtype, version, own, step: self.step, bytes }
     }
 
     /// Numbers of gradients and of assignments.
@@ -444,6 +469,27 @@ impl ExactMemory {
     pub(super) fn changed(&self) -> u64 {
         self.version
     }
+}
+
+/// Takes a step of a bfloat16 slice.
+fn take_rounded_step(
+    slice: &SliceContext,
+    storage: Rounded<'_>,
+    push: &Push<'_>,
+    lr: f64,
+    scale: f32,
+) -> Result<()> {
+    let (step, optimizer) = (storage.rounder.step, &slice.spec.optimizer);
+    match push.indices {
+        None => {
+            apply_rounded(slice.isa, storage, push.codec, push.body, scale, slice.rule(push, step, lr));
+        }
+        Some(indices) => {
+            let rule = optimizer.sparse_rule(step, lr)?;
+            apply_rows_rounded(slice.isa, storage, slice.touch(indices, push), rule);
+        }
+    }
+    Ok(())
 }
 
 /// The optimizer's state, and the average, which is the last slot of a tensor that keeps one.
@@ -468,8 +514,13 @@ fn assign(slice: &SliceContext, push: &Push<'_>, body: &[u8], buffer: &mut Buffe
 
 /// Replaces a run of values of one buffer with those of a body.
 fn assign_run(slice: &SliceContext, push: &Push<'_>, body: &[u8], buffer: &mut Buffer, run: Range<usize>) {
-    match slice.spec.dtype {
+    match buffer.dtype() {
         DType::Float32 => push.codec.decode(slice.isa, body, &mut buffer.values_mut()[run]),
+        DType::BFloat16 => {
+            for (value, bits) in buffer.values_mut()[run].iter_mut().zip(body.as_chunks().0) {
+                *value = u16::from_le_bytes(*bits);
+            }
+        }
         DType::Float64 => {
             for (value, lane) in buffer.values_mut()[run].iter_mut().zip(float64_lanes(body)) {
                 *value = f64::from_le_bytes(*lane);

@@ -145,9 +145,9 @@ impl Push<'_> {
     pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<f64> {
         let Target { spec: TensorSpec { dtype, .. }, slots, .. } = target;
         let dtype = *dtype;
-        if self.codec.dtype() != dtype {
+        if self.codec.dtype() != dtype.computed() {
             return Err(Error::new(Kind::DType, "the codec is for tensors of another dtype")
-                .expected(format!("a codec of {}", dtype.name()), self.codec.name()));
+                .expected(format!("a codec of {}", dtype.computed().name()), self.codec.name()));
         }
         let slice_len = match self.indices {
             None => target.len,
@@ -197,7 +197,10 @@ impl Push<'_> {
         {
             return Err(Error::new(Kind::Config, "invalid step").expected("at most 2^53", step));
         }
-        let plain = CodecId::plain(dtype);
+        let plain = match self.action {
+            Action::Gradient | Action::AssignState { .. } => CodecId::plain(dtype.computed()),
+            Action::Assign => CodecId::plain(dtype),
+        };
         if self.action != Action::Gradient && self.codec != plain {
             return Err(Error::new(Kind::Frame, "an assignment is not compressed")
                 .expected(plain.name(), self.codec.name()));
@@ -226,10 +229,7 @@ impl Push<'_> {
     fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
         match self.action {
             Action::Gradient => {
-                if target.spec.dtype != DType::Float32 {
-                    return Err(Error::new(Kind::DType, "a sparse gradient needs a float32 tensor")
-                        .expected(DType::Float32.name(), target.spec.dtype.name()));
-                }
+                target.spec.need_float32("a sparse gradient")?;
                 check_sparse_codec(self.codec)?;
                 target.spec.check_sparse()?;
             }
@@ -248,9 +248,9 @@ pub(crate) fn check_row_assignment(dtype: DType, apply: Apply) -> Result<()> {
         let error = Error::new(Kind::Precondition, "rows of this tensor cannot be assigned");
         return Err(error.expected("apply=\"exact\"", format!("apply={:?}", apply.name())));
     }
-    if dtype != DType::Float32 {
+    if dtype.computed() != DType::Float32 {
         let error = Error::new(Kind::DType, "rows of this tensor cannot be assigned");
-        return Err(error.expected(DType::Float32.name(), dtype.name()));
+        return Err(error.expected("float32 or bfloat16", dtype.name()));
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ impl Slice {
             return 0;
         }
         let vectors = self.space().map_or(0, |(space, _)| space.vectors.len());
-        ((self.slots + vectors) * self.bytes()) as u64
+        (self.slots * self.slot_bytes() + vectors * self.bytes()) as u64
     }
 
     /// Drops the remains of a cut that is over.
@@ -102,12 +102,12 @@ impl Slice {
     /// Returns whether all values and state of an image of the slice are finite.
     pub fn is_finite(&self, image: &Image) -> bool {
         let arrays = [&image.values, &image.state];
-        arrays.into_iter().all(|array| is_finite(self.isa, self.spec.dtype, array.as_ref()))
+        arrays.into_iter().all(|array| is_finite(self.isa, array.dtype, array.as_ref()))
     }
 
     /// Restores the slice from an image, without vectors. No push may run at the same time.
     pub fn restore(&self, standing: &Standing, values: &[u8], state: &[u8]) -> Result<()> {
-        let (bytes, all) = (self.bytes(), self.slots * self.bytes());
+        let (bytes, all) = (self.bytes(), self.slots * self.slot_bytes());
         if values.len() != bytes || state.len() != all {
             let error = Error::new(Kind::Shape, "the image is of another slice").expected(
                 format!("{bytes} bytes of values and {all} of state"),

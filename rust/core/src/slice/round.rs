@@ -84,9 +84,9 @@ pub(super) type Completions = Vec<(Completion, Result<Applied>)>;
 
 impl Round {
     fn new(slice: &SliceContext) -> Result<Self> {
-        let bytes = Buffer::bytes_for(slice.spec.dtype, slice.len);
-        let memory = slice.meter.take(Purpose::Held, bytes)?;
-        let sum = Buffer::filled(slice.spec.dtype, slice.len, 0.0, SUM, &mut Pieces::none());
+        let dtype = slice.spec.dtype.computed();
+        let memory = slice.meter.take(Purpose::Held, Buffer::bytes_for(dtype, slice.len))?;
+        let sum = Buffer::filled(dtype, slice.len, 0.0, SUM, &mut Pieces::none());
         Ok(Self { parts: Vec::new(), sum, rows: None, whole: false, enough_at: None, _memory: memory })
     }
 
@@ -518,7 +518,7 @@ fn sum_of<'a>(
         None => (None, round.values()),
         Some(Few { indices, values }) => (Some(Indices::new(indices)), &values[..]),
     };
-    let (codec, body) = (CodecId::plain(slice.spec.dtype), bytemuck::cast_slice::<f32, u8>(values));
+    let (codec, body) = (CodecId::Float32, bytemuck::cast_slice::<f32, u8>(values));
     Push {
         lr: Some(round.lr()),
         scale: Some(share),

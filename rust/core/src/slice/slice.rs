@@ -84,7 +84,10 @@ impl Slice {
     pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
         let arrays = 1 + spec.slots().len() as u64;
         let bytes = match spec.apply {
-            Apply::Exact => (arrays + 1) * Buffer::bytes_for(spec.dtype, len),
+            Apply::Exact => {
+                let state = (arrays - 1) * Buffer::bytes_for(spec.dtype.computed(), len);
+                2 * Buffer::bytes_for(spec.dtype, len) + state
+            }
             Apply::Hogwild => arrays * RacyBuffer::bytes_for(len),
         };
         // The names are also in the catalog of the shard's files.
@@ -96,6 +99,11 @@ impl Slice {
     pub(crate) fn pieces(spec: &TensorSpec, count: usize, exposed: Option<&Arc<Exposed>>) -> Pieces {
         if spec.apply == Apply::Hogwild {
             return Pieces::none();
+        }
+        if spec.dtype != spec.dtype.computed() {
+            // Pieces have one length, so the values of such a tensor use ordinary memory.
+            let len = Buffer::bytes_for(spec.dtype.computed(), spec.dtype.slice_len()) as usize;
+            return Pieces::new(len, count, spec.slots().len(), None);
         }
         let len = Buffer::bytes_for(spec.dtype, spec.dtype.slice_len()) as usize;
         Pieces::new(len, count, 1 + spec.slots().len(), exposed)

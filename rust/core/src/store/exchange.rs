@@ -5,7 +5,7 @@ use super::places::Places;
 use super::push::UnderWay;
 use super::team::{Team, shared_out};
 use super::{Store, Tensor};
-use crate::base::dtype::View;
+use crate::base::dtype::{DType, View};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Mutex, Ordering, lock};
 use crate::base::text;
@@ -45,6 +45,13 @@ struct ExchangePart<'a> {
 }
 
 type PartResult = Option<Result<Applied>>;
+
+impl Exchange {
+    /// The types of the tensors' values.
+    pub fn dtypes(&self) -> Vec<DType> {
+        lock(&self.places).tensors.iter().map(|tensor| tensor.spec.dtype).collect()
+    }
+}
 
 impl Store {
     /// Looks up tensors for repeated exchanges; fails unless they have these shapes.
@@ -115,8 +122,12 @@ impl Store {
     fn look_up_again(&self, exchange: &Exchange, known: &Places) -> Result<Places> {
         let found = self.look_up(exchange.names.iter().map(|name| &**name))?;
         for (now, before) in found.tensors.iter().zip(&known.tensors) {
-            now.spec.need_float32("an exchange")?;
             same_shape(&before.spec.shape, &now.spec)?;
+            if now.spec.dtype != before.spec.dtype {
+                let error =
+                    Error::new(Kind::DType, "the tensor has another dtype").tensor(now.spec.name.clone());
+                return Err(error.expected(before.spec.dtype.name(), now.spec.dtype.name()));
+            }
         }
         Ok(found)
     }

@@ -1,6 +1,6 @@
 //! Pulls from a store, slice by slice into the caller's memory.
 
-use super::Store;
+use super::{Store, Tensor};
 use crate::base::dtype::Array;
 use crate::base::error::Result;
 use crate::base::sync::Arc;
@@ -78,8 +78,8 @@ impl PullTensors for Store {
         timeout: Duration,
     ) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        let mut values: Vec<_> =
-            tensors.iter().map(|tensor| Array::zeros(tensor.spec.dtype, tensor.spec.elements())).collect();
+        let zeros = |tensor: &Arc<Tensor>| Array::zeros(view.dtype(&tensor.spec), tensor.spec.elements());
+        let mut values: Vec<_> = tensors.iter().map(zeros).collect();
         let versions =
             self.pull_view(&names, view, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
                 values[k].write(first, bytes);
@@ -90,17 +90,17 @@ impl PullTensors for Store {
     fn state(&self, name: &str, _timeout: Duration) -> Result<OptimizerState> {
         let tensor = self.tensor(name)?;
         let elements = tensor.spec.elements();
-        let names = tensor.spec.slots();
+        let (names, dtype) = (tensor.spec.slots(), tensor.spec.dtype.computed());
         let mut state = OptimizerState {
             steps: Vec::new(),
-            slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),
+            slots: names.into_iter().map(|name| (name, Array::zeros(dtype, elements))).collect(),
         };
         for slice in &tensor.slices {
             let snapshot = slice.pull_state(self.client)?;
             state.steps.push(snapshot.step);
             let range = tensor.spec.slice_range(slice.index());
             for (k, (_, values)) in state.slots.iter_mut().enumerate() {
-                values.write(range.start, &snapshot.as_ref()[k * slice.bytes()..][..slice.bytes()]);
+                values.write(range.start, &snapshot.as_ref()[k * slice.slot_bytes()..][..slice.slot_bytes()]);
             }
         }
         Ok(state)

@@ -242,7 +242,7 @@ impl Store {
         slice: &Arc<Slice>,
         values: View<'_>,
     ) -> Option<Result<Applied>> {
-        let codec = CodecId::plain(slice.spec().dtype);
+        let codec = CodecId::plain(slice.spec().dtype.computed());
         self.push_part(push, which, slice, codec, values.get(slice.range()).bytes())
     }
 
@@ -306,7 +306,7 @@ impl Store {
             return Ok((bodies.codec, bodies.of(range)));
         }
         if push.options.is_plain() && feedback.is_none() {
-            return Ok((CodecId::plain(slice.spec().dtype), given.values.get(range).bytes()));
+            return Ok((CodecId::plain(slice.spec().dtype.computed()), given.values.get(range).bytes()));
         }
         let (values, codec) = (given.values.float32s()?, push.options.encoder());
         let position = Position { first_element: range.start as u64, sequence: push.identity.sequence };

@@ -5,6 +5,7 @@ use super::Store;
 use super::later::Later;
 use super::places::Places;
 use super::settle::Begun;
+use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
 use crate::kernel::codec::CodecId;
@@ -18,6 +19,7 @@ use crate::verbs::{
     Caller, Done, Gradient, OptimizerState, PullTensors, PushError, PushOptions, PushTensors, Pushed,
     Receipt, Ticket,
 };
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -27,17 +29,21 @@ impl Store {
     pub(super) fn change(
         &self,
         places: &Places,
-        actions: &[(Action, &[u8])],
+        actions: &[(Action, Cow<'_, [u8]>)],
         timeout: Duration,
     ) -> Result<Receipt, PushError> {
         let _ends = self.shared.deadlines.end_complete_at_last();
         let identity = self.identity();
         let late = OnceLock::new();
         let change = |(part, (_, slice)): (usize, (usize, &Arc<Slice>))| {
-            let ((action, body), dtype) = (actions[part], slice.spec().dtype);
+            let ((action, body), spec) = (&actions[part], slice.spec());
+            let dtype = match action {
+                Action::AssignState { .. } => spec.dtype.computed(),
+                Action::Assign | Action::Gradient => spec.dtype,
+            };
             let rows = places.rows(0).map(|rows| rows.plan.indices(&rows.plan.parts()[part]));
             let push = Push {
-                action,
+                action: *action,
                 indices: rows,
                 once: true,
                 ..Push::gradient(
@@ -106,12 +112,13 @@ impl PushTensors for Store {
         let mut places = Places::new(0, vec![tensor.clone()]);
         places.sparse = vec![rows];
         let values = given.values.view();
-        let assign = |body| (Action::Assign, body);
-        let actions: Vec<(Action, &[u8])> = match places.rows(0) {
-            None => tensor.spec.slices().map(|range| assign(values.get(range).bytes())).collect(),
+        let assign =
+            |values| (Action::Assign, outgoing::assigned_body(self.shared.isa, values, &tensor.spec));
+        let actions: Vec<_> = match places.rows(0) {
+            None => tensor.spec.slices().map(|range| assign(values.get(range))).collect(),
             Some(Gathered { plan, values }) => {
-                let body = |part: &RowPart| bytemuck::cast_slice(&values[part.elements.clone()]);
-                plan.parts().iter().map(|part| assign(body(part))).collect()
+                let values = |part: &RowPart| View::Float32(&values[part.elements.clone()]);
+                plan.parts().iter().map(|part| assign(values(part))).collect()
             }
         };
         self.change(&places, &actions, timeout)
@@ -125,7 +132,7 @@ impl PushTensors for Store {
     ) -> Result<Receipt, PushError> {
         let tensor = self.tensor(name)?;
         let bodies = outgoing::state_bodies(&tensor.spec, state)?;
-        let assign = |(body, step): (_, &u64)| (Action::AssignState { step: *step }, body);
+        let assign = |(body, step): (_, &u64)| (Action::AssignState { step: *step }, Cow::Borrowed(body));
         let actions: Vec<_> = bodies.iter().map(Vec::as_slice).zip(&state.steps).map(assign).collect();
         self.change(&Places::new(0, vec![tensor]), &actions, timeout)
     }

@@ -31,8 +31,8 @@ impl TensorRegistry for Store {
         spec.check_new_names()?;
         let spec = Arc::new(spec);
         let tensor = Arc::new(self.create(&spec, None)?);
-        let actions: Vec<(Action, &[u8])> =
-            spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
+        let body = |range| outgoing::assigned_body(self.shared.isa, values.get(range), &spec);
+        let actions: Vec<_> = spec.slices().map(|range| (Action::Assign, body(range))).collect();
         if let Err(error) = self.change(&Places::new(0, vec![tensor.clone()]), &actions, timeout) {
             self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
             return Err(match error {

@@ -50,5 +50,5 @@ impl Load {
 
 /// The bytes of a slice: parameters, state, and an allowance for the slice itself.
 fn weight(spec: &TensorSpec, slice: usize) -> u64 {
-    (spec.dtype.size() * spec.slice_range(slice).len() * (1 + spec.slots().len()) + 512) as u64
+    (spec.bytes_with_state(spec.slice_range(slice).len()) + 512) as u64
 }

@@ -1,6 +1,7 @@
 //! Spaces: names and contents of a set of named vectors over some tensors.
 
 use super::spec::{Apply, MAX_NAME, TensorSpec};
+use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -73,6 +74,11 @@ pub fn check_tensors(specs: &[Arc<TensorSpec>]) -> Result<()> {
         }
         if spec.apply != Apply::Exact {
             return fail(Kind::Config, "a hogwild tensor has no vectors; register it with apply=\"exact\"");
+        }
+        if spec.dtype == DType::BFloat16 {
+            let error =
+                Error::new(Kind::DType, "a bfloat16 tensor has no vectors: their steps would be rounded");
+            return Err(error.tensor(spec.name.clone()).expected("float32 or float64", spec.dtype.name()));
         }
         if spec.dtype != specs[0].dtype {
             let error = Error::new(Kind::DType, "the tensors of a space have one dtype");

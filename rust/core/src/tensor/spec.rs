@@ -6,6 +6,7 @@ use crate::base::error::{Error, Kind, Result, check_printable};
 use crate::base::text;
 use crate::kernel::ema::Ema;
 use crate::kernel::optim::Optimizer;
+use crate::kernel::rounding::Rounding;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -59,6 +60,9 @@ pub struct TensorSpec {
     /// The average of the values that steps update, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub average: Option<Ema>,
+    /// How steps round values: of a bfloat16 tensor, and of no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding: Option<Rounding>,
 }
 
 impl TensorSpec {
@@ -83,8 +87,9 @@ impl TensorSpec {
         self.optimizer.validate().or_else(fail)?;
         self.check_average().or_else(fail)?;
         match self.dtype {
-            DType::Float32 => Ok(()),
-            DType::Float64 => self.check_float64().or_else(fail),
+            DType::Float32 => self.check_no_rounding().or_else(fail),
+            DType::Float64 => self.check_no_rounding().and_then(|()| self.check_float64()).or_else(fail),
+            DType::BFloat16 => self.check_bfloat16().or_else(fail),
         }
     }
 
@@ -112,9 +117,9 @@ impl TensorSpec {
             let why = "a hogwild tensor keeps no average: racing steps would lose updates of it";
             return Err(Error::new(Kind::Config, why).expected("apply=\"exact\"", "apply=\"hogwild\""));
         }
-        if self.dtype != DType::Float32 {
-            let why = "only a float32 tensor keeps an average; convert the values";
-            return Err(Error::new(Kind::DType, why).expected("float32", self.dtype.name()));
+        if self.dtype.computed() != DType::Float32 {
+            let why = "only a float32 or bfloat16 tensor keeps an average; convert the values";
+            return Err(Error::new(Kind::DType, why).expected("float32 or bfloat16", self.dtype.name()));
         }
         Ok(())
     }
@@ -155,14 +160,35 @@ impl TensorSpec {
         self.optimizer.check_float64()
     }
 
-    /// Fails, naming the tensor, unless it has float32 values, which `what` needs.
+    /// Fails unless what the tensor is registered with supports bfloat16.
+    fn check_bfloat16(&self) -> Result<()> {
+        if self.apply == Apply::Hogwild {
+            let why =
+                "a hogwild tensor has float32 values; convert them, or register it with apply=\"exact\"";
+            return Err(Error::new(Kind::DType, why).expected("float32", "bfloat16"));
+        }
+        if self.rounding.is_none() {
+            let error = Error::new(Kind::Config, "a bfloat16 tensor needs a rounding");
+            return Err(error.expected("stochastic or nearest", "none"));
+        }
+        Ok(())
+    }
+
+    /// Fails if the tensor has a rounding: its type has none.
+    fn check_no_rounding(&self) -> Result<()> {
+        let Some(rounding) = self.rounding else { return Ok(()) };
+        let why = format!("the values of a {} tensor are not rounded", self.dtype.name());
+        Err(Error::new(Kind::Config, why).expected("a rounding for dtype=\"bfloat16\" only", rounding))
+    }
+
+    /// Fails, naming the tensor, unless its gradients are float32, which `what` needs.
     pub fn need_float32(&self, what: &str) -> Result<()> {
-        if self.dtype == DType::Float32 {
+        if self.dtype.computed() == DType::Float32 {
             return Ok(());
         }
-        Err(Error::new(Kind::DType, format!("{what} needs a float32 tensor"))
+        Err(Error::new(Kind::DType, format!("{what} needs a float32 or bfloat16 tensor"))
             .tensor(self.name.clone())
-            .expected("float32", self.dtype.name()))
+            .expected("float32 or bfloat16", self.dtype.name()))
     }
 
     /// The first difference to another spec of the same name: the setting, its value here, and the other's.
@@ -175,6 +201,7 @@ impl TensorSpec {
             .or_else(|| text("group", self.group.to_string(), other.group.to_string()))
             .or_else(|| text("optimizer", a.title().into(), b.title().into()))
             .or_else(|| text("average", shown(self.average), shown(other.average)))
+            .or_else(|| text("rounding", shown(self.rounding), shown(other.rounding)))
             .or_else(|| {
                 let mut pairs = a.settings().into_iter().zip(b.settings());
                 pairs.find_map(|(x, y)| {
@@ -197,6 +224,11 @@ impl TensorSpec {
                     .tensor(self.name.clone())
                     .expected("fewer than 2^57 elements", text::shape(&self.shape))
             })
+    }
+
+    /// Bytes of this many values and of their state.
+    pub fn bytes_with_state(&self, elements: usize) -> usize {
+        elements * (self.dtype.size() + self.dtype.computed().size() * self.slots().len())
     }
 
     /// Number of elements of a validated spec.
@@ -228,15 +260,16 @@ impl TensorSpec {
     }
 }
 
-fn shown(average: Option<Ema>) -> String {
-    average.map_or_else(|| "None".into(), |average| average.to_string())
+fn shown(setting: Option<impl fmt::Display>) -> String {
+    setting.map_or_else(|| "None".into(), |setting| setting.to_string())
 }
 
 impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { shape, dtype, apply, group, optimizer, average, .. } = self;
+        let Self { shape, dtype, apply, group, optimizer, average, rounding, .. } = self;
         write!(f, "{} {} {} group {group:?} {optimizer}", dtype.name(), text::shape(shape), apply.name())?;
-        average.map_or(Ok(()), |average| write!(f, " average {average}"))
+        average.map_or(Ok(()), |average| write!(f, " average {average}"))?;
+        rounding.map_or(Ok(()), |rounding| write!(f, " rounding {rounding}"))
     }
 }
 
@@ -254,6 +287,7 @@ mod tests {
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
             average: None,
+            rounding: None,
         }
     }
 

@@ -6,7 +6,7 @@ use crate::base::dtype::{Array, DType, View};
 use crate::base::error::{Error, Result};
 use crate::kernel::codec::{Bodies, Codec, CodecId, ErrorFeedback};
 use crate::slice::frame::Applied;
-use crate::tensor::Versions;
+use crate::tensor::{TensorSpec, Versions};
 use crate::verbs::report::WorkerReport;
 use std::fmt;
 use std::ops::Range;
@@ -104,6 +104,16 @@ pub enum PullView {
     Average,
 }
 
+impl PullView {
+    /// The type in which a tensor's values or averages come.
+    pub fn dtype(self, spec: &TensorSpec) -> DType {
+        match self {
+            Self::Values => spec.dtype,
+            Self::Average => spec.dtype.computed(),
+        }
+    }
+}
+
 /// Rows of a tensor to pull.
 #[derive(Clone, Debug)]
 pub struct Rows {
@@ -180,7 +190,7 @@ impl Default for PushOptions {
 impl PushOptions {
     /// The encoding of the gradient of a tensor of this type.
     pub fn codec_of(&self, dtype: DType) -> CodecId {
-        self.codec.map_or(CodecId::plain(dtype), Codec::id)
+        self.codec.map_or(CodecId::plain(dtype.computed()), Codec::id)
     }
 
     /// The codec of gradients of float32.

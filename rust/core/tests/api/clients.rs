@@ -25,6 +25,7 @@ fn shard(slices: u64) -> Shard {
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
             average: None,
+            rounding: None,
         };
         let group = if id > slices { 2 } else { 1 };
         shard.create(&Arc::new(spec), group, &[(SliceId(id), 0)]).unwrap();

@@ -29,6 +29,7 @@ fn store(apply: Apply, momentum: f64) -> Store {
         group: "default".into(),
         optimizer,
         average: None,
+        rounding: None,
     };
     store.register(spec, View::Float32(&[0.0; ROWS as usize]), TIMEOUT).unwrap();
     store
@@ -183,8 +184,16 @@ fn the_mean_gradient_gives_way_to_asynchrony() {
         for apply in [Apply::Exact, Apply::Hogwild] {
             let store = Store::new(StoreOptions::default()).unwrap();
             let (name, group, shape) = ("w".into(), "default".into(), vec![initial.len() as u64]);
-            let spec =
-                TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None };
+            let spec = TensorSpec {
+                name,
+                shape,
+                dtype: DType::Float32,
+                apply,
+                group,
+                optimizer,
+                average: None,
+                rounding: None,
+            };
             store.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
             let matching = Correction { momentum_matching: true, ..Correction::default() };
             let workers: Vec<_> = (0..3).map(|_| store.another().unwrap()).collect();

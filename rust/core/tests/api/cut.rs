@@ -17,7 +17,16 @@ const N: usize = 100;
 
 fn spec(name: &str, group: &str, apply: Apply, optimizer: Optimizer) -> Arc<TensorSpec> {
     let (name, group, shape) = (name.into(), group.into(), vec![N as u64]);
-    Arc::new(TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None })
+    Arc::new(TensorSpec {
+        name,
+        shape,
+        dtype: DType::Float32,
+        apply,
+        group,
+        optimizer,
+        average: None,
+        rounding: None,
+    })
 }
 
 fn shard(tensors: &[(&str, Apply)], optimizer: &Optimizer) -> Arc<Shard> {

@@ -27,6 +27,7 @@ fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
         group: "default".into(),
         optimizer: Optimizer::Adam(Adam::default()),
         average: None,
+        rounding: None,
     }
 }
 

@@ -74,6 +74,7 @@ fn spec(name: &str, n: usize, optimizer: Optimizer) -> TensorSpec {
         group: "default".into(),
         optimizer,
         average: None,
+        rounding: None,
     }
 }
 

@@ -52,6 +52,7 @@ fn spec(apply: Apply) -> Arc<TensorSpec> {
         group: "g".into(),
         optimizer,
         average: None,
+        rounding: None,
     })
 }
 

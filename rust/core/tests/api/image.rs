@@ -56,7 +56,16 @@ fn replay(slice: &Slice, logged: &Entry) -> Result<bool> {
 fn spec(optimizer: Optimizer, apply: Apply) -> Arc<TensorSpec> {
     let shape = vec![ROWS as u64, WIDTH as u64];
     let (name, group) = ("w".into(), "default".into());
-    Arc::new(TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None })
+    Arc::new(TensorSpec {
+        name,
+        shape,
+        dtype: DType::Float32,
+        apply,
+        group,
+        optimizer,
+        average: None,
+        rounding: None,
+    })
 }
 
 fn shard(spec: &Arc<TensorSpec>, log: Option<Arc<Log>>) -> (Shard, Arc<Slice>) {

@@ -127,8 +127,16 @@ fn trained(
 ) -> Vec<u8> {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, isa));
     let (shape, group) = (vec![n as u64], "default".into());
-    let spec =
-        TensorSpec { name: "w".into(), shape, dtype: DType::Float32, apply, group, optimizer, average };
+    let spec = TensorSpec {
+        name: "w".into(),
+        shape,
+        dtype: DType::Float32,
+        apply,
+        group,
+        optimizer,
+        average,
+        rounding: None,
+    };
     shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
     let steps = [
         (Action::Assign, CodecId::Float32, initial, None),

@@ -7,6 +7,7 @@
     reason = "tests fail by panicking, helpers too"
 )]
 
+mod bfloat16;
 mod clients;
 mod codec;
 mod codec_properties;

@@ -32,6 +32,7 @@ fn shard_with(room: u64, apply: Apply, optimizer: Optimizer, policy: Option<Arc<
             group: "default".into(),
             optimizer,
             average: None,
+            rounding: None,
         };
         shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
         shard
@@ -214,6 +215,7 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
         group: "default".into(),
         optimizer,
         average: None,
+        rounding: None,
     });
     let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
     let shard = || Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));

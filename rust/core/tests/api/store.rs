@@ -32,6 +32,7 @@ fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec 
         group: "default".into(),
         optimizer,
         average: None,
+        rounding: None,
     }
 }
 

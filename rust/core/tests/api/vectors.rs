@@ -70,7 +70,7 @@ impl Sink for Log {
 fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, momentum: 0.5, ..Sgd::default() });
     let (name, shape, group) = (name.into(), vec![n as u64], "default".into());
-    TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None }
+    TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None, rounding: None }
 }
 
 /// A shard with one slice, and a space of two vectors over it.

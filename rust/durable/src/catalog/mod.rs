@@ -182,8 +182,7 @@ impl Catalog {
     /// Bytes of the slices' values and optimizer state.
     pub fn bytes(&self) -> u64 {
         let of = |(_, k, held): (u64, usize, &Reservation)| {
-            let arrays = 1 + held.spec.slots().len();
-            (held.spec.dtype.size() * held.spec.slice_range(k).len() * arrays) as u64
+            held.spec.bytes_with_state(held.spec.slice_range(k).len()) as u64
         };
         self.slices().map(of).sum()
     }
@@ -210,6 +209,7 @@ mod tests {
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
             average: None,
+            rounding: None,
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) 
                     let name = format!("{}.{slot}[{}:{}]", spec.name, slice.start, slice.end);
                     (name, vec![slice.len() as u64])
                 };
-                state.add(name, shape, spec.dtype, slice.len());
+                state.add(name, shape, spec.dtype.computed(), slice.len());
             }
         }
     }

@@ -62,8 +62,8 @@ impl Generation {
             let Some(slice) = slice else {
                 return self.damaged(SLICES, "names a slice that is not in the manifest");
             };
-            let bytes = slice.bytes() as u64;
-            if entry.values.bytes != bytes || entry.state.bytes != bytes * slots(&slice) {
+            let (of_values, of_state) = (slice.bytes() as u64, slice.slot_bytes() as u64 * slots(&slice));
+            if entry.values.bytes != of_values || entry.state.bytes != of_state {
                 return self.damaged(SLICES, "contradicts the manifest on the size of a slice");
             }
             arrays.0.read(entry.values, &mut values)?;

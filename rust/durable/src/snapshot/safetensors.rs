@@ -87,5 +87,6 @@ fn code(dtype: DType) -> &'static str {
     match dtype {
         DType::Float32 => "F32",
         DType::Float64 => "F64",
+        DType::BFloat16 => "BF16",
     }
 }

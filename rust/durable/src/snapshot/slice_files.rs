@@ -64,8 +64,9 @@ impl SliceFiles {
     /// Appends zeros for a slice that was freed meanwhile, so that all others stay where the headers say.
     pub(super) fn write_zeros(&mut self, index: usize, reservation: &Reservation) -> Result<()> {
         let spec = &reservation.spec;
-        let zeros = vec![0; spec.dtype.size() * spec.slice_range(index).len()];
-        self.values.write(&zeros)?;
+        let (dtype, len) = (spec.dtype, spec.slice_range(index).len());
+        let zeros = vec![0; dtype.computed().size() * len];
+        self.values.write(&zeros[..dtype.size() * len])?;
         for _ in spec.slots() {
             self.state.write(&zeros)?;
         }

@@ -40,15 +40,28 @@ pub struct ExportPart<'a> {
     pub(crate) bytes: Box<dyn Fn(Sink<'_>) -> Result<()> + 'a>,
 }
 
+/// What a part of an export holds of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub enum Exports<'a> {
+    /// The values, or their average.
+    View(PullView),
+    /// A slot of the state.
+    Slot(&'a str),
+}
+
 impl<'a> ExportPart<'a> {
-    /// The values of a tensor, or its slot of this name. `bytes` passes them on, little-endian, each time
-    /// that it is called.
-    pub fn new(spec: &TensorSpec, slot: Option<&str>, bytes: impl Fn(Sink<'_>) -> Result<()> + 'a) -> Self {
+    /// The values of a tensor in this view, or its slot of this name. `bytes` passes them on, little-endian, each
+    /// time that it is called.
+    pub fn new(spec: &TensorSpec, part: Exports<'_>, bytes: impl Fn(Sink<'_>) -> Result<()> + 'a) -> Self {
+        let (slot, dtype) = match part {
+            Exports::View(view) => (None, view.dtype(spec)),
+            Exports::Slot(slot) => (Some(slot.to_owned()), spec.dtype.computed()),
+        };
         Self {
             tensor: spec.name.to_string(),
-            slot: slot.map(str::to_owned),
+            slot,
             shape: spec.shape.clone(),
-            dtype: spec.dtype,
+            dtype,
             elements: spec.elements(),
             bytes: Box::new(bytes),
         }
@@ -151,9 +164,12 @@ fn parts<'a>(tensor: &'a Tensor<'_>, state: bool, view: PullView) -> Vec<ExportP
     let spec = &tensor.holding.spec;
     let slots = spec.slots().into_iter().filter(|_| state).enumerate();
     let view = if spec.need_average().is_ok() { view } else { PullView::Values };
-    let slots =
-        slots.map(|(slot, name)| ExportPart::new(spec, Some(name), move |to| each_slot(tensor, slot, to)));
-    std::iter::once(ExportPart::new(spec, None, move |to| each(tensor, view, to))).chain(slots).collect()
+    let slots = slots.map(|(slot, name)| {
+        ExportPart::new(spec, Exports::Slot(name), move |to| each_slot(tensor, slot, to))
+    });
+    std::iter::once(ExportPart::new(spec, Exports::View(view), move |to| each(tensor, view, to)))
+        .chain(slots)
+        .collect()
 }
 
 /// Passes on the values of a tensor or their average, slice by slice.
@@ -167,7 +183,7 @@ fn each(tensor: &Tensor<'_>, view: PullView, to: Sink<'_>) -> Result<()> {
 /// Passes on a slot, slice by slice. A slice stores its slots consecutively.
 fn each_slot(tensor: &Tensor<'_>, slot: usize, to: Sink<'_>) -> Result<()> {
     tensor.slices.iter().try_for_each(|slice| {
-        let (image, bytes) = (slice.image()?, slice.bytes());
+        let (image, bytes) = (slice.image()?, slice.slot_bytes());
         to(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])
     })
 }

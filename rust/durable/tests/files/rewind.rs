@@ -151,7 +151,8 @@ fn register_across(worlds: &[World], name: &str, elements: u64) {
     let group: Arc<str> = "default".into();
     let (dtype, apply) = (fastps_core::dtype::DType::Float32, Apply::Exact);
     let (shape, optimizer, average) = (vec![elements], sgd(), None);
-    let spec = TensorSpec { name: name.into(), shape, dtype, apply, group, optimizer, average };
+    let spec =
+        TensorSpec { name: name.into(), shape, dtype, apply, group, optimizer, average, rounding: None };
     let slices: Vec<u64> = (0..worlds.len() as u64).map(|k| 50 + k).collect();
     for (k, world) in worlds.iter().enumerate() {
         let held = vec![(slices[k], k as u64)];

@@ -72,6 +72,7 @@ fn snapshots_open_as_safetensors() {
             group,
             optimizer: sgd(),
             average: None,
+            rounding: None,
         }
     };
     world.shard.create(&Arc::new(spec(3 * SLICE)), 1, &[(SliceId(40), 1)]).unwrap();

@@ -1,6 +1,6 @@
 //! Memory of Python's arrays, borrowed without a copy: through the buffer protocol (NumPy and the like) or
-//! DLPack (torch and the like). Anything that is not C-contiguous float32 or float64 in host memory is an
-//! error that describes it.
+//! DLPack (torch and the like). Anything that is not C-contiguous float32, float64 or bfloat16 in host memory is
+//! an error that describes it. To be read, bfloat16 is copied as float32.
 //!
 //! # Safety
 //!
@@ -20,7 +20,7 @@
 mod dlpack;
 
 use dlpack::Managed;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::{DType, View, widened};
 use fastps_core::error::{Error, Kind};
 use fastps_core::text;
 use fastps_core::verbs::Values;
@@ -52,6 +52,8 @@ enum Owner {
     Buffer(#[allow(dead_code)] Exported),
     Capsule(#[allow(dead_code)] Py<PyAny>),
     Managed(#[allow(dead_code)] Managed),
+    /// A copy in another type.
+    Widened(#[allow(dead_code)] Vec<f32>),
 }
 
 /// An exporter's lock on its memory.
@@ -102,6 +104,8 @@ impl Exported {
 pub(crate) struct Borrowed {
     data: NonNull<u8>,
     dtype: DType,
+    /// The type of the bytes that are written to it, which are converted if it is another.
+    written: DType,
     len: usize,
     shape: Shape,
     owner: Option<Owner>,
@@ -191,6 +195,10 @@ impl Values for Borrowed {
                 // meantime (see the module's header).
                 View::Float64(unsafe { std::slice::from_raw_parts(self.data.cast().as_ptr(), self.len) })
             }
+            DType::BFloat16 => {
+                // SAFETY: as above.
+                View::BFloat16(unsafe { std::slice::from_raw_parts(self.data.cast().as_ptr(), self.len) })
+            }
         }
     }
 }
@@ -224,8 +232,27 @@ impl Borrowed {
         &self.shape
     }
 
+    /// The memory for values that arrive in this type; `None` if they cannot be converted without a loss.
+    pub(crate) fn for_values_of(self, written: DType) -> Option<Self> {
+        let fits = self.dtype == written || (self.dtype, written) == (DType::Float32, DType::BFloat16);
+        fits.then(|| self.written_as(written))
+    }
+
+    fn written_as(mut self, written: DType) -> Self {
+        self.written = written;
+        self
+    }
+
+    /// Bytes that fill the memory, in the type in which they arrive.
+    pub(crate) fn bytes_to_fill(&self) -> usize {
+        self.written.size() * self.len
+    }
+
     /// Copies little-endian bytes of whole elements to element `at`; false if they do not fit.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
+        if self.written != self.dtype {
+            return self.write_widened(at, bytes.as_chunks().0);
+        }
         let size = self.dtype.size();
         let fits = bytes.len().is_multiple_of(size)
             && at.checked_add(bytes.len() / size).is_some_and(|end| end <= self.len);
@@ -233,6 +260,19 @@ impl Borrowed {
             // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for
             // `Access::Write`.
             unsafe { copy(bytes, self.data.as_ptr().add(size * at), size * self.len >= STREAMED) };
+        }
+        fits
+    }
+
+    /// Writes bfloat16 to float32 memory, which is exact.
+    fn write_widened(&self, at: usize, values: &[[u8; 2]]) -> bool {
+        let fits = at.checked_add(values.len()).is_some_and(|end| end <= self.len);
+        if fits {
+            for (i, bits) in values.iter().enumerate() {
+                // SAFETY: in bounds as just checked, aligned, and writable, because all callers asked for
+                // `Access::Write`.
+                unsafe { self.data.cast::<f32>().add(at + i).write(widened(u16::from_le_bytes(*bits))) };
+            }
         }
         fits
     }
@@ -258,9 +298,15 @@ impl Borrowed {
     }
 }
 
-/// Borrows the memory of `object`; `tensor` is its name in errors.
+/// Borrows the memory of `object`; `tensor` is its name in errors. To be read, bfloat16 becomes float32.
 pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
     try_borrow(object, access)?.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
+}
+
+/// Borrows the memory of `object` to read it in its own type.
+pub(crate) fn borrow_as_is(object: &Bound<'_, PyAny>, tensor: &str) -> PyResult<Borrowed> {
+    let borrowed = try_borrow_as_is(object, Access::Read)?;
+    borrowed.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
 }
 
 /// As [`borrow`], for memory that must be float32.
@@ -325,13 +371,35 @@ unsafe fn stream(from: &[u8], to: *mut u8) {
     }
 }
 
-/// Borrows the memory of `object`; the caller adds its name to the error.
+/// As [`borrow`]; the caller adds the object's name to the error.
 pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
+    let borrowed = try_borrow_as_is(object, access)?;
+    Ok(match borrowed {
+        Ok(values) if values.dtype == DType::BFloat16 && access == Access::Read => as_float32(&values),
+        borrowed => borrowed,
+    })
+}
+
+/// A copy of bfloat16 values as float32, which is exact.
+fn as_float32(values: &Borrowed) -> Result<Borrowed, Error> {
+    let View::BFloat16(bits) = values.view() else {
+        return Err(Error::new(Kind::Internal, "values of another type than their array"));
+    };
+    let mut copy: Vec<f32> = bits.iter().map(|bits| widened(*bits)).collect();
+    let data = copy.as_mut_ptr().cast();
+    finish(data, DType::Float32, values.shape.clone(), Owner::Widened(copy))
+}
+
+fn try_borrow_as_is(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
     // SAFETY: `object` is a live object and the GIL is held.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
         return Ok(match Exported::get(object) {
-            Ok(buffer) => from_buffer(object, buffer, access),
-            Err(_) => Err(wrong_dtype(object, None)),
+            Ok(buffer) => from_buffer(object, buffer, None, access),
+            // NumPy exports no buffer of the type of the package ml_dtypes.
+            Err(_) => match bits_of_bfloat16(object).as_ref().and_then(|bits| Exported::get(bits).ok()) {
+                Some(buffer) => from_buffer(object, buffer, Some(DType::BFloat16), access),
+                None => Err(wrong_dtype(object, None)),
+            },
         });
     }
     if dlpack::is_negated(object) {
@@ -354,8 +422,22 @@ fn from_dlpack(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Bor
     }
 }
 
-fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> Result<Borrowed, Error> {
-    let dtype = from_format(buffer.format().to_bytes())
+/// The same memory as an array of uint16, if the object is a NumPy array of bfloat16.
+fn bits_of_bfloat16<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    let name = object.getattr("dtype").ok()?.getattr("name").ok()?;
+    let is_bfloat16 = name.extract::<String>().is_ok_and(|name| name == DType::BFloat16.name());
+    is_bfloat16.then(|| object.call_method1("view", ("uint16",)).ok()).flatten()
+}
+
+/// `dtype`: the type of the values, if the buffer does not say it.
+fn from_buffer(
+    object: &Bound<'_, PyAny>,
+    buffer: Exported,
+    dtype: Option<DType>,
+    access: Access,
+) -> Result<Borrowed, Error> {
+    let dtype = dtype
+        .or_else(|| from_format(buffer.format().to_bytes()))
         .filter(|dtype| usize::try_from(buffer.0.itemsize) == Ok(dtype.size()))
         .ok_or_else(|| wrong_dtype(object, buffer.format().to_str().ok()))?;
     let shape = buffer.shape();
@@ -406,7 +488,7 @@ fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result
             error.expected("memory with the values", "none")
         })?
     };
-    let borrowed = Borrowed { data, dtype, len, shape, owner: Some(owner) };
+    let borrowed = Borrowed { data, dtype, written: dtype, len, shape, owner: Some(owner) };
     if (borrowed.data.as_ptr() as usize).is_multiple_of(dtype.size()) {
         Ok(borrowed)
     } else {
@@ -462,8 +544,8 @@ fn byte_order(dtype: &Bound<'_, PyAny>) -> &'static str {
 }
 
 fn wrong_dtype(object: &Bound<'_, PyAny>, format: Option<&str>) -> Error {
-    Error::new(Kind::DType, format!("not an array of float32 or float64; {}", convert("float32")))
-        .expected("float32 or float64", describe(object, format))
+    let message = format!("not an array of float32, float64 or bfloat16; {}", convert("float32"));
+    Error::new(Kind::DType, message).expected("float32, float64 or bfloat16", describe(object, format))
 }
 
 fn not_contiguous(object: &Bound<'_, PyAny>, shape: &[u64], fortran: bool) -> Error {
@@ -485,16 +567,17 @@ fn negated() -> Error {
         .expected("a tensor whose memory has its values", "one with torch's negative bit")
 }
 
-/// A new, uninitialised NumPy array, and its memory.
+/// A new, uninitialised NumPy array for values of this type, and its memory: bfloat16 becomes float32.
 pub(crate) fn empty<'py>(
     py: Python<'py>,
     dtype: DType,
     shape: &[u64],
 ) -> PyResult<(Bound<'py, PyAny>, Borrowed)> {
     static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let array = EMPTY.import(py, "numpy", "empty")?.call1((PyTuple::new(py, shape)?, dtype.name()))?;
+    let own = dtype.computed().name();
+    let array = EMPTY.import(py, "numpy", "empty")?.call1((PyTuple::new(py, shape)?, own))?;
     let memory = borrow(&array, "", Access::Write)?;
-    Ok((array, memory))
+    Ok((array, memory.written_as(dtype)))
 }
 
 /// A new NumPy array with these values.

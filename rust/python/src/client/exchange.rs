@@ -56,6 +56,9 @@ impl Exchange {
             .zip(&targets)
             .map(|(name, target)| Ok((Arc::from(name.bind(py).to_str()?), target.shape())));
         let tensors = store.exchange_of(&all.collect::<PyResult<Vec<_>>>()?).or_raise(py)?;
+        let fitted =
+            targets.into_iter().zip(tensors.dtypes()).map(|(target, dtype)| target.for_values_of(dtype));
+        let Some(targets) = fitted.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let mut spans: Vec<_> = targets.iter().map(Borrowed::addresses).collect();
         spans.sort_unstable_by_key(|span| span.start);
         if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {

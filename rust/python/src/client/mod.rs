@@ -19,8 +19,8 @@ pub(crate) use push::BoundList;
 pub(crate) use settings::PushSettings;
 pub(crate) use vectors::PyVectorSpaces;
 
-use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
-use crate::arrays::gradient::{gradient, whole_gradient};
+use crate::arrays::buffer::{Access, array, borrow, borrow_as_is, empty, sweep, try_borrow};
+use crate::arrays::gradient::gradient;
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
 use crate::call::{self, End, Here, Seconds};
@@ -32,17 +32,20 @@ use crate::results::receipts::Receipt;
 use crate::settings::codec::read_codec;
 use crate::settings::group::read_mode;
 use crate::settings::optimizer::{optimizer_object, read_optimizer};
-use crate::settings::tensor::{apply_name, average_object, read_apply, read_average, read_view};
+use crate::settings::tensor::{
+    apply_name, average_object, read_apply, read_average, read_dtype, read_rounding, read_view,
+};
 use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Epoch, MembershipRequest, Mode, Presence};
 use fastps_core::outgoing::{check_codec, check_shape};
+use fastps_core::rounding::Rounding;
 use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{OptimizerState, PushOptions, Rows, Values};
+use fastps_core::verbs::{OptimizerState, PullView, PushOptions, Rows, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
 use push::{Gradients, List, PushPulled};
@@ -53,9 +56,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use waiting::{Turn, target, targets};
 
-/// Shape, dtype, apply, group, optimizer and average.
-type SpecFields<'py> =
-    (Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+/// Shape, dtype, apply, group, optimizer, average, rounding and seed.
+type SpecFields<'py> = (
+    Bound<'py, PyTuple>,
+    &'static str,
+    &'static str,
+    String,
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+    Option<&'static str>,
+    Option<u64>,
+);
 
 /// A store in this process, or servers.
 type Shared = Arc<dyn ParameterServer>;
@@ -221,21 +232,28 @@ impl Client {
         apply: &str,
         group: &str,
         average: Option<&Bound<'_, PyAny>>,
+        element: (Option<String>, Option<String>, Option<u64>),
         timeout: Option<Seconds>,
     ) -> PyResult<()> {
         let server = self.enter(py)?;
-        let initial = whole_gradient(name, values)?;
+        let initial = borrow_as_is(values, name)?;
+        let (dtype, rounding, seed) = element;
+        let dtype = read_dtype(py, name, dtype.as_deref(), initial.dtype())?;
+        // Values of bfloat16 become those of a float32 tensor.
+        let initial = if initial.dtype() == dtype { initial } else { borrow(values, name, Access::Read)? };
+        let rounding = read_rounding(py, name, dtype, (rounding.as_deref(), seed))?;
         let spec = TensorSpec {
-            name: initial.name.clone(),
-            shape: initial.shape.clone(),
-            dtype: initial.values.view().dtype(),
+            name: name.into(),
+            shape: initial.shape().to_vec(),
+            dtype,
             apply: read_apply(py, apply)?,
             group: group.into(),
             optimizer: read_optimizer(optimizer)?,
             average: average.map(read_average).transpose()?,
+            rounding,
         };
         let timeout = self.timeout(py, timeout)?;
-        let work = move |server: &Shared| server.register(spec, initial.values.view(), timeout);
+        let work = move |server: &Shared| server.register(spec, initial.view(), timeout);
         let done = self.call(py, server, work)?;
         sweep(py);
         done.or_raise(py)
@@ -368,8 +386,8 @@ impl Client {
         let specs = self.specs(py, server, &names, end)?;
         let spec = &specs[0];
         let (value, into) = match out {
-            Some(out) => (out.clone(), target(py, spec, out)?),
-            None => empty(py, spec.dtype, &spec.shape)?,
+            Some(out) => (out.clone(), target(py, (spec, view), out)?),
+            None => empty(py, view.dtype(spec), &spec.shape)?,
         };
         let versions = pull_into(py, server, (&names[..], view), vec![into], end.left())?;
         Ok((value, versions))
@@ -387,7 +405,7 @@ impl Client {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
-        let (values, targets) = targets(py, &specs, out)?;
+        let (values, targets) = targets(py, (&specs, view), out)?;
         let versions = pull_into(py, server, (&names[..], view), targets, end.left())?;
         Ok((values, versions))
     }
@@ -415,7 +433,8 @@ impl Client {
             spec.shape.first_mut().into_iter().for_each(|first| *first = rows.indices.len() as u64);
             Arc::new(spec)
         });
-        let (values, targets) = targets(py, &shaped.collect::<Vec<_>>(), out)?;
+        let shaped = shaped.collect::<Vec<_>>();
+        let (values, targets) = targets(py, (&shaped, PullView::Values), out)?;
         let versions = pull_rows_into(py, server, &wanted, targets, end.left())?;
         Ok((values, versions))
     }
@@ -432,7 +451,7 @@ impl Client {
         let names = shared(names);
         let specs = self.specs(py, server, &names, end)?;
         let ticket = py.detach(|| server.pull_view_async(names, view, end.left())).or_raise(py)?;
-        Ok(PullFlight::start(ticket, specs))
+        Ok(PullFlight::start(ticket, specs, view))
     }
 
     fn bind(
@@ -562,7 +581,7 @@ impl Client {
         Ok(names.iter().map(ToString::to_string).collect())
     }
 
-    /// ``(shape, dtype, apply, group, optimizer)``.
+    /// ``(shape, dtype, apply, group, optimizer, average, rounding, seed)``.
     #[allow(clippy::type_complexity)]
     fn spec<'py>(&self, py: Python<'py>, name: &str, timeout: Option<Seconds>) -> PyResult<SpecFields<'py>> {
         let (server, end) = (self.enter(py)?, End::after(self.timeout(py, timeout)?));
@@ -570,7 +589,9 @@ impl Client {
         let optimizer = optimizer_object(py, &spec.optimizer)?;
         let shape = PyTuple::new(py, &spec.shape)?;
         let average = spec.average.map(|average| average_object(py, average)).transpose()?;
-        Ok((shape, spec.dtype.name(), apply_name(spec.apply), spec.group.to_string(), optimizer, average))
+        let (rounding, seed) = (spec.rounding.map(Rounding::name), spec.rounding.and_then(Rounding::seed));
+        let (dtype, apply, group) = (spec.dtype.name(), apply_name(spec.apply), spec.group.to_string());
+        Ok((shape, dtype, apply, group, optimizer, average, rounding, seed))
     }
 
     fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<Seconds>) -> PyResult<Versions> {

@@ -7,7 +7,7 @@ use crate::errors::OrRaise;
 use crate::results::Versions;
 use fastps_core::error::Error;
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{Pulled, Ticket};
+use fastps_core::verbs::{PullView, Pulled, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -19,11 +19,12 @@ type PullTicket = Arc<dyn Ticket<Result<Pulled, Error>>>;
 pub(crate) struct PullFlight {
     ticket: Here<PullTicket>,
     specs: Vec<Arc<TensorSpec>>,
+    view: PullView,
 }
 
 impl PullFlight {
-    pub(crate) fn start(ticket: PullTicket, specs: Vec<Arc<TensorSpec>>) -> Self {
-        Self { ticket: Here::new("pull handle", ticket), specs }
+    pub(crate) fn start(ticket: PullTicket, specs: Vec<Arc<TensorSpec>>, view: PullView) -> Self {
+        Self { ticket: Here::new("pull handle", ticket), specs, view }
     }
 }
 
@@ -45,7 +46,7 @@ impl PullFlight {
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;
         let Some(pulled) = call::wait(py, &**ticket, timeout)? else { return Ok(None) };
         let pulled = pulled.or_raise(py)?;
-        let (values, targets) = targets(py, &self.specs, out)?;
+        let (values, targets) = targets(py, (&self.specs, self.view), out)?;
         let fits = py.detach(|| {
             targets.iter().zip(&pulled.values).all(|(target, values)| {
                 target.len() == values.len() && target.write(0, values.view().bytes())

@@ -3,10 +3,11 @@
 use crate::arrays::buffer::{Access, Borrowed, borrow, empty};
 use crate::call;
 use crate::errors::{self, raise};
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text::shape;
-use fastps_core::verbs;
+use fastps_core::verbs::{self, PullView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub(crate) struct Filler {
 
 impl Filler {
     pub(crate) fn new(targets: Vec<Borrowed>) -> Self {
-        let missing = targets.iter().map(|target| target.dtype().size() * target.len()).collect();
+        let missing = targets.iter().map(Borrowed::bytes_to_fill).collect();
         Self { targets, missing, misfit: false }
     }
 
@@ -98,21 +99,21 @@ impl verbs::Caller for Waiting {
 /// The targets of a pull: the caller's arrays, or new ones.
 pub(crate) fn targets<'py>(
     py: Python<'py>,
-    specs: &[Arc<TensorSpec>],
+    (specs, view): (&[Arc<TensorSpec>], PullView),
     out: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyDict>, Vec<Borrowed>)> {
     let values = PyDict::new(py);
     let mut targets = Vec::with_capacity(specs.len());
     for spec in specs {
         let (array, target) = match out {
-            None => empty(py, spec.dtype, &spec.shape)?,
+            None => empty(py, view.dtype(spec), &spec.shape)?,
             Some(out) => {
                 let given = out.get_item(&*spec.name)?.ok_or_else(|| {
                     let error =
                         Error::new(Kind::Config, "out= has no array for a tensor").tensor(spec.name.clone());
                     raise(py, &error.expected("an array for every name", format!("{} arrays", out.len())))
                 })?;
-                let target = target(py, spec, &given)?;
+                let target = target(py, (spec, view), &given)?;
                 (given, target)
             }
         };
@@ -123,12 +124,18 @@ pub(crate) fn targets<'py>(
 }
 
 /// The caller's array as a target.
-pub(crate) fn target(py: Python<'_>, spec: &TensorSpec, array: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
-    let target = borrow(array, &spec.name, Access::Write)?;
-    if target.dtype() != spec.dtype {
+pub(crate) fn target(
+    py: Python<'_>,
+    (spec, view): (&TensorSpec, PullView),
+    array: &Bound<'_, PyAny>,
+) -> PyResult<Borrowed> {
+    let (target, dtype) = (borrow(array, &spec.name, Access::Write)?, view.dtype(spec));
+    let given = target.dtype().name();
+    let Some(target) = target.for_values_of(dtype) else {
+        let expected = if dtype == DType::BFloat16 { "float32 or bfloat16" } else { dtype.name() };
         let error = Error::new(Kind::DType, "wrong dtype of the array in out=").tensor(spec.name.clone());
-        return Err(raise(py, &error.expected(spec.dtype.name(), target.dtype().name())));
-    }
+        return Err(raise(py, &error.expected(expected, given)));
+    };
     if target.shape() == spec.shape {
         return Ok(target);
     }

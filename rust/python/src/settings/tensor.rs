@@ -1,8 +1,11 @@
 //! Settings of a tensor beside its optimizer, and what a pull reads of it.
 
 use super::{NUMBER, field, kind};
-use crate::errors::{OrRaise, config};
+use crate::errors::{OrRaise, config, raise};
+use fastps_core::dtype::DType;
 use fastps_core::ema::Ema;
+use fastps_core::error::{Error, Kind};
+use fastps_core::rounding::Rounding;
 use fastps_core::tensor::Apply;
 use fastps_core::verbs::PullView;
 use pyo3::prelude::*;
@@ -52,6 +55,49 @@ pub(crate) fn average_object(py: Python<'_>, average: Ema) -> PyResult<Bound<'_,
 #[pyfunction]
 pub(crate) fn check_average(average: &Bound<'_, PyAny>) -> PyResult<()> {
     read_average(average).map(drop)
+}
+
+/// The type of a tensor: as asked for, else that of its initial values.
+pub(crate) fn read_dtype(py: Python<'_>, tensor: &str, name: Option<&str>, given: DType) -> PyResult<DType> {
+    let refuse = |message: &str, expected: &str, got: &str| {
+        Err(raise(py, &Error::new(Kind::DType, message).tensor(tensor).expected(expected, got)))
+    };
+    let all = [DType::Float32, DType::Float64, DType::BFloat16];
+    let dtype = match name {
+        None => given,
+        Some("float16") => {
+            let why = "a float16 tensor would overflow above 65504 and lose small updates; bfloat16 has the range of float32";
+            return refuse(why, "\"float32\", \"float64\" or \"bfloat16\"", "\"float16\"");
+        }
+        Some(name) => match all.into_iter().find(|dtype| dtype.name() == name) {
+            Some(dtype) => dtype,
+            None => {
+                return refuse(
+                    "unknown dtype",
+                    "\"float32\", \"float64\" or \"bfloat16\"",
+                    &format!("{name:?}"),
+                );
+            }
+        },
+    };
+    if dtype.computed() == given.computed() {
+        return Ok(dtype);
+    }
+    let why = "the values have another type than the tensor; convert them";
+    refuse(why, dtype.computed().name(), given.name())
+}
+
+/// How the steps of a tensor round: stochastically, unless another way is asked for.
+pub(crate) fn read_rounding(
+    py: Python<'_>,
+    tensor: &str,
+    dtype: DType,
+    (rounding, seed): (Option<&str>, Option<u64>),
+) -> PyResult<Option<Rounding>> {
+    if dtype != DType::BFloat16 && rounding.is_none() && seed.is_none() {
+        return Ok(None);
+    }
+    Rounding::parse(rounding.unwrap_or("stochastic"), seed, tensor).or_raise(py).map(Some)
 }
 
 /// Reads what a pull reads of a tensor.

@@ -24,6 +24,7 @@ pub(super) fn spec_of(name: &str, shape: &[u64]) -> TensorSpec {
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd::default()),
         average: None,
+        rounding: None,
     }
 }
 

@@ -83,6 +83,7 @@ impl Home {
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
             average: None,
+            rounding: None,
         };
         let here = |k: &u64| k % u64::from(shards) == u64::from(index);
         let slices: Vec<_> = (0..SLICES).filter(here).map(|k| (k + 1, k)).collect();

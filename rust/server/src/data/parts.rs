@@ -251,12 +251,12 @@ impl Exchange {
 
     /// Outcome of each part, and the values of all.
     fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
-        let (whole, averages) = (parts.are_whole(), parts.of_averages());
+        let averages = parts.of_averages();
         let parts: Vec<_> = parts.iter().collect();
         let mut slices = self.admit_parts(&parts, route, None);
-        // All values of an answer are of one dtype. Only float32 has rows.
-        let first = slices.iter().flatten().next().filter(|_| whole);
-        let dtype = first.map_or(DType::Float32, |slice| slice.spec().dtype);
+        // All values of an answer have one dtype: that of the first part.
+        let dtype = slices.iter().flatten().next().map_or(DType::Float32, |slice| slice.spec().dtype);
+        let answered = if averages { dtype.computed() } else { dtype };
         let mut elements = 0;
         for (part, admitted) in parts.iter().zip(&mut slices) {
             match admitted.as_ref().map(|slice| elements_of(slice, part, dtype)) {
@@ -265,8 +265,8 @@ impl Exchange {
                 Err(_) => {}
             }
         }
-        let charge = self.memory_of_elements(elements, dtype)?;
-        let mut values = Vec::with_capacity(dtype.size() * elements);
+        let charge = self.memory_of_elements(elements, answered)?;
+        let mut values = Vec::with_capacity(answered.size() * elements);
         let index = self.node.index();
         let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
             if k % PARTS_PER_BATCH == 0 {
@@ -281,17 +281,14 @@ impl Exchange {
             pulled.map_err(|error| error.shard(index))
         };
         let outcomes = parts.iter().zip(&slices).enumerate().map(pull).collect();
-        Ok((outcomes, Snapshot::of_rows(dtype, values, charge)))
+        Ok((outcomes, Snapshot::of_rows(answered, values, charge)))
     }
 }
 
 /// Elements that a part of a pull reads.
 fn elements_of(slice: &Slice, part: &Part<'_>, dtype: DType) -> Result<usize> {
-    let Some(rows) = part.indices else {
-        let fits = fits_dtype(slice, dtype).map(|()| slice.len());
-        return fits.map_err(|error| error.tensor(slice.spec().name.clone()));
-    };
-    slice.row_elements(rows)
+    fits_dtype(slice, dtype).map_err(|error| error.tensor(slice.spec().name.clone()))?;
+    part.indices.map_or(Ok(slice.len()), |rows| slice.row_elements(rows))
 }
 
 /// The values of the applied parts; the outcomes then report their versions.

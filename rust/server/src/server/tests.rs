@@ -37,6 +37,7 @@ fn slice(node: &Node) -> Arc<Slice> {
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd::default()),
         average: None,
+        rounding: None,
     };
     let now = Instant::now();
     let (spec, slices) = (Arc::new(spec), vec![(ID, 0)]);

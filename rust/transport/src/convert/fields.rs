@@ -47,12 +47,13 @@ pub(super) fn correction_to_wire(correction: Correction) -> pb::Correction {
     pb::Correction { delay_adaptive, max_staleness, reject, momentum_matching }
 }
 
-const SUPPORTED: &str = "DTYPE_FLOAT32 or DTYPE_FLOAT64";
+const SUPPORTED: &str = "DTYPE_FLOAT32, DTYPE_FLOAT64 or DTYPE_BFLOAT16";
 
 pub(super) fn dtype_to_wire(dtype: DType) -> pb::DType {
     match dtype {
         DType::Float32 => pb::DType::DtypeFloat32,
         DType::Float64 => pb::DType::DtypeFloat64,
+        DType::BFloat16 => pb::DType::DtypeBfloat16,
     }
 }
 
@@ -60,6 +61,7 @@ pub(super) fn dtype_from_wire(dtype: i32) -> Result<DType> {
     match pb::DType::try_from(dtype) {
         Ok(pb::DType::DtypeFloat32) => Ok(DType::Float32),
         Ok(pb::DType::DtypeFloat64) => Ok(DType::Float64),
+        Ok(pb::DType::DtypeBfloat16) => Ok(DType::BFloat16),
         Ok(other) => {
             Err(Error::new(Kind::DType, "unsupported dtype").expected(SUPPORTED, other.as_str_name()))
         }

@@ -185,10 +185,13 @@ pub fn assignment(
     step: Option<u64>,
     reservation: u64,
 ) -> pb::Header {
-    let kind = if step.is_some() { pb::Kind::AssignState } else { pb::Kind::Assign };
+    let (kind, of) = match step {
+        Some(_) => (pb::Kind::AssignState, dtype.computed()),
+        None => (pb::Kind::Assign, dtype),
+    };
     pb::Header {
         count,
-        codec: codec_to_wire(CodecId::plain(dtype)),
+        codec: codec_to_wire(CodecId::plain(of)),
         dtype: dtype_to_wire(dtype).into(),
         step,
         reservation,

@@ -302,7 +302,7 @@ fn portion_from_frame<'a>(h: &pb::Header, body: &'a [u8]) -> Result<Verb<'a>> {
 pub fn plain_len(header: &pb::Header) -> u64 {
     let of_parts = || header.parts.iter().map(|part| part.count + u64::from(part.elements)).sum();
     let elements = if header.parts.is_empty() { header.count } else { of_parts() };
-    dtype_from_wire(header.dtype).map_or(0, |dtype| dtype.size() as u64 * elements)
+    dtype_from_wire(header.dtype).map_or(0, |dtype| dtype.computed().size() as u64 * elements)
 }
 
 fn completed(draft: &pb::Header, tag: u64, client: u64, sequence: u64, payload: Bytes) -> pb::Frame {

@@ -1,9 +1,11 @@
 //! Tensor specs and optimizer settings on the wire.
 
 use super::fields::{dtype_from_wire, dtype_to_wire, unknown};
+use fastps_core::dtype::DType;
 use fastps_core::ema::Ema;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{EpsMode, Optimizer, Value};
+use fastps_core::rounding::Rounding;
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_proto::v1 as pb;
 
@@ -82,6 +84,32 @@ pub fn spec_to_wire(spec: &TensorSpec) -> pb::TensorSpec {
         group: spec.group.to_string(),
         optimizer: Some(optimizer_to_wire(&spec.optimizer)),
         average: spec.average.map(|Ema { decay, every, start }| pb::Average { decay, every, start }),
+        rounding: match spec.rounding {
+            None => pb::Rounding::Unspecified,
+            Some(Rounding::Stochastic { .. }) => pb::Rounding::Stochastic,
+            Some(Rounding::Nearest) => pb::Rounding::Nearest,
+        }
+        .into(),
+        seed: spec.rounding.and_then(Rounding::seed),
+    }
+}
+
+/// How a tensor's steps round: as asked, and for a bfloat16 tensor stochastically unless it says otherwise.
+fn rounding_from_wire(wire: &pb::TensorSpec, dtype: DType) -> Result<Option<Rounding>> {
+    let stochastic =
+        || Rounding::Stochastic { seed: wire.seed.unwrap_or_else(|| Rounding::seed_of(&wire.name)) };
+    let rounding = match pb::Rounding::try_from(wire.rounding) {
+        Ok(pb::Rounding::Unspecified) => (dtype == DType::BFloat16).then(stochastic),
+        Ok(pb::Rounding::Stochastic) => Some(stochastic()),
+        Ok(pb::Rounding::Nearest) => Some(Rounding::Nearest),
+        Err(_) => return Err(unknown("rounding", "0 to 2", wire.rounding)),
+    };
+    match wire.seed {
+        Some(seed) if rounding.and_then(Rounding::seed).is_none() => {
+            let error = Error::new(Kind::Config, "a seed is for values that are rounded stochastically");
+            Err(error.expected("no seed", seed))
+        }
+        _ => Ok(rounding),
     }
 }
 
@@ -105,10 +133,11 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
         }
         Err(_) => return Err(named(unknown("apply", "1 or 2", wire.apply))),
     };
+    let dtype = dtype_from_wire(wire.dtype).map_err(named)?;
     let spec = TensorSpec {
         name: wire.name.as_str().into(),
         shape: wire.shape.clone(),
-        dtype: dtype_from_wire(wire.dtype).map_err(named)?,
+        dtype,
         apply,
         group: wire.group.as_str().into(),
         optimizer,
@@ -117,6 +146,7 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
             every: every.max(1),
             start,
         }),
+        rounding: rounding_from_wire(wire, dtype).map_err(named)?,
     };
     spec.validate()?;
     Ok(spec)
@@ -125,7 +155,6 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fastps_core::dtype::DType;
 
     type SpoilSpec = fn(&mut pb::TensorSpec);
 
@@ -183,8 +212,21 @@ mod tests {
                     group: "g".into(),
                     optimizer,
                     average: own.then_some(Ema { decay: 0.5, every: 3, start: 4 }),
+                    rounding: None,
                 };
                 assert_eq!(spec_from_wire(Some(&spec_to_wire(&spec))).unwrap(), spec);
+                for rounding in
+                    [Rounding::Stochastic { seed: 0 }, Rounding::Stochastic { seed: 9 }, Rounding::Nearest]
+                {
+                    let spec =
+                        TensorSpec { dtype: DType::BFloat16, rounding: Some(rounding), ..spec.clone() };
+                    let read = spec_from_wire(Some(&spec_to_wire(&spec)));
+                    if apply == Apply::Exact {
+                        assert_eq!(read.unwrap(), spec);
+                    } else {
+                        assert_eq!(read.unwrap_err().kind, Kind::DType);
+                    }
+                }
                 assert_eq!(spec.difference(&spec.clone()), None);
                 let other = TensorSpec { shape: vec![1], ..spec.clone() };
                 assert_eq!(spec.difference(&other).unwrap().0, "shape");
@@ -203,6 +245,8 @@ mod tests {
             group: "default".into(),
             optimizer: Some(pb::Optimizer { name: "sgd".into(), ..Default::default() }),
             average: None,
+            rounding: 0,
+            seed: None,
         };
         assert!(spec_from_wire(Some(&good)).is_ok());
         let float64 = pb::TensorSpec { dtype: 2, ..good.clone() };
@@ -211,11 +255,19 @@ mod tests {
         assert_eq!(spec_from_wire(Some(&hogwild)).unwrap_err().kind, Kind::DType);
         let averaged = pb::TensorSpec { average: Some(AVERAGE), ..good.clone() };
         assert_eq!(spec_from_wire(Some(&averaged)).unwrap().average.unwrap().every, 1);
-        let bad: [(Kind, SpoilSpec); 12] = [
+        let bfloat16 = pb::TensorSpec { dtype: 3, ..good.clone() };
+        let seed = Rounding::seed_of("w");
+        let rounding = spec_from_wire(Some(&bfloat16)).unwrap().rounding;
+        assert_eq!(rounding, Some(Rounding::Stochastic { seed }));
+        let bad: [(Kind, SpoilSpec); 16] = [
             (Kind::Config, |s| s.name.clear()),
             (Kind::Config, |s| s.name = "x".repeat(1025)),
             (Kind::Shape, |s| s.shape = vec![1 << 60]),
-            (Kind::DType, |s| s.dtype = 3),
+            (Kind::DType, |s| s.dtype = 4),
+            (Kind::Config, |s| s.rounding = 1),
+            (Kind::Config, |s| s.seed = Some(1)),
+            (Kind::Frame, |s| (s.dtype, s.rounding) = (3, 77)),
+            (Kind::Config, |s| (s.dtype, s.rounding, s.seed) = (3, 2, Some(1))),
             (Kind::DType, |s| s.dtype = 77),
             (Kind::Config, |s| s.apply = 0),
             (Kind::Frame, |s| s.apply = 77),

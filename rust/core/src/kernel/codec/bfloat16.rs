@@ -4,6 +4,7 @@
 use super::Body;
 use super::encode::{Encoder, encode as encode_blocks};
 use crate::base::block::{BLOCK, Lane};
+use crate::base::dtype::widened;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 use std::ops::Range;
@@ -67,9 +68,10 @@ impl Encoder<BLOCK> for BFloat16Writer<'_> {
     }
 }
 
+/// The value of one element.
 #[inline(always)]
-fn widen(bytes: [u8; WIDTH]) -> f32 {
-    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+pub(crate) fn widen(bytes: [u8; WIDTH]) -> f32 {
+    widened(u16::from_le_bytes(bytes))
 }
 
 /// The largest magnitude. Refuses NaN and infinities.

@@ -30,7 +30,7 @@ const SMALLEST: u32 = 32;
 /// 1.5 * 2^23: adding it leaves the sum's integer part, rounded to nearest even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
 /// Elements whose random bits are generated together.
-const NOISE: usize = 8 * philox::LANES;
+const NOISE: usize = philox::HALVES;
 
 pub(super) fn encode(
     isa: Isa,
@@ -92,9 +92,8 @@ struct Stochastic<'a> {
 impl Encoder<NOISE> for Stochastic<'_> {
     #[inline(always)]
     fn block(&mut self, at: usize, v: &[f32; NOISE], len: usize) {
-        let mut noise = [0; NOISE];
         let first = self.position.first_element.wrapping_add(at as u64) / 8;
-        random_bits(self.seed, first, self.position.sequence, &mut noise);
+        let noise = philox::halves(self.seed, first, self.position.sequence);
         let scales = &mut self.scales[at / BLOCK..];
         let blocks = self.elements[at..at + len].chunks_mut(BLOCK);
         let given = v.as_chunks::<BLOCK>().0.iter().zip(noise.as_chunks::<BLOCK>().0);
@@ -172,17 +171,6 @@ fn stochastic(v: &[f32; BLOCK], noise: &[u16; BLOCK], q: &mut [u8; BLOCK]) -> u8
         *q = drawn.clamp(-127, 127) as u8;
     }
     e as u8
-}
-
-#[inline(always)]
-fn random_bits(seed: u64, counter: u64, sequence: u64, out: &mut [u16; NOISE]) {
-    let words = philox::words(seed, counter, sequence);
-    for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        for (j, word) in words.iter().enumerate() {
-            out[2 * j] = word[i] as u16;
-            out[2 * j + 1] = (word[i] >> 16) as u16;
-        }
-    }
 }
 
 /// Refuses what breaks the contract: a scale of 1..=31 or 255, an element of -128, and a non-zero element

@@ -12,9 +12,10 @@ mod fourbit;
 mod int8;
 mod list;
 mod onebit;
-mod philox;
+pub(super) mod philox;
 
 use bfloat16::BFloat16Body;
+pub(crate) use bfloat16::widen as widen_bfloat16;
 pub use bodies::Bodies;
 pub use error_feedback::ErrorFeedback;
 pub(crate) use error_feedback::take_back;
@@ -54,10 +55,11 @@ impl CodecId {
         match dtype {
             DType::Float32 => Self::Float32,
             DType::Float64 => Self::Float64,
+            DType::BFloat16 => Self::BFloat16,
         }
     }
 
-    /// The type of the tensors whose gradients it encodes.
+    /// The type of the gradients that it encodes.
     pub fn dtype(self) -> DType {
         if self == Self::Float64 { DType::Float64 } else { DType::Float32 }
     }

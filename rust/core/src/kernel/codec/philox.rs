@@ -5,12 +5,12 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Counters that are computed together: enough independent products to hide the latency of a multiplication.
-pub(super) const LANES: usize = 32;
+pub(in crate::kernel) const LANES: usize = 32;
 
 /// The four output words of each of `LANES` consecutive counters. `counter` is the low half of the first one;
 /// all share the high half and the key.
 #[inline(always)]
-pub(super) fn words(key: u64, counter: u64, high: u64) -> [[u32; LANES]; 4] {
+pub(in crate::kernel) fn words(key: u64, counter: u64, high: u64) -> [[u32; LANES]; 4] {
     let mut x = [[0u32; LANES], [0; LANES], [high as u32; LANES], [(high >> 32) as u32; LANES]];
     let [x0, x1, x2, x3] = &mut x;
     for (i, (low, high)) in x0.iter_mut().zip(x1.iter_mut()).enumerate() {
@@ -32,6 +32,23 @@ pub(super) fn words(key: u64, counter: u64, high: u64) -> [[u32; LANES]; 4] {
         k[1] = k[1].wrapping_add(WEYL[1]);
     }
     x
+}
+
+/// Numbers of 16 bits that one call of [`halves`] gives.
+pub(in crate::kernel) const HALVES: usize = 8 * LANES;
+
+/// The words of `LANES` consecutive counters as numbers of 16 bits: for each counter the low, then the high half of
+/// each of its four words.
+#[inline(always)]
+pub(in crate::kernel) fn halves(key: u64, counter: u64, high: u64) -> [u16; HALVES] {
+    let (words, mut out) = (words(key, counter, high), [0; HALVES]);
+    for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        for (j, word) in words.iter().enumerate() {
+            out[2 * j] = word[i] as u16;
+            out[2 * j + 1] = (word[i] >> 16) as u16;
+        }
+    }
+    out
 }
 
 #[cfg(test)]

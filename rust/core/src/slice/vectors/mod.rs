@@ -259,7 +259,7 @@ impl ExactMemory {
             let error = Error::new(Kind::Config, "the space has no such vector");
             error.expected(format!("an index up to {}", vectors.arrays.len()), index)
         })?;
-        let pinned = self.snapshot(slice, client, Bytes::Pinned(array.clone()));
+        let pinned = self.snapshot(slice.spec.dtype, client, Bytes::Pinned(array.clone()));
         Ok(Snapshot { version: standing.number, own: 0, step: 0, ..pinned })
     }
 

@@ -184,6 +184,7 @@ impl ExactMemory {
         let ran = match slice.spec.dtype {
             DType::Float32 => self.run_ops::<f32>(slice, program, ended)?,
             DType::Float64 => self.run_ops::<f64>(slice, program, ended)?,
+            DType::BFloat16 => return Err(super::no_space()),
         };
         self.space(command.space)?.note(command, program, &ran, ended);
         self.version += u64::from(program.commits());

@@ -148,6 +148,7 @@ impl Slice {
         match self.spec.dtype {
             DType::Float32 => sum.add::<f32>(self.isa, portion, &aligned(body)),
             DType::Float64 => sum.add::<f64>(self.isa, portion, &aligned(body)),
+            DType::BFloat16 => Err(no_space()),
         }
     }
 }

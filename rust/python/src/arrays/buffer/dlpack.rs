@@ -23,6 +23,7 @@ use std::ptr::NonNull;
 const DL_CPU: i32 = 1;
 const DL_CUDA_HOST: i32 = 3;
 const DL_FLOAT: u8 = 2;
+const DL_BFLOAT: u8 = 4;
 const DL_READ_ONLY: u64 = 1;
 
 /// A DLPack tensor that we own.
@@ -69,6 +70,7 @@ impl DlTensor {
         match (self.dtype_code, self.dtype_bits, self.dtype_lanes) {
             (DL_FLOAT, 32, 1) => Some(DType::Float32),
             (DL_FLOAT, 64, 1) => Some(DType::Float64),
+            (DL_BFLOAT, 16, 1) => Some(DType::BFloat16),
             _ => None,
         }
     }

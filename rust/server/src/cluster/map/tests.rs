@@ -15,6 +15,7 @@ fn spec(name: &str, elements: u64) -> TensorSpec {
         group: "default".into(),
         optimizer: Optimizer::Sgd(Sgd::default()),
         average: None,
+        rounding: None,
     }
 }
 

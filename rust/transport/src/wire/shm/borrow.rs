@@ -323,6 +323,7 @@ mod tests {
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd::default()),
             average: None,
+            rounding: None,
         };
         let slices: Vec<_> = (0..slices).map(|k| (SliceId(k), k as usize)).collect();
         shard.create(&Arc::new(spec), 0, &slices).unwrap();
