@@ -555,9 +555,13 @@ pub struct RegisterRequest {
     /// The client's incarnation.
     #[prost(fixed64, tag = "2")]
     pub client: u64,
+    /// Several tensors of different names, in place of `spec`: all get a place or exist, or the call is refused and none gets
+    /// one. Unset: one tensor. Only to servers with `registrations` among their capabilities.
+    #[prost(message, repeated, tag = "3")]
+    pub specs: ::prost::alloc::vec::Vec<TensorSpec>,
 }
 /// Outcome of the first step.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegisterResponse {
     /// The tensor exists with this spec: nothing is left to do.
     #[prost(bool, tag = "1")]
@@ -574,6 +578,10 @@ pub struct RegisterResponse {
     /// Where the slices go (also set when it exists).
     #[prost(message, optional, tag = "5")]
     pub placement: ::core::option::Option<Placement>,
+    /// The outcome for each of the request's `specs`, in their order; the fields above are then unset. Unset: the request has
+    /// `spec`.
+    #[prost(message, repeated, tag = "6")]
+    pub outcomes: ::prost::alloc::vec::Vec<RegisterResponse>,
 }
 /// Second step of a registration.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -596,26 +604,71 @@ pub struct ReserveRequest {
     /// The client's incarnation.
     #[prost(fixed64, tag = "6")]
     pub client: u64,
+    /// Several reservations, in place of all fields above except `client`. The call ends at the first that is refused; those
+    /// before it are reserved. Unset: one reservation. Only to servers with `registrations` among their capabilities.
+    #[prost(message, repeated, tag = "7")]
+    pub reservations: ::prost::alloc::vec::Vec<Reservation>,
+}
+/// One of several reservations on a shard.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Reservation {
+    /// From the first step.
+    #[prost(fixed64, tag = "1")]
+    pub reservation: u64,
+    /// What to register.
+    #[prost(message, optional, tag = "2")]
+    pub spec: ::core::option::Option<TensorSpec>,
+    /// This shard's slices.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub slices: ::prost::alloc::vec::Vec<u64>,
+    /// The index in the tensor of each of them.
+    #[prost(uint64, repeated, tag = "4")]
+    pub indices: ::prost::alloc::vec::Vec<u64>,
+    /// The tensor's group as frames carry it.
+    #[prost(uint32, tag = "5")]
+    pub group: u32,
 }
 /// The memory is reserved.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReserveResponse {
     /// Unless sealed, the reservation ends this long after its last frame.
     #[prost(uint32, tag = "1")]
     pub lease_ms: u32,
+    /// Those of the request's `reservations` that are sealed here already: nothing is left to send for them.
+    #[prost(fixed64, repeated, tag = "2")]
+    pub sealed: ::prost::alloc::vec::Vec<u64>,
 }
 /// Third step of a registration.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SealRequest {
     /// From the first step.
     #[prost(fixed64, tag = "1")]
     pub reservation: u64,
+    /// Several reservations, in place of `reservation`, at most 16384. Unset: one. Only to servers with `registrations` among
+    /// their capabilities.
+    #[prost(fixed64, repeated, tag = "2")]
+    pub reservations: ::prost::alloc::vec::Vec<u64>,
 }
 /// The slices have their values.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SealResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SealResponse {
+    /// The first of the request's `reservations` that is refused: those before it are sealed, those after it were not looked
+    /// at. Unset: all are sealed.
+    #[prost(message, optional, tag = "1")]
+    pub refused: ::core::option::Option<RefusedReservation>,
+}
+/// A reservation that is refused among several.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RefusedReservation {
+    /// The reservation.
+    #[prost(fixed64, tag = "1")]
+    pub reservation: u64,
+    /// Why.
+    #[prost(message, optional, tag = "2")]
+    pub refusal: ::core::option::Option<Refusal>,
+}
 /// Last step of a registration.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CommitRequest {
     /// From the first step.
     #[prost(fixed64, tag = "1")]
@@ -623,10 +676,18 @@ pub struct CommitRequest {
     /// The client's incarnation.
     #[prost(fixed64, tag = "2")]
     pub client: u64,
+    /// Several reservations, in place of `reservation`, at most 16384: all are committed, or none. Unset: one. Only to servers
+    /// with `registrations` among their capabilities.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub reservations: ::prost::alloc::vec::Vec<u64>,
 }
 /// The tensor exists.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct CommitResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CommitResponse {
+    /// The first of the request's `reservations` that is refused: none is committed by this call. Unset: all tensors exist.
+    #[prost(message, optional, tag = "1")]
+    pub refused: ::core::option::Option<RefusedReservation>,
+}
 /// Asks for the outcome of reservations, and for what shard 0 knows of registrations, groups and spaces.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SettleRequest {
@@ -660,6 +721,9 @@ pub struct SettleRequest {
     /// With `listed_on`: continue after this name (from the previous page).
     #[prost(string, tag = "10")]
     pub after: ::prost::alloc::string::String,
+    /// Reservations whose registrations the answer describes, at most 4096. Unset: none.
+    #[prost(fixed64, repeated, tag = "11")]
+    pub describe_each: ::prost::alloc::vec::Vec<u64>,
 }
 /// Claim of a client that commands a space at a shard other than shard 0.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -717,6 +781,10 @@ pub struct SettleResponse {
     /// Set when more pages follow: ask again with `after` = this.
     #[prost(string, tag = "11")]
     pub next: ::prost::alloc::string::String,
+    /// A registration for each reservation in `describe_each`, in their order, as many as fit; without `entry`: it is not under
+    /// way.
+    #[prost(message, repeated, tag = "12")]
+    pub registrations: ::prost::alloc::vec::Vec<Registration>,
 }
 /// What binds a group.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

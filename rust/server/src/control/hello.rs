@@ -45,7 +45,14 @@ pub(super) fn greet(
 fn capabilities(node: &Node) -> Vec<String> {
     let log = node.files.journal().map(|_| convert::CAN_LOG);
     let history = node.files.keeps_history().then_some(convert::HISTORY);
-    [convert::MATCHES_STALENESS, convert::ROUNDS, convert::DTYPES, convert::VERSIONS, convert::PARTS]
+    [
+        convert::MATCHES_STALENESS,
+        convert::ROUNDS,
+        convert::DTYPES,
+        convert::VERSIONS,
+        convert::PARTS,
+        convert::REGISTRATIONS,
+    ]
         .into_iter()
         .chain(log)
         .chain(history)

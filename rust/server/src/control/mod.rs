@@ -11,6 +11,7 @@ mod spaces;
 use crate::auth::caller::Caller;
 use crate::auth::peer::Peer;
 use crate::cluster::node::{EPOCH, Node};
+use crate::control::register::Described;
 use crate::persistence::checkpoint::{Checkpoints, held_too_long};
 use crate::persistence::gate::check_number;
 use fastps_core::error::{Error, Kind, Result};
@@ -54,6 +55,8 @@ enum Conditions {
     Lasting,
     /// A step of a registration: refused unless it can be made durable, since other shards rely on it.
     Step,
+    /// A step that a restart undoes: refused like the others, and not awaited.
+    Opening,
 }
 
 /// Which client a request speaks for; 0: no particular one.
@@ -127,7 +130,9 @@ impl ControlService {
             match conditions {
                 Conditions::Look => {}
                 Conditions::Change | Conditions::Lasting => self.node.check_serving()?,
-                Conditions::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps())?,
+                Conditions::Step | Conditions::Opening => {
+                    self.node.check_serving().and_then(|()| self.node.files.check_steps())?;
+                }
             }
             Ok(caller)
         });
@@ -142,7 +147,11 @@ impl ControlService {
                 let durable = self.node.files.durable_to(self.node.files.steps()).await;
                 answer = durable.and(answer);
             }
-            Conditions::Look | Conditions::Change | Conditions::Lasting | Conditions::Step => {}
+            Conditions::Look
+            | Conditions::Change
+            | Conditions::Lasting
+            | Conditions::Step
+            | Conditions::Opening => {}
         }
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
@@ -227,8 +236,9 @@ impl Control for ControlService {
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let question = register::to_reserve(&self.node, request.get_ref());
-        let first = self.ask_coordinator(&request, question).await;
-        self.call(request, Conditions::Step, |node, by, m| register::reserve(node, by, &m, first)).await
+        let asked = question.as_ref().map(|question| question.describe_each.clone()).unwrap_or_default();
+        let first = Described::new(&asked, self.ask_coordinator(&request, question).await);
+        self.call(request, Conditions::Opening, |node, by, m| register::reserve(node, by, m, first)).await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
@@ -239,7 +249,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, Conditions::Step, |node, by, m| register::commit(node, by, &m)).await
+        self.call(request, Conditions::Step, register::commit).await
     }
 
     async fn settle(

@@ -216,7 +216,8 @@ impl Exchange {
                         return self.refuse(slot, tag, self.named(frame, error));
                     }
                 }
-                let journal = self.node.files.journal().filter(|_| logged && changes);
+                let awaits = logged && changes && !request.verb.is_initial();
+                let journal = self.node.files.journal().filter(|_| awaits);
                 if journal.is_some() {
                     self.caller.peer.budget.wait_for_disk();
                 }

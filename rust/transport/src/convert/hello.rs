@@ -40,6 +40,9 @@ pub fn check_mark_name(name: &str) -> Result<()> {
 /// The capability of a server that takes several whole slices in one message.
 pub const PARTS: &str = "parts";
 
+/// The capability of a server whose calls register several tensors at a time.
+pub const REGISTRATIONS: &str = "registrations";
+
 /// Returns whether a server has a capability.
 pub fn can(hello: &pb::HelloResponse, capability: &str) -> bool {
     hello.capabilities.iter().any(|can| can == capability)

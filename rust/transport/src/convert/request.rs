@@ -104,6 +104,11 @@ impl Verb<'_> {
         }
     }
 
+    /// True for the first values of a slice, which its shard makes durable when their reservation is sealed.
+    pub fn is_initial(&self) -> bool {
+        matches!(self, Self::Push { reservation: Some(_), .. })
+    }
+
     /// True for a gradient, of one slice or of rows of several.
     pub fn is_gradient(&self) -> bool {
         match self {

@@ -5,6 +5,7 @@ mod pages;
 
 use crate::auth::budget::{Budget, Held, hold};
 use crate::auth::scope::Scope;
+use crate::cluster::reservation::lost;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result, unknown_tensor};
 use fastps_core::fault::fault;
@@ -13,8 +14,9 @@ use fastps_core::shard::{Charge, Meter, Purpose, memory_for};
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Holding};
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::spec_to_wire;
+use fastps_transport::convert::{MAX_REGISTERED, MAX_REGISTERED_BYTES, MAX_RESERVATIONS, spec_to_wire};
 use groups::Groups;
+use prost::Message;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +28,7 @@ const MAX_TENSORS: usize = 1 << 20;
 /// Names that an unknown one is compared with.
 const MAX_COMPARED: usize = 10_000;
 /// Most open registrations of one client.
-const MAX_OPEN_REGISTRATIONS: usize = 64;
+const MAX_OPEN_REGISTRATIONS: usize = MAX_RESERVATIONS;
 /// Retry delay of a client with too many open registrations.
 const OPEN_RETRY_AFTER_MS: u64 = 1000;
 /// Memory of an entry beside its names, its shape and its places: the spec, as a value and in wire form,
@@ -146,30 +148,13 @@ impl Map {
         budget: Option<&Budget>,
         now: Instant,
     ) -> Result<Registered> {
-        if let Some(entry) = self.entries.get(&spec.name) {
-            same(
-                &entry.spec,
-                spec,
-                "the tensor is registered with another",
-                "; unregister() frees the name",
-            )?;
-            return Ok(Registered::Exists(entry.placement()));
-        }
-        if let Some(pending) = self.pending.get_mut(&spec.name).filter(|p| p.deadline >= now) {
-            let other = same(&pending.entry.spec, spec, "the tensor is being registered with another", "");
-            if pending.client != client {
-                return other.map(|()| Registered::UnderWay { retry_after_ms: RETRY_AFTER_MS });
-            }
-            if other.is_ok() {
-                pending.deadline = now + self.lease;
-                return Ok(pending.entry.reserved());
-            }
-            // The owner's spec has changed: its reservation ends.
+        if let Some(known) = self.known(spec, client, now)? {
+            return Ok(known);
         }
         // An expired registration is replaced, with new slices, which a late frame or Drop of the former
         // owner cannot reach.
         self.end(&spec.name);
-        self.check(spec, client)?;
+        self.check(spec, client, 0)?;
         let entry = self.place(spec, budget).map_err(|error| error.tensor(spec.name.clone()))?;
         let (reserved, reservation) = (entry.reserved(), entry.reservation);
         self.reservations.insert(reservation, spec.name.clone());
@@ -177,6 +162,55 @@ impl Map {
         *self.open.entry(client).or_default() += 1;
         self.pending.insert(spec.name.clone(), Pending { entry, client, deadline: now + self.lease });
         Ok(reserved)
+    }
+
+    /// [`Map::register`] of tensors of different names: of all, or of none that was not under way before.
+    pub(crate) fn register_all(
+        &mut self,
+        specs: &[TensorSpec],
+        client: u64,
+        budget: Option<&Budget>,
+        now: Instant,
+    ) -> Result<Vec<Registered>> {
+        let mut new = Vec::new();
+        for spec in specs {
+            if self.known(spec, client, now)?.is_none() {
+                self.check(spec, client, new.len())?;
+                new.push(spec.name.clone());
+            }
+        }
+        let outcomes: Result<_> = specs.iter().map(|spec| self.register(spec, client, budget, now)).collect();
+        if outcomes.is_err() {
+            for name in new {
+                self.end(&name);
+            }
+        }
+        outcomes
+    }
+
+    /// What is there of a tensor, if it need not be placed. Fails if that has another spec.
+    fn known(&mut self, spec: &TensorSpec, client: u64, now: Instant) -> Result<Option<Registered>> {
+        if let Some(entry) = self.entries.get(&spec.name) {
+            same(
+                &entry.spec,
+                spec,
+                "the tensor is registered with another",
+                "; unregister() frees the name",
+            )?;
+            return Ok(Some(Registered::Exists(entry.placement())));
+        }
+        let Some(pending) = self.pending.get_mut(&spec.name).filter(|p| p.deadline >= now) else {
+            return Ok(None);
+        };
+        let other = same(&pending.entry.spec, spec, "the tensor is being registered with another", "");
+        if pending.client != client {
+            return other.map(|()| Some(Registered::UnderWay { retry_after_ms: RETRY_AFTER_MS }));
+        }
+        // If the owner's spec has changed, its reservation ends.
+        Ok(other.is_ok().then(|| {
+            pending.deadline = now + self.lease;
+            pending.entry.reserved()
+        }))
     }
 
     /// Identifiers that no client can guess, so none can be there first; nor does a client with the map of an
@@ -195,8 +229,8 @@ impl Map {
         }
     }
 
-    /// Checks that do not depend on free memory.
-    fn check(&self, spec: &TensorSpec, client: u64) -> Result<()> {
+    /// Checks that do not depend on free memory, before `ahead` other tensors of the client are placed.
+    fn check(&self, spec: &TensorSpec, client: u64, ahead: usize) -> Result<()> {
         spec.check_new_names()?;
         let refuse = |error: Error| Err(error.tensor(spec.name.clone()));
         if spec.slice_count() > MAX_SLICES {
@@ -205,7 +239,7 @@ impl Map {
                     .expected(format!("at most {MAX_SLICES}"), spec.slice_count()),
             );
         }
-        if self.entries.len() + self.pending.len() >= MAX_TENSORS {
+        if self.entries.len() + self.pending.len() + ahead >= MAX_TENSORS {
             return refuse(
                 Error::new(Kind::Capacity, "too many tensors")
                     .expected(format!("at most {MAX_TENSORS}"), "one more"),
@@ -222,7 +256,7 @@ impl Map {
                 ),
             );
         }
-        if self.open.get(&client).is_some_and(|open| *open >= MAX_OPEN_REGISTRATIONS) {
+        if self.open.get(&client).map_or(0, |open| *open) + ahead >= MAX_OPEN_REGISTRATIONS {
             return refuse(
                 Error::new(Kind::Capacity, "the client has too many registrations under way")
                     .expected(format!("at most {MAX_OPEN_REGISTRATIONS}"), "one more")
@@ -302,6 +336,20 @@ impl Map {
         Some(pb::Registration { entry: Some(pending.entry.wire.clone()) })
     }
 
+    /// [`Map::registration`] of each of these, as many as one message takes.
+    pub(crate) fn registrations(&self, reservations: &[u64]) -> Vec<pb::Registration> {
+        let (mut described, mut bytes) = (Vec::new(), 0);
+        for reservation in reservations.iter().take(MAX_REGISTERED) {
+            let registration = self.registration(*reservation).unwrap_or_default();
+            bytes += registration.encoded_len();
+            if bytes > MAX_REGISTERED_BYTES {
+                break;
+            }
+            described.push(registration);
+        }
+        described
+    }
+
     /// The slices of an uncommitted reservation that `shard` stores.
     pub(crate) fn pending_on(&self, reservation: u64, shard: u32) -> Vec<SliceId> {
         let pending = self.reservations.get(&reservation).and_then(|name| self.pending.get(name));
@@ -312,27 +360,22 @@ impl Map {
 
     /// Last step of a registration: the tensor exists. Repeats change nothing.
     pub(crate) fn commit(&mut self, reservation: u64, client: u64) -> Result<()> {
-        let lost = || {
-            Error::new(
-                Kind::Lease,
-                format!("reservation {reservation} ran out or was taken over: register again"),
-            )
-        };
-        let name = self.reservations.get(&reservation).cloned().ok_or_else(lost)?;
-        match self.pending.get(&name) {
-            Some(pending) if pending.client != client => {
-                Err(Error::new(Kind::Precondition, "the reservation is another client's").tensor(name))
-            }
-            Some(_) => {
-                if let Some(entry) = self.take_pending(&name) {
-                    self.noted = self.files.step(|| Event::Entered(reservation, entry.holding()));
-                    self.groups.commit(&entry.spec.group, &name);
-                    self.entries.insert(name, entry);
-                }
-                Ok(())
-            }
-            None => Ok(()),
+        let name = self.check_commit(reservation, client)?;
+        if let Some(entry) = self.take_pending(&name) {
+            self.noted = self.files.step(|| Event::Entered(reservation, entry.holding()));
+            self.groups.commit(&entry.spec.group, &name);
+            self.entries.insert(name, entry);
         }
+        Ok(())
+    }
+
+    /// Fails if a registration has ended, or is another client's. Returns its tensor.
+    pub(crate) fn check_commit(&self, reservation: u64, client: u64) -> Result<Arc<str>> {
+        let name = self.reservations.get(&reservation).cloned().ok_or_else(|| lost(reservation))?;
+        if self.pending.get(&name).is_some_and(|pending| pending.client != client) {
+            return Err(Error::new(Kind::Precondition, "the reservation is another client's").tensor(name));
+        }
+        Ok(name)
     }
 
     /// Outcome of these reservations. An open one ends here if its lease has expired, or if its client

@@ -166,6 +166,7 @@ impl Node {
         let mut map = self.map()?;
         let mut answer = map.settle(&question.reservations, question.abandon, Instant::now());
         answer.registration = map.registration(question.describe);
+        answer.registrations = map.registrations(&question.describe_each);
         answer.groups = question.groups.iter().copied().filter(|group| map.has_group(*group)).collect();
         answer.closed_spaces = self.closed_of(&question.spaces)?;
         if question.describe_space != 0 {
