@@ -225,9 +225,8 @@ class Client:
     def another(self, timeout: float | None) -> Client: ...
     def register(
         self,
-        name: str,
-        values: Any,
-        optimizer: Optimizer,
+        values: dict[str, Any],
+        rules: Optimizer | dict[str, Optimizer],
         apply: str,
         group: str,
         average: EMA | None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -150,20 +150,9 @@ def load(
             )
     _compare(path, ps, specs, about is not None)
     present = set(ps.names())
-    for name, spec in specs.items():
-        if name not in present:
-            ps.register(
-                name,
-                arrays[name],
-                spec.optimizer,
-                "hogwild" if spec.apply == "hogwild" else "exact",
-                spec.group,
-                average=spec.average,
-                dtype="bfloat16" if spec.dtype == "bfloat16" else None,
-                rounding=spec.rounding,
-                seed=spec.seed,
-            )
-        else:
+    _register(ps, [spec for name, spec in specs.items() if name not in present], arrays)
+    for name in specs:
+        if name in present:
             ps.assign(name, arrays[name])
         if name in tensors:
             slots = {slot: arrays[key] for slot, key in tensors[name]["slots"].items()}
@@ -188,6 +177,25 @@ def _read(path: File, verify: bool) -> tuple[str | None, dict[str, Array]]:
     """Reads a file: the metadata of its tensors, and the tensors."""
     about, found = tensor_file.read(path, verify)
     return about.get(_KEY), found
+
+
+def _register(ps: ParameterServer, specs: Iterable[TensorSpec], arrays: Mapping[str, Array]) -> None:
+    """Registers tensors, those that differ only in their optimizers together."""
+    alike: dict[tuple[Any, ...], list[TensorSpec]] = {}
+    for spec in specs:
+        kin = (spec.apply, spec.group, spec.average, spec.dtype == "bfloat16", spec.rounding, spec.seed)
+        alike.setdefault(kin, []).append(spec)
+    for (apply, group, average, is_half, rounding, seed), some in alike.items():
+        ps.register(
+            {spec.name: arrays[spec.name] for spec in some},
+            optimizer={spec.name: spec.optimizer for spec in some},
+            apply="hogwild" if apply == "hogwild" else "exact",
+            group=group,
+            average=average,
+            dtype="bfloat16" if is_half else None,
+            rounding=rounding,
+            seed=seed,
+        )
 
 
 def new_state(optimizer: optim.Optimizer, values: Any) -> dict[str, Any]:

@@ -79,8 +79,7 @@ def register(
     The default is the outer optimizer of `fastps.DiLoCo`: pass another one for all other modes.
     """
     check_ps(ps)
-    for name, array in flatten(tree, prefix).items():
-        ps.register(name, array, optimizer)
+    ps.register(flatten(tree, prefix), optimizer=optimizer)
 
 
 def push(ps: ParameterServer, grads: Any, *, prefix: str = "", **how: Unpack[PushOptions]) -> Receipts:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
@@ -138,9 +138,9 @@ class ParameterServer:
 
     def register(
         self,
-        name: str,
-        array: Any,
-        optimizer: Optimizer | None = None,
+        name: str | Arrays,
+        array: Any = None,
+        optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
         apply: Literal["exact", "hogwild"] = "exact",
         group: str = "default",
         *,
@@ -150,13 +150,19 @@ class ParameterServer:
         seed: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Creates a tensor with these values. Registering the same spec again keeps the current values.
+        """Creates tensors with these values. Registering the same spec again keeps the current values.
+
+        Many tensors in one call take a few messages to each server, and each server's log syncs as often as
+        for one. What is wrong with any of them is found before the first is registered. After another
+        failure each tensor is there whole or not at all; the error names the first that was refused and says
+        how many are registered, and the same call again registers the rest.
 
         Args:
-            name: 1 to 1024 bytes of UTF-8.
+            name: 1 to 1024 bytes of UTF-8, with `array`; or a mapping of names to arrays.
             array: Initial values, which also define the shape: float32, bfloat16 (of torch, JAX or
                 ml_dtypes) or float64.
-            optimizer: Always needed; for example ``fastps.Adagrad(lr=0.1)``.
+            optimizer: Always needed; for example ``fastps.Adagrad(lr=0.1)``. With a mapping of arrays one for
+                all of them, or a mapping of names to optimizers.
             apply: See `TensorSpec`.
             group: See `TensorSpec`.
             average: `fastps.EMA`: also keep an average of the values, for ``pull(view="average")``.
@@ -169,8 +175,9 @@ class ParameterServer:
                 step. None: one that follows from the name.
 
         Raises:
-            ConfigError: The tensor exists with another spec; or `average` is given or it is bfloat16, and the
-                tensor is ``"hogwild"`` or a server is too old; or `rounding` or `seed` does not fit.
+            ConfigError: A tensor exists with another spec; or `average` is given or it is bfloat16, and the
+                tensor is ``"hogwild"`` or a server is too old; or `rounding` or `seed` does not fit; or
+                mappings of arrays and of optimizers have different names.
             DTypeError: The values are not of such a dtype, or not of that which `dtype` needs; or the tensor
                 is float64 or bfloat16 and not ``"exact"``; or it is float64, and its optimizer is not
                 `fastps.SGD` or `average` is given.
@@ -181,21 +188,25 @@ class ParameterServer:
         >>> store.register("w", np.zeros((2, 3), np.float32), optimizer=fastps.Adam(lr=1e-3))
         >>> store.spec("w").shape
         (2, 3)
+        >>> layers = {"a": np.zeros(4, np.float32), "b": np.zeros((), np.float32)}
+        >>> store.register(layers, optimizer=fastps.SGD(lr=0.5))
         >>> store.register("half", np.ones(2, np.float32), fastps.SGD(lr=1.0), dtype="bfloat16", seed=7)
         >>> store.pull("half"), store.spec("half").rounding
         (array([1., 1.], dtype=float32), 'stochastic')
+        >>> store.names()
+        ['a', 'b', 'half', 'w']
         """
-        rule = _checked_optimizer(name, optimizer)
+        values, rules = _to_register(name, array, optimizer)
         if seed is not None:
-            seed = _seed(name, seed)
-        if rounding == "nearest":
+            seed = _seed(next(iter(values), ""), seed)
+        if rounding == "nearest" and values:
             warnings.warn(
-                f'tensor "{name}" rounds its steps to nearest, which loses small updates; '
+                f"{tensors(values)} round their steps to nearest, which loses small updates; "
                 'rounding="stochastic" keeps them on average',
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._native.register(name, array, rule, apply, group, average, (dtype, rounding, seed), timeout)
+        self._native.register(values, rules, apply, group, average, (dtype, rounding, seed), timeout)
 
     def unregister(self, name: str, *, timeout: float | None = None) -> None:
         """Removes a tensor. Raises `UnknownTensorError` if it is not registered."""
@@ -874,15 +885,39 @@ def _check_gradient(name: Any, grad: Any) -> None:
     raise ConfigError("wrong arguments", tensor=tensor, expected=expected, got=got)
 
 
-def _checked_optimizer(name: object, optimizer: Optimizer | None) -> Optimizer:
-    """The optimizer; raises `ConfigError` if `register` gets no name or none."""
+def _to_register(
+    name: str | Arrays, array: Any, optimizer: Optimizer | Mapping[str, Optimizer] | None
+) -> tuple[dict[str, Any], Optimizer | dict[str, Optimizer]]:
+    """Values by name, and the optimizer of all of them or optimizers by name."""
+    if not isinstance(name, Mapping):
+        return {_checked_name(name): array}, _checked_optimizer(name, optimizer)
+    if array is not None:
+        expected = "register({name: array, ...}, optimizer=...)"
+        raise ConfigError("a mapping has all arrays", expected=expected, got="a mapping and array=")
+    values = {_checked_name(key): value for key, value in name.items()}
+    if not isinstance(optimizer, Mapping):
+        return values, _checked_optimizer(next(iter(values), ""), optimizer)
+    for other in sorted(optimizer.keys() - values.keys()):
+        expected, got = f"one of {some(values)}", quoted([other])
+        raise ConfigError("an optimizer is for no tensor of the call", expected=expected, got=got)
+    return values, {key: _checked_optimizer(key, optimizer.get(key)) for key in values}
+
+
+def _checked_name(name: object) -> str:
+    """The name; raises `ConfigError` if it is none."""
     if not isinstance(name, str):
-        order = "the name comes first: register(name, array, optimizer), once for each tensor"
+        order = "the name comes first: register(name, array, optimizer); or a mapping of names to arrays"
         raise ConfigError("invalid name", expected="a str", got=type(name).__name__, advice=order)
-    if optimizer is None:
+    return name
+
+
+def _checked_optimizer(name: str, optimizer: object) -> Optimizer:
+    """The optimizer of a tensor; raises `ConfigError` if there is none."""
+    if optimizer is None or isinstance(optimizer, Mapping):
         needed = "the servers apply gradients by it: register(name, array, fastps.SGD(lr=0.1))"
-        raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got="None", advice=needed)
-    return optimizer
+        got = "None" if optimizer is None else "a mapping"
+        raise ConfigError("no optimizer", tensor=name, expected="an optimizer", got=got, advice=needed)
+    return cast("Optimizer", optimizer)
 
 
 def _seed(name: str, seed: object) -> int:

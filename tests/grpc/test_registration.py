@@ -291,11 +291,6 @@ def test_registrations_take_memory_that_is_counted(stubs: Stubs) -> None:
         assert counter("memory_map") == 0
         for k in range(64):
             register(f"fits {k}", 64)
-        for k in range(6):
-            with pytest.raises(Refused) as refused:
-                register(f"does not fit {k}", 64)
-            refusal = refused.value.refusal
-            assert (refusal.kind, refusal.HasField("retry_after_ms")) == ("capacity", True)
         assert counter("memory_map") > 64 * 1024
         other.register(other.spec("theirs", (1,)), np.zeros(1, np.float32))
         touched = counter("tensors_touched")

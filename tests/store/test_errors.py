@@ -220,8 +220,12 @@ def test_register_says_what_comes_where_and_what_is_missing(ps):
         ),
         (
             ({"w": w}, sgd),
-            "invalid name: expected a str, got dict; the name comes first: register(name, array,",
+            "a mapping has all arrays: expected register({name: array, ...}, optimizer=...)",
         ),
+        (({"w": w, 3: w}, None, sgd), "invalid name: expected a str, got int"),
+        (({"w": w},), "no optimizer"),
+        (({"w": w, "v": w}, None, {"w": sgd}), "no optimizer"),
+        (({"w": w}, None, {"w": sgd, "v": sgd}), "an optimizer is for no tensor of the call"),
         (("w", w), "fastps.SGD(lr=0.1)"),
     ):
         with case(text), pytest.raises(fastps.ConfigError) as caught:

@@ -29,8 +29,8 @@ class Kept:
         shared = isinstance(self._ps, Store) and self._ps.address is not None
         coef = np.array([coef for coef, _ in initial], np.float32)
         intercept = np.array([intercept for _, intercept in initial], np.float32)
-        for name, values in ((COEF, coef), (INTERCEPT, intercept)):
-            self._ps.register(name, values, SGD(lr=1.0), apply="hogwild" if shared else "exact")
+        values = {COEF: coef, INTERCEPT: intercept}
+        self._ps.register(values, optimizer=SGD(lr=1.0), apply="hogwild" if shared else "exact")
         self.pull()
 
     def pull(self) -> tuple[Array, float]:

@@ -124,8 +124,8 @@ class Task:
         self.algorithm.register(ps, self)
         run = settings.agree(ps, own, self.tensors())
         apply: Any = "hogwild" if is_shared(ps) else "exact"
-        for name, value in self.tensors().items():
-            ps.register(name, value.contiguous(), self.algorithm.optimizer(), apply, group="rl")
+        values = {name: value.contiguous() for name, value in self.tensors().items()}
+        ps.register(values, optimizer=self.algorithm.optimizer(), apply=apply, group="rl")
         return run
 
 

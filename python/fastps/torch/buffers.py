@@ -130,11 +130,11 @@ class Buffers:
             was, now = self._arrays[name].shape, tuple(found[name].shape)
             local[name] = None if was == now else f"has changed its shape from {was} to {now}"
         self._keep_local({name: why for name, why in local.items() if why is not None})
-        for name in new.keys() - self._local:
-            if name in there:
-                self._check(name, new[name])
-            else:
-                self._register(name, new[name])
+        shared = new.keys() - self._local
+        for name in shared & there:
+            self._check(name, new[name])
+        self._register({name: new[name] for name in sorted(shared - there)})
+        for name in shared:
             self._arrays[name] = np.empty(tuple(new[name].shape), np.float32)
         return {name: tensor for name, tensor in found.items() if name not in self._local}
 
@@ -148,10 +148,11 @@ class Buffers:
                 stacklevel=5,
             )
 
-    def _register(self, name: str, tensor: torch.Tensor) -> None:
+    def _register(self, tensors: Mapping[str, torch.Tensor]) -> None:
         shared = isinstance(self._ps, Store) and self._ps.address is not None
         apply: Literal["exact", "hogwild"] = "hogwild" if shared else "exact"
-        self._ps.register(name, float32(tensor.detach()), self._rule, apply, self._group)
+        values = {name: float32(tensor.detach()) for name, tensor in tensors.items()}
+        self._ps.register(values, optimizer=self._rule, apply=apply, group=self._group)
 
     def _now(self, name: str, tensor: torch.Tensor) -> Array:
         array = self._arrays[name]

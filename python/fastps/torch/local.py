@@ -118,8 +118,8 @@ class LocalOptimizer(torch.optim.Optimizer):
         #: The state of the outer optimizer, on the servers.
         self._held = OptimizerState(ps, prefix, rank, [optimizer], [entries])
         arrays = {entry.name: entry.array for entry in entries}
-        for name in absent(ps, {name: (array.shape, optimizer) for name, array in arrays.items()}):
-            ps.register(name, arrays[name], optimizer)
+        new = absent(ps, {name: (array.shape, optimizer) for name, array in arrays.items()})
+        ps.register({name: arrays[name] for name in new}, optimizer=optimizer)
         self._filled = Filled(entries, model)
         self._buffers: Buffers | None = None
         try:

@@ -96,9 +96,11 @@ class Objective:
             ConfigError: A tensor of this name exists with another shape, dtype or optimizer.
         """
         check_ps(ps)
-        for name, param in self._params.items():
-            values = param.detach().to("cpu").contiguous().numpy(force=True)
-            ps.register(name, values, optimizer=SGD(lr=1.0))
+        values = {
+            name: param.detach().to("cpu").contiguous().numpy(force=True)
+            for name, param in self._params.items()
+        }
+        ps.register(values, optimizer=SGD(lr=1.0))
 
     def pull(self, ps: ParameterServer) -> None:
         """Copies the values of the tensors into the model."""

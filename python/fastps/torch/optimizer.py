@@ -676,10 +676,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         new = absent(self._ps, shaped, self._average, self._dtype)
         params = {entry.name: entry.param for entry in self._entries}
         warn_of_other_names(self._ps, new, params, self._prefix, stacklevel)
-        for name in new:
-            self._ps.register(
-                name, arrays[name], rules[name], self._apply, average=self._average, dtype=self._dtype
-            )
+        self._ps.register(
+            {name: arrays[name] for name in new},
+            optimizer={name: rules[name] for name in new},
+            apply=self._apply,
+            average=self._average,
+            dtype=self._dtype,
+        )
 
     def _raw(self) -> dict[str, torch.Tensor]:
         """The gradients in torch's form."""

@@ -104,10 +104,10 @@ def put(ps: ParameterServer, those: list[Theirs], states: Mapping[str, State]) -
     gpus = Gpus()
     entries = [Entry.of(name, param, gpus) for name, param, _ in those]
     unknown = set(missing(ps, those))
+    arrays = {name: entry.array for (name, *_), entry in zip(those, entries, strict=True) if name in unknown}
+    ps.register(arrays, optimizer={name: rule for name, _, rule in those if name in unknown})
     for (name, _, rule), entry in zip(those, entries, strict=True):
-        if name in unknown:
-            ps.register(name, entry.array, rule)
-        else:
+        if name not in unknown:
             ps.assign(name, entry.array)
         ps.load_state(name, {**new_state(rule, entry.array), **states[name]})
 

@@ -46,7 +46,7 @@ pub use hogwild::{factorize, linear};
 pub use kernel::{codec, ema, finite, litmus, local_step, optim, rounding, rows};
 pub use push::sparse;
 #[cfg(not(loom))]
-pub use push::{outcome, outgoing, residue};
+pub use push::{outcome, outgoing, registration, residue};
 pub use slice::{asynchrony, frame, identity, policy, record};
 pub use tensor::shared_directory;
 pub use tensor::{placement, program};

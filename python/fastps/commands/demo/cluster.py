@@ -50,8 +50,7 @@ def initial_params(config: Config, inputs: int, classes: int = 10) -> Params:
 
 def register(ps: Any, config: Config, inputs: int) -> dict[str, tuple[int, ...]]:
     """Register the model and the counting tensor; the versions that they start from."""
-    for name, value in initial_params(config, inputs).items():
-        ps.register(name, value, optimizer=optimizer(config))
+    ps.register(initial_params(config, inputs), optimizer=optimizer(config))
     ps.register(COUNTER, np.zeros(1, np.float32), optimizer=fastps.SGD(lr=1.0))
     return versions(ps)
 

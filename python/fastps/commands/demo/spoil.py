@@ -130,8 +130,8 @@ class Course:
 
     def _register(self, addresses: str) -> None:
         with fastps.connect(addresses) as ps:
-            for name, value in cluster.initial_params(self.config, self.dataset.inputs).items():
-                ps.register(name, value, optimizer=cluster.optimizer(self.config))
+            params = cluster.initial_params(self.config, self.dataset.inputs)
+            ps.register(params, optimizer=cluster.optimizer(self.config))
 
     def _train(
         self,

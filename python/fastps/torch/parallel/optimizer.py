@@ -39,8 +39,8 @@ def make_optimizer(
     named = {part: list(own) for part, own in params.items()}
     for part, own in named.items():
         arrays = {name: float32(param.detach()) for name, param in own}
-        for name in absent(ps, {name: (array.shape, rule) for name, array in arrays.items()}):
-            ps.register(name, arrays[name], rule, group=f"part{part}")
+        new = absent(ps, {name: (array.shape, rule) for name, array in arrays.items()})
+        ps.register({name: arrays[name] for name in new}, optimizer=rule, group=f"part{part}")
     all_of_them = [item for own in named.values() for item in own]
     if not all_of_them:
         return NoParameters(rule)

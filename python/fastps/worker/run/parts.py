@@ -119,8 +119,7 @@ def register(
                 got=f"group {group}",
                 advice="all machines of a run need the same model and the same number of processes",
             )
-    for name in new:
-        ps.register(name, arrays[name], optimizer, "exact", group)
+    ps.register({name: arrays[name] for name in new}, optimizer=optimizer, group=group)
 
 
 def to_row(*texts: str) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ mod pull;
 mod push;
 mod receipts;
 mod register;
+mod reservations;
 mod small;
 mod spaces;
 mod sparse;

@@ -1,6 +1,8 @@
-//! Registering a tensor: a place from shard 0, memory and values on the shards, then the entry in the map.
+//! Registering tensors: places from shard 0, memory and values on the shards, then the entries in the map.
+//! `reservations` makes the calls.
 
 use crate::calls::receipts::{plain, pushed};
+use crate::calls::reservations::{Placed, Places, Sealed, Wanted};
 use crate::calls::submit::{Draft, next};
 use crate::client::Client;
 use crate::link::call::payload::Payload;
@@ -8,71 +10,219 @@ use crate::link::unary::{call, request};
 use crate::state::map::Entry;
 use crate::state::time::after;
 use bytes::Bytes;
-use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
+use fastps_core::registration;
+use fastps_core::store::same_spec;
 use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_core::verbs::NewTensor;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::header;
 use fastps_transport::convert::{self, Retry, retry};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Most slices of initial values under way at a time: each is a copy.
-const MAX_SLICES_IN_FLIGHT: usize = 16;
-/// How long to wait for a link's new session.
-const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
-/// Renewal interval of the reservation of a long upload.
+/// Most slices, and bytes of them, of initial values under way at a time: each is a copy.
+const MAX_SLICES_IN_FLIGHT: usize = 1024;
+const MAX_BYTES_IN_FLIGHT: usize = 16 << 20;
+/// Renewal interval of the reservations of a long upload.
 const RESERVATION_RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// Attempts at a registration that fails on the way.
 const MAX_REGISTER_ATTEMPTS: usize = 5;
+/// Limit on giving reservations back after a failure.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most slices that one call frees, unless one tensor has more.
+const MAX_SLICES_DROPPED: usize = 10_000;
+
+/// What is known of the tensors of a call.
+struct Fates {
+    exist: Vec<bool>,
+    /// Those whose last step has no known outcome.
+    unknown: HashSet<usize>,
+}
+
+impl Fates {
+    fn open(&self) -> Vec<usize> {
+        (0..self.exist.len()).filter(|k| !self.exist[*k]).collect()
+    }
+
+    fn exists(&mut self, k: usize) {
+        self.exist[k] = true;
+        self.unknown.remove(&k);
+    }
+}
+
+/// A last step that has failed: its error, and the reservations that it named.
+struct Failed {
+    error: Error,
+    placed: HashMap<usize, Placed>,
+}
 
 impl Client {
-    pub(crate) fn register_tensor(
-        &self,
-        spec: TensorSpec,
-        values: View<'_>,
-        timeout: Duration,
-    ) -> Result<()> {
+    pub(crate) fn register_tensors(&self, tensors: Vec<NewTensor<'_>>, timeout: Duration) -> Result<()> {
         self.alive()?;
         self.shared.lost.raise()?;
         let deadline = after(timeout);
-        let spec = Arc::new(spec);
-        let named = |error: Error| error.tensor(spec.name.clone());
-        spec.validate()?;
-        outgoing::check_values(Isa::get()?, values, &spec)?;
-        self.check_knows_tensors_of(&spec).map_err(named)?;
+        let (all, isa) = (tensors.len(), Isa::get()?);
+        registration::check(isa, &tensors)?;
+        for NewTensor { spec, .. } in &tensors {
+            self.check_knows_tensors_of(spec).map_err(|error| error.tensor(spec.name.clone()))?;
+        }
+        let Some(first) = tensors.first().map(|new| new.spec.name.clone()) else { return Ok(()) };
         // A client owns its reservations as a whole, so its threads take turns.
-        let _alone = self.lock_registration(deadline).map_err(named)?;
-        let mut failed = None;
-        for _ in 0..MAX_REGISTER_ATTEMPTS {
-            let Some((reservation, entry)) = self.reserve_place(&spec, deadline).map_err(named)? else {
-                return Ok(());
-            };
-            match self.fill(&entry, reservation, values, deadline) {
-                Ok(()) => match self.commit(&entry, reservation, deadline) {
-                    Ok(()) => {
+        let alone = self.lock_registration(deadline).map_err(|error| error.tensor(first.clone()));
+        let _alone = alone.map_err(|error| registration::tell(error, all, 0, 0))?;
+        let wanted: Vec<_> = tensors
+            .into_iter()
+            .map(|NewTensor { spec, values }| {
+                let there = convert::spec_to_wire(&self.map.run().spec_there(&spec));
+                Wanted::new(spec, there, values)
+            })
+            .collect();
+        let most = self.most_registered();
+        if all > most {
+            self.check_others(&wanted, deadline)?;
+        }
+        let (mut exist, mut unknown) = (0, 0);
+        for batch in wanted.chunks(most) {
+            let mut fates = Fates { exist: vec![false; batch.len()], unknown: HashSet::new() };
+            let result = self.register_batch(batch, &mut fates, deadline);
+            exist += fates.exist.iter().filter(|exists| **exists).count();
+            unknown += fates.unknown.len();
+            if let Err(error) = result {
+                let error = self.name_here(error, (all == 1).then_some(&first));
+                return Err(registration::tell(error, all, exist, unknown));
+            }
+        }
+        Ok(())
+    }
+
+    /// The error with the tensor's name as users know it; of a call for one tensor it names that.
+    fn name_here(&self, error: Error, only: Option<&Arc<str>>) -> Error {
+        let here = error.tensor.as_ref().and_then(|name| self.map.run().here(name));
+        match (only, here) {
+            (Some(only), _) => error.tensor(only.clone()),
+            (None, Some(here)) => error.tensor(here),
+            (None, None) => error,
+        }
+    }
+
+    /// Fails if tensors that are registered in several batches differ from those that exist.
+    fn check_others(&self, wanted: &[Wanted<'_>], deadline: Instant) -> Result<()> {
+        self.refresh(wanted.iter().map(|wanted| wanted.spec.name.to_string()).collect(), deadline)?;
+        let (_, known) = self.map.look_up(wanted.iter().map(|wanted| &wanted.spec.name));
+        let both = known.iter().zip(wanted);
+        both.filter_map(|(known, wanted)| Some((known.as_ref()?, wanted)))
+            .try_for_each(|(known, wanted)| same_spec(&known.spec, &wanted.spec))
+            .map_err(|error| registration::tell(error, wanted.len(), known.iter().flatten().count(), 0))
+    }
+
+    /// Registers tensors together. Waits for those that another client registers once its own are committed,
+    /// so that two clients never wait for each other.
+    fn register_batch(&self, wanted: &[Wanted<'_>], fates: &mut Fates, deadline: Instant) -> Result<()> {
+        let (mut attempts, mut failed) = (0, None);
+        loop {
+            let mut places = Places::default();
+            let asked = self.place(wanted, &fates.open(), &mut places, deadline);
+            places.exist.iter().for_each(|k| fates.exists(*k));
+            if let Some(failed) = failed.take() {
+                self.judge(failed, &asked, &places, fates, deadline)?;
+            } else if let Err(error) = asked {
+                self.give_up(&places.placed, deadline);
+                return Err(error);
+            }
+            if places.placed.is_empty() {
+                match places.under_way {
+                    None => return Ok(()),
+                    Some((k, pause)) => self.pause(&wanted[k].spec, pause, deadline)?,
+                }
+                continue;
+            }
+            attempts += 1;
+            reach("client_placed");
+            if let Err(error) = self.fill(wanted, &places.placed, deadline) {
+                // Nothing was committed. Slices on an unreachable shard end with the reservation's lease.
+                self.give_up(&places.placed, deadline);
+                let expired =
+                    matches!(retry(error.kind), Retry::Session | Retry::Map) || error.kind == Kind::Fenced;
+                if !expired || attempts == MAX_REGISTER_ATTEMPTS {
+                    return Err(error);
+                }
+                continue;
+            }
+            match self.commit(&places.placed, deadline) {
+                Ok(()) => {
+                    reach("client_committed");
+                    for Placed { wanted, entry, .. } in places.placed {
                         self.map.insert(entry);
-                        return Ok(());
+                        fates.exists(wanted);
                     }
-                    Err(error) if retry(error.kind) == Retry::Session => failed = Some(named(error)),
-                    Err(error) => return Err(named(error)),
-                },
+                }
                 Err(error) => {
-                    // Nothing was committed. Slices on an unreachable shard end with the reservation's lease.
-                    let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
-                    let expired = matches!(retry(error.kind), Retry::Session | Retry::Map)
-                        || error.kind == Kind::Fenced;
-                    if !expired {
-                        return Err(named(error));
+                    fates.unknown.extend(places.placed.iter().map(|placed| placed.wanted));
+                    if attempts == MAX_REGISTER_ATTEMPTS {
+                        return Err(error);
                     }
-                    failed = Some(named(error));
+                    let placed = places.placed.into_iter().map(|placed| (placed.wanted, placed)).collect();
+                    failed = Some(Failed { error, placed });
                 }
             }
         }
-        Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
+    }
+
+    /// What the first step, repeated, says of a last step that failed: a lost answer may have been a success.
+    /// Slices are dropped only where shard 0 shows by another reservation that the former has ended. Fails
+    /// unless what is left may be tried again.
+    fn judge(
+        &self,
+        failed: Failed,
+        asked: &Result<()>,
+        places: &Places,
+        fates: &mut Fates,
+        deadline: Instant,
+    ) -> Result<()> {
+        let Failed { error, mut placed } = failed;
+        if asked.is_err() {
+            return Err(error);
+        }
+        placed.retain(|k, _| !fates.exist[*k]);
+        let before = placed.len();
+        for now in &places.placed {
+            if placed.get(&now.wanted).is_some_and(|before| before.reservation == now.reservation) {
+                placed.remove(&now.wanted);
+            }
+        }
+        let is_under_way = placed.len() < before;
+        fates.unknown.retain(|k| !placed.contains_key(k));
+        let ended: Vec<_> = placed.into_values().map(|placed| placed.entry).collect();
+        let _ = self.drop_slices(&ended, deadline);
+        if is_under_way && retry(error.kind) != Retry::Session {
+            return Err(error);
+        }
+        fates.unknown.clear();
+        Ok(())
+    }
+
+    /// Gives places back that no last step has named.
+    fn give_up(&self, placed: &[Placed], deadline: Instant) {
+        let entries: Vec<_> = placed.iter().map(|placed| placed.entry.clone()).collect();
+        let _ = self.drop_slices(&entries, after(DROP_TIMEOUT).min(deadline));
+    }
+
+    /// Waits before it asks again for a tensor that another client registers.
+    fn pause(&self, spec: &TensorSpec, pause: Duration, deadline: Instant) -> Result<()> {
+        if Instant::now() + pause >= deadline {
+            let error = Error::new(Kind::Deadline, "another client was still registering the tensor");
+            return Err(error.tensor(self.map.run().there(&spec.name)));
+        }
+        self.block(async move {
+            tokio::time::sleep(pause).await;
+            Ok(())
+        })
     }
 
     /// Fails if a server would drop the average or the rounding from the spec.
@@ -101,157 +251,88 @@ impl Client {
         })
     }
 
-    /// Makes the tensor exist. A lost answer may have been a success, so slices are dropped only once shard 0
-    /// shows by another reservation that this one has ended.
-    fn commit(&self, entry: &Arc<Entry>, reservation: u64, deadline: Instant) -> Result<()> {
-        let link = self.links[0].clone();
-        let committed = self.block(async move {
-            let ask = pb::CommitRequest { reservation, client: link.client() };
-            call(&link, deadline, |mut client, left| async move { client.commit(request(ask, left)).await })
-                .await
-        });
-        match committed {
-            Ok(pb::CommitResponse {}) => Ok(()),
-            Err(mut error) => match self.reserve_place(&entry.spec, deadline) {
-                Ok(None) => Ok(()),
-                Ok(Some((other, _))) if other != reservation => {
-                    let _ = self.drop_slices(entry, deadline);
-                    error.kind = Kind::Lease;
-                    Err(error)
-                }
-                _ => Err(error),
-            },
-        }
-    }
-
-    /// Asks shard 0 for a place; `None` if the tensor exists already. Waits while another client registers
-    /// it.
-    fn reserve_place(&self, spec: &Arc<TensorSpec>, deadline: Instant) -> Result<Option<(u64, Arc<Entry>)>> {
-        let (link, spec, shards) = (self.links[0].clone(), spec.clone(), self.links.len());
-        let there = convert::spec_to_wire(&self.map.run().spec_there(&spec));
-        self.block(async move {
-            loop {
-                let ask = pb::RegisterRequest { spec: Some(there.clone()), client: link.client() };
-                let answer = call(&link, deadline, |mut client, left| {
-                    let ask = ask.clone();
-                    async move { client.register(request(ask, left)).await }
-                })
-                .await;
-                let answer: pb::RegisterResponse = match answer {
-                    // The session ended while we were suspended; the link is about to open a new one.
-                    Err(error)
-                        if retry(error.kind) == Retry::Session
-                            && Instant::now() + SESSION_RENEWAL_PAUSE < deadline =>
-                    {
-                        tokio::time::sleep(SESSION_RENEWAL_PAUSE).await;
-                        continue;
-                    }
-                    answer => answer?,
-                };
-                if answer.exists {
-                    return Ok(None);
-                }
-                if !answer.under_way {
-                    let entry = Entry::new(spec.clone(), answer.placement.as_ref(), shards)?;
-                    return Ok(Some((answer.reservation, entry)));
-                }
-                let pause = Duration::from_millis(u64::from(answer.retry_after_ms.max(1)));
-                if Instant::now() + pause >= deadline {
-                    return Err(Error::new(
-                        Kind::Deadline,
-                        "another client was still registering the tensor",
-                    ));
-                }
-                tokio::time::sleep(pause).await;
-            }
-        })
-    }
-
-    /// Takes the memory on the shards and fills it.
-    fn fill(&self, entry: &Arc<Entry>, reservation: u64, values: View<'_>, deadline: Instant) -> Result<()> {
-        for (shard, link) in self.links.iter().enumerate() {
-            let here = |(_, (_, place)): &(usize, &(_, usize))| *place == shard;
-            let (indices, slices): (Vec<_>, Vec<_>) = entry
-                .slices
-                .iter()
-                .enumerate()
-                .filter(here)
-                .map(|(k, (slice, _))| (k as u64, slice.0))
-                .unzip();
-            if slices.is_empty() {
-                continue;
-            }
-            let (link, client) = (link.clone(), link.client());
-            let spec = Some(convert::spec_to_wire(&self.map.run().spec_there(&entry.spec)));
-            let ask = pb::ReserveRequest { reservation, spec, slices, indices, group: entry.group, client };
-            self.block(async move {
-                call(&link, deadline, |mut client, left| {
-                    let ask = ask.clone();
-                    async move { client.reserve(request(ask, left)).await }
-                })
-                .await
-            })?;
-        }
-        let sequence = next(&mut self.lock_sequence());
-        let (epoch, _) = self.map.look_up(std::iter::empty());
-        let all: Vec<_> = entry.spec.slices().enumerate().collect();
-        let (isa, mut renewed) = (Isa::get()?, Instant::now());
-        for window in all.chunks(MAX_SLICES_IN_FLIGHT) {
-            // Shard 0 does not see the upload, so repeat the first step to keep the reservation.
+    /// Takes the memory on the shards, fills it and seals it.
+    fn fill(&self, wanted: &[Wanted<'_>], placed: &[Placed], deadline: Instant) -> Result<()> {
+        let sealed = self.reserve(wanted, placed, deadline)?;
+        reach("client_reserved");
+        let mut renewed = Instant::now();
+        for window in windows(placed, &sealed) {
+            // No server sees the upload of the other tensors, so repeat both steps to keep the reservations.
             if renewed.elapsed() > RESERVATION_RENEW_INTERVAL {
-                match self.reserve_place(&entry.spec, deadline)? {
-                    Some((same, _)) if same == reservation => renewed = Instant::now(),
-                    _ => return Err(Error::new(Kind::Lease, "the reservation was taken over")),
-                }
+                self.renew(wanted, placed, deadline)?;
+                renewed = Instant::now();
             }
-            let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
-                let body = outgoing::assigned_body(isa, values.get(range.clone()), &entry.spec);
-                let body = Bytes::from(body.into_owned());
-                let (dtype, count) = (entry.spec.dtype, range.len() as u64);
-                let header = header::assignment(entry.target(*k, epoch), dtype, count, None, reservation);
-                Draft::new(0, entry, *k, header, None, Payload::Owned(body))
-            };
-            let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, Some(sequence));
-            call.wait(Duration::MAX, None)?;
-            pushed(&self.shared, &call, std::slice::from_ref(&entry.spec.name)).map_err(plain)?;
+            self.assign(wanted, &window, deadline)?;
+            reach("client_assigned");
         }
-        for (shard, link) in self.links.iter().enumerate() {
-            if !entry.slices.iter().any(|(_, place)| *place == shard) {
-                continue;
-            }
-            let link = link.clone();
-            self.block(async move {
-                call(&link, deadline, |mut client, left| async move {
-                    client.seal(request(pb::SealRequest { reservation }, left)).await
-                })
-                .await
-            })?;
-        }
+        self.seal(placed, deadline)?;
+        reach("client_sealed");
         Ok(())
     }
 
-    /// Frees the slices of a tensor that is not in the map. Shard 0 gets all of them, so that it ends a
-    /// registration that they belong to.
-    fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
+    /// Repeats the first two steps. Fails if a reservation has ended.
+    fn renew(&self, wanted: &[Wanted<'_>], placed: &[Placed], deadline: Instant) -> Result<()> {
+        let open: Vec<_> = placed.iter().map(|placed| placed.wanted).collect();
+        let mut places = Places::default();
+        self.place(wanted, &open, &mut places, deadline)?;
+        let same = |(before, now): (&Placed, &Placed)| before.reservation == now.reservation;
+        if places.placed.len() != placed.len() || !placed.iter().zip(&places.placed).all(same) {
+            return Err(Error::new(Kind::Lease, "the reservation was taken over"));
+        }
+        self.reserve(wanted, placed, deadline).map(drop)
+    }
+
+    /// Sends the values of some slices.
+    fn assign(&self, wanted: &[Wanted<'_>], window: &[(&Placed, usize)], deadline: Instant) -> Result<()> {
+        let (isa, sequence) = (Isa::get()?, next(&mut self.lock_sequence()));
+        let (epoch, _) = self.map.look_up(std::iter::empty());
+        let mut names: Vec<Arc<str>> = Vec::new();
+        let mut drafts = Vec::with_capacity(window.len());
+        for (placed, k) in window {
+            let Placed { entry, reservation, .. } = placed;
+            if names.last() != Some(&entry.spec.name) {
+                names.push(entry.spec.name.clone());
+            }
+            let range = entry.spec.slice_range(*k);
+            let (dtype, count) = (entry.spec.dtype, range.len() as u64);
+            let body = outgoing::assigned_body(isa, wanted[placed.wanted].values.get(range), &entry.spec);
+            let body = Bytes::from(body.into_owned());
+            let header = header::assignment(entry.target(*k, epoch), dtype, count, None, *reservation);
+            drafts.push(Draft::new(names.len() - 1, entry, *k, header, None, Payload::Owned(body)));
+        }
+        let call = self.submit(drafts, Vec::new(), deadline, Some(sequence));
+        call.wait(Duration::MAX, None)?;
+        pushed(&self.shared, &call, &names).map(drop).map_err(plain)
+    }
+
+    /// Frees the slices of tensors that are not in the map. Shard 0 gets all of them, so that it ends the
+    /// registrations that they belong to.
+    fn drop_slices(&self, entries: &[Arc<Entry>], deadline: Instant) -> Result<()> {
         let mut result = Ok(());
         for (shard, link) in self.links.iter().enumerate() {
-            let concerned = |(_, place): &&(_, usize)| shard == 0 || *place == shard;
-            let slices: Vec<_> = entry.slices.iter().filter(concerned).map(|(slice, _)| slice.0).collect();
-            if slices.is_empty() {
-                continue;
+            let mut calls: Vec<Vec<u64>> = Vec::new();
+            for entry in entries {
+                let concerned = |(_, place): &&(_, usize)| shard == 0 || *place == shard;
+                let slices = entry.slices.iter().filter(concerned).map(|(slice, _)| slice.0);
+                match calls.last_mut().filter(|last| last.len() < MAX_SLICES_DROPPED) {
+                    Some(last) => last.extend(slices),
+                    None => calls.push(slices.collect()),
+                }
             }
-            for slice in &slices {
-                link.forget(SliceId(*slice));
+            for slices in calls.into_iter().filter(|slices| !slices.is_empty()) {
+                for slice in &slices {
+                    link.forget(SliceId(*slice));
+                }
+                let link = link.clone();
+                let dropped = self.block(async move {
+                    call(&link, deadline, |mut client, left| {
+                        let ask = pb::DropRequest { slices: slices.clone() };
+                        async move { client.drop(request(ask, left)).await }
+                    })
+                    .await
+                });
+                result = result.and(dropped.map(drop));
             }
-            let link = link.clone();
-            let dropped = self.block(async move {
-                call(&link, deadline, |mut client, left| {
-                    let ask = pb::DropRequest { slices: slices.clone() };
-                    async move { client.drop(request(ask, left)).await }
-                })
-                .await
-            });
-            result = result.and(dropped.map(drop));
         }
         result
     }
@@ -280,9 +361,35 @@ impl Client {
         let placed = answer.as_ref().ok().and_then(|answer| {
             Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len()).ok()
         });
-        self.drop_slices(placed.as_ref().unwrap_or(known), deadline)?;
+        self.drop_slices(std::slice::from_ref(placed.as_ref().unwrap_or(known)), deadline)?;
         // Kept until now, so that a failed call may be repeated.
         self.map.remove(&name);
         answer.map(drop)
     }
+}
+
+/// The slices that need values, in the order of tensors, as many at a time as may be under way.
+fn windows<'a>(placed: &'a [Placed], sealed: &Sealed) -> Vec<Vec<(&'a Placed, usize)>> {
+    let (mut windows, mut bytes) = (vec![Vec::new()], 0);
+    for placed in placed {
+        for (k, (_, shard)) in placed.entry.slices.iter().enumerate() {
+            if sealed.contains(&(*shard, placed.reservation)) {
+                continue;
+            }
+            let spec = &placed.entry.spec;
+            let more = spec.slice_range(k).len() * spec.dtype.size();
+            let full = |window: &Vec<_>| {
+                window.len() == MAX_SLICES_IN_FLIGHT
+                    || !window.is_empty() && bytes + more > MAX_BYTES_IN_FLIGHT
+            };
+            if windows.last().is_none_or(full) {
+                windows.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += more;
+            windows.last_mut().into_iter().for_each(|window: &mut Vec<_>| window.push((placed, k)));
+        }
+    }
+    windows.retain(|window| !window.is_empty());
+    windows
 }

@@ -12,7 +12,6 @@ use crate::link::unary::{call, request};
 use crate::link::wait::CallHandle;
 use crate::state::map::Entry;
 use crate::state::time::after;
-use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Lost, Result};
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Clocks, Joined, MembershipRequest};
@@ -21,9 +20,9 @@ use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, Listener, OptimizerState, ParameterServer, Patient, PullTensors, PullView, Pulled,
-    PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether,
-    Versions, WorkerReport,
+    Caller, Gradient, Listener, NewTensor, OptimizerState, ParameterServer, Patient, PullTensors, PullView,
+    Pulled, PushError, PushOptions, PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket,
+    TrainTogether, Versions, WorkerReport,
 };
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Read};
@@ -70,8 +69,8 @@ impl Client {
 }
 
 impl TensorRegistry for Client {
-    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
-        self.register_tensor(spec, values, timeout)
+    fn register_all(&self, tensors: Vec<NewTensor<'_>>, timeout: Duration) -> Result<()> {
+        self.register_tensors(tensors, timeout)
     }
 
     fn unregister(&self, name: &str, timeout: Duration) -> Result<()> {

@@ -48,6 +48,8 @@ pub(crate) struct Link {
     pub(crate) history: AtomicBool,
     /// Set when the server takes several whole slices in one message.
     pub(crate) parts: AtomicBool,
+    /// Set when the server's calls register several tensors at a time.
+    pub(crate) registrations: AtomicBool,
     pub(crate) driver: Weak<Driver>,
     route: Mutex<Arc<ServerRoute>>,
     pub(crate) shared: Arc<Shared>,
@@ -83,6 +85,7 @@ impl Link {
             dtypes: AtomicBool::new(convert::can(hello, convert::DTYPES)),
             history: AtomicBool::new(convert::can(hello, convert::HISTORY)),
             parts: AtomicBool::new(convert::can(hello, convert::PARTS)),
+            registrations: AtomicBool::new(convert::can(hello, convert::REGISTRATIONS)),
             driver: Arc::downgrade(driver),
             route: Mutex::new(Arc::new(route)),
             shared,

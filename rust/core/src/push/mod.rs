@@ -8,5 +8,7 @@ pub mod outcome;
 #[cfg(not(loom))]
 pub mod outgoing;
 #[cfg(not(loom))]
+pub mod registration;
+#[cfg(not(loom))]
 pub mod residue;
 pub mod sparse;

@@ -6,11 +6,11 @@ use super::{Store, Tensor, unknown};
 use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Ordering, lock, write};
-use crate::push::outgoing;
+use crate::push::{outgoing, registration};
 use crate::slice::frame::Action;
 use crate::tensor::shared_directory::{Directory, SharedTensor};
 use crate::tensor::{SliceId, TensorSpec};
-use crate::verbs::{PushError, TensorRegistry};
+use crate::verbs::{NewTensor, PushError, TensorRegistry};
 use std::time::Duration;
 
 impl TensorRegistry for Store {
@@ -18,30 +18,25 @@ impl TensorRegistry for Store {
         Ok(vec![None; names.len()])
     }
 
-    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
-        spec.validate()?;
-        outgoing::check_values(self.shared.isa, values, &spec)?;
+    fn register_all(&self, tensors: Vec<NewTensor<'_>>, timeout: Duration) -> Result<()> {
+        registration::check(self.shared.isa, &tensors)?;
         let _one_at_a_time = lock(&self.shared.registering);
         if let Some(directory) = &self.shared.directory {
-            return self.publish(directory, &spec, values, timeout);
+            return self.publish(directory, &tensors, timeout);
         }
-        if let Some(tensor) = self.tensors().get(&spec.name) {
-            return same_spec(&tensor.spec, &spec);
+        let new = self.missing(&tensors)?;
+        let mut made = Vec::with_capacity(new.len());
+        for NewTensor { spec, values } in &new {
+            match self.fill(spec, *values, timeout) {
+                Ok(tensor) => made.push(tensor),
+                Err(error) => {
+                    made.iter().for_each(|tensor| self.free(tensor));
+                    return Err(registration::tell(error, tensors.len(), tensors.len() - new.len(), 0));
+                }
+            }
         }
-        spec.check_new_names()?;
-        let spec = Arc::new(spec);
-        let tensor = Arc::new(self.create(&spec, None)?);
-        let body = |range| outgoing::assigned_body(self.shared.isa, values.get(range), &spec);
-        let actions: Vec<_> = spec.slices().map(|range| (Action::Assign, body(range))).collect();
-        if let Err(error) = self.change(&Places::new(0, vec![tensor.clone()]), &actions, timeout) {
-            self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
-            return Err(match error {
-                PushError::Refused(error) => error,
-                PushError::Partial(partial) => partial.error,
-            });
-        }
-        let mut tensors = write(&self.shared.tensors);
-        tensors.insert(spec.name.clone(), tensor);
+        let mut known = write(&self.shared.tensors);
+        known.extend(made.into_iter().map(|tensor| (tensor.spec.name.clone(), tensor)));
         Ok(())
     }
 
@@ -59,7 +54,7 @@ impl TensorRegistry for Store {
         let tensor = tensors.remove(name).ok_or_else(|| unknown(name, &tensors))?;
         self.shared.generation.fetch_add(1, Ordering::Release);
         drop(tensors);
-        self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
+        self.free(&tensor);
         Ok(())
     }
 
@@ -76,26 +71,69 @@ impl TensorRegistry for Store {
 }
 
 impl Store {
-    /// Registers a tensor with all processes; the caller makes sure that this process registers no other
+    /// Those of the tensors that do not exist. Fails if one exists with another spec, or has a bad name.
+    fn missing<'a, 'b>(&self, tensors: &'b [NewTensor<'a>]) -> Result<Vec<&'b NewTensor<'a>>> {
+        let known = self.tensors();
+        let mut missing = Vec::with_capacity(tensors.len());
+        for new in tensors {
+            match known.get(&new.spec.name) {
+                Some(tensor) => same_spec(&tensor.spec, &new.spec)?,
+                None => {
+                    new.spec.check_new_names()?;
+                    missing.push(new);
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// A tensor with these values, not listed yet.
+    fn fill(&self, spec: &TensorSpec, values: View<'_>, timeout: Duration) -> Result<Arc<Tensor>> {
+        let spec = Arc::new(spec.clone());
+        let tensor = Arc::new(self.create(&spec, None)?);
+        let body = |range| outgoing::assigned_body(self.shared.isa, values.get(range), &spec);
+        let actions: Vec<_> = spec.slices().map(|range| (Action::Assign, body(range))).collect();
+        if let Err(error) = self.change(&Places::new(0, vec![tensor.clone()]), &actions, timeout) {
+            self.free(&tensor);
+            return Err(match error {
+                PushError::Refused(error) => error,
+                PushError::Partial(partial) => partial.error,
+            });
+        }
+        Ok(tensor)
+    }
+
+    /// Frees the slices of a tensor.
+    fn free(&self, tensor: &Tensor) {
+        self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
+    }
+
+    /// Registers tensors with all processes; the caller makes sure that this process registers no other
     /// meanwhile.
-    fn publish(
-        &self,
-        directory: &Directory,
-        spec: &TensorSpec,
-        values: View<'_>,
-        timeout: Duration,
-    ) -> Result<()> {
-        spec.need_float32("a shared store")?;
+    fn publish(&self, directory: &Directory, tensors: &[NewTensor<'_>], timeout: Duration) -> Result<()> {
+        for new in tensors {
+            new.spec.need_float32("a shared store")?;
+        }
         let _locked = directory.lock(timeout)?;
         self.refresh()?;
-        if let Some(tensor) = self.tensors().get(&spec.name) {
-            return same_spec(&tensor.spec, spec);
+        let new = self.missing(tensors)?;
+        // Tensors that do not fit this process's own memory limit must not be published.
+        let mut held = Vec::with_capacity(new.len());
+        for NewTensor { spec, .. } in &new {
+            held.push(self.shared.shard.take_memory(spec, 0..spec.slice_count())?);
         }
-        spec.check_new_names()?;
-        // A tensor that does not fit this process's own memory limit must not be published.
-        drop(self.shared.shard.take_memory(spec, 0..spec.slice_count())?);
-        directory.append(spec, values.bytes())?;
-        self.refresh()
+        drop(held);
+        let mut published = Ok(());
+        let mut exist = tensors.len() - new.len();
+        for NewTensor { spec, values } in new {
+            published = directory.append(spec, values.bytes());
+            if published.is_err() {
+                break;
+            }
+            exist += 1;
+        }
+        let published = published.map_err(|error| registration::tell(error, tensors.len(), exist, 0));
+        self.refresh().and(published)
     }
 
     /// Adds the tensors that other processes have registered.

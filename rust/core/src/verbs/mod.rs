@@ -20,7 +20,7 @@ pub use parameter_server::ParameterServer;
 pub use pull_tensors::PullTensors;
 pub use push_tensors::PushTensors;
 pub use report::WorkerReport;
-pub use tensor_registry::TensorRegistry;
+pub use tensor_registry::{NewTensor, TensorRegistry};
 pub use train_together::{Listener, TrainTogether};
 pub use values::{
     Caller, Done, Fate, Gradient, GradientRef, GroupState, InDoubt, OptimizerState, PartialPush, Patient,

@@ -6,10 +6,25 @@ use crate::tensor::TensorSpec;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A tensor to be registered.
+#[derive(Clone, Debug)]
+pub struct NewTensor<'a> {
+    /// What it is.
+    pub spec: TensorSpec,
+    /// Its initial values, row-major.
+    pub values: View<'a>,
+}
+
 /// The tensors that exist: created, removed, looked up.
 pub trait TensorRegistry: Send + Sync {
+    /// Creates tensors of different names; leaves those alone that exist with the same spec. After a failure
+    /// each is there whole or not at all; the error names the first that was refused, and says what became
+    /// of the others.
+    fn register_all(&self, tensors: Vec<NewTensor<'_>>, timeout: Duration) -> Result<()>;
     /// Creates a tensor; does nothing if it exists with the same spec.
-    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()>;
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
+        self.register_all(vec![NewTensor { spec, values }], timeout)
+    }
     /// Removes a tensor.
     fn unregister(&self, name: &str, timeout: Duration) -> Result<()>;
     /// The spec of a tensor.

@@ -45,7 +45,7 @@ use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{OptimizerState, PullView, PushOptions, Rows, Values};
+use fastps_core::verbs::{NewTensor, OptimizerState, PullView, PushOptions, Rows, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
 use push::{Gradients, List, PushPulled};
@@ -222,13 +222,14 @@ impl Client {
         Ok(Self::of(Here::new("client", other), None, title, self.check_finite, timeout))
     }
 
+    /// Registers tensors with these values by name. `rules`: the optimizer of all of them, or a dict of
+    /// optimizers by name.
     #[allow(clippy::too_many_arguments)]
     fn register(
         &self,
         py: Python<'_>,
-        name: &str,
-        values: &Bound<'_, PyAny>,
-        optimizer: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyDict>,
+        rules: &Bound<'_, PyAny>,
         apply: &str,
         group: &str,
         average: Option<&Bound<'_, PyAny>>,
@@ -236,24 +237,44 @@ impl Client {
         timeout: Option<Seconds>,
     ) -> PyResult<()> {
         let server = self.enter(py)?;
-        let initial = borrow_as_is(values, name)?;
+        let (apply, average) = (read_apply(py, apply)?, average.map(read_average).transpose()?);
         let (dtype, rounding, seed) = element;
-        let dtype = read_dtype(py, name, dtype.as_deref(), initial.dtype())?;
-        // Values of bfloat16 become those of a float32 tensor.
-        let initial = if initial.dtype() == dtype { initial } else { borrow(values, name, Access::Read)? };
-        let rounding = read_rounding(py, name, dtype, (rounding.as_deref(), seed))?;
-        let spec = TensorSpec {
-            name: name.into(),
-            shape: initial.shape().to_vec(),
-            dtype,
-            apply: read_apply(py, apply)?,
-            group: group.into(),
-            optimizer: read_optimizer(optimizer)?,
-            average: average.map(read_average).transpose()?,
-            rounding,
-        };
+        let by_name = rules.cast::<PyDict>().ok();
+        let one = if by_name.is_none() { Some(read_optimizer(rules)?) } else { None };
+        let mut tensors = Vec::with_capacity(values.len());
+        for (name, array) in values {
+            let name = name.cast::<PyString>()?.to_str()?;
+            let initial = borrow_as_is(&array, name)?;
+            let dtype = read_dtype(py, name, dtype.as_deref(), initial.dtype())?;
+            // Values of bfloat16 become those of a float32 tensor.
+            let initial =
+                if initial.dtype() == dtype { initial } else { borrow(&array, name, Access::Read)? };
+            let optimizer = match (&one, by_name) {
+                (Some(one), _) => one.clone(),
+                (None, rules) => {
+                    let rule = rules.and_then(|rules| rules.get_item(name).transpose()).transpose()?;
+                    read_optimizer(&rule.unwrap_or_else(|| py.None().into_bound(py)))?
+                }
+            };
+            let spec = TensorSpec {
+                name: name.into(),
+                shape: initial.shape().to_vec(),
+                dtype,
+                apply,
+                group: group.into(),
+                optimizer,
+                average,
+                rounding: read_rounding(py, name, dtype, (rounding.as_deref(), seed))?,
+            };
+            tensors.push((spec, initial));
+        }
         let timeout = self.timeout(py, timeout)?;
-        let work = move |server: &Shared| server.register(spec, initial.view(), timeout);
+        let work = move |server: &Shared| {
+            let new = tensors
+                .iter()
+                .map(|(spec, initial)| NewTensor { spec: spec.clone(), values: initial.view() });
+            server.register_all(new.collect(), timeout)
+        };
         let done = self.call(py, server, work)?;
         sweep(py);
         done.or_raise(py)

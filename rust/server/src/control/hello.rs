@@ -53,11 +53,11 @@ fn capabilities(node: &Node) -> Vec<String> {
         convert::PARTS,
         convert::REGISTRATIONS,
     ]
-        .into_iter()
-        .chain(log)
-        .chain(history)
-        .map(str::to_owned)
-        .collect()
+    .into_iter()
+    .chain(log)
+    .chain(history)
+    .map(str::to_owned)
+    .collect()
 }
 
 /// Answers with the number of the session.

@@ -7,6 +7,7 @@ use crate::cluster::map::{Map, Registered};
 use crate::cluster::node::Node;
 use crate::cluster::reservation::{MAX_ASKED_RESERVATIONS, Reserve, lost};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{
@@ -39,6 +40,7 @@ pub(super) fn register(
     let registered = map.register_all(&specs, m.client, by.budget.as_ref(), now)?;
     let noted = map.noted();
     std::mem::drop(map);
+    reach("registration_placed");
     let mut outcomes = Vec::with_capacity(specs.len());
     for (spec, registered) in specs.iter().zip(registered) {
         let outcome = outcome(registered);
@@ -245,7 +247,9 @@ fn reserve_one(
         let registration = first.take(one.reservation)?;
         wish.check_registered(registration, node.index()).map_err(named)?;
     }
-    node.reservations.reserve(&node.shard, &wish, now).map_err(named)
+    let open = node.reservations.reserve(&node.shard, &wish, now).map_err(named)?;
+    reach("registration_reserved");
+    Ok(open)
 }
 
 /// The refusal of one of several reservations.
@@ -272,7 +276,9 @@ fn seal_one(node: &Node, by: &Caller, reservation: u64) -> Result<()> {
     if slice.is_some_and(|slice| !by.may_use(&slice)) {
         return Err(lost(reservation));
     }
-    node.reservations.seal(reservation, Instant::now())
+    node.reservations.seal(reservation, Instant::now())?;
+    reach("registration_sealed");
+    Ok(())
 }
 
 /// Enters the tensors of sealed reservations in the map: of all, or of none.
@@ -290,6 +296,7 @@ pub(super) fn commit(node: &Node, by: &Caller, m: pb::CommitRequest) -> Result<p
     }
     for number in numbers {
         map.commit(number, client)?;
+        reach("registration_committed");
     }
     Ok(pb::CommitResponse::default())
 }

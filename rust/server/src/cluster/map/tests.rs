@@ -308,6 +308,50 @@ fn a_client_has_few_registrations_under_way() {
 }
 
 #[test]
+fn tensors_are_placed_together_or_not_at_all() {
+    let (mut map, now) = (map(1), Instant::now());
+    let there = reserved(map.register(&spec("there", 1), 1, None, now).unwrap());
+    map.commit(there.0, 1).unwrap();
+    let mine = reserved(map.register(&spec("mine", 1), 1, None, now).unwrap());
+    reserved(map.register(&spec("theirs", 1), 2, None, now).unwrap());
+    let before = map.counts();
+    let good = || vec![spec("a", 1), spec("mine", 1), spec("b", 1)];
+    for (bad, kind) in [
+        (spec("there", 2), Kind::Precondition),
+        (spec("theirs", 2), Kind::Precondition),
+        (spec("large", 1 << 40), Kind::Capacity),
+        (spec("large", 258_048 << 18), Kind::Capacity),
+        (spec("a\u{200b}", 1), Kind::Config),
+    ] {
+        let name = bad.name.clone();
+        let all = [good(), vec![bad]].concat();
+        let error = map.register_all(&all, 1, None, now).unwrap_err();
+        assert_eq!((error.kind, error.tensor.as_deref()), (kind, Some(&*name)), "{error}");
+        assert_eq!(map.counts()[..3], before[..3], "{name}");
+    }
+    let all = [good(), vec![spec("there", 1), spec("theirs", 1)]].concat();
+    let outcomes = map.register_all(&all, 1, None, now).unwrap();
+    assert!(matches!(outcomes[3], Registered::Exists(_)));
+    assert!(matches!(outcomes[4], Registered::UnderWay { .. }));
+    let numbers: Vec<_> = outcomes.into_iter().take(3).map(|outcome| reserved(outcome).0).collect();
+    assert_eq!(numbers[1], mine.0);
+    assert!(numbers.iter().all(|number| map.check_commit(*number, 1).is_ok()));
+    assert_eq!(map.check_commit(numbers[0], 2).unwrap_err().kind, Kind::Precondition);
+    let described = map.registrations(&[numbers[2], 4711, numbers[0]]);
+    let there: Vec<_> = described.iter().map(|one| one.entry.is_some()).collect();
+    assert_eq!(there, [true, false, true]);
+}
+
+#[test]
+fn one_client_has_no_room_for_more_than_its_registrations() {
+    let (mut map, now) = (map(1), Instant::now());
+    let specs: Vec<_> = (0..=MAX_OPEN_REGISTRATIONS).map(|k| spec(&format!("w{k}"), 1)).collect();
+    let error = map.register_all(&specs, 1, None, now).unwrap_err();
+    assert_eq!((error.kind, map.counts()[1]), (Kind::Capacity, 0), "{error}");
+    map.register_all(&specs[1..], 1, None, now).unwrap();
+}
+
+#[test]
 fn identifiers_are_not_guessed_from_each_other() {
     let (mut map, now) = (map(1), Instant::now());
     let (reservation, placement) = reserved(map.register(&spec("w", 258_048 * 100), 1, None, now).unwrap());
