@@ -44,6 +44,7 @@ type link struct {
 
 	mu          sync.Mutex
 	incarnation uint64
+	registers   bool // its calls register several tensors at a time
 	server      uint64
 	cluster     uint64
 	nextTag     uint64
@@ -364,6 +365,7 @@ func (l *link) met(answer *pb.HelloResponse) *Error {
 	if answer.ClusterId != 0 {
 		l.cluster = answer.ClusterId
 	}
+	l.registers = slices.Contains(answer.Capabilities, registrations)
 	if l.server != answer.Server {
 		l.server = answer.Server
 		l.noteLosses()

@@ -53,6 +53,32 @@ def test_values_are_those_of_the_native_client(
     compare(driver, ",".join(cluster.addresses), native, rng, shapes)
 
 
+def test_many_tensors_are_registered_together(
+    clusters: Callable[..., Shards], drivers: Callable[..., Driver]
+) -> None:
+    cluster = clusters()
+    driver, names = drivers(cluster.addresses), [f"w{k:03}" for k in range(300)]
+    values = np.arange(7, dtype=np.float32)
+    spec = {"shape": [7], "group": "default", "optimizer": "sgd", "settings": {"lr": 1.0}}
+
+    def fields(*names: str) -> dict[str, Any]:
+        return {"tensors": list(names), "tensor": spec, "values": packed(values)}
+
+    with fastps.connect(",".join(cluster.addresses)) as ps:
+        ps.register("w100", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+        for wrong, tensor, kind in ((names, "w100", "precondition"), ([*names, "w007"], "w007", "config")):
+            error = driver.refused("register_all", **fields(*wrong))
+            assert (error["kind"], error["tensor"]) == (kind, tensor), error
+            assert ps.names() == ["w100"]
+        ps.unregister("w100")
+        driver.do("register_all", **fields(*names))
+        driver.do("register_all", **fields(*names, "more"))
+        driver.do("register_all", **fields())
+        assert ps.names() == ["more", *names]
+        pulled = ps.pull(names)
+        assert all(pulled[name].tobytes() == values.tobytes() for name in names)
+
+
 def compare(
     driver: Driver, addresses: str, native: dict[str, str], rng: np.random.Generator, shapes: list[str]
 ) -> None:

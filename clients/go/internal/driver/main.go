@@ -182,6 +182,14 @@ func (d *driver) run(c command) (answer, error) {
 			Optimizer: fastps.Optimizer{Name: c.Tensor.Optimizer, Settings: c.Tensor.Settings}}
 		created, err := client.Register(ctx, tensor, c.Values)
 		return answer{"created": created}, err
+	case "register_all":
+		var all []fastps.Registration
+		for _, name := range c.Tensors {
+			tensor := fastps.Tensor{Name: name, Shape: c.Tensor.Shape, Group: c.Tensor.Group,
+				Optimizer: fastps.Optimizer{Name: c.Tensor.Optimizer, Settings: c.Tensor.Settings}}
+			all = append(all, fastps.Registration{Tensor: tensor, Values: c.Values})
+		}
+		return nil, client.RegisterAll(ctx, all)
 	case "push":
 		options, err := d.options(c)
 		if err != nil {
