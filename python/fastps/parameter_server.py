@@ -201,7 +201,7 @@ class ParameterServer:
             seed = _seed(next(iter(values), ""), seed)
         if rounding == "nearest" and values:
             warnings.warn(
-                f"{tensors(values)} round their steps to nearest, which loses small updates; "
+                f"tensors that round their steps to nearest ({some(values)}) lose small updates; "
                 'rounding="stochastic" keeps them on average',
                 RuntimeWarning,
                 stacklevel=2,
