@@ -344,7 +344,7 @@ const (
 	Kind_KIND_DELTA Kind = 7
 	// Request: runs a program on the vectors of the slices that `parts` names. The payload is a Program.
 	Kind_KIND_VECTOR Kind = 8
-	// Request: the slice's version, without its values.
+	// Request: the version of the slice, or of the slices that `parts` names, without values.
 	Kind_KIND_PULL_VERSION Kind = 9
 	// Request: adds a portion's gradient to the sum of a batch in this slice.
 	Kind_KIND_PORTION Kind = 10
@@ -969,7 +969,8 @@ type Header struct {
 	// Reserved: wait until this version.
 	MinVersion *uint64 `protobuf:"fixed64,26,opt,name=min_version,json=minVersion,proto3,oneof" json:"min_version,omitempty"`
 	// Parts of a sparse message, one per slice: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
-	// `count`. On KIND_VECTOR: the slices.
+	// `count`. On KIND_VECTOR: the slices. On KIND_PULL_VERSION: the slices, in place of `slice`, only to servers with `versions`
+	// among their capabilities.
 	Parts []*Part `protobuf:"bytes,27,rep,name=parts,proto3" json:"parts,omitempty"`
 	// Further fields of the parts.
 	Table *PartTable `protobuf:"bytes,28,opt,name=table,proto3" json:"table,omitempty"`
@@ -981,6 +982,10 @@ type Header struct {
 	Vector *VectorHead `protobuf:"bytes,31,opt,name=vector,proto3" json:"vector,omitempty"`
 	// On KIND_PORTION: where the gradient belongs.
 	Portion *PortionHead `protobuf:"bytes,32,opt,name=portion,proto3" json:"portion,omitempty"`
+	// On KIND_GRADIENT, KIND_ASSIGN and KIND_ASSIGN_STATE: this client has the answers to all its pushes to the slices of this
+	// frame up to this sequence, and repeats none of them. The slices forget their outcomes. Below `sequence`, or the frame
+	// is refused; 0: the slices remember the last 64. Earlier servers do, whatever this says.
+	Acknowledged uint64 `protobuf:"varint,33,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	// On KIND_PULL of a whole slice: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
 	// among their capabilities know it; only they have such tensors.
 	View View `protobuf:"varint,34,opt,name=view,proto3,enum=fastps.v1.View" json:"view,omitempty"`
@@ -1243,6 +1248,13 @@ func (x *Header) GetPortion() *PortionHead {
 		return x.Portion
 	}
 	return nil
+}
+
+func (x *Header) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
 }
 
 func (x *Header) GetView() View {
@@ -2013,7 +2025,10 @@ type HelloRequest struct {
 	// With renew: the client is done, and its session ends now, as if its lease had run out. An older server renews it.
 	Close bool `protobuf:"varint,7,opt,name=close,proto3" json:"close,omitempty"`
 	// The worker's report about its training. Unset: the last one stays. An older server ignores it.
-	Report        *WorkerReport `protobuf:"bytes,8,opt,name=report,proto3" json:"report,omitempty"`
+	Report *WorkerReport `protobuf:"bytes,8,opt,name=report,proto3" json:"report,omitempty"`
+	// `cluster_digest` of the client's last answer: if the list of shards is still the same, the server leaves it out. Unset (0),
+	// and older servers: the answer has the list.
+	ClusterDigest uint64 `protobuf:"fixed64,9,opt,name=cluster_digest,json=clusterDigest,proto3" json:"cluster_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2102,6 +2117,13 @@ func (x *HelloRequest) GetReport() *WorkerReport {
 		return x.Report
 	}
 	return nil
+}
+
+func (x *HelloRequest) GetClusterDigest() uint64 {
+	if x != nil {
+		return x.ClusterDigest
+	}
+	return 0
 }
 
 // A worker's description of its training, for people: servers show the last one and never act on it. At most 512 bytes
@@ -2316,7 +2338,9 @@ type HelloResponse struct {
 	// has not learned it yet, or is of an earlier version.
 	ClusterId uint64 `protobuf:"fixed64,11,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	// The server was started with --insecure: its connections are not encrypted, or its callers are not known.
-	Insecure      bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	Insecure bool `protobuf:"varint,12,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	// Changes with `cluster`, which is empty if it is the request's. Unset (0): the server is of an earlier version.
+	ClusterDigest uint64 `protobuf:"fixed64,13,opt,name=cluster_digest,json=clusterDigest,proto3" json:"cluster_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2433,6 +2457,13 @@ func (x *HelloResponse) GetInsecure() bool {
 		return x.Insecure
 	}
 	return false
+}
+
+func (x *HelloResponse) GetClusterDigest() uint64 {
+	if x != nil {
+		return x.ClusterDigest
+	}
+	return 0
 }
 
 // A hyper-parameter set; unset fields have torch's defaults.
@@ -6811,7 +6842,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x16fastps/v1/fastps.proto\x12\tfastps.v1\x1a google/protobuf/descriptor.proto\"L\n" +
 	"\x05Frame\x12)\n" +
 	"\x06header\x18\x01 \x01(\v2\x11.fastps.v1.HeaderR\x06header\x12\x18\n" +
-	"\apayload\x18\x0f \x01(\fR\apayload\"\x97\n" +
+	"\apayload\x18\x0f \x01(\fR\apayload\"\xbb\n" +
 	"\n" +
 	"\x06Header\x12#\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x0f.fastps.v1.KindR\x04kind\x12\x10\n" +
@@ -6851,7 +6882,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"correction\x12#\n" +
 	"\x04lent\x18\x1e \x01(\v2\x0f.fastps.v1.LentR\x04lent\x12-\n" +
 	"\x06vector\x18\x1f \x01(\v2\x15.fastps.v1.VectorHeadR\x06vector\x120\n" +
-	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportion\x12#\n" +
+	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportion\x12\"\n" +
+	"\facknowledged\x18! \x01(\x04R\facknowledged\x12#\n" +
 	"\x04view\x18\" \x01(\x0e2\x0f.fastps.v1.ViewR\x04view\x12\x1f\n" +
 	"\bmomentum\x18# \x01(\x01H\fR\bmomentum\x88\x01\x01B\x0f\n" +
 	"\r_base_versionB\v\n" +
@@ -6926,7 +6958,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x03got\x18\x06 \x01(\tR\x03got\x12)\n" +
 	"\x0eretry_after_ms\x18\a \x01(\x04H\x01R\fretryAfterMs\x88\x01\x01B\b\n" +
 	"\x06_shardB\x11\n" +
-	"\x0f_retry_after_ms\"\xf8\x01\n" +
+	"\x0f_retry_after_ms\"\x9f\x02\n" +
 	"\fHelloRequest\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\x06R\x06client\x12\x12\n" +
@@ -6935,7 +6967,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x03ack\x18\x05 \x01(\x0e2\x0e.fastps.v1.AckR\x03ack\x12\x16\n" +
 	"\x06secret\x18\x06 \x01(\fR\x06secret\x12\x14\n" +
 	"\x05close\x18\a \x01(\bR\x05close\x12/\n" +
-	"\x06report\x18\b \x01(\v2\x17.fastps.v1.WorkerReportR\x06report\"\xa3\x04\n" +
+	"\x06report\x18\b \x01(\v2\x17.fastps.v1.WorkerReportR\x06report\x12%\n" +
+	"\x0ecluster_digest\x18\t \x01(\x06R\rclusterDigest\"\xa3\x04\n" +
 	"\fWorkerReport\x12\x17\n" +
 	"\x04rank\x18\x01 \x01(\rH\x00R\x04rank\x88\x01\x01\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
@@ -6960,7 +6993,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x0e_staleness_p99B\t\n" +
 	"\a_waitedB\x0f\n" +
 	"\r_step_secondsB\v\n" +
-	"\t_momentum\"\xf9\x02\n" +
+	"\t_momentum\"\xa0\x03\n" +
 	"\rHelloResponse\x12%\n" +
 	"\x0eprotocol_minor\x18\x01 \x01(\rR\rprotocolMinor\x12\"\n" +
 	"\fcapabilities\x18\x02 \x03(\tR\fcapabilities\x12\x16\n" +
@@ -6975,7 +7008,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	" \x01(\x04R\asession\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\v \x01(\x06R\tclusterId\x12\x1a\n" +
-	"\binsecure\x18\f \x01(\bR\binsecure\"\xb7\x01\n" +
+	"\binsecure\x18\f \x01(\bR\binsecure\x12%\n" +
+	"\x0ecluster_digest\x18\r \x01(\x06R\rclusterDigest\"\xb7\x01\n" +
 	"\tOptimizer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12>\n" +
 	"\bsettings\x18\x02 \x03(\v2\".fastps.v1.Optimizer.SettingsEntryR\bsettings\x12\x19\n" +
