@@ -1,7 +1,7 @@
 //! Servers killed at named places (`fastps_core::failpoint`), and all processes killed at random moments:
 //! every push with a receipt survives, and no push counts twice.
 
-use crate::durable::{Served, connect, options, pull, push_on, register, sgd};
+use crate::durable::{Folder, Served, connect, options, pull, push_on, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, gradient, until};
 use fastps_client::{Ack, Client};
 use fastps_core::isa::Isa;
@@ -9,9 +9,10 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushError, SparseValues};
-use fastps_durable::{Journal, Settings};
+use fastps_durable::{Journal, Moment, Reading, Settings, past, restore};
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,14 +77,33 @@ const START: [&str; 10] = [
     "recovery_loaded:2",
 ];
 
+/// Failpoints where history is thinned and shortened.
+const HISTORY: [&str; 9] = [
+    "history_thinned:1",
+    "history_thinned:3",
+    "snapshot_delete:1",
+    "snapshot_delete:3",
+    "history_shortened:1",
+    "history_shortened:4",
+    "segment_delete:1",
+    "segment_delete:2",
+    "snapshot_complete:3",
+];
+
+const WITH_HISTORY: [&str; 4] = ["--snapshot-every", "0.1", "--keep-history", "40MB"];
+
 const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "0.1"];
 
 impl Served {
     /// Starts it, and waits until it has been killed at a failpoint.
     fn dies_at(&mut self, place: &str) {
+        self.dies_with(place, &SNAPSHOTS);
+    }
+
+    fn dies_with(&mut self, place: &str, options: &[&str]) {
         let (shell, begin) = (format!("export FASTPS_FAILPOINT={place};"), Instant::now());
         loop {
-            self.child = Some(self.command(&shell, &SNAPSHOTS).spawn().unwrap());
+            self.child = Some(self.command(&shell, options).spawn().unwrap());
             let child = self.child.as_mut().unwrap();
             let status = loop {
                 if let Some(status) = child.try_wait().unwrap() {
@@ -175,6 +195,35 @@ fn kill_at(places: &[&str]) {
     assert!(load.counts.iter().flatten().all(|count| *count > 0), "{:?}", load.counts);
 }
 
+/// Every moment that the history names comes back: each push adds 1 to the version and to the values.
+fn check_history(folder: &Path, what: &str) {
+    let past = past(folder, |_| ()).unwrap();
+    let first = past.shards.iter().map(|span| span.versions.0).max().unwrap();
+    let last = past.shards.iter().map(|span| span.versions.1).max().unwrap();
+    assert!(first < last, "{what}: versions {first} to {last}");
+    for version in [first, first.midpoint(last), last] {
+        let to = Folder::new();
+        restore(folder, &to.0, 1, Reading::At(Moment::Version(version)))
+            .unwrap_or_else(|error| panic!("{what}: version {version} of {first} to {last}: {error}"));
+        let path = to.0.join("shard-0");
+        let (keep_for, keep, history) = (Duration::ZERO, 2, 0);
+        let settings = Settings { path, shard: 0, shards: 1, keep, keep_for, history, accept_loss: false };
+        let journal = Journal::open(settings).unwrap();
+        let held = Shard::new(ShardConfig::new(0, 1 << 30, Isa::get().unwrap()));
+        journal.recover(&held).unwrap();
+        let mut newest = 0;
+        for (id, ..) in journal.catalog().slices() {
+            let values = held.pull(1, SliceId(id)).unwrap();
+            let own = held.slice(SliceId(id)).unwrap().version(0).0;
+            let (floats, _) = values.as_ref().as_chunks::<4>();
+            let wrong = floats.iter().map(|x| f32::from_le_bytes(*x)).find(|x| *x != (own - 1) as f32);
+            assert!(wrong.is_none() && own <= version, "{what}: slice {id} at {own} of {version}: {wrong:?}");
+            newest = newest.max(own);
+        }
+        assert_eq!(newest, version, "{what}");
+    }
+}
+
 /// A server that is not running, and its clients.
 fn loaded() -> (Served, Load) {
     let mut served = Served::new(2);
@@ -192,6 +241,46 @@ fn logged_pushes_survive_a_kill_at_every_step_of_a_push() {
 #[test]
 fn logged_pushes_survive_a_kill_at_every_step_of_a_snapshot() {
     kill_at(&SNAPSHOT);
+}
+
+#[test]
+fn history_survives_a_kill_while_it_is_thinned() {
+    let (mut served, mut load) = loaded();
+    for place in HISTORY {
+        load.run(|| {
+            served.dies_with(place, &WITH_HISTORY);
+            served.start_after("", &WITH_HISTORY);
+            std::thread::sleep(A_WHILE);
+        });
+        load.check(place);
+        served.kill();
+        check_history(&served.folder.0, place);
+    }
+}
+
+/// Without space, the oldest history goes, and pushes go on.
+#[test]
+fn a_full_disk_ends_history_before_training() {
+    let (mut served, mut load) = loaded();
+    for error in ["log_write:60:ENOSPC", "log_blocks:60:ENOSPC", "snapshot_write:40:ENOSPC"] {
+        let errors = served.folder.0.join("errors");
+        let shell = format!("export FASTPS_FAILPOINT={error} FASTPS_LOG=error; exec 2>{};", errors.display());
+        load.run(|| {
+            served.start_after(&shell, &WITH_HISTORY);
+            until(error, || std::fs::read_to_string(&errors).unwrap().contains("os error"));
+            let client = served.connect(Ack::Logged);
+            let one = || client.push(&[gradient("w1", vec![0.0; SIZES[1]])], &options(PATIENT)).is_ok();
+            until("pushes work again", one);
+            std::thread::sleep(Duration::from_millis(300));
+        });
+        served.kill();
+        let last = past(&served.folder.0, |_| ()).unwrap().shards.iter().map(|span| span.versions.1).max();
+        let to = Folder::new();
+        restore(&served.folder.0, &to.0, 2, Reading::At(Moment::Version(last.unwrap()))).unwrap();
+        served.start_after("", &WITH_HISTORY);
+        load.check(error);
+        served.kill();
+    }
 }
 
 #[test]
