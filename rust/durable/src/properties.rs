@@ -431,7 +431,7 @@ proptest! {
     }
 
     #[test]
-    fn a_space_round_trips(entry in vectors_entry(), numbers: [u64; 6], sum in vec(any::<u8>(), 0..40)) {
+    fn a_space_round_trips(entry in vectors_entry(), numbers: [u64; 5], sum in vec(any::<u8>(), 0..40)) {
         let mut bytes = Vec::new();
         prop_assert!(frame::vectors(&mut bytes, &entry));
         prop_assert!(program(&mut bytes, numbers, Some(&sum)));

@@ -130,10 +130,9 @@ impl Peer {
                 settings: [("lr".to_owned(), 1.0)].into(),
                 ..Default::default()
             }),
-            average: None,
-            rounding: None,
+            ..Default::default()
         };
-        let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client };
+        let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client, ..Default::default() };
         let place = self.control.register(timed(ask)).await.map_err(error)?.into_inner();
         let (reservation, slices) = (place.reservation, place.placement.unwrap().slices);
         let ask = pb::ReserveRequest {
@@ -143,6 +142,7 @@ impl Peer {
             indices: (0..slices.len() as u64).collect(),
             group: 1,
             client: self.client,
+            ..Default::default()
         };
         self.control.reserve(timed(ask)).await.map_err(error)?;
         assert_eq!(slices.len(), 1);
@@ -150,8 +150,11 @@ impl Peer {
         frame.header.as_mut().unwrap().reservation = reservation;
         let receipt = stream.ask(frame).await;
         assert!(matches!(receipt, Answer::Receipt(_)), "{receipt:?}");
-        self.control.seal(timed(pb::SealRequest { reservation })).await.unwrap();
-        self.control.commit(timed(pb::CommitRequest { reservation, client: self.client })).await.unwrap();
+        self.control.seal(timed(pb::SealRequest { reservation, ..Default::default() })).await.unwrap();
+        self.control
+            .commit(timed(pb::CommitRequest { reservation, client: self.client, ..Default::default() }))
+            .await
+            .unwrap();
         Ok(slices[0])
     }
 }

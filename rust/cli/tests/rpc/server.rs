@@ -123,6 +123,7 @@ async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::Regist
             slices: vec![placement.slices[k]],
             group: placement.group,
             client: CLIENT,
+            ..Default::default()
         };
         shard.control.reserve(timed(ask)).await.unwrap();
         let route = Route { group: placement.group, epoch: 1, client: CLIENT };

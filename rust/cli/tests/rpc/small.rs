@@ -115,6 +115,7 @@ fn small_tensors_are_changed_once_wherever_a_message_breaks() {
             group: "default".into(),
             optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
             average: None,
+            rounding: None,
         };
         truth.register(spec, View::Float32(&vec![0.0; len(k)]), PATIENT).unwrap();
     }

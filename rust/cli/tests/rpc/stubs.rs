@@ -51,8 +51,7 @@ pub(crate) fn spec(name: &str, elements: u64) -> pb::TensorSpec {
             settings: [("lr".to_owned(), 1.0)].into(),
             ..Default::default()
         }),
-        average: None,
-        rounding: None,
+        ..Default::default()
     }
 }
 
@@ -182,7 +181,7 @@ impl Shard {
     }
 
     pub(crate) async fn register(&mut self, spec: &pb::TensorSpec) -> Result<pb::RegisterResponse, Error> {
-        let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client };
+        let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client, ..Default::default() };
         self.control.register(timed(ask)).await.map(tonic::Response::into_inner).map_err(error)
     }
 
@@ -204,16 +203,21 @@ impl Shard {
             indices: share.indices.clone(),
             group: share.group,
             client: self.client,
+            ..Default::default()
         };
         self.control.reserve(timed(ask)).await.map(|r| r.into_inner().lease_ms).map_err(error)
     }
 
     pub(crate) async fn seal(&mut self, reservation: u64) -> Result<(), Error> {
-        self.control.seal(timed(pb::SealRequest { reservation })).await.map(drop).map_err(error)
+        self.control
+            .seal(timed(pb::SealRequest { reservation, ..Default::default() }))
+            .await
+            .map(drop)
+            .map_err(error)
     }
 
     pub(crate) async fn commit(&mut self, reservation: u64) -> Result<(), Error> {
-        let ask = pb::CommitRequest { reservation, client: self.client };
+        let ask = pb::CommitRequest { reservation, client: self.client, ..Default::default() };
         self.control.commit(timed(ask)).await.map(drop).map_err(error)
     }
 

@@ -27,7 +27,8 @@ fn shard(limit: u64, sink: Option<Arc<Log>>) -> Shard {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply) = (fastps_core::dtype::DType::Float32, Apply::Exact);
     let (name, group) = ("w".into(), "default".into());
-    let spec = TensorSpec { name, shape: vec![1], dtype, apply, group, optimizer, average: None };
+    let spec =
+        TensorSpec { name, shape: vec![1], dtype, apply, group, optimizer, average: None, rounding: None };
     shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
     shard
 }
@@ -253,6 +254,7 @@ fn replayed(entries: &[Entry], from: Option<((&Standing, &[u8]), Arc<Log>)>) -> 
                     momentum: 0.0,
                     beta1: None,
                     shared_by: Identities::default(),
+                    note: "",
                 };
                 slice.replay(&record).unwrap();
             }

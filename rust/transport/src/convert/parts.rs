@@ -346,7 +346,7 @@ mod tests {
     use proptest::prelude::*;
     use prost::Message;
 
-    fn settings() -> GradientSettings {
+    fn settings() -> GradientSettings<'static> {
         let (dtype, codec) = (DType::Float32, CodecId::Int8);
         GradientSettings {
             dtype,
@@ -355,13 +355,15 @@ mod tests {
             scale: Some(2.0),
             weight: Some(3.0),
             correction: None,
+            note: "",
         }
     }
 
     const TARGET: Target = Target { slice: SliceId(0), group: 1, epoch: 3 };
 
     fn sent(header: &pb::Header, payload: &[u8]) -> pb::Frame {
-        let completion = Completion { tag: 5, client: 9, sequence: 3, counts_own: true, crc32c: None };
+        let completion =
+            Completion { tag: 5, client: 9, sequence: 3, counts_own: true, ..Completion::default() };
         let sequence = if header.kind() == pb::Kind::Pull { 0 } else { 3 };
         let header = header::complete(header, Completion { sequence, ..completion });
         let bytes = pb::Frame { header: Some(header), payload: payload.to_vec().into() }.encode_to_vec();
