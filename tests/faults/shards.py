@@ -8,6 +8,7 @@ import signal
 import tempfile
 from pathlib import Path
 
+from fastps.commands.kit.children import python_module
 from fastps.commands.kit.servers import ServerProcess, free_ports
 
 __all__ = ["PATIENT", "Shards", "free_ports"]
@@ -24,9 +25,11 @@ class Shards:
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self.servers = [self.start(k) for k in range(count)]
 
-    def start(self, k: int) -> ServerProcess:
+    def start(self, k: int, failpoint: str | None = None) -> ServerProcess:
         log = Path(self._logs.name, f"shard-{k}.log")
-        server = ServerProcess(self.addresses[k], self.addresses, log, self.more)
+        chosen = ["env", f"FASTPS_FAILPOINT={failpoint}", *python_module("fastps", "serve")]
+        program = None if failpoint is None else chosen
+        server = ServerProcess(self.addresses[k], self.addresses, log, self.more, program)
         assert server.listens(PATIENT), server.last_words()
         return server
 

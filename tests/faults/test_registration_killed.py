@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import fastps
 from faults.shards import PATIENT, Shards
@@ -76,15 +75,13 @@ def killed_while_it_registers(cluster: Shards, shard: int, wanted: dict[str, Any
     return failed[0]
 
 
-def test_a_server_is_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_killed_at_each_step(tmp_path: Path) -> None:
     cluster = Shards(2, data=tmp_path)
     addresses = ",".join(cluster.addresses)
     try:
         for step, (place, times, shard) in enumerate(SERVER):
             cluster.end(cluster.servers[shard])
-            monkeypatch.setenv(CHOSEN, f"{place}:{times}")
-            cluster.servers[shard] = cluster.start(shard)
-            monkeypatch.delenv(CHOSEN)
+            cluster.servers[shard] = cluster.start(shard, f"{place}:{times}")
             wanted = layers(f"{step}.")
             told = killed_while_it_registers(cluster, shard, wanted)
             assert f"of the {MANY} tensors of this call" in told, (place, told)
@@ -97,9 +94,7 @@ def test_a_server_is_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.Mon
         cluster.close()
 
 
-def test_a_registration_goes_on_when_its_server_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registration_goes_on_when_its_server_comes_back(tmp_path: Path) -> None:
     cluster = Shards(2, data=tmp_path)
     addresses = ",".join(cluster.addresses)
     try:
@@ -109,9 +104,7 @@ def test_a_registration_goes_on_when_its_server_comes_back(
             (0, "registration_sealed:1"),
         ):
             cluster.end(cluster.servers[shard])
-            monkeypatch.setenv(CHOSEN, place)
-            cluster.servers[shard] = cluster.start(shard)
-            monkeypatch.delenv(CHOSEN)
+            cluster.servers[shard] = cluster.start(shard, place)
             wanted = layers(f"{place}.{shard}.")
             begun = subprocess_of(addresses, f"{place}.{shard}.", "")
             assert cluster.servers[shard].process.wait(PATIENT) == -9, place
