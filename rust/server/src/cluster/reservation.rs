@@ -160,11 +160,11 @@ impl Reservations {
         let mut table = self.table();
         for (id, Reservation { slices, stage, .. }) in all {
             let slices: Slices = slices.iter().map(|(id, _)| SliceId(*id)).collect();
+            table.hold(*id, &slices);
             if *stage == Stage::Open {
                 table.forget(shard, &slices, &self.files);
                 continue;
             }
-            table.hold(*id, &slices);
             if *stage == Stage::Sealed {
                 table.sealed.insert(*id, Sealed { slices, deadline: now + self.lease });
             }
