@@ -818,9 +818,8 @@ impl Model {
             Ok(read) if !newest.starts_with(&read) => {
                 Err(format!("{read:?} would be read after term {term}, whose history is {newest:?}"))
             }
-            Ok(_) => Ok(()),
             Err(why) if world.losses == self.setting.losses => Err(why),
-            Err(_) => Ok(()),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 

@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_sort_as_the_pieces_do() {
-        let mut pieces = vec![
+        let mut pieces = [
             piece(9, at(1, 0), at(1, 10)),
             piece(10, at(1, 0), at(1, 9)),
             piece(10, at(1, 9), at(1, 100)),

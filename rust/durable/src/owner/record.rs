@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn a_record_whose_parts_contradict_each_other_is_refused() {
-        let spoil: [(&str, fn(&mut Record)); 8] = [
+        type Spoil = fn(&mut Record);
+        let spoil: [(&str, Spoil); 8] = [
             ("no term", |record| record.term = 0),
             ("a tip after the term", |record| record.tip.term = 6),
             ("no lease", |record| record.lease_ms = 0),
