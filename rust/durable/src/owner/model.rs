@@ -126,7 +126,7 @@ use Kind::{Control, Copied, Logged};
 
 const SETTINGS: [Setting; 12] = [
     Setting { name: "a living owner", ticks: 6, requests: (1, 4), ..NOTHING },
-    Setting { name: "a slow clock", ticks: 6, requests: (2, 2), slow: 1, has_looked: true, ..NOTHING },
+    Setting { name: "a slow clock", ticks: 6, requests: (1, 3), slow: 1, ..NOTHING },
     Setting { name: "lost answers", ticks: 5, requests: (2, 3), failures: 1, has_looked: true, ..NOTHING },
     Setting {
         name: "a stopped clock",
