@@ -104,7 +104,9 @@ fn workers_that_fit_push_to_every_slice_of_a_full_shard() {
     assert!(large > 10 && small > 10, "{large} and {small}");
     let workers: Vec<_> = (0..16).map(|_| connect(&server)).collect();
     for _ in 0..2 {
-        workers.iter().for_each(|worker| push(worker, "w0", SLICE));
+        for worker in &workers {
+            push(worker, "w0", SLICE);
+        }
         for worker in &workers {
             (0..large).for_each(|k| push(worker, &format!("w{k}"), SLICE));
             (0..small).for_each(|k| push(worker, &format!("s{k}"), SMALL));

@@ -272,7 +272,7 @@ impl Link {
             (_, [slice]) => queue.gone(*slice),
             // A question about one slice needs no memory.
             _ => {
-                queue.asks_many = false;
+                queue.most_asked = 1;
                 queue.ask_again();
                 queue.wake();
             }

@@ -37,7 +37,9 @@ impl Frames {
     /// Removes all that `which` selects, in order.
     pub(crate) fn extract(&mut self, which: impl Fn(&Pending) -> bool) -> Vec<Pending> {
         let extracted: Vec<_> = self.by_tag.extract_if(.., |_, pending| which(pending)).collect();
-        extracted.iter().for_each(|(_, pending)| self.forget(pending.sender.sequence));
+        for (_, pending) in &extracted {
+            self.forget(pending.sender.sequence);
+        }
         extracted.into_iter().map(|(_, pending)| pending).collect()
     }
 

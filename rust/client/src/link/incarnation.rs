@@ -93,7 +93,7 @@ impl Link {
             resolution.note_listed(&hello.cluster);
         }
         let mut queue = lock(&self.queue);
-        queue.asks_many = convert::can(hello, convert::VERSIONS);
+        queue.most_asked = if convert::can(hello, convert::VERSIONS) { convert::MAX_PARTS } else { 1 };
         if !takes_parts {
             queue.divide_all();
         }

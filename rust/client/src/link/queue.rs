@@ -129,8 +129,8 @@ pub(crate) struct Queue {
     pub(crate) ask_cursor: usize,
     /// Slices that these questions are about, by tag.
     pub(crate) asked: HashMap<u64, Vec<u64>>,
-    /// Set while the server answers a question about many slices.
-    pub(crate) asks_many: bool,
+    /// Most slices that a question to the server is about.
+    pub(crate) most_asked: usize,
     /// Changes that such servers lack, until the last answer has arrived.
     pub(crate) lost: Vec<LostSlice>,
     /// Number of the present stream; 0 = none.
@@ -160,7 +160,7 @@ impl Queue {
             to_ask: VecDeque::new(),
             ask_cursor: 0,
             asked: HashMap::new(),
-            asks_many: false,
+            most_asked: 1,
             lost: Vec::new(),
             session: 0,
             sessions: 0,
@@ -274,8 +274,9 @@ impl Queue {
     /// The next such question.
     pub(crate) fn question(&mut self) -> Option<pb::Frame> {
         let (mut about, mut of) = (Vec::new(), None);
-        let most = if self.asks_many { convert::MAX_PARTS } else { 1 };
-        while let Some(slice) = self.to_ask.get(self.ask_cursor).filter(|_| about.len() < most).copied() {
+        while let Some(slice) =
+            self.to_ask.get(self.ask_cursor).filter(|_| about.len() < self.most_asked).copied()
+        {
             if let Some(known) = self.slices.get(&slice) {
                 let Target { group, epoch, .. } = *of.get_or_insert(known.target(SliceId(slice)));
                 if (known.group, known.epoch) != (group, epoch) {

@@ -30,7 +30,9 @@ impl TensorRegistry for Store {
             match self.fill(spec, *values, timeout) {
                 Ok(tensor) => made.push(tensor),
                 Err(error) => {
-                    made.iter().for_each(|tensor| self.free(tensor));
+                    for tensor in &made {
+                        self.free(tensor);
+                    }
                     return Err(registration::tell(error, tensors.len(), tensors.len() - new.len(), 0));
                 }
             }
@@ -76,12 +78,11 @@ impl Store {
         let known = self.tensors();
         let mut missing = Vec::with_capacity(tensors.len());
         for new in tensors {
-            match known.get(&new.spec.name) {
-                Some(tensor) => same_spec(&tensor.spec, &new.spec)?,
-                None => {
-                    new.spec.check_new_names()?;
-                    missing.push(new);
-                }
+            if let Some(tensor) = known.get(&new.spec.name) {
+                same_spec(&tensor.spec, &new.spec)?;
+            } else {
+                new.spec.check_new_names()?;
+                missing.push(new);
             }
         }
         Ok(missing)

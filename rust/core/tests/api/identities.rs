@@ -227,8 +227,11 @@ impl World {
     }
 }
 
+/// An image of the slice, and the log that it was taken from.
+type Image<'a> = ((&'a Standing, &'a [u8]), Arc<Log>);
+
 /// A shard that has repeated these records on an image.
-fn replayed(entries: &[Entry], from: Option<((&Standing, &[u8]), Arc<Log>)>) -> Shard {
+fn replayed(entries: &[Entry], from: Option<Image<'_>>) -> Shard {
     let shard = shard(u64::MAX, from.as_ref().map(|(_, log)| log.clone()));
     let (slice, body) = (shard.slice(SLICE).unwrap(), body());
     if let Some(((standing, values), _)) = from {

@@ -23,7 +23,7 @@ const ID: SliceId = SliceId(7);
 /// Input of a sink, as owned values.
 #[derive(Clone, Debug)]
 enum Entry {
-    Record(Record<'static>, Option<Vec<u8>>, Vec<u8>),
+    Record(Box<Record<'static>>, Option<Vec<u8>>, Vec<u8>),
     Fenced(Identity),
 }
 
@@ -34,7 +34,7 @@ impl Sink for Log {
     fn record(&self, record: &Record<'_>) {
         let (indices, body) = (record.indices.map(|i| i.bytes().to_vec()), record.body.to_vec());
         let kept = Record { indices: None, body: &[], shared_by: Identities::default(), note: "", ..*record };
-        self.0.lock().unwrap().push(Entry::Record(kept, indices, body));
+        self.0.lock().unwrap().push(Entry::Record(Box::new(kept), indices, body));
     }
 
     fn fenced(&self, slice: SliceId, identity: Identity) {
@@ -47,7 +47,7 @@ fn replay(slice: &Slice, logged: &Entry) -> Result<bool> {
     match logged {
         Entry::Record(record, indices, body) => {
             let indices = indices.as_deref().map(Indices::new);
-            slice.replay(&Record { indices, body, ..*record })
+            slice.replay(&Record { indices, body, ..**record })
         }
         Entry::Fenced(identity) => slice.replay_fence(*identity).map(|()| true),
     }
@@ -286,18 +286,18 @@ fn what_does_not_fit_is_refused() {
     let gap = replay(&empty, &logged[2]).unwrap_err();
     assert!(gap.message.contains("missing"), "{gap}");
     let Entry::Record(record, _, body) = &logged[1] else { panic!() };
-    let short = Record { body: &body[1..], ..*record };
+    let short = Record { body: &body[1..], ..**record };
     assert_eq!(empty.replay(&short).unwrap_err().kind, Kind::Frame);
     assert_eq!(
-        empty.replay(&Record { codec: CodecId::OneBit, body, ..*record }).unwrap_err().kind,
+        empty.replay(&Record { codec: CodecId::OneBit, body, ..**record }).unwrap_err().kind,
         Kind::Frame
     );
     for momentum in [f64::NAN, f64::INFINITY, -0.5] {
-        let error = empty.replay(&Record { momentum, body, ..*record }).unwrap_err();
+        let error = empty.replay(&Record { momentum, body, ..**record }).unwrap_err();
         assert!(error.kind == Kind::Config && error.message.contains("momentum"), "{error}");
     }
     for beta1 in [f64::NAN, 1.0, -0.5] {
-        let error = empty.replay(&Record { beta1: Some(beta1), body, ..*record }).unwrap_err();
+        let error = empty.replay(&Record { beta1: Some(beta1), body, ..**record }).unwrap_err();
         assert!(error.kind == Kind::Config && error.message.contains("beta1"), "{error}");
     }
     assert_eq!(empty.version(1), (1, 1));

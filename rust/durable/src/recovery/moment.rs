@@ -296,9 +296,8 @@ impl<'a> Search<'a> {
         let time = if noted > 0 { noted.saturating_add(STAMP_INTERVAL.as_millis() as u64) } else { 0 };
         let caps = match self.moment {
             Moment::Version(version) => Caps::All(*version),
-            Moment::Time(_) => Caps::Of(BTreeMap::new()),
             Moment::Mark(_) if self.at.is_none() => return None,
-            Moment::Mark(_) => Caps::Of(BTreeMap::new()),
+            Moment::Time(_) | Moment::Mark(_) => Caps::Of(BTreeMap::new()),
             Moment::Tensor(_, version) => {
                 self.awaited.as_ref().filter(|awaited| awaited.is_empty())?;
                 Caps::Of(self.slices.iter().map(|slice| (*slice, *version)).collect())

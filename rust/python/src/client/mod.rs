@@ -250,7 +250,7 @@ impl Client {
             let initial =
                 if initial.dtype() == dtype { initial } else { borrow(&array, name, Access::Read)? };
             let optimizer = match (&one, by_name) {
-                (Some(one), _) => one.clone(),
+                (Some(one), _) => *one,
                 (None, rules) => {
                     let rule = rules.and_then(|rules| rules.get_item(name).transpose()).transpose()?;
                     read_optimizer(&rule.unwrap_or_else(|| py.None().into_bound(py)))?

@@ -197,8 +197,8 @@ pub(super) fn reserve(
 ) -> Result<pb::ReserveResponse> {
     let (client, is_one) = (m.client, m.reservations.is_empty());
     let reservations = reservations(m)?;
-    let mut answer = pb::ReserveResponse::default();
-    answer.lease_ms = node.reservations.lease().as_millis() as u32;
+    let lease_ms = node.reservations.lease().as_millis() as u32;
+    let mut answer = pb::ReserveResponse { lease_ms, ..Default::default() };
     for one in reservations {
         let number = one.reservation;
         if !reserve_one(node, by, client, one, &mut first)? {

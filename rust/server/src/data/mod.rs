@@ -313,8 +313,8 @@ impl Exchange {
         match request.verb {
             Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, slot).await,
             Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, slot).await,
-            Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, parts, dtype, slot).await,
-            Verb::PullParts(parts) => self.pull_parts(tag, request.route, parts, slot).await,
+            Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, &parts, dtype, slot).await,
+            Verb::PullParts(parts) => self.pull_parts(tag, request.route, &parts, slot).await,
             Verb::Pull => {
                 self.answer_values(slot, tag, None, || shard.pull(client, slice)).await;
             }
@@ -330,7 +330,7 @@ impl Exchange {
                 }
                 Err(error) => self.refuse(slot, tag, error),
             },
-            Verb::PullVersions(parts) => self.pull_versions(tag, request.route, parts, slot).await,
+            Verb::PullVersions(parts) => self.pull_versions(tag, request.route, &parts, slot).await,
             Verb::Resolve(identity) => self.resolve(tag, slice, identity, slot),
             Verb::Run(run) => self.run_program(tag, request.route, run, slot).await,
             Verb::PullVector(VectorRead { space, index, batch }) => {

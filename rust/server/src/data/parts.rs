@@ -69,7 +69,7 @@ impl Exchange {
         &self,
         tag: u64,
         route: Route,
-        parts: Parts<'_>,
+        parts: &Parts<'_>,
         dtype: DType,
         slot: AnswerSlot,
     ) {
@@ -186,7 +186,7 @@ impl Exchange {
     }
 
     /// Takes the memory for the values in the answer to a push, before anything is changed.
-    fn memory_of_values(&self, parts: Parts<'_>, dtype: DType) -> Result<Option<(DType, Charge)>> {
+    fn memory_of_values(&self, parts: &Parts<'_>, dtype: DType) -> Result<Option<(DType, Charge)>> {
         if !parts.want_values() {
             return Ok(None);
         }
@@ -206,7 +206,7 @@ impl Exchange {
     }
 
     /// Takes the memory for the answer to many parts.
-    async fn memory_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<AnswerMemory> {
+    async fn memory_to_answer(&self, client: u64, parts: &Parts<'_>) -> Result<AnswerMemory> {
         let pin = self.pin().await?;
         // As after every wait: see `Exchange::handle`.
         self.sign_of_life(client, Instant::now())?;
@@ -216,7 +216,7 @@ impl Exchange {
     }
 
     /// Answers with many slices, or rows of them, at a time.
-    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, slot: AnswerSlot) {
+    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: &Parts<'_>, slot: AnswerSlot) {
         let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
             Ok(memory) => memory,
             Err(error) => return self.refuse(slot, tag, error),
@@ -232,7 +232,7 @@ impl Exchange {
     }
 
     /// Answers with the versions of many slices.
-    pub(super) async fn pull_versions(&self, tag: u64, route: Route, parts: Parts<'_>, slot: AnswerSlot) {
+    pub(super) async fn pull_versions(&self, tag: u64, route: Route, parts: &Parts<'_>, slot: AnswerSlot) {
         let memory = match self.memory_to_answer(route.client, parts).await {
             Ok(memory) => memory,
             Err(error) => return self.refuse(slot, tag, error),
@@ -250,7 +250,7 @@ impl Exchange {
     }
 
     /// Outcome of each part, and the values of all.
-    fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
+    fn gather(&self, route: Route, parts: &Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
         let averages = parts.of_averages();
         let parts: Vec<_> = parts.iter().collect();
         let mut slices = self.admit_parts(&parts, route, None);

@@ -74,7 +74,7 @@ pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>
         want_values,
         average: false,
     };
-    check(parts)
+    check(&parts)
 }
 
 /// Returns whether the parts of a message are whole slices.
@@ -105,7 +105,7 @@ pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8], average: bool) -
         }
     }
     let whole = are_whole(h);
-    check(Parts { list: &h.parts, table: None, push: None, payload, whole, want_values: false, average })
+    check(&Parts { list: &h.parts, table: None, push: None, payload, whole, want_values: false, average })
 }
 
 /// The slices of a question about their versions.
@@ -115,7 +115,7 @@ pub(super) fn of_versions(h: &pb::Header) -> Result<Parts<'_>> {
             .expected("the other fields unset", "a value"));
     }
     let list = &h.parts;
-    check(Parts {
+    check(&Parts {
         list,
         table: None,
         push: None,
@@ -127,7 +127,7 @@ pub(super) fn of_versions(h: &pb::Header) -> Result<Parts<'_>> {
 }
 
 /// Checks the number of parts, that their slices differ, and the payload's length.
-fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
+fn check<'a>(parts: &Parts<'a>) -> Result<Parts<'a>> {
     let (all, payload) = (parts.list, parts.payload);
     if all.len() > MAX_PARTS {
         return Err(malformed("too many parts").expected(format!("at most {MAX_PARTS}"), all.len()));
@@ -153,7 +153,7 @@ fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
     if !ascend && all.iter().map(|part| part.slice).collect::<HashSet<_>>().len() < all.len() {
         return Err(malformed("a slice has two parts in one message"));
     }
-    Ok(parts)
+    Ok(*parts)
 }
 
 impl<'a> Parts<'a> {
@@ -359,6 +359,9 @@ mod tests {
         }
     }
 
+    /// Spoils the header of a good message.
+    type Spoil = fn(&mut pb::Header);
+
     const TARGET: Target = Target { slice: SliceId(0), group: 1, epoch: 3 };
 
     fn sent(header: &pb::Header, payload: &[u8]) -> pb::Frame {
@@ -416,7 +419,6 @@ mod tests {
         let Verb::PushParts(read, _) = request_from_frame(&good).unwrap().verb else { panic!("{good:?}") };
         assert!(read.are_whole() && read.want_values() && read.iter().all(|part| part.indices.is_none()));
         assert_eq!((read.len(), read.elements()), (3, 65));
-        type Spoil = fn(&mut pb::Header);
         let table = |h: &mut pb::Header, spoil: fn(&mut pb::PartTable)| spoil(h.table.as_mut().unwrap());
         let spoils: [(&str, Spoil); 13] = [
             ("no indices", |h| h.parts[1].count = 1),
