@@ -148,7 +148,8 @@ const (
 	DType_DTYPE_FLOAT32 DType = 1
 	// IEEE double precision: only for tensors that are APPLY_EXACT and have the optimizer "sgd".
 	DType_DTYPE_FLOAT64 DType = 2
-	// bfloat16 (reserved: refused today).
+	// bfloat16: only for tensors that are APPLY_EXACT. Gradients, optimizer state and averages are float32. Only to
+	// servers with `dtypes` among their capabilities.
 	DType_DTYPE_BFLOAT16 DType = 3
 	// IEEE half precision (reserved: refused today).
 	DType_DTYPE_FLOAT16 DType = 4
@@ -569,6 +570,59 @@ func (OpCode) EnumDescriptor() ([]byte, []int) {
 	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{7}
 }
 
+// How a step rounds float32 to bfloat16.
+type Rounding int32
+
+const (
+	// As if ROUNDING_STOCHASTIC were set.
+	Rounding_ROUNDING_UNSPECIFIED Rounding = 0
+	// To one of the two neighbours, at random: right on average. README.md describes the random numbers.
+	Rounding_ROUNDING_STOCHASTIC Rounding = 1
+	// To nearest even: small updates are lost.
+	Rounding_ROUNDING_NEAREST Rounding = 2
+)
+
+// Enum value maps for Rounding.
+var (
+	Rounding_name = map[int32]string{
+		0: "ROUNDING_UNSPECIFIED",
+		1: "ROUNDING_STOCHASTIC",
+		2: "ROUNDING_NEAREST",
+	}
+	Rounding_value = map[string]int32{
+		"ROUNDING_UNSPECIFIED": 0,
+		"ROUNDING_STOCHASTIC":  1,
+		"ROUNDING_NEAREST":     2,
+	}
+)
+
+func (x Rounding) Enum() *Rounding {
+	p := new(Rounding)
+	*p = x
+	return p
+}
+
+func (x Rounding) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Rounding) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastps_v1_fastps_proto_enumTypes[8].Descriptor()
+}
+
+func (Rounding) Type() protoreflect.EnumType {
+	return &file_fastps_v1_fastps_proto_enumTypes[8]
+}
+
+func (x Rounding) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Rounding.Descriptor instead.
+func (Rounding) EnumDescriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{8}
+}
+
 // How the workers of a group wait for each other.
 type ModeKind int32
 
@@ -615,11 +669,11 @@ func (x ModeKind) String() string {
 }
 
 func (ModeKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[8].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[9].Descriptor()
 }
 
 func (ModeKind) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[8]
+	return &file_fastps_v1_fastps_proto_enumTypes[9]
 }
 
 func (x ModeKind) Number() protoreflect.EnumNumber {
@@ -628,7 +682,7 @@ func (x ModeKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ModeKind.Descriptor instead.
 func (ModeKind) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{8}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{9}
 }
 
 // Whether the other workers of a group wait for one that has a place.
@@ -669,11 +723,11 @@ func (x Presence) String() string {
 }
 
 func (Presence) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[9].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[10].Descriptor()
 }
 
 func (Presence) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[9]
+	return &file_fastps_v1_fastps_proto_enumTypes[10]
 }
 
 func (x Presence) Number() protoreflect.EnumNumber {
@@ -682,7 +736,7 @@ func (x Presence) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Presence.Descriptor instead.
 func (Presence) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{9}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{10}
 }
 
 // A worker's next action.
@@ -727,11 +781,11 @@ func (x PortionThen) String() string {
 }
 
 func (PortionThen) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[10].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[11].Descriptor()
 }
 
 func (PortionThen) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[10]
+	return &file_fastps_v1_fastps_proto_enumTypes[11]
 }
 
 func (x PortionThen) Number() protoreflect.EnumNumber {
@@ -740,7 +794,7 @@ func (x PortionThen) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PortionThen.Descriptor instead.
 func (PortionThen) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{10}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{11}
 }
 
 // A coordinator's request about its seat.
@@ -784,11 +838,11 @@ func (x SeatAction) String() string {
 }
 
 func (SeatAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[11].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[12].Descriptor()
 }
 
 func (SeatAction) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[11]
+	return &file_fastps_v1_fastps_proto_enumTypes[12]
 }
 
 func (x SeatAction) Number() protoreflect.EnumNumber {
@@ -797,7 +851,7 @@ func (x SeatAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SeatAction.Descriptor instead.
 func (SeatAction) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{11}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{12}
 }
 
 // Why a portion cannot be part of its sum.
@@ -841,11 +895,11 @@ func (x PortionFailureKind) String() string {
 }
 
 func (PortionFailureKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_fastps_v1_fastps_proto_enumTypes[12].Descriptor()
+	return file_fastps_v1_fastps_proto_enumTypes[13].Descriptor()
 }
 
 func (PortionFailureKind) Type() protoreflect.EnumType {
-	return &file_fastps_v1_fastps_proto_enumTypes[12]
+	return &file_fastps_v1_fastps_proto_enumTypes[13]
 }
 
 func (x PortionFailureKind) Number() protoreflect.EnumNumber {
@@ -854,7 +908,7 @@ func (x PortionFailureKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PortionFailureKind.Descriptor instead.
 func (PortionFailureKind) EnumDescriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{12}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{13}
 }
 
 // One message of the data plane: the header, then the payload, which is last on the wire.
@@ -968,7 +1022,7 @@ type Header struct {
 	HaveVersion *uint64 `protobuf:"fixed64,25,opt,name=have_version,json=haveVersion,proto3,oneof" json:"have_version,omitempty"`
 	// Reserved: wait until this version.
 	MinVersion *uint64 `protobuf:"fixed64,26,opt,name=min_version,json=minVersion,proto3,oneof" json:"min_version,omitempty"`
-	// Parts of a sparse message, one per slice: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
+	// Parts of a message about several slices: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
 	// `count`. On KIND_VECTOR: the slices. On KIND_PULL_VERSION: the slices, in place of `slice`, only to servers with `versions`
 	// among their capabilities.
 	Parts []*Part `protobuf:"bytes,27,rep,name=parts,proto3" json:"parts,omitempty"`
@@ -986,12 +1040,15 @@ type Header struct {
 	// frame up to this sequence, and repeats none of them. The slices forget their outcomes. Below `sequence`, or the frame
 	// is refused; 0: the slices remember the last 64. Earlier servers do, whatever this says.
 	Acknowledged uint64 `protobuf:"varint,33,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	// On KIND_PULL of a whole slice: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
+	// On KIND_PULL of whole slices: what to read. Refused (precondition) where the tensor has none. Only servers with `dtypes`
 	// among their capabilities know it; only they have such tensors.
 	View View `protobuf:"varint,34,opt,name=view,proto3,enum=fastps.v1.View" json:"view,omitempty"`
 	// Receipts: the momentum of the step, of Adam and AdamW its beta1. Unset: the optimizer has none, the gradient is sparse,
 	// the push was a repeat, or the server is an earlier one.
-	Momentum      *float64 `protobuf:"fixed64,35,opt,name=momentum,proto3,oneof" json:"momentum,omitempty"`
+	Momentum *float64 `protobuf:"fixed64,35,opt,name=momentum,proto3,oneof" json:"momentum,omitempty"`
+	// On KIND_GRADIENT: what it came from, for the log of a server that keeps history: at most 64 bytes, without control,
+	// bidirectional or invisible characters. Empty: nothing. It does not change training; earlier servers ignore it.
+	Note          string `protobuf:"bytes,36,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1269,6 +1326,13 @@ func (x *Header) GetMomentum() float64 {
 		return *x.Momentum
 	}
 	return 0
+}
+
+func (x *Header) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 // The space that a frame is for, and what it wants there.
@@ -1685,14 +1749,15 @@ func (x *Correction) GetMomentumMatching() bool {
 	return false
 }
 
-// One slice's part of a sparse message.
+// One slice's part of a message.
 type Part struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The slice.
 	Slice uint64 `protobuf:"fixed64,1,opt,name=slice,proto3" json:"slice,omitempty"`
-	// Number of indices.
+	// Number of indices; unset for a whole slice.
 	Count uint64 `protobuf:"fixed64,2,opt,name=count,proto3" json:"count,omitempty"`
-	// On KIND_GRADIENT and KIND_ASSIGN: elements of the rows in the slice, which are those of the part's codec body.
+	// On KIND_GRADIENT and KIND_ASSIGN: elements of the part's codec body, which are those of the rows in the slice, or of the
+	// whole slice.
 	Elements      uint32 `protobuf:"varint,3,opt,name=elements,proto3" json:"elements,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1749,7 +1814,7 @@ func (x *Part) GetElements() uint32 {
 	return 0
 }
 
-// Further fields of the parts of a sparse message, in their order. A list is empty or has one entry per part.
+// Further fields of the parts of a message, in their order. A list is empty or has one entry per part.
 type PartTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// On KIND_GRADIENT: the versions that the gradient was computed from; 2^64-1 = unknown.
@@ -1765,7 +1830,14 @@ type PartTable struct {
 	// Receipts: the parts (counted from 0) that had already been applied.
 	Duplicates []uint32 `protobuf:"varint,6,rep,packed,name=duplicates,proto3" json:"duplicates,omitempty"`
 	// Answers: the parts that were refused.
-	Refusals      []*PartRefusal `protobuf:"bytes,7,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	Refusals []*PartRefusal `protobuf:"bytes,7,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// Requests: each part is a whole slice, and the payload has no indices. Only to servers with `parts` among their
+	// capabilities.
+	Whole bool `protobuf:"varint,8,opt,name=whole,proto3" json:"whole,omitempty"`
+	// Receipts of whole slices: the scale of each part, where they differ.
+	Scales []float32 `protobuf:"fixed32,9,rep,packed,name=scales,proto3" json:"scales,omitempty"`
+	// Receipts of whole slices: the momentum of each step; NaN = none.
+	Momenta       []float64 `protobuf:"fixed64,10,rep,packed,name=momenta,proto3" json:"momenta,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1845,6 +1917,27 @@ func (x *PartTable) GetDuplicates() []uint32 {
 func (x *PartTable) GetRefusals() []*PartRefusal {
 	if x != nil {
 		return x.Refusals
+	}
+	return nil
+}
+
+func (x *PartTable) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+func (x *PartTable) GetScales() []float32 {
+	if x != nil {
+		return x.Scales
+	}
+	return nil
+}
+
+func (x *PartTable) GetMomenta() []float64 {
+	if x != nil {
+		return x.Momenta
 	}
 	return nil
 }
@@ -2546,7 +2639,12 @@ type TensorSpec struct {
 	// The optimizer that applies gradients.
 	Optimizer *Optimizer `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
 	// The average of the values that steps update; unset: none. Only to servers with `dtypes` among their capabilities.
-	Average       *Average `protobuf:"bytes,7,opt,name=average,proto3" json:"average,omitempty"`
+	Average *Average `protobuf:"bytes,7,opt,name=average,proto3" json:"average,omitempty"`
+	// How steps round the values of a DTYPE_BFLOAT16 tensor, and of no other; unset: ROUNDING_STOCHASTIC. Only to servers
+	// with `dtypes` among their capabilities.
+	Rounding Rounding `protobuf:"varint,8,opt,name=rounding,proto3,enum=fastps.v1.Rounding" json:"rounding,omitempty"`
+	// The seed of ROUNDING_STOCHASTIC; unset: the 64-bit FNV-1a hash of the name.
+	Seed          *uint64 `protobuf:"varint,9,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2628,6 +2726,20 @@ func (x *TensorSpec) GetAverage() *Average {
 		return x.Average
 	}
 	return nil
+}
+
+func (x *TensorSpec) GetRounding() Rounding {
+	if x != nil {
+		return x.Rounding
+	}
+	return Rounding_ROUNDING_UNSPECIFIED
+}
+
+func (x *TensorSpec) GetSeed() uint64 {
+	if x != nil && x.Seed != nil {
+		return *x.Seed
+	}
+	return 0
 }
 
 // An exponential moving average of a tensor's values: the last slot of its state, named average.
@@ -2947,7 +3059,10 @@ type RegisterRequest struct {
 	// What to register.
 	Spec *TensorSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	// The client's incarnation.
-	Client        uint64 `protobuf:"fixed64,2,opt,name=client,proto3" json:"client,omitempty"`
+	Client uint64 `protobuf:"fixed64,2,opt,name=client,proto3" json:"client,omitempty"`
+	// Several tensors of different names, in place of `spec`: all get a place or exist, or the call is refused and none gets
+	// one. Unset: one tensor. Only to servers with `registrations` among their capabilities.
+	Specs         []*TensorSpec `protobuf:"bytes,3,rep,name=specs,proto3" json:"specs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2996,6 +3111,13 @@ func (x *RegisterRequest) GetClient() uint64 {
 	return 0
 }
 
+func (x *RegisterRequest) GetSpecs() []*TensorSpec {
+	if x != nil {
+		return x.Specs
+	}
+	return nil
+}
+
 // Outcome of the first step.
 type RegisterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3008,7 +3130,10 @@ type RegisterResponse struct {
 	// Identifier of the reservation.
 	Reservation uint64 `protobuf:"fixed64,4,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// Where the slices go (also set when it exists).
-	Placement     *Placement `protobuf:"bytes,5,opt,name=placement,proto3" json:"placement,omitempty"`
+	Placement *Placement `protobuf:"bytes,5,opt,name=placement,proto3" json:"placement,omitempty"`
+	// The outcome for each of the request's `specs`, in their order; the fields above are then unset. Unset: the request has
+	// `spec`.
+	Outcomes      []*RegisterResponse `protobuf:"bytes,6,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3078,6 +3203,13 @@ func (x *RegisterResponse) GetPlacement() *Placement {
 	return nil
 }
 
+func (x *RegisterResponse) GetOutcomes() []*RegisterResponse {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
 // Second step of a registration.
 type ReserveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3092,7 +3224,10 @@ type ReserveRequest struct {
 	// The tensor's group as frames carry it.
 	Group uint32 `protobuf:"varint,5,opt,name=group,proto3" json:"group,omitempty"`
 	// The client's incarnation.
-	Client        uint64 `protobuf:"fixed64,6,opt,name=client,proto3" json:"client,omitempty"`
+	Client uint64 `protobuf:"fixed64,6,opt,name=client,proto3" json:"client,omitempty"`
+	// Several reservations, in place of all fields above except `client`. The call ends at the first that is refused; those
+	// before it are reserved. Unset: one reservation. Only to servers with `registrations` among their capabilities.
+	Reservations  []*Reservation `protobuf:"bytes,7,rep,name=reservations,proto3" json:"reservations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3169,18 +3304,109 @@ func (x *ReserveRequest) GetClient() uint64 {
 	return 0
 }
 
+func (x *ReserveRequest) GetReservations() []*Reservation {
+	if x != nil {
+		return x.Reservations
+	}
+	return nil
+}
+
+// One of several reservations on a shard.
+type Reservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From the first step.
+	Reservation uint64 `protobuf:"fixed64,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	// What to register.
+	Spec *TensorSpec `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
+	// This shard's slices.
+	Slices []uint64 `protobuf:"fixed64,3,rep,packed,name=slices,proto3" json:"slices,omitempty"`
+	// The index in the tensor of each of them.
+	Indices []uint64 `protobuf:"varint,4,rep,packed,name=indices,proto3" json:"indices,omitempty"`
+	// The tensor's group as frames carry it.
+	Group         uint32 `protobuf:"varint,5,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reservation) Reset() {
+	*x = Reservation{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reservation) ProtoMessage() {}
+
+func (x *Reservation) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
+func (*Reservation) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Reservation) GetReservation() uint64 {
+	if x != nil {
+		return x.Reservation
+	}
+	return 0
+}
+
+func (x *Reservation) GetSpec() *TensorSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *Reservation) GetSlices() []uint64 {
+	if x != nil {
+		return x.Slices
+	}
+	return nil
+}
+
+func (x *Reservation) GetIndices() []uint64 {
+	if x != nil {
+		return x.Indices
+	}
+	return nil
+}
+
+func (x *Reservation) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
 // The memory is reserved.
 type ReserveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unless sealed, the reservation ends this long after its last frame.
-	LeaseMs       uint32 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	LeaseMs uint32 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// Those of the request's `reservations` that are sealed here already: nothing is left to send for them.
+	Sealed        []uint64 `protobuf:"fixed64,2,rep,packed,name=sealed,proto3" json:"sealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3418,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[25]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3431,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{25}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReserveResponse) GetLeaseMs() uint32 {
@@ -3215,18 +3441,28 @@ func (x *ReserveResponse) GetLeaseMs() uint32 {
 	return 0
 }
 
+func (x *ReserveResponse) GetSealed() []uint64 {
+	if x != nil {
+		return x.Sealed
+	}
+	return nil
+}
+
 // Third step of a registration.
 type SealRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// From the first step.
-	Reservation   uint64 `protobuf:"fixed64,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	Reservation uint64 `protobuf:"fixed64,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	// Several reservations, in place of `reservation`, at most 16384. Unset: one. Only to servers with `registrations` among
+	// their capabilities.
+	Reservations  []uint64 `protobuf:"fixed64,2,rep,packed,name=reservations,proto3" json:"reservations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SealRequest) Reset() {
 	*x = SealRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3238,7 +3474,7 @@ func (x *SealRequest) String() string {
 func (*SealRequest) ProtoMessage() {}
 
 func (x *SealRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[26]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3251,7 +3487,7 @@ func (x *SealRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealRequest.ProtoReflect.Descriptor instead.
 func (*SealRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{26}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SealRequest) GetReservation() uint64 {
@@ -3261,16 +3497,26 @@ func (x *SealRequest) GetReservation() uint64 {
 	return 0
 }
 
+func (x *SealRequest) GetReservations() []uint64 {
+	if x != nil {
+		return x.Reservations
+	}
+	return nil
+}
+
 // The slices have their values.
 type SealResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The first of the request's `reservations` that is refused: those before it are sealed, those after it were not looked
+	// at. Unset: all are sealed.
+	Refused       *RefusedReservation `protobuf:"bytes,1,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SealResponse) Reset() {
 	*x = SealResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3528,7 @@ func (x *SealResponse) String() string {
 func (*SealResponse) ProtoMessage() {}
 
 func (x *SealResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[27]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3541,69 @@ func (x *SealResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealResponse.ProtoReflect.Descriptor instead.
 func (*SealResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{27}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *SealResponse) GetRefused() *RefusedReservation {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// A reservation that is refused among several.
+type RefusedReservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The reservation.
+	Reservation uint64 `protobuf:"fixed64,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	// Why.
+	Refusal       *Refusal `protobuf:"bytes,2,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedReservation) Reset() {
+	*x = RefusedReservation{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedReservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedReservation) ProtoMessage() {}
+
+func (x *RefusedReservation) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedReservation.ProtoReflect.Descriptor instead.
+func (*RefusedReservation) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RefusedReservation) GetReservation() uint64 {
+	if x != nil {
+		return x.Reservation
+	}
+	return 0
+}
+
+func (x *RefusedReservation) GetRefusal() *Refusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return nil
 }
 
 // Last step of a registration.
@@ -3304,14 +3612,17 @@ type CommitRequest struct {
 	// From the first step.
 	Reservation uint64 `protobuf:"fixed64,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// The client's incarnation.
-	Client        uint64 `protobuf:"fixed64,2,opt,name=client,proto3" json:"client,omitempty"`
+	Client uint64 `protobuf:"fixed64,2,opt,name=client,proto3" json:"client,omitempty"`
+	// Several reservations, in place of `reservation`, at most 16384: all are committed, or none. Unset: one. Only to servers
+	// with `registrations` among their capabilities.
+	Reservations  []uint64 `protobuf:"fixed64,3,rep,packed,name=reservations,proto3" json:"reservations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3634,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[28]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3647,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{28}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -3353,16 +3664,25 @@ func (x *CommitRequest) GetClient() uint64 {
 	return 0
 }
 
+func (x *CommitRequest) GetReservations() []uint64 {
+	if x != nil {
+		return x.Reservations
+	}
+	return nil
+}
+
 // The tensor exists.
 type CommitResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The first of the request's `reservations` that is refused: none is committed by this call. Unset: all tensors exist.
+	Refused       *RefusedReservation `protobuf:"bytes,1,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3694,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[29]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3707,14 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{29}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *CommitResponse) GetRefused() *RefusedReservation {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
 }
 
 // Asks for the outcome of reservations, and for what shard 0 knows of registrations, groups and spaces.
@@ -3412,14 +3739,16 @@ type SettleRequest struct {
 	// The answer lists the tensors with slices on this shard. Unset: it lists none.
 	ListedOn *uint32 `protobuf:"varint,9,opt,name=listed_on,json=listedOn,proto3,oneof" json:"listed_on,omitempty"`
 	// With `listed_on`: continue after this name (from the previous page).
-	After         string `protobuf:"bytes,10,opt,name=after,proto3" json:"after,omitempty"`
+	After string `protobuf:"bytes,10,opt,name=after,proto3" json:"after,omitempty"`
+	// Reservations whose registrations the answer describes, at most 4096. Unset: none.
+	DescribeEach  []uint64 `protobuf:"fixed64,11,rep,packed,name=describe_each,json=describeEach,proto3" json:"describe_each,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3431,7 +3760,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[30]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3444,7 +3773,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{30}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SettleRequest) GetReservations() []uint64 {
@@ -3517,6 +3846,13 @@ func (x *SettleRequest) GetAfter() string {
 	return ""
 }
 
+func (x *SettleRequest) GetDescribeEach() []uint64 {
+	if x != nil {
+		return x.DescribeEach
+	}
+	return nil
+}
+
 // Claim of a client that commands a space at a shard other than shard 0.
 type SeatClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3532,7 +3868,7 @@ type SeatClaim struct {
 
 func (x *SeatClaim) Reset() {
 	*x = SeatClaim{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3880,7 @@ func (x *SeatClaim) String() string {
 func (*SeatClaim) ProtoMessage() {}
 
 func (x *SeatClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[31]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3893,7 @@ func (x *SeatClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatClaim.ProtoReflect.Descriptor instead.
 func (*SeatClaim) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{31}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SeatClaim) GetSpace() uint64 {
@@ -3592,7 +3928,7 @@ type SeatVerdict struct {
 
 func (x *SeatVerdict) Reset() {
 	*x = SeatVerdict{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3604,7 +3940,7 @@ func (x *SeatVerdict) String() string {
 func (*SeatVerdict) ProtoMessage() {}
 
 func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[32]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3617,7 +3953,7 @@ func (x *SeatVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeatVerdict.ProtoReflect.Descriptor instead.
 func (*SeatVerdict) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{32}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SeatVerdict) GetRefusal() *Refusal {
@@ -3651,14 +3987,17 @@ type SettleResponse struct {
 	// Tensors with slices on the shard `listed_on`, in the order of names.
 	Listed []*ListedTensor `protobuf:"bytes,10,rep,name=listed,proto3" json:"listed,omitempty"`
 	// Set when more pages follow: ask again with `after` = this.
-	Next          string `protobuf:"bytes,11,opt,name=next,proto3" json:"next,omitempty"`
+	Next string `protobuf:"bytes,11,opt,name=next,proto3" json:"next,omitempty"`
+	// A registration for each reservation in `describe_each`, in their order, as many as fit; without `entry`: it is not under
+	// way.
+	Registrations []*Registration `protobuf:"bytes,12,rep,name=registrations,proto3" json:"registrations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +4009,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[33]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +4022,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{33}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SettleResponse) GetCommitted() []uint64 {
@@ -3763,6 +4102,13 @@ func (x *SettleResponse) GetNext() string {
 	return ""
 }
 
+func (x *SettleResponse) GetRegistrations() []*Registration {
+	if x != nil {
+		return x.Registrations
+	}
+	return nil
+}
+
 // What binds a group.
 type Binding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3776,7 +4122,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3788,7 +4134,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[34]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3801,7 +4147,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{34}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Binding) GetMode() *Mode {
@@ -3833,7 +4179,7 @@ type ListedTensor struct {
 
 func (x *ListedTensor) Reset() {
 	*x = ListedTensor{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3845,7 +4191,7 @@ func (x *ListedTensor) String() string {
 func (*ListedTensor) ProtoMessage() {}
 
 func (x *ListedTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[35]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3858,7 +4204,7 @@ func (x *ListedTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListedTensor.ProtoReflect.Descriptor instead.
 func (*ListedTensor) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{35}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListedTensor) GetName() string {
@@ -3893,7 +4239,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3905,7 +4251,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[36]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3918,7 +4264,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{36}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Registration) GetEntry() *MapEntry {
@@ -3939,7 +4285,7 @@ type UnregisterRequest struct {
 
 func (x *UnregisterRequest) Reset() {
 	*x = UnregisterRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4297,7 @@ func (x *UnregisterRequest) String() string {
 func (*UnregisterRequest) ProtoMessage() {}
 
 func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[37]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4310,7 @@ func (x *UnregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterRequest.ProtoReflect.Descriptor instead.
 func (*UnregisterRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{37}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UnregisterRequest) GetName() string {
@@ -3985,7 +4331,7 @@ type UnregisterResponse struct {
 
 func (x *UnregisterResponse) Reset() {
 	*x = UnregisterResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3997,7 +4343,7 @@ func (x *UnregisterResponse) String() string {
 func (*UnregisterResponse) ProtoMessage() {}
 
 func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[38]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4010,7 +4356,7 @@ func (x *UnregisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnregisterResponse.ProtoReflect.Descriptor instead.
 func (*UnregisterResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{38}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UnregisterResponse) GetPlacement() *Placement {
@@ -4031,7 +4377,7 @@ type DropRequest struct {
 
 func (x *DropRequest) Reset() {
 	*x = DropRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4389,7 @@ func (x *DropRequest) String() string {
 func (*DropRequest) ProtoMessage() {}
 
 func (x *DropRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[39]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4402,7 @@ func (x *DropRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRequest.ProtoReflect.Descriptor instead.
 func (*DropRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{39}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DropRequest) GetSlices() []uint64 {
@@ -4075,7 +4421,7 @@ type DropResponse struct {
 
 func (x *DropResponse) Reset() {
 	*x = DropResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4433,7 @@ func (x *DropResponse) String() string {
 func (*DropResponse) ProtoMessage() {}
 
 func (x *DropResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[40]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4446,7 @@ func (x *DropResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropResponse.ProtoReflect.Descriptor instead.
 func (*DropResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{40}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
 }
 
 // Asks for counters.
@@ -4114,7 +4460,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4126,7 +4472,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[41]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4139,7 +4485,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{41}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatsRequest) GetChanged() []string {
@@ -4180,7 +4526,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4538,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[42]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4551,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{42}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsResponse) GetCounters() map[string]uint64 {
@@ -4297,7 +4643,7 @@ type GroupState struct {
 
 func (x *GroupState) Reset() {
 	*x = GroupState{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4655,7 @@ func (x *GroupState) String() string {
 func (*GroupState) ProtoMessage() {}
 
 func (x *GroupState) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[43]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4668,7 @@ func (x *GroupState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupState.ProtoReflect.Descriptor instead.
 func (*GroupState) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{43}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GroupState) GetName() string {
@@ -4379,7 +4725,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4391,7 +4737,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[44]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4404,7 +4750,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{44}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Session) GetName() string {
@@ -4473,14 +4819,18 @@ type Mode struct {
 	Median bool `protobuf:"varint,12,opt,name=median,proto3" json:"median,omitempty"`
 	// MODE_SYNC: step with the mean of each element without its `trim` smallest and `trim` largest values, of up to 32
 	// workers; 0: of all.
-	Trim          uint32 `protobuf:"varint,13,opt,name=trim,proto3" json:"trim,omitempty"`
+	Trim uint32 `protobuf:"varint,13,opt,name=trim,proto3" json:"trim,omitempty"`
+	// MODE_SYNC: groups of tensors whose gradients come in turn within `every` steps, 2 to `every`; 0: all come together.
+	Fragments uint32 `protobuf:"varint,14,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	// MODE_SYNC: local steps between a gradient and the use of its version, below `every` / `fragments`.
+	Overlap       uint64 `protobuf:"varint,15,opt,name=overlap,proto3" json:"overlap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Mode) Reset() {
 	*x = Mode{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4492,7 +4842,7 @@ func (x *Mode) String() string {
 func (*Mode) ProtoMessage() {}
 
 func (x *Mode) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[45]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4505,7 +4855,7 @@ func (x *Mode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mode.ProtoReflect.Descriptor instead.
 func (*Mode) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{45}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Mode) GetKind() ModeKind {
@@ -4599,6 +4949,20 @@ func (x *Mode) GetTrim() uint32 {
 	return 0
 }
 
+func (x *Mode) GetFragments() uint32 {
+	if x != nil {
+		return x.Fragments
+	}
+	return 0
+}
+
+func (x *Mode) GetOverlap() uint64 {
+	if x != nil {
+		return x.Overlap
+	}
+	return 0
+}
+
 // Asks for a place, or says anew whether others wait for the worker.
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4623,7 +4987,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4999,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[46]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +5012,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{46}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *JoinRequest) GetClient() uint64 {
@@ -4722,7 +5086,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4734,7 +5098,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[47]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4747,7 +5111,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{47}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JoinResponse) GetClock() uint64 {
@@ -4786,7 +5150,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4798,7 +5162,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[48]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4811,7 +5175,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{48}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LeaveRequest) GetClient() uint64 {
@@ -4844,7 +5208,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4856,7 +5220,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[49]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4869,7 +5233,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{49}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
 }
 
 // Reports a worker's progress.
@@ -4896,7 +5260,7 @@ type AdvanceRequest struct {
 
 func (x *AdvanceRequest) Reset() {
 	*x = AdvanceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4908,7 +5272,7 @@ func (x *AdvanceRequest) String() string {
 func (*AdvanceRequest) ProtoMessage() {}
 
 func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[50]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4921,7 +5285,7 @@ func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{50}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AdvanceRequest) GetClient() uint64 {
@@ -4990,7 +5354,7 @@ type AdvanceResponse struct {
 
 func (x *AdvanceResponse) Reset() {
 	*x = AdvanceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5002,7 +5366,7 @@ func (x *AdvanceResponse) String() string {
 func (*AdvanceResponse) ProtoMessage() {}
 
 func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[51]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5015,7 +5379,7 @@ func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{51}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AdvanceResponse) GetReady() bool {
@@ -5077,7 +5441,7 @@ type PortionRequest struct {
 
 func (x *PortionRequest) Reset() {
 	*x = PortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5453,7 @@ func (x *PortionRequest) String() string {
 func (*PortionRequest) ProtoMessage() {}
 
 func (x *PortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[52]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5466,7 @@ func (x *PortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionRequest.ProtoReflect.Descriptor instead.
 func (*PortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{52}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PortionRequest) GetClient() uint64 {
@@ -5201,7 +5565,7 @@ type PortionResponse struct {
 
 func (x *PortionResponse) Reset() {
 	*x = PortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5577,7 @@ func (x *PortionResponse) String() string {
 func (*PortionResponse) ProtoMessage() {}
 
 func (x *PortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[53]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5590,7 @@ func (x *PortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionResponse.ProtoReflect.Descriptor instead.
 func (*PortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{53}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PortionResponse) GetRun() uint64 {
@@ -5288,7 +5652,7 @@ type OpenSpaceRequest struct {
 
 func (x *OpenSpaceRequest) Reset() {
 	*x = OpenSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5300,7 +5664,7 @@ func (x *OpenSpaceRequest) String() string {
 func (*OpenSpaceRequest) ProtoMessage() {}
 
 func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[54]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5313,7 +5677,7 @@ func (x *OpenSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceRequest.ProtoReflect.Descriptor instead.
 func (*OpenSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{54}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *OpenSpaceRequest) GetClient() uint64 {
@@ -5382,7 +5746,7 @@ type OpenSpaceResponse struct {
 
 func (x *OpenSpaceResponse) Reset() {
 	*x = OpenSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5758,7 @@ func (x *OpenSpaceResponse) String() string {
 func (*OpenSpaceResponse) ProtoMessage() {}
 
 func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[55]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5771,7 @@ func (x *OpenSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSpaceResponse.ProtoReflect.Descriptor instead.
 func (*OpenSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{55}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *OpenSpaceResponse) GetSpace() uint64 {
@@ -5451,7 +5815,7 @@ type CloseSpaceRequest struct {
 
 func (x *CloseSpaceRequest) Reset() {
 	*x = CloseSpaceRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5463,7 +5827,7 @@ func (x *CloseSpaceRequest) String() string {
 func (*CloseSpaceRequest) ProtoMessage() {}
 
 func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[56]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5476,7 +5840,7 @@ func (x *CloseSpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceRequest.ProtoReflect.Descriptor instead.
 func (*CloseSpaceRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{56}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CloseSpaceRequest) GetClient() uint64 {
@@ -5502,7 +5866,7 @@ type CloseSpaceResponse struct {
 
 func (x *CloseSpaceResponse) Reset() {
 	*x = CloseSpaceResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5514,7 +5878,7 @@ func (x *CloseSpaceResponse) String() string {
 func (*CloseSpaceResponse) ProtoMessage() {}
 
 func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[57]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5527,7 +5891,7 @@ func (x *CloseSpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSpaceResponse.ProtoReflect.Descriptor instead.
 func (*CloseSpaceResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{57}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
 }
 
 // Asks for the open spaces.
@@ -5541,7 +5905,7 @@ type ListSpacesRequest struct {
 
 func (x *ListSpacesRequest) Reset() {
 	*x = ListSpacesRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5553,7 +5917,7 @@ func (x *ListSpacesRequest) String() string {
 func (*ListSpacesRequest) ProtoMessage() {}
 
 func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[58]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5566,7 +5930,7 @@ func (x *ListSpacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesRequest.ProtoReflect.Descriptor instead.
 func (*ListSpacesRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{58}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListSpacesRequest) GetAfter() string {
@@ -5589,7 +5953,7 @@ type ListSpacesResponse struct {
 
 func (x *ListSpacesResponse) Reset() {
 	*x = ListSpacesResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5601,7 +5965,7 @@ func (x *ListSpacesResponse) String() string {
 func (*ListSpacesResponse) ProtoMessage() {}
 
 func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[59]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5614,7 +5978,7 @@ func (x *ListSpacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpacesResponse.ProtoReflect.Descriptor instead.
 func (*ListSpacesResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{59}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListSpacesResponse) GetSpaces() []*SpaceEntry {
@@ -5652,7 +6016,7 @@ type SpaceEntry struct {
 
 func (x *SpaceEntry) Reset() {
 	*x = SpaceEntry{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5664,7 +6028,7 @@ func (x *SpaceEntry) String() string {
 func (*SpaceEntry) ProtoMessage() {}
 
 func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[60]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5677,7 +6041,7 @@ func (x *SpaceEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceEntry.ProtoReflect.Descriptor instead.
 func (*SpaceEntry) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{60}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SpaceEntry) GetSpace() uint64 {
@@ -5743,7 +6107,7 @@ type CoordinateRequest struct {
 
 func (x *CoordinateRequest) Reset() {
 	*x = CoordinateRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +6119,7 @@ func (x *CoordinateRequest) String() string {
 func (*CoordinateRequest) ProtoMessage() {}
 
 func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[61]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +6132,7 @@ func (x *CoordinateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateRequest.ProtoReflect.Descriptor instead.
 func (*CoordinateRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{61}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CoordinateRequest) GetClient() uint64 {
@@ -5826,7 +6190,7 @@ type CoordinateResponse struct {
 
 func (x *CoordinateResponse) Reset() {
 	*x = CoordinateResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5838,7 +6202,7 @@ func (x *CoordinateResponse) String() string {
 func (*CoordinateResponse) ProtoMessage() {}
 
 func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[62]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5851,7 +6215,7 @@ func (x *CoordinateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinateResponse.ProtoReflect.Descriptor instead.
 func (*CoordinateResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{62}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CoordinateResponse) GetTerm() uint64 {
@@ -5891,7 +6255,7 @@ type BatchTask struct {
 
 func (x *BatchTask) Reset() {
 	*x = BatchTask{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5903,7 +6267,7 @@ func (x *BatchTask) String() string {
 func (*BatchTask) ProtoMessage() {}
 
 func (x *BatchTask) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[63]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5916,7 +6280,7 @@ func (x *BatchTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchTask.ProtoReflect.Descriptor instead.
 func (*BatchTask) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{63}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BatchTask) GetBatch() uint64 {
@@ -5989,7 +6353,7 @@ type BatchRequest struct {
 
 func (x *BatchRequest) Reset() {
 	*x = BatchRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6001,7 +6365,7 @@ func (x *BatchRequest) String() string {
 func (*BatchRequest) ProtoMessage() {}
 
 func (x *BatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[64]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6014,7 +6378,7 @@ func (x *BatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchRequest.ProtoReflect.Descriptor instead.
 func (*BatchRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{64}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *BatchRequest) GetClient() uint64 {
@@ -6088,7 +6452,7 @@ type BatchResponse struct {
 
 func (x *BatchResponse) Reset() {
 	*x = BatchResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6464,7 @@ func (x *BatchResponse) String() string {
 func (*BatchResponse) ProtoMessage() {}
 
 func (x *BatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[65]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6477,7 @@ func (x *BatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchResponse.ProtoReflect.Descriptor instead.
 func (*BatchResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{65}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BatchResponse) GetBatch() uint64 {
@@ -6203,7 +6567,7 @@ type PortionFailure struct {
 
 func (x *PortionFailure) Reset() {
 	*x = PortionFailure{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6579,7 @@ func (x *PortionFailure) String() string {
 func (*PortionFailure) ProtoMessage() {}
 
 func (x *PortionFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[66]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6592,7 @@ func (x *PortionFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionFailure.ProtoReflect.Descriptor instead.
 func (*PortionFailure) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{66}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PortionFailure) GetReplica() string {
@@ -6278,7 +6642,7 @@ type PortionReport struct {
 
 func (x *PortionReport) Reset() {
 	*x = PortionReport{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6290,7 +6654,7 @@ func (x *PortionReport) String() string {
 func (*PortionReport) ProtoMessage() {}
 
 func (x *PortionReport) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[67]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6303,7 +6667,7 @@ func (x *PortionReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortionReport.ProtoReflect.Descriptor instead.
 func (*PortionReport) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{67}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PortionReport) GetBatch() uint64 {
@@ -6366,7 +6730,7 @@ type BatchPortionRequest struct {
 
 func (x *BatchPortionRequest) Reset() {
 	*x = BatchPortionRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6378,7 +6742,7 @@ func (x *BatchPortionRequest) String() string {
 func (*BatchPortionRequest) ProtoMessage() {}
 
 func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[68]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6391,7 +6755,7 @@ func (x *BatchPortionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionRequest.ProtoReflect.Descriptor instead.
 func (*BatchPortionRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{68}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *BatchPortionRequest) GetClient() uint64 {
@@ -6461,7 +6825,7 @@ type BatchPortionResponse struct {
 
 func (x *BatchPortionResponse) Reset() {
 	*x = BatchPortionResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6473,7 +6837,7 @@ func (x *BatchPortionResponse) String() string {
 func (*BatchPortionResponse) ProtoMessage() {}
 
 func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[69]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6486,7 +6850,7 @@ func (x *BatchPortionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchPortionResponse.ProtoReflect.Descriptor instead.
 func (*BatchPortionResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{69}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *BatchPortionResponse) GetGiven() *GivenPortion {
@@ -6515,7 +6879,7 @@ type GivenPortion struct {
 
 func (x *GivenPortion) Reset() {
 	*x = GivenPortion{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6527,7 +6891,7 @@ func (x *GivenPortion) String() string {
 func (*GivenPortion) ProtoMessage() {}
 
 func (x *GivenPortion) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[70]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6540,7 +6904,7 @@ func (x *GivenPortion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenPortion.ProtoReflect.Descriptor instead.
 func (*GivenPortion) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{70}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GivenPortion) GetSpace() uint64 {
@@ -6591,7 +6955,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6967,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[71]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6980,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{71}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CheckpointRequest) GetGroup() string {
@@ -6648,7 +7012,7 @@ type HoldRequest struct {
 
 func (x *HoldRequest) Reset() {
 	*x = HoldRequest{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +7024,7 @@ func (x *HoldRequest) String() string {
 func (*HoldRequest) ProtoMessage() {}
 
 func (x *HoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[72]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +7037,7 @@ func (x *HoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
 func (*HoldRequest) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{72}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *HoldRequest) GetCut() uint64 {
@@ -6699,7 +7063,7 @@ type HoldResponse struct {
 
 func (x *HoldResponse) Reset() {
 	*x = HoldResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6711,7 +7075,7 @@ func (x *HoldResponse) String() string {
 func (*HoldResponse) ProtoMessage() {}
 
 func (x *HoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[73]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6724,7 +7088,99 @@ func (x *HoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldResponse.ProtoReflect.Descriptor instead.
 func (*HoldResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{73}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{75}
+}
+
+// Names a moment.
+type MarkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 256 bytes, without control, bidirectional or invisible characters.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The cut named in Hold. Refused as too late if its time is over or it was never held.
+	Cut           uint64 `protobuf:"fixed64,2,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MarkRequest) Reset() {
+	*x = MarkRequest{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MarkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MarkRequest) ProtoMessage() {}
+
+func (x *MarkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MarkRequest.ProtoReflect.Descriptor instead.
+func (*MarkRequest) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *MarkRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MarkRequest) GetCut() uint64 {
+	if x != nil {
+		return x.Cut
+	}
+	return 0
+}
+
+// The moment is in the log.
+type MarkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MarkResponse) Reset() {
+	*x = MarkResponse{}
+	mi := &file_fastps_v1_fastps_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MarkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MarkResponse) ProtoMessage() {}
+
+func (x *MarkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fastps_v1_fastps_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MarkResponse.ProtoReflect.Descriptor instead.
+func (*MarkResponse) Descriptor() ([]byte, []int) {
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{77}
 }
 
 // A durable snapshot.
@@ -6744,7 +7200,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6756,7 +7212,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastps_v1_fastps_proto_msgTypes[74]
+	mi := &file_fastps_v1_fastps_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6769,7 +7225,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{74}
+	return file_fastps_v1_fastps_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CheckpointResponse) GetSnapshot() uint64 {
@@ -6842,7 +7298,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x16fastps/v1/fastps.proto\x12\tfastps.v1\x1a google/protobuf/descriptor.proto\"L\n" +
 	"\x05Frame\x12)\n" +
 	"\x06header\x18\x01 \x01(\v2\x11.fastps.v1.HeaderR\x06header\x12\x18\n" +
-	"\apayload\x18\x0f \x01(\fR\apayload\"\xbb\n" +
+	"\apayload\x18\x0f \x01(\fR\apayload\"\xcf\n" +
 	"\n" +
 	"\x06Header\x12#\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x0f.fastps.v1.KindR\x04kind\x12\x10\n" +
@@ -6885,7 +7341,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\aportion\x18  \x01(\v2\x16.fastps.v1.PortionHeadR\aportion\x12\"\n" +
 	"\facknowledged\x18! \x01(\x04R\facknowledged\x12#\n" +
 	"\x04view\x18\" \x01(\x0e2\x0f.fastps.v1.ViewR\x04view\x12\x1f\n" +
-	"\bmomentum\x18# \x01(\x01H\fR\bmomentum\x88\x01\x01B\x0f\n" +
+	"\bmomentum\x18# \x01(\x01H\fR\bmomentum\x88\x01\x01\x12\x12\n" +
+	"\x04note\x18$ \x01(\tR\x04noteB\x0f\n" +
 	"\r_base_versionB\v\n" +
 	"\t_base_ownB\x05\n" +
 	"\x03_lrB\b\n" +
@@ -6935,7 +7392,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x04Part\x12\x14\n" +
 	"\x05slice\x18\x01 \x01(\x06R\x05slice\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x06R\x05count\x12\x1a\n" +
-	"\belements\x18\x03 \x01(\rR\belements\"\xf3\x01\n" +
+	"\belements\x18\x03 \x01(\rR\belements\"\xbb\x02\n" +
 	"\tPartTable\x12#\n" +
 	"\rbase_versions\x18\x01 \x03(\x06R\fbaseVersions\x12\x1b\n" +
 	"\tbase_owns\x18\x02 \x03(\x06R\bbaseOwns\x12\x1a\n" +
@@ -6945,7 +7402,11 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\n" +
 	"duplicates\x18\x06 \x03(\rR\n" +
 	"duplicates\x122\n" +
-	"\brefusals\x18\a \x03(\v2\x16.fastps.v1.PartRefusalR\brefusals\"O\n" +
+	"\brefusals\x18\a \x03(\v2\x16.fastps.v1.PartRefusalR\brefusals\x12\x14\n" +
+	"\x05whole\x18\b \x01(\bR\x05whole\x12\x16\n" +
+	"\x06scales\x18\t \x03(\x02R\x06scales\x12\x18\n" +
+	"\amomenta\x18\n" +
+	" \x03(\x01R\amomenta\"O\n" +
 	"\vPartRefusal\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\rR\x04part\x12,\n" +
 	"\arefusal\x18\x02 \x01(\v2\x12.fastps.v1.RefusalR\arefusal\"\xe0\x01\n" +
@@ -7016,7 +7477,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\beps_mode\x18\x03 \x01(\tR\aepsMode\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xfe\x01\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xd1\x02\n" +
 	"\n" +
 	"TensorSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -7025,7 +7486,10 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x05apply\x18\x04 \x01(\x0e2\x10.fastps.v1.ApplyR\x05apply\x12\x14\n" +
 	"\x05group\x18\x05 \x01(\tR\x05group\x122\n" +
 	"\toptimizer\x18\x06 \x01(\v2\x14.fastps.v1.OptimizerR\toptimizer\x12,\n" +
-	"\aaverage\x18\a \x01(\v2\x12.fastps.v1.AverageR\aaverage\"K\n" +
+	"\aaverage\x18\a \x01(\v2\x12.fastps.v1.AverageR\aaverage\x12/\n" +
+	"\brounding\x18\b \x01(\x0e2\x13.fastps.v1.RoundingR\brounding\x12\x17\n" +
+	"\x04seed\x18\t \x01(\x04H\x00R\x04seed\x88\x01\x01B\a\n" +
+	"\x05_seed\"K\n" +
 	"\aAverage\x12\x14\n" +
 	"\x05decay\x18\x01 \x01(\x01R\x05decay\x12\x14\n" +
 	"\x05every\x18\x02 \x01(\x04R\x05every\x12\x14\n" +
@@ -7044,32 +7508,49 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x0eGetMapResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x06R\x05epoch\x12-\n" +
 	"\aentries\x18\x02 \x03(\v2\x13.fastps.v1.MapEntryR\aentries\x12\x12\n" +
-	"\x04next\x18\x03 \x01(\tR\x04next\"T\n" +
+	"\x04next\x18\x03 \x01(\tR\x04next\"\x81\x01\n" +
 	"\x0fRegisterRequest\x12)\n" +
 	"\x04spec\x18\x01 \x01(\v2\x15.fastps.v1.TensorSpecR\x04spec\x12\x16\n" +
-	"\x06client\x18\x02 \x01(\x06R\x06client\"\xc3\x01\n" +
+	"\x06client\x18\x02 \x01(\x06R\x06client\x12+\n" +
+	"\x05specs\x18\x03 \x03(\v2\x15.fastps.v1.TensorSpecR\x05specs\"\xfc\x01\n" +
 	"\x10RegisterResponse\x12\x16\n" +
 	"\x06exists\x18\x01 \x01(\bR\x06exists\x12\x1b\n" +
 	"\tunder_way\x18\x02 \x01(\bR\bunderWay\x12$\n" +
 	"\x0eretry_after_ms\x18\x03 \x01(\rR\fretryAfterMs\x12 \n" +
 	"\vreservation\x18\x04 \x01(\x06R\vreservation\x122\n" +
-	"\tplacement\x18\x05 \x01(\v2\x14.fastps.v1.PlacementR\tplacement\"\xbd\x01\n" +
+	"\tplacement\x18\x05 \x01(\v2\x14.fastps.v1.PlacementR\tplacement\x127\n" +
+	"\boutcomes\x18\x06 \x03(\v2\x1b.fastps.v1.RegisterResponseR\boutcomes\"\xf9\x01\n" +
 	"\x0eReserveRequest\x12 \n" +
 	"\vreservation\x18\x01 \x01(\x06R\vreservation\x12)\n" +
 	"\x04spec\x18\x02 \x01(\v2\x15.fastps.v1.TensorSpecR\x04spec\x12\x16\n" +
 	"\x06slices\x18\x03 \x03(\x06R\x06slices\x12\x18\n" +
 	"\aindices\x18\x04 \x03(\x04R\aindices\x12\x14\n" +
 	"\x05group\x18\x05 \x01(\rR\x05group\x12\x16\n" +
-	"\x06client\x18\x06 \x01(\x06R\x06client\",\n" +
+	"\x06client\x18\x06 \x01(\x06R\x06client\x12:\n" +
+	"\freservations\x18\a \x03(\v2\x16.fastps.v1.ReservationR\freservations\"\xa2\x01\n" +
+	"\vReservation\x12 \n" +
+	"\vreservation\x18\x01 \x01(\x06R\vreservation\x12)\n" +
+	"\x04spec\x18\x02 \x01(\v2\x15.fastps.v1.TensorSpecR\x04spec\x12\x16\n" +
+	"\x06slices\x18\x03 \x03(\x06R\x06slices\x12\x18\n" +
+	"\aindices\x18\x04 \x03(\x04R\aindices\x12\x14\n" +
+	"\x05group\x18\x05 \x01(\rR\x05group\"D\n" +
 	"\x0fReserveResponse\x12\x19\n" +
-	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\"/\n" +
+	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12\x16\n" +
+	"\x06sealed\x18\x02 \x03(\x06R\x06sealed\"S\n" +
 	"\vSealRequest\x12 \n" +
-	"\vreservation\x18\x01 \x01(\x06R\vreservation\"\x0e\n" +
-	"\fSealResponse\"I\n" +
+	"\vreservation\x18\x01 \x01(\x06R\vreservation\x12\"\n" +
+	"\freservations\x18\x02 \x03(\x06R\freservations\"G\n" +
+	"\fSealResponse\x127\n" +
+	"\arefused\x18\x01 \x01(\v2\x1d.fastps.v1.RefusedReservationR\arefused\"d\n" +
+	"\x12RefusedReservation\x12 \n" +
+	"\vreservation\x18\x01 \x01(\x06R\vreservation\x12,\n" +
+	"\arefusal\x18\x02 \x01(\v2\x12.fastps.v1.RefusalR\arefusal\"m\n" +
 	"\rCommitRequest\x12 \n" +
 	"\vreservation\x18\x01 \x01(\x06R\vreservation\x12\x16\n" +
-	"\x06client\x18\x02 \x01(\x06R\x06client\"\x10\n" +
-	"\x0eCommitResponse\"\xcf\x02\n" +
+	"\x06client\x18\x02 \x01(\x06R\x06client\x12\"\n" +
+	"\freservations\x18\x03 \x03(\x06R\freservations\"I\n" +
+	"\x0eCommitResponse\x127\n" +
+	"\arefused\x18\x01 \x01(\v2\x1d.fastps.v1.RefusedReservationR\arefused\"\xf4\x02\n" +
 	"\rSettleRequest\x12\"\n" +
 	"\freservations\x18\x01 \x03(\x06R\freservations\x12\x18\n" +
 	"\aabandon\x18\x02 \x01(\bR\aabandon\x12\x1a\n" +
@@ -7082,7 +7563,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x04seat\x18\b \x01(\v2\x14.fastps.v1.SeatClaimR\x04seat\x12 \n" +
 	"\tlisted_on\x18\t \x01(\rH\x00R\blistedOn\x88\x01\x01\x12\x14\n" +
 	"\x05after\x18\n" +
-	" \x01(\tR\x05afterB\f\n" +
+	" \x01(\tR\x05after\x12#\n" +
+	"\rdescribe_each\x18\v \x03(\x06R\fdescribeEachB\f\n" +
 	"\n" +
 	"_listed_on\"V\n" +
 	"\tSeatClaim\x12\x14\n" +
@@ -7091,7 +7573,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\vsecret_hash\x18\x03 \x01(\fR\n" +
 	"secretHash\";\n" +
 	"\vSeatVerdict\x12,\n" +
-	"\arefusal\x18\x01 \x01(\v2\x12.fastps.v1.RefusalR\arefusal\"\xa9\x03\n" +
+	"\arefusal\x18\x01 \x01(\v2\x12.fastps.v1.RefusalR\arefusal\"\xe8\x03\n" +
 	"\x0eSettleResponse\x12\x1c\n" +
 	"\tcommitted\x18\x01 \x03(\x06R\tcommitted\x12\x14\n" +
 	"\x05ended\x18\x02 \x03(\x06R\x05ended\x12;\n" +
@@ -7105,7 +7587,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"cluster_id\x18\t \x01(\x06R\tclusterId\x12/\n" +
 	"\x06listed\x18\n" +
 	" \x03(\v2\x17.fastps.v1.ListedTensorR\x06listed\x12\x12\n" +
-	"\x04next\x18\v \x01(\tR\x04next\"D\n" +
+	"\x04next\x18\v \x01(\tR\x04next\x12=\n" +
+	"\rregistrations\x18\f \x03(\v2\x17.fastps.v1.RegistrationR\rregistrations\"D\n" +
 	"\aBinding\x12#\n" +
 	"\x04mode\x18\x01 \x01(\v2\x0f.fastps.v1.ModeR\x04mode\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"\\\n" +
@@ -7157,7 +7640,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\aapplied\x18\x03 \x01(\x04R\aapplied\x12\x17\n" +
 	"\aidle_ms\x18\x04 \x01(\x04R\x06idleMs\x12\x16\n" +
 	"\x06number\x18\x05 \x01(\x04R\x06number\x12/\n" +
-	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\xde\x02\n" +
+	"\x06report\x18\x06 \x01(\v2\x17.fastps.v1.WorkerReportR\x06reportJ\x04\b\x01\x10\x02R\x06client\"\x96\x03\n" +
 	"\x04Mode\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.fastps.v1.ModeKindR\x04kind\x12\x1c\n" +
 	"\tstaleness\x18\x02 \x01(\x04R\tstaleness\x12\x18\n" +
@@ -7172,7 +7655,9 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	" \x01(\x04R\agraceMs\x12\x14\n" +
 	"\x05every\x18\v \x01(\x04R\x05every\x12\x16\n" +
 	"\x06median\x18\f \x01(\bR\x06median\x12\x12\n" +
-	"\x04trim\x18\r \x01(\rR\x04trim\"\xef\x01\n" +
+	"\x04trim\x18\r \x01(\rR\x04trim\x12\x1c\n" +
+	"\tfragments\x18\x0e \x01(\rR\tfragments\x12\x18\n" +
+	"\aoverlap\x18\x0f \x01(\x04R\aoverlap\"\xef\x01\n" +
 	"\vJoinRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12#\n" +
@@ -7335,7 +7820,11 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\vHoldRequest\x12\x10\n" +
 	"\x03cut\x18\x01 \x01(\x06R\x03cut\x12\x17\n" +
 	"\ahold_ms\x18\x02 \x01(\rR\x06holdMs\"\x0e\n" +
-	"\fHoldResponse\"r\n" +
+	"\fHoldResponse\"3\n" +
+	"\vMarkRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03cut\x18\x02 \x01(\x06R\x03cut\"\x0e\n" +
+	"\fMarkResponse\"r\n" +
 	"\x12CheckpointResponse\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\x04R\bsnapshot\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
@@ -7412,7 +7901,11 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\fOP_BEGIN_SUM\x10\n" +
 	"\x12\x0e\n" +
 	"\n" +
-	"OP_END_SUM\x10\v*e\n" +
+	"OP_END_SUM\x10\v*S\n" +
+	"\bRounding\x12\x18\n" +
+	"\x14ROUNDING_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13ROUNDING_STOCHASTIC\x10\x01\x12\x14\n" +
+	"\x10ROUNDING_NEAREST\x10\x02*e\n" +
 	"\bModeKind\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tMODE_FREE\x10\x01\x12\x10\n" +
@@ -7440,7 +7933,7 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\x1bPORTION_FAILURE_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aPORTION_FAILURE_NOT_FINITE\x10\x01\x12\x1b\n" +
 	"\x17PORTION_FAILURE_OUTSIDE\x10\x02\x12\x1c\n" +
-	"\x18PORTION_FAILURE_SUM_LOST\x10\x032\xb9\f\n" +
+	"\x18PORTION_FAILURE_SUM_LOST\x10\x032\xf8\f\n" +
 	"\aControl\x12@\n" +
 	"\x05Hello\x12\x17.fastps.v1.HelloRequest\x1a\x18.fastps.v1.HelloResponse\"\x04\x88\xb5\x18\x01\x12C\n" +
 	"\x06GetMap\x12\x18.fastps.v1.GetMapRequest\x1a\x19.fastps.v1.GetMapResponse\"\x04\x88\xb5\x18\x01\x12I\n" +
@@ -7468,7 +7961,8 @@ const file_fastps_v1_fastps_proto_rawDesc = "" +
 	"\fBatchPortion\x12\x1e.fastps.v1.BatchPortionRequest\x1a\x1f.fastps.v1.BatchPortionResponse\"\x04\x88\xb5\x18\x02\x12O\n" +
 	"\n" +
 	"Checkpoint\x12\x1c.fastps.v1.CheckpointRequest\x1a\x1d.fastps.v1.CheckpointResponse\"\x04\x88\xb5\x18\x03\x12=\n" +
-	"\x04Hold\x12\x16.fastps.v1.HoldRequest\x1a\x17.fastps.v1.HoldResponse\"\x04\x88\xb5\x18\x032@\n" +
+	"\x04Hold\x12\x16.fastps.v1.HoldRequest\x1a\x17.fastps.v1.HoldResponse\"\x04\x88\xb5\x18\x03\x12=\n" +
+	"\x04Mark\x12\x16.fastps.v1.MarkRequest\x1a\x17.fastps.v1.MarkResponse\"\x04\x88\xb5\x18\x032@\n" +
 	"\x04Data\x128\n" +
 	"\bExchange\x12\x10.fastps.v1.Frame\x1a\x10.fastps.v1.Frame\"\x04\x88\xb5\x18\x01(\x010\x01:S\n" +
 	"\n" +
@@ -7488,8 +7982,8 @@ func file_fastps_v1_fastps_proto_rawDescGZIP() []byte {
 	return file_fastps_v1_fastps_proto_rawDescData
 }
 
-var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_fastps_v1_fastps_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
+var file_fastps_v1_fastps_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Role)(0),                             // 0: fastps.v1.Role
 	(Ack)(0),                              // 1: fastps.v1.Ack
@@ -7499,209 +7993,225 @@ var file_fastps_v1_fastps_proto_goTypes = []any{
 	(Kind)(0),                             // 5: fastps.v1.Kind
 	(View)(0),                             // 6: fastps.v1.View
 	(OpCode)(0),                           // 7: fastps.v1.OpCode
-	(ModeKind)(0),                         // 8: fastps.v1.ModeKind
-	(Presence)(0),                         // 9: fastps.v1.Presence
-	(PortionThen)(0),                      // 10: fastps.v1.PortionThen
-	(SeatAction)(0),                       // 11: fastps.v1.SeatAction
-	(PortionFailureKind)(0),               // 12: fastps.v1.PortionFailureKind
-	(*Frame)(nil),                         // 13: fastps.v1.Frame
-	(*Header)(nil),                        // 14: fastps.v1.Header
-	(*VectorHead)(nil),                    // 15: fastps.v1.VectorHead
-	(*PortionHead)(nil),                   // 16: fastps.v1.PortionHead
-	(*Program)(nil),                       // 17: fastps.v1.Program
-	(*Op)(nil),                            // 18: fastps.v1.Op
-	(*Lent)(nil),                          // 19: fastps.v1.Lent
-	(*Correction)(nil),                    // 20: fastps.v1.Correction
-	(*Part)(nil),                          // 21: fastps.v1.Part
-	(*PartTable)(nil),                     // 22: fastps.v1.PartTable
-	(*PartRefusal)(nil),                   // 23: fastps.v1.PartRefusal
-	(*Refusal)(nil),                       // 24: fastps.v1.Refusal
-	(*HelloRequest)(nil),                  // 25: fastps.v1.HelloRequest
-	(*WorkerReport)(nil),                  // 26: fastps.v1.WorkerReport
-	(*HelloResponse)(nil),                 // 27: fastps.v1.HelloResponse
-	(*Optimizer)(nil),                     // 28: fastps.v1.Optimizer
-	(*TensorSpec)(nil),                    // 29: fastps.v1.TensorSpec
-	(*Average)(nil),                       // 30: fastps.v1.Average
-	(*Placement)(nil),                     // 31: fastps.v1.Placement
-	(*MapEntry)(nil),                      // 32: fastps.v1.MapEntry
-	(*GetMapRequest)(nil),                 // 33: fastps.v1.GetMapRequest
-	(*GetMapResponse)(nil),                // 34: fastps.v1.GetMapResponse
-	(*RegisterRequest)(nil),               // 35: fastps.v1.RegisterRequest
-	(*RegisterResponse)(nil),              // 36: fastps.v1.RegisterResponse
-	(*ReserveRequest)(nil),                // 37: fastps.v1.ReserveRequest
-	(*ReserveResponse)(nil),               // 38: fastps.v1.ReserveResponse
-	(*SealRequest)(nil),                   // 39: fastps.v1.SealRequest
-	(*SealResponse)(nil),                  // 40: fastps.v1.SealResponse
-	(*CommitRequest)(nil),                 // 41: fastps.v1.CommitRequest
-	(*CommitResponse)(nil),                // 42: fastps.v1.CommitResponse
-	(*SettleRequest)(nil),                 // 43: fastps.v1.SettleRequest
-	(*SeatClaim)(nil),                     // 44: fastps.v1.SeatClaim
-	(*SeatVerdict)(nil),                   // 45: fastps.v1.SeatVerdict
-	(*SettleResponse)(nil),                // 46: fastps.v1.SettleResponse
-	(*Binding)(nil),                       // 47: fastps.v1.Binding
-	(*ListedTensor)(nil),                  // 48: fastps.v1.ListedTensor
-	(*Registration)(nil),                  // 49: fastps.v1.Registration
-	(*UnregisterRequest)(nil),             // 50: fastps.v1.UnregisterRequest
-	(*UnregisterResponse)(nil),            // 51: fastps.v1.UnregisterResponse
-	(*DropRequest)(nil),                   // 52: fastps.v1.DropRequest
-	(*DropResponse)(nil),                  // 53: fastps.v1.DropResponse
-	(*StatsRequest)(nil),                  // 54: fastps.v1.StatsRequest
-	(*StatsResponse)(nil),                 // 55: fastps.v1.StatsResponse
-	(*GroupState)(nil),                    // 56: fastps.v1.GroupState
-	(*Session)(nil),                       // 57: fastps.v1.Session
-	(*Mode)(nil),                          // 58: fastps.v1.Mode
-	(*JoinRequest)(nil),                   // 59: fastps.v1.JoinRequest
-	(*JoinResponse)(nil),                  // 60: fastps.v1.JoinResponse
-	(*LeaveRequest)(nil),                  // 61: fastps.v1.LeaveRequest
-	(*LeaveResponse)(nil),                 // 62: fastps.v1.LeaveResponse
-	(*AdvanceRequest)(nil),                // 63: fastps.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),               // 64: fastps.v1.AdvanceResponse
-	(*PortionRequest)(nil),                // 65: fastps.v1.PortionRequest
-	(*PortionResponse)(nil),               // 66: fastps.v1.PortionResponse
-	(*OpenSpaceRequest)(nil),              // 67: fastps.v1.OpenSpaceRequest
-	(*OpenSpaceResponse)(nil),             // 68: fastps.v1.OpenSpaceResponse
-	(*CloseSpaceRequest)(nil),             // 69: fastps.v1.CloseSpaceRequest
-	(*CloseSpaceResponse)(nil),            // 70: fastps.v1.CloseSpaceResponse
-	(*ListSpacesRequest)(nil),             // 71: fastps.v1.ListSpacesRequest
-	(*ListSpacesResponse)(nil),            // 72: fastps.v1.ListSpacesResponse
-	(*SpaceEntry)(nil),                    // 73: fastps.v1.SpaceEntry
-	(*CoordinateRequest)(nil),             // 74: fastps.v1.CoordinateRequest
-	(*CoordinateResponse)(nil),            // 75: fastps.v1.CoordinateResponse
-	(*BatchTask)(nil),                     // 76: fastps.v1.BatchTask
-	(*BatchRequest)(nil),                  // 77: fastps.v1.BatchRequest
-	(*BatchResponse)(nil),                 // 78: fastps.v1.BatchResponse
-	(*PortionFailure)(nil),                // 79: fastps.v1.PortionFailure
-	(*PortionReport)(nil),                 // 80: fastps.v1.PortionReport
-	(*BatchPortionRequest)(nil),           // 81: fastps.v1.BatchPortionRequest
-	(*BatchPortionResponse)(nil),          // 82: fastps.v1.BatchPortionResponse
-	(*GivenPortion)(nil),                  // 83: fastps.v1.GivenPortion
-	(*CheckpointRequest)(nil),             // 84: fastps.v1.CheckpointRequest
-	(*HoldRequest)(nil),                   // 85: fastps.v1.HoldRequest
-	(*HoldResponse)(nil),                  // 86: fastps.v1.HoldResponse
-	(*CheckpointResponse)(nil),            // 87: fastps.v1.CheckpointResponse
-	nil,                                   // 88: fastps.v1.Optimizer.SettingsEntry
-	nil,                                   // 89: fastps.v1.StatsResponse.CountersEntry
-	nil,                                   // 90: fastps.v1.StatsResponse.ChangedMsAgoEntry
-	nil,                                   // 91: fastps.v1.StatsResponse.VersionsEntry
-	(*descriptorpb.MethodOptions)(nil),    // 92: google.protobuf.MethodOptions
-	(*descriptorpb.EnumValueOptions)(nil), // 93: google.protobuf.EnumValueOptions
+	(Rounding)(0),                         // 8: fastps.v1.Rounding
+	(ModeKind)(0),                         // 9: fastps.v1.ModeKind
+	(Presence)(0),                         // 10: fastps.v1.Presence
+	(PortionThen)(0),                      // 11: fastps.v1.PortionThen
+	(SeatAction)(0),                       // 12: fastps.v1.SeatAction
+	(PortionFailureKind)(0),               // 13: fastps.v1.PortionFailureKind
+	(*Frame)(nil),                         // 14: fastps.v1.Frame
+	(*Header)(nil),                        // 15: fastps.v1.Header
+	(*VectorHead)(nil),                    // 16: fastps.v1.VectorHead
+	(*PortionHead)(nil),                   // 17: fastps.v1.PortionHead
+	(*Program)(nil),                       // 18: fastps.v1.Program
+	(*Op)(nil),                            // 19: fastps.v1.Op
+	(*Lent)(nil),                          // 20: fastps.v1.Lent
+	(*Correction)(nil),                    // 21: fastps.v1.Correction
+	(*Part)(nil),                          // 22: fastps.v1.Part
+	(*PartTable)(nil),                     // 23: fastps.v1.PartTable
+	(*PartRefusal)(nil),                   // 24: fastps.v1.PartRefusal
+	(*Refusal)(nil),                       // 25: fastps.v1.Refusal
+	(*HelloRequest)(nil),                  // 26: fastps.v1.HelloRequest
+	(*WorkerReport)(nil),                  // 27: fastps.v1.WorkerReport
+	(*HelloResponse)(nil),                 // 28: fastps.v1.HelloResponse
+	(*Optimizer)(nil),                     // 29: fastps.v1.Optimizer
+	(*TensorSpec)(nil),                    // 30: fastps.v1.TensorSpec
+	(*Average)(nil),                       // 31: fastps.v1.Average
+	(*Placement)(nil),                     // 32: fastps.v1.Placement
+	(*MapEntry)(nil),                      // 33: fastps.v1.MapEntry
+	(*GetMapRequest)(nil),                 // 34: fastps.v1.GetMapRequest
+	(*GetMapResponse)(nil),                // 35: fastps.v1.GetMapResponse
+	(*RegisterRequest)(nil),               // 36: fastps.v1.RegisterRequest
+	(*RegisterResponse)(nil),              // 37: fastps.v1.RegisterResponse
+	(*ReserveRequest)(nil),                // 38: fastps.v1.ReserveRequest
+	(*Reservation)(nil),                   // 39: fastps.v1.Reservation
+	(*ReserveResponse)(nil),               // 40: fastps.v1.ReserveResponse
+	(*SealRequest)(nil),                   // 41: fastps.v1.SealRequest
+	(*SealResponse)(nil),                  // 42: fastps.v1.SealResponse
+	(*RefusedReservation)(nil),            // 43: fastps.v1.RefusedReservation
+	(*CommitRequest)(nil),                 // 44: fastps.v1.CommitRequest
+	(*CommitResponse)(nil),                // 45: fastps.v1.CommitResponse
+	(*SettleRequest)(nil),                 // 46: fastps.v1.SettleRequest
+	(*SeatClaim)(nil),                     // 47: fastps.v1.SeatClaim
+	(*SeatVerdict)(nil),                   // 48: fastps.v1.SeatVerdict
+	(*SettleResponse)(nil),                // 49: fastps.v1.SettleResponse
+	(*Binding)(nil),                       // 50: fastps.v1.Binding
+	(*ListedTensor)(nil),                  // 51: fastps.v1.ListedTensor
+	(*Registration)(nil),                  // 52: fastps.v1.Registration
+	(*UnregisterRequest)(nil),             // 53: fastps.v1.UnregisterRequest
+	(*UnregisterResponse)(nil),            // 54: fastps.v1.UnregisterResponse
+	(*DropRequest)(nil),                   // 55: fastps.v1.DropRequest
+	(*DropResponse)(nil),                  // 56: fastps.v1.DropResponse
+	(*StatsRequest)(nil),                  // 57: fastps.v1.StatsRequest
+	(*StatsResponse)(nil),                 // 58: fastps.v1.StatsResponse
+	(*GroupState)(nil),                    // 59: fastps.v1.GroupState
+	(*Session)(nil),                       // 60: fastps.v1.Session
+	(*Mode)(nil),                          // 61: fastps.v1.Mode
+	(*JoinRequest)(nil),                   // 62: fastps.v1.JoinRequest
+	(*JoinResponse)(nil),                  // 63: fastps.v1.JoinResponse
+	(*LeaveRequest)(nil),                  // 64: fastps.v1.LeaveRequest
+	(*LeaveResponse)(nil),                 // 65: fastps.v1.LeaveResponse
+	(*AdvanceRequest)(nil),                // 66: fastps.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),               // 67: fastps.v1.AdvanceResponse
+	(*PortionRequest)(nil),                // 68: fastps.v1.PortionRequest
+	(*PortionResponse)(nil),               // 69: fastps.v1.PortionResponse
+	(*OpenSpaceRequest)(nil),              // 70: fastps.v1.OpenSpaceRequest
+	(*OpenSpaceResponse)(nil),             // 71: fastps.v1.OpenSpaceResponse
+	(*CloseSpaceRequest)(nil),             // 72: fastps.v1.CloseSpaceRequest
+	(*CloseSpaceResponse)(nil),            // 73: fastps.v1.CloseSpaceResponse
+	(*ListSpacesRequest)(nil),             // 74: fastps.v1.ListSpacesRequest
+	(*ListSpacesResponse)(nil),            // 75: fastps.v1.ListSpacesResponse
+	(*SpaceEntry)(nil),                    // 76: fastps.v1.SpaceEntry
+	(*CoordinateRequest)(nil),             // 77: fastps.v1.CoordinateRequest
+	(*CoordinateResponse)(nil),            // 78: fastps.v1.CoordinateResponse
+	(*BatchTask)(nil),                     // 79: fastps.v1.BatchTask
+	(*BatchRequest)(nil),                  // 80: fastps.v1.BatchRequest
+	(*BatchResponse)(nil),                 // 81: fastps.v1.BatchResponse
+	(*PortionFailure)(nil),                // 82: fastps.v1.PortionFailure
+	(*PortionReport)(nil),                 // 83: fastps.v1.PortionReport
+	(*BatchPortionRequest)(nil),           // 84: fastps.v1.BatchPortionRequest
+	(*BatchPortionResponse)(nil),          // 85: fastps.v1.BatchPortionResponse
+	(*GivenPortion)(nil),                  // 86: fastps.v1.GivenPortion
+	(*CheckpointRequest)(nil),             // 87: fastps.v1.CheckpointRequest
+	(*HoldRequest)(nil),                   // 88: fastps.v1.HoldRequest
+	(*HoldResponse)(nil),                  // 89: fastps.v1.HoldResponse
+	(*MarkRequest)(nil),                   // 90: fastps.v1.MarkRequest
+	(*MarkResponse)(nil),                  // 91: fastps.v1.MarkResponse
+	(*CheckpointResponse)(nil),            // 92: fastps.v1.CheckpointResponse
+	nil,                                   // 93: fastps.v1.Optimizer.SettingsEntry
+	nil,                                   // 94: fastps.v1.StatsResponse.CountersEntry
+	nil,                                   // 95: fastps.v1.StatsResponse.ChangedMsAgoEntry
+	nil,                                   // 96: fastps.v1.StatsResponse.VersionsEntry
+	(*descriptorpb.MethodOptions)(nil),    // 97: google.protobuf.MethodOptions
+	(*descriptorpb.EnumValueOptions)(nil), // 98: google.protobuf.EnumValueOptions
 }
 var file_fastps_v1_fastps_proto_depIdxs = []int32{
-	14, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
+	15, // 0: fastps.v1.Frame.header:type_name -> fastps.v1.Header
 	5,  // 1: fastps.v1.Header.kind:type_name -> fastps.v1.Kind
 	4,  // 2: fastps.v1.Header.codec:type_name -> fastps.v1.PayloadCodec
 	2,  // 3: fastps.v1.Header.dtype:type_name -> fastps.v1.DType
-	24, // 4: fastps.v1.Header.refusal:type_name -> fastps.v1.Refusal
-	21, // 5: fastps.v1.Header.parts:type_name -> fastps.v1.Part
-	22, // 6: fastps.v1.Header.table:type_name -> fastps.v1.PartTable
-	20, // 7: fastps.v1.Header.correction:type_name -> fastps.v1.Correction
-	19, // 8: fastps.v1.Header.lent:type_name -> fastps.v1.Lent
-	15, // 9: fastps.v1.Header.vector:type_name -> fastps.v1.VectorHead
-	16, // 10: fastps.v1.Header.portion:type_name -> fastps.v1.PortionHead
+	25, // 4: fastps.v1.Header.refusal:type_name -> fastps.v1.Refusal
+	22, // 5: fastps.v1.Header.parts:type_name -> fastps.v1.Part
+	23, // 6: fastps.v1.Header.table:type_name -> fastps.v1.PartTable
+	21, // 7: fastps.v1.Header.correction:type_name -> fastps.v1.Correction
+	20, // 8: fastps.v1.Header.lent:type_name -> fastps.v1.Lent
+	16, // 9: fastps.v1.Header.vector:type_name -> fastps.v1.VectorHead
+	17, // 10: fastps.v1.Header.portion:type_name -> fastps.v1.PortionHead
 	6,  // 11: fastps.v1.Header.view:type_name -> fastps.v1.View
-	18, // 12: fastps.v1.Program.ops:type_name -> fastps.v1.Op
+	19, // 12: fastps.v1.Program.ops:type_name -> fastps.v1.Op
 	7,  // 13: fastps.v1.Op.code:type_name -> fastps.v1.OpCode
-	23, // 14: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
-	24, // 15: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
+	24, // 14: fastps.v1.PartTable.refusals:type_name -> fastps.v1.PartRefusal
+	25, // 15: fastps.v1.PartRefusal.refusal:type_name -> fastps.v1.Refusal
 	1,  // 16: fastps.v1.HelloRequest.ack:type_name -> fastps.v1.Ack
-	26, // 17: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
+	27, // 17: fastps.v1.HelloRequest.report:type_name -> fastps.v1.WorkerReport
 	0,  // 18: fastps.v1.HelloResponse.role:type_name -> fastps.v1.Role
-	88, // 19: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
+	93, // 19: fastps.v1.Optimizer.settings:type_name -> fastps.v1.Optimizer.SettingsEntry
 	2,  // 20: fastps.v1.TensorSpec.dtype:type_name -> fastps.v1.DType
 	3,  // 21: fastps.v1.TensorSpec.apply:type_name -> fastps.v1.Apply
-	28, // 22: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
-	30, // 23: fastps.v1.TensorSpec.average:type_name -> fastps.v1.Average
-	29, // 24: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
-	31, // 25: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
-	32, // 26: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
-	29, // 27: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
-	31, // 28: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
-	29, // 29: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
-	44, // 30: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
-	24, // 31: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
-	49, // 32: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
-	47, // 33: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
-	73, // 34: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
-	45, // 35: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
-	48, // 36: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
-	58, // 37: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
-	32, // 38: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
-	31, // 39: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
-	89, // 40: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
-	57, // 41: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
-	90, // 42: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
-	56, // 43: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
-	91, // 44: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
-	26, // 45: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
-	8,  // 46: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
-	58, // 47: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
-	9,  // 48: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
-	10, // 49: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
-	73, // 50: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
-	11, // 51: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
-	76, // 52: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
-	79, // 53: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
-	12, // 54: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
-	12, // 55: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
-	80, // 56: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
-	10, // 57: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
-	83, // 58: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
-	76, // 59: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
-	92, // 60: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
-	93, // 61: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
-	0,  // 62: fastps.v1.least_role:type_name -> fastps.v1.Role
-	0,  // 63: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
-	25, // 64: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
-	33, // 65: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
-	35, // 66: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
-	37, // 67: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
-	39, // 68: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
-	41, // 69: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
-	43, // 70: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
-	50, // 71: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
-	52, // 72: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
-	54, // 73: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
-	59, // 74: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
-	61, // 75: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
-	63, // 76: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
-	65, // 77: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
-	67, // 78: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
-	69, // 79: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
-	71, // 80: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
-	74, // 81: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
-	77, // 82: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
-	81, // 83: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
-	84, // 84: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
-	85, // 85: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
-	13, // 86: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
-	27, // 87: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
-	34, // 88: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
-	36, // 89: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
-	38, // 90: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
-	40, // 91: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
-	42, // 92: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
-	46, // 93: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
-	51, // 94: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
-	53, // 95: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
-	55, // 96: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
-	60, // 97: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
-	62, // 98: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
-	64, // 99: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
-	66, // 100: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
-	68, // 101: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
-	70, // 102: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
-	72, // 103: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
-	75, // 104: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
-	78, // 105: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
-	82, // 106: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
-	87, // 107: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
-	86, // 108: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
-	13, // 109: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
-	87, // [87:110] is the sub-list for method output_type
-	64, // [64:87] is the sub-list for method input_type
-	62, // [62:64] is the sub-list for extension type_name
-	60, // [60:62] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	29, // 22: fastps.v1.TensorSpec.optimizer:type_name -> fastps.v1.Optimizer
+	31, // 23: fastps.v1.TensorSpec.average:type_name -> fastps.v1.Average
+	8,  // 24: fastps.v1.TensorSpec.rounding:type_name -> fastps.v1.Rounding
+	30, // 25: fastps.v1.MapEntry.spec:type_name -> fastps.v1.TensorSpec
+	32, // 26: fastps.v1.MapEntry.placement:type_name -> fastps.v1.Placement
+	33, // 27: fastps.v1.GetMapResponse.entries:type_name -> fastps.v1.MapEntry
+	30, // 28: fastps.v1.RegisterRequest.spec:type_name -> fastps.v1.TensorSpec
+	30, // 29: fastps.v1.RegisterRequest.specs:type_name -> fastps.v1.TensorSpec
+	32, // 30: fastps.v1.RegisterResponse.placement:type_name -> fastps.v1.Placement
+	37, // 31: fastps.v1.RegisterResponse.outcomes:type_name -> fastps.v1.RegisterResponse
+	30, // 32: fastps.v1.ReserveRequest.spec:type_name -> fastps.v1.TensorSpec
+	39, // 33: fastps.v1.ReserveRequest.reservations:type_name -> fastps.v1.Reservation
+	30, // 34: fastps.v1.Reservation.spec:type_name -> fastps.v1.TensorSpec
+	43, // 35: fastps.v1.SealResponse.refused:type_name -> fastps.v1.RefusedReservation
+	25, // 36: fastps.v1.RefusedReservation.refusal:type_name -> fastps.v1.Refusal
+	43, // 37: fastps.v1.CommitResponse.refused:type_name -> fastps.v1.RefusedReservation
+	47, // 38: fastps.v1.SettleRequest.seat:type_name -> fastps.v1.SeatClaim
+	25, // 39: fastps.v1.SeatVerdict.refusal:type_name -> fastps.v1.Refusal
+	52, // 40: fastps.v1.SettleResponse.registration:type_name -> fastps.v1.Registration
+	50, // 41: fastps.v1.SettleResponse.binding:type_name -> fastps.v1.Binding
+	76, // 42: fastps.v1.SettleResponse.space:type_name -> fastps.v1.SpaceEntry
+	48, // 43: fastps.v1.SettleResponse.seat:type_name -> fastps.v1.SeatVerdict
+	51, // 44: fastps.v1.SettleResponse.listed:type_name -> fastps.v1.ListedTensor
+	52, // 45: fastps.v1.SettleResponse.registrations:type_name -> fastps.v1.Registration
+	61, // 46: fastps.v1.Binding.mode:type_name -> fastps.v1.Mode
+	33, // 47: fastps.v1.Registration.entry:type_name -> fastps.v1.MapEntry
+	32, // 48: fastps.v1.UnregisterResponse.placement:type_name -> fastps.v1.Placement
+	94, // 49: fastps.v1.StatsResponse.counters:type_name -> fastps.v1.StatsResponse.CountersEntry
+	60, // 50: fastps.v1.StatsResponse.sessions:type_name -> fastps.v1.Session
+	95, // 51: fastps.v1.StatsResponse.changed_ms_ago:type_name -> fastps.v1.StatsResponse.ChangedMsAgoEntry
+	59, // 52: fastps.v1.StatsResponse.groups:type_name -> fastps.v1.GroupState
+	96, // 53: fastps.v1.StatsResponse.versions:type_name -> fastps.v1.StatsResponse.VersionsEntry
+	27, // 54: fastps.v1.Session.report:type_name -> fastps.v1.WorkerReport
+	9,  // 55: fastps.v1.Mode.kind:type_name -> fastps.v1.ModeKind
+	61, // 56: fastps.v1.JoinRequest.mode:type_name -> fastps.v1.Mode
+	10, // 57: fastps.v1.JoinRequest.presence:type_name -> fastps.v1.Presence
+	11, // 58: fastps.v1.PortionRequest.then:type_name -> fastps.v1.PortionThen
+	76, // 59: fastps.v1.ListSpacesResponse.spaces:type_name -> fastps.v1.SpaceEntry
+	12, // 60: fastps.v1.CoordinateRequest.action:type_name -> fastps.v1.SeatAction
+	79, // 61: fastps.v1.BatchRequest.task:type_name -> fastps.v1.BatchTask
+	82, // 62: fastps.v1.BatchResponse.failures:type_name -> fastps.v1.PortionFailure
+	13, // 63: fastps.v1.PortionFailure.kind:type_name -> fastps.v1.PortionFailureKind
+	13, // 64: fastps.v1.PortionReport.failure:type_name -> fastps.v1.PortionFailureKind
+	83, // 65: fastps.v1.BatchPortionRequest.report:type_name -> fastps.v1.PortionReport
+	11, // 66: fastps.v1.BatchPortionRequest.then:type_name -> fastps.v1.PortionThen
+	86, // 67: fastps.v1.BatchPortionResponse.given:type_name -> fastps.v1.GivenPortion
+	79, // 68: fastps.v1.GivenPortion.task:type_name -> fastps.v1.BatchTask
+	97, // 69: fastps.v1.least_role:extendee -> google.protobuf.MethodOptions
+	98, // 70: fastps.v1.least_role_of_kind:extendee -> google.protobuf.EnumValueOptions
+	0,  // 71: fastps.v1.least_role:type_name -> fastps.v1.Role
+	0,  // 72: fastps.v1.least_role_of_kind:type_name -> fastps.v1.Role
+	26, // 73: fastps.v1.Control.Hello:input_type -> fastps.v1.HelloRequest
+	34, // 74: fastps.v1.Control.GetMap:input_type -> fastps.v1.GetMapRequest
+	36, // 75: fastps.v1.Control.Register:input_type -> fastps.v1.RegisterRequest
+	38, // 76: fastps.v1.Control.Reserve:input_type -> fastps.v1.ReserveRequest
+	41, // 77: fastps.v1.Control.Seal:input_type -> fastps.v1.SealRequest
+	44, // 78: fastps.v1.Control.Commit:input_type -> fastps.v1.CommitRequest
+	46, // 79: fastps.v1.Control.Settle:input_type -> fastps.v1.SettleRequest
+	53, // 80: fastps.v1.Control.Unregister:input_type -> fastps.v1.UnregisterRequest
+	55, // 81: fastps.v1.Control.Drop:input_type -> fastps.v1.DropRequest
+	57, // 82: fastps.v1.Control.Stats:input_type -> fastps.v1.StatsRequest
+	62, // 83: fastps.v1.Control.Join:input_type -> fastps.v1.JoinRequest
+	64, // 84: fastps.v1.Control.Leave:input_type -> fastps.v1.LeaveRequest
+	66, // 85: fastps.v1.Control.Advance:input_type -> fastps.v1.AdvanceRequest
+	68, // 86: fastps.v1.Control.Portion:input_type -> fastps.v1.PortionRequest
+	70, // 87: fastps.v1.Control.OpenSpace:input_type -> fastps.v1.OpenSpaceRequest
+	72, // 88: fastps.v1.Control.CloseSpace:input_type -> fastps.v1.CloseSpaceRequest
+	74, // 89: fastps.v1.Control.ListSpaces:input_type -> fastps.v1.ListSpacesRequest
+	77, // 90: fastps.v1.Control.Coordinate:input_type -> fastps.v1.CoordinateRequest
+	80, // 91: fastps.v1.Control.Batch:input_type -> fastps.v1.BatchRequest
+	84, // 92: fastps.v1.Control.BatchPortion:input_type -> fastps.v1.BatchPortionRequest
+	87, // 93: fastps.v1.Control.Checkpoint:input_type -> fastps.v1.CheckpointRequest
+	88, // 94: fastps.v1.Control.Hold:input_type -> fastps.v1.HoldRequest
+	90, // 95: fastps.v1.Control.Mark:input_type -> fastps.v1.MarkRequest
+	14, // 96: fastps.v1.Data.Exchange:input_type -> fastps.v1.Frame
+	28, // 97: fastps.v1.Control.Hello:output_type -> fastps.v1.HelloResponse
+	35, // 98: fastps.v1.Control.GetMap:output_type -> fastps.v1.GetMapResponse
+	37, // 99: fastps.v1.Control.Register:output_type -> fastps.v1.RegisterResponse
+	40, // 100: fastps.v1.Control.Reserve:output_type -> fastps.v1.ReserveResponse
+	42, // 101: fastps.v1.Control.Seal:output_type -> fastps.v1.SealResponse
+	45, // 102: fastps.v1.Control.Commit:output_type -> fastps.v1.CommitResponse
+	49, // 103: fastps.v1.Control.Settle:output_type -> fastps.v1.SettleResponse
+	54, // 104: fastps.v1.Control.Unregister:output_type -> fastps.v1.UnregisterResponse
+	56, // 105: fastps.v1.Control.Drop:output_type -> fastps.v1.DropResponse
+	58, // 106: fastps.v1.Control.Stats:output_type -> fastps.v1.StatsResponse
+	63, // 107: fastps.v1.Control.Join:output_type -> fastps.v1.JoinResponse
+	65, // 108: fastps.v1.Control.Leave:output_type -> fastps.v1.LeaveResponse
+	67, // 109: fastps.v1.Control.Advance:output_type -> fastps.v1.AdvanceResponse
+	69, // 110: fastps.v1.Control.Portion:output_type -> fastps.v1.PortionResponse
+	71, // 111: fastps.v1.Control.OpenSpace:output_type -> fastps.v1.OpenSpaceResponse
+	73, // 112: fastps.v1.Control.CloseSpace:output_type -> fastps.v1.CloseSpaceResponse
+	75, // 113: fastps.v1.Control.ListSpaces:output_type -> fastps.v1.ListSpacesResponse
+	78, // 114: fastps.v1.Control.Coordinate:output_type -> fastps.v1.CoordinateResponse
+	81, // 115: fastps.v1.Control.Batch:output_type -> fastps.v1.BatchResponse
+	85, // 116: fastps.v1.Control.BatchPortion:output_type -> fastps.v1.BatchPortionResponse
+	92, // 117: fastps.v1.Control.Checkpoint:output_type -> fastps.v1.CheckpointResponse
+	89, // 118: fastps.v1.Control.Hold:output_type -> fastps.v1.HoldResponse
+	91, // 119: fastps.v1.Control.Mark:output_type -> fastps.v1.MarkResponse
+	14, // 120: fastps.v1.Data.Exchange:output_type -> fastps.v1.Frame
+	97, // [97:121] is the sub-list for method output_type
+	73, // [73:97] is the sub-list for method input_type
+	71, // [71:73] is the sub-list for extension type_name
+	69, // [69:71] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_fastps_v1_fastps_proto_init() }
@@ -7714,20 +8224,21 @@ func file_fastps_v1_fastps_proto_init() {
 	file_fastps_v1_fastps_proto_msgTypes[7].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[11].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[13].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[30].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[46].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[50].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[16].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[32].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[48].OneofWrappers = []any{}
 	file_fastps_v1_fastps_proto_msgTypes[52].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[53].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[60].OneofWrappers = []any{}
-	file_fastps_v1_fastps_proto_msgTypes[70].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[54].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[55].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[62].OneofWrappers = []any{}
+	file_fastps_v1_fastps_proto_msgTypes[72].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastps_v1_fastps_proto_rawDesc), len(file_fastps_v1_fastps_proto_rawDesc)),
-			NumEnums:      13,
-			NumMessages:   79,
+			NumEnums:      14,
+			NumMessages:   83,
 			NumExtensions: 2,
 			NumServices:   2,
 		},

@@ -43,6 +43,7 @@ const (
 	Control_BatchPortion_FullMethodName = "/fastps.v1.Control/BatchPortion"
 	Control_Checkpoint_FullMethodName   = "/fastps.v1.Control/Checkpoint"
 	Control_Hold_FullMethodName         = "/fastps.v1.Control/Hold"
+	Control_Mark_FullMethodName         = "/fastps.v1.Control/Mark"
 )
 
 // ControlClient is the client API for Control service.
@@ -109,6 +110,9 @@ type ControlClient interface {
 	// Holds incoming writes on this shard until its snapshot of a cut begins. Hold on all shards, then Checkpoint on all,
 	// gives snapshots of one moment.
 	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*HoldResponse, error)
+	// Notes a named moment in this shard's log, and releases the writes that are held for it; answers when it is durable.
+	// Hold on all shards, then Mark on all, gives one moment. Refused (precondition) by a server without history.
+	Mark(ctx context.Context, in *MarkRequest, opts ...grpc.CallOption) (*MarkResponse, error)
 }
 
 type controlClient struct {
@@ -339,6 +343,16 @@ func (c *controlClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *controlClient) Mark(ctx context.Context, in *MarkRequest, opts ...grpc.CallOption) (*MarkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MarkResponse)
+	err := c.cc.Invoke(ctx, Control_Mark_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -403,6 +417,9 @@ type ControlServer interface {
 	// Holds incoming writes on this shard until its snapshot of a cut begins. Hold on all shards, then Checkpoint on all,
 	// gives snapshots of one moment.
 	Hold(context.Context, *HoldRequest) (*HoldResponse, error)
+	// Notes a named moment in this shard's log, and releases the writes that are held for it; answers when it is durable.
+	// Hold on all shards, then Mark on all, gives one moment. Refused (precondition) by a server without history.
+	Mark(context.Context, *MarkRequest) (*MarkResponse, error)
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -478,6 +495,9 @@ func (UnimplementedControlServer) Checkpoint(context.Context, *CheckpointRequest
 }
 func (UnimplementedControlServer) Hold(context.Context, *HoldRequest) (*HoldResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Hold not implemented")
+}
+func (UnimplementedControlServer) Mark(context.Context, *MarkRequest) (*MarkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Mark not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -896,6 +916,24 @@ func _Control_Hold_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Mark_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MarkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Mark(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Mark_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Mark(ctx, req.(*MarkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -990,6 +1028,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Hold",
 			Handler:    _Control_Hold_Handler,
+		},
+		{
+			MethodName: "Mark",
+			Handler:    _Control_Mark_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
