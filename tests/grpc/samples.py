@@ -31,6 +31,7 @@ def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> Float32:
 
 # protos/README.md, "Errors".
 STATUS = {
+    "frame": grpc.StatusCode.INVALID_ARGUMENT,
     "unknown_tensor": grpc.StatusCode.NOT_FOUND,
     "shape": grpc.StatusCode.INVALID_ARGUMENT,
     "dtype": grpc.StatusCode.INVALID_ARGUMENT,

@@ -350,13 +350,17 @@ def test_gradients_that_numpy_cannot_read_are_refused(ps, codec, accumulate):
     torch = pytest.importorskip("torch")
     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
     ones = torch.ones(3)
-    wrong = [ones.clone().requires_grad_(), ones.bfloat16(), ones.to_sparse(), ones.to("meta"), "abc", None]
+    wrong = [ones.clone().requires_grad_(), ones.to_sparse(), ones.to("meta"), "abc", None]
     with fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async(), codec, accumulate=accumulate) as worker:
         for gradient in wrong:
             with pytest.raises(fastps.DTypeError) as caught:
                 worker.step({"w": gradient})
             assert caught.value.tensor == "w"
-    assert (ps.pull("w") == 0).all()
+        worker.flush()
+        assert (ps.pull("w") == 0).all()
+        for _ in range(accumulate):
+            worker.step({"w": ones.bfloat16()})
+    assert (ps.pull("w") == -1).all()
 
 
 @pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)

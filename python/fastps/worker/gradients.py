@@ -18,10 +18,12 @@ Gradient = Array | Sparse
 
 
 def whole(gradient: Any) -> Array:
-    """A gradient in any buffer or DLPack object as an array, without a copy unless torch has it negated.
+    """A gradient in any buffer or DLPack object as an array.
 
-    Of one that is encoded, the values.
+    There is no copy unless torch has it negated or in bfloat16. Of one that is encoded, the values.
     """
+    if str(getattr(gradient, "dtype", None)) == "torch.bfloat16":  # which NumPy does not know
+        gradient = gradient.float()
     resolve = getattr(gradient, "resolve_neg", None)
     array: Any = np.asarray(gradient if resolve is None else resolve())
     if array.dtype == object and array is not gradient and hasattr(gradient, "__dlpack__"):
