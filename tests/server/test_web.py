@@ -30,7 +30,8 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     data = tmp_path_factory.mktemp("data")
-    with serving("--shards", "2", "--data-dir", str(data), "--copy-to", (data / "copies").as_uri()) as one:
+    kept = "--data-dir", str(data), "--copy-to", (data / "copies").as_uri(), "--keep-history", "1MiB"
+    with serving("--shards", "2", *kept) as one:
         yield one
 
 

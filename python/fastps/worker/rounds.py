@@ -288,7 +288,7 @@ class Rounds:
             valid = all(np.isfinite(number) and number >= 0 for number in numbers)
             if mixing is not None:
                 fragment, lost = mixing
-                valid = valid and fragment in range(count) and lost in (0, 1)
+                valid = valid and fragment in range(len(each)) and lost in (0, 1)
         except (TypeError, ValueError):  # of a file that something else has written
             valid = False
         if not valid:

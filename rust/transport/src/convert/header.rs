@@ -147,23 +147,7 @@ pub fn whole_pulls(target: Target, what: Read, parts: Vec<pb::Part>) -> pb::Head
 /// The header of each part of a message of whole slices, as of a frame of its own.
 pub fn separate(header: &pb::Header) -> impl Iterator<Item = pb::Header> + '_ {
     let (pushes, table) = (header.kind() != pb::Kind::Pull, header.table.as_deref());
-    let pb::Header {
-        kind, codec, dtype, group, epoch, lr, scale, weight, view, want_values, correction, ..
-    } = *header;
-    let shared = pb::Header {
-        kind,
-        codec,
-        dtype,
-        group,
-        epoch,
-        lr,
-        scale,
-        weight,
-        view,
-        want_values,
-        correction,
-        ..Default::default()
-    };
+    let shared = pb::Header { parts: Vec::new(), table: None, ..header.clone() };
     header.parts.iter().enumerate().map(move |(k, part)| {
         let known = |list: &[u64]| list.get(k).copied().filter(|value| *value != UNKNOWN);
         pb::Header {

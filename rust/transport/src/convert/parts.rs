@@ -355,7 +355,7 @@ mod tests {
             scale: Some(2.0),
             weight: Some(3.0),
             correction: None,
-            note: "",
+            note: "batch 8131",
         }
     }
 
