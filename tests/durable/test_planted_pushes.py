@@ -69,7 +69,7 @@ def test_planted_pushes_are_found(tmp_path: Path, capfd: pytest.CaptureFixture[s
         assert main([*search, "--run", f"{sys.executable} {script} {{addresses}}"]) == 0, kind
         out = capfd.readouterr().out
         assert f"first bad version: {made[PLANTED]}\n" in out, (kind, out)
-        found = re.search(r"push [\d,]+ of worker '(.+)' \((.+)\) to .*: lr (\S+), \|g\| \S+(.*)", out)
+        found = re.search(r"push [\d,]+ of worker '(.+)' \((.+)\) to .*: lr (\S+), \|g\| [^\s,]+(.*)", out)
         assert found is not None, out
         worker, note, lr, rest = found.groups()
         assert (worker, note) == (f"worker-{PLANTED % WORKERS}", f"batch {PLANTED}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -279,24 +280,22 @@ class Rounds:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises `ConfigError` unless the numbers of a saved round fit."""
-        count, each, mixing = len(self.fragments), _fragments_of(state), state.get("mixing")
-        try:
+        count, each, mixing = len(self.fragments), _fragments_of(state), state.get("mixing", (0, 0))
+        valid = fits = False
+        with contextlib.suppress(TypeError, ValueError):  # of a file that something else has written
             numbers = [
                 state.get("round", 0),
                 *(number for steps, samples in each for number in (steps, samples)),
             ]
             valid = all(np.isfinite(number) and number >= 0 for number in numbers)
-            if mixing is not None:
-                fragment, lost = mixing
-                valid = valid and fragment in range(len(each)) and lost in (0, 1)
-        except (TypeError, ValueError):  # of a file that something else has written
-            valid = False
-        if not valid:
-            expected = f"steps and samples >= 0 of {counted(count, 'fragment')}"
-            raise ConfigError("the saved round is invalid", expected=expected, got="something else")
-        if len(each) != count:
+            fragment, lost = mixing
+            fits = fragment in range(count) and lost in (0, 1)
+        if valid and len(each) != count:
             expected, got = f"fragments={count}", f"fragments={len(each)}"
             raise ConfigError("the saved round is of another mode", expected=expected, got=got)
+        if not (valid and fits):
+            expected = f"steps and samples >= 0 of {counted(count, 'fragment')}"
+            raise ConfigError("the saved round is invalid", expected=expected, got="something else")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, float]:
         """Continues a saved round where it began from the present values, fragment by fragment.

@@ -202,7 +202,7 @@ fn every_push_counts_once_whatever_is_cut() {
 fn who_asks_again_is_not_served() {
     let path = std::env::temp_dir().join(format!("fastps-asks-{}", std::process::id()));
     let cluster = Cluster::of(1, |config| {
-        config.memory_limit = Some(10 << 20);
+        config.memory_limit = Some(4 << 20);
         config.listen_unix = vec![path.clone()];
     });
     let ask = b"fastps shared memory 3\n";
@@ -314,7 +314,7 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
 /// shared memory gets an error.
 #[test]
 fn without_room_the_unix_socket_does() {
-    let cluster = Cluster::of(1, |config| config.memory_limit = Some(10 << 20));
+    let cluster = Cluster::of(1, |config| config.memory_limit = Some(4 << 20));
     let address = &cluster.addresses()[0];
     let client = connect(address, Transport::Auto, PATIENT).unwrap();
     register(&client, 3);
