@@ -249,7 +249,7 @@ def test_no_shard_keeps_memory_of_a_space_that_one_has_no_room_for() -> None:
     def taken() -> list[int]:
         return [shard["counters"]["memory_vectors"] for shard in ps.stats()["shards"]]
 
-    limit, slice_bytes = 2 * 52_000_000, 63 * 4096 * 4
+    limit, slice_bytes = 2 * 42_000_000, 63 * 4096 * 4
     with fastps.serve(shards=2, memory_limit=limit) as server, fastps.connect(server.addresses) as ps:
         for name, slices in (("a", 8), ("b", 1)):
             ps.register(name, np.zeros(slices * 63 * 4096, np.float32), optimizer=fastps.SGD(lr=1.0))

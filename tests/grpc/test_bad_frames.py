@@ -189,7 +189,7 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "base_own alone": ("small", FLOAT32, header(base_own=1), "frame", True, "", ""),
     "no sequence": ("small", FLOAT32, drop_field("sequence"), "frame", True, "1 or more", "0"),
     "float64": ("small", FLOAT32, header(dtype=2), "dtype", True, "float32", "float64"),
-    "bfloat16": ("small", FLOAT32, header(dtype=3), "dtype", True, "FLOAT32", "BFLOAT16"),
+    "bfloat16": ("small", FLOAT32, header(dtype=3), "dtype", True, "float32", "bfloat16"),
     "codec of float64": ("small", FLOAT32, header(codec=5), "dtype", True, "float32", "Float64"),
     "unknown dtype": ("small", FLOAT32, header(dtype=77), "dtype", True, "FLOAT32", "77"),
     "no dtype": ("small", FLOAT32, drop_field("dtype"), "dtype", True, "FLOAT32", "UNSPECIFIED"),

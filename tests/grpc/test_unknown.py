@@ -25,8 +25,25 @@ def enums(descriptor: Any) -> Iterator[Path]:
 
 def spoil(message: Message, path: Path) -> None:
     for name in path[:-1]:
-        message = getattr(message, name)
+        message = first(message, name)
     setattr(message, path[-1], UNKNOWN)
+
+
+def first(message: Message, name: str) -> Message:
+    """The message of a field; of a list the first, into which the fields for one move."""
+    field = getattr(message, name)
+    if not hasattr(field, "add"):
+        return field
+    one = field.add()
+    for own in message.DESCRIPTOR.fields:
+        if own.name == name.removesuffix("s") and own.message_type is one.DESCRIPTOR:
+            one.CopyFrom(getattr(message, own.name))
+        elif own.name in one.DESCRIPTOR.fields_by_name:
+            one.MergeFrom(type(one)(**{own.name: getattr(message, own.name)}))
+        else:
+            continue
+        message.ClearField(own.name)
+    return one
 
 
 def good(client: ForeignClient, method: Any) -> Message:

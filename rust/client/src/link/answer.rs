@@ -1,7 +1,8 @@
 //! Delivers an answer from the stream to the call, or to the doubt, that waits for it.
 
 use crate::link::call::{ArrivedValues, Call, CallPart, Outcome, PartAnswer};
-use crate::link::queue::{Pending, Queue, SliceReport, Waiter};
+use crate::link::pending::{Pending, Waiter};
+use crate::link::queue::{Queue, SliceReport};
 use crate::link::state::Link;
 use crate::options::Ack;
 use crate::state::doubt::Doubt;

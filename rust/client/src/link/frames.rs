@@ -1,6 +1,6 @@
 //! A link's frames by tag, and which pushes are unanswered.
 
-use crate::link::queue::Pending;
+use crate::link::pending::Pending;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 

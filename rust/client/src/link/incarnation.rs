@@ -2,7 +2,8 @@
 //! incarnation.
 
 use crate::link::call::Outcome;
-use crate::link::queue::{Known, Pending, Queue, Waiter};
+use crate::link::pending::{Pending, Waiter};
+use crate::link::queue::{Known, Queue};
 use crate::link::state::Link;
 use crate::link::unary;
 use crate::state::doubt::Doubt;

@@ -11,6 +11,7 @@ mod find;
 mod frames;
 mod incarnation;
 pub(crate) mod memberships;
+pub(crate) mod pending;
 pub(crate) mod queue;
 pub(crate) mod refresh;
 pub(crate) mod route;

@@ -3,7 +3,8 @@
 
 use crate::link::call::payload::Payload;
 use crate::link::call::{Call, CallPart, Outcome};
-use crate::link::queue::{Frame, MAX_UNANSWERED_PUSHES, Pending, Queue, Sender, Waiter};
+use crate::link::pending::{Pending, Sender, Waiter};
+use crate::link::queue::{Frame, MAX_UNANSWERED_PUSHES, Queue};
 use crate::link::state::Link;
 use crate::state::doubt::Doubt;
 use crate::state::runtime::lock;
