@@ -104,6 +104,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("KILLS", "number of kills"),
         Variable("SEED", "seed of the moments of the kills"),
         Variable("SOAK", "number of steps through connections that stutter"),
+        Variable("STATES", "number of states of each setting of the owner's model"),
         Variable("KILLED_CLIENT", "what a client that will be killed does; set by its test"),
         Variable("NIGHTLY", "`1`: tests that run long, too; `make nightly` sets it"),
         Variable("SECOND_ORDER", "`1`: all sizes and kills of batch optimizers"),
