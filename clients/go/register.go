@@ -85,7 +85,7 @@ func (c *Client) register(ctx context.Context, all []Registration) (int, error) 
 	return created, nil
 }
 
-func (r Registration) check() error {
+func (r Registration) check() *Error {
 	n := 1
 	for _, dim := range r.Tensor.Shape {
 		if dim < 0 {
