@@ -287,7 +287,7 @@ def test_the_sparsity_of_examples_is_nius():
 
 def test_every_figure_has_a_perturbed_product_here():
     judged = {accuracy.judge, accuracy.judge_times, toys.judge, parts.judge, asynchrony.judge}
-    judged |= {convnets.judge, hogwild.judge}
+    judged |= {convnets.judge, hogwild.judge, sizes.judge}
     assert {figure.judge for figure in FIGURES.values()} == judged
 
 
