@@ -373,8 +373,9 @@ impl Drop for Journal {
 impl Sink for Journal {
     fn record(&self, record: &Record<'_>) {
         if record.apply == Apply::Exact || record.action != Action::Gradient {
-            // Versions without history do not read notes.
-            let kept = if self.keeps_history() { *record } else { Record { note: "", ..*record } };
+            // Earlier versions, whose servers have no history, read neither.
+            let kept =
+                if self.keeps_history() { *record } else { Record { note: "", acknowledged: 0, ..*record } };
             self.log.append(|to| frame::push(to, &kept));
         }
     }

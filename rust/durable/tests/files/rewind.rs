@@ -304,7 +304,7 @@ fn notes_are_kept_with_history_only() {
         past(&dir.0, |change| notes.push(change.note.to_owned())).unwrap();
         assert_eq!(notes, kept_notes);
         let last = state([&world]);
-        drop(world);
+        drop((slice, world));
         assert_eq!(state([&World::with(Settings { history, ..kept(&dir.0, 0, 1) }).unwrap()]), last);
     }
 }
