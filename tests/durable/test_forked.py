@@ -13,6 +13,7 @@ import pytest
 
 import fastps
 from fastps.commands.cli import main
+from fastps.commands.kit.servers import free_ports
 
 PATIENT = 60.0
 
@@ -21,18 +22,19 @@ PATIENT = 60.0
 def fork(folder: Path, errors: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[list[str]]:
     """The addresses of its servers; its standard error goes to a file."""
     command = [sys.executable, "-m", "fastps", "fork", str(folder), "--listen", listen, *options]
-    with errors.open("w") as to:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=to, text=True)
-    assert process.stdout is not None
-    try:
-        shards = len([*folder.glob("shard-*")])
-        lines = [process.stdout.readline() for _ in range(shards)]
-        assert all("listening on" in line for line in lines), errors.read_text()
-        yield [line.split()[-1] for line in lines]
-    finally:
-        process.terminate()
-        assert process.wait(PATIENT) == 0
-        process.stdout.close()
+    with (
+        errors.open("w") as to,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=to, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            shards = len([*folder.glob("shard-*")])
+            lines = [process.stdout.readline() for _ in range(shards)]
+            assert all("listening on" in line for line in lines), errors.read_text()
+            yield [line.split()[-1] for line in lines]
+        finally:
+            process.terminate()
+            assert process.wait(PATIENT) == 0
 
 
 @pytest.fixture
@@ -71,12 +73,12 @@ def test_a_fork_goes_on_without_a_worker(state: Path, tmp_path: Path) -> None:
 
 def test_a_client_of_the_old_run_is_refused(state: Path, tmp_path: Path) -> None:
     before, errors = tmp_path / "before", tmp_path / "errors"
-    with fastps.serve(2, data_dir=state) as server:
-        port = server.address_list[0].rpartition(":")[2]
+    listen = f"127.0.0.1:{free_ports(2)[0]}"
+    with fastps.serve(2, data_dir=state, listen=listen) as server:
         old = fastps.connect(server.address_list, timeout=PATIENT)
         fastps.rewind(state, before, to=3)
     with (
-        fork(before, errors, listen=f"127.0.0.1:{port}"),
+        fork(before, errors, listen=listen),
         pytest.raises(fastps.FastpsError, match="cluster"),
     ):
         old.push("a", np.ones(3, np.float32))

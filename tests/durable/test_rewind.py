@@ -15,6 +15,7 @@ import fastps
 from fastps._shared.process import CommandError
 from fastps.commands.cli import main
 from fastps.commands.kit.bisection import BAD, GOOD, SKIP, Search
+from fastps.commands.kit.servers import free_ports
 
 SHAPES = {"a": (300, 3), "b": (17,)}
 HISTORY = 1 << 30
@@ -92,15 +93,15 @@ def test_any_version_comes_back_on_any_number_of_shards(
 
 
 def test_a_worker_of_the_run_is_a_stranger_to_its_past(tmp_path: Path) -> None:
-    with fastps.serve(data_dir=tmp_path / "now", keep_history=HISTORY) as server:
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    with fastps.serve(data_dir=tmp_path / "now", keep_history=HISTORY, listen=listen) as server:
         ps = fastps.connect(server.address_list, timeout=30.0, ack="logged")
         ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
         for _ in range(3):
             ps.push("w", np.ones(2, np.float32))
         fastps.rewind(tmp_path / "now", tmp_path / "past", to=2)
-        port = server.address_list[0].rpartition(":")[2]
     with (
-        fastps.serve(listen=f"127.0.0.1:{port}", data_dir=tmp_path / "past"),
+        fastps.serve(listen=listen, data_dir=tmp_path / "past"),
         pytest.raises(fastps.FastpsError, match="cluster"),
     ):
         ps.push("w", np.ones(2, np.float32))

@@ -23,15 +23,14 @@ STOP_TIMEOUT = 8.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports that the system does not assign to others, so that a server can have its port again."""
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            port = random.randrange(20_000, 32_000)
-            with contextlib.suppress(OSError):
+    """Free ports in a row, which the system assigns to nobody: so a server can have its port again."""
+    while True:
+        first = random.randrange(10_000, 32_000 - count)
+        ports = list(range(first, first + count))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in ports:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                ports.append(port)
-        return ports
+            return ports
 
 
 class ServerProcess(Child):
