@@ -231,16 +231,7 @@ impl DerefMut for Aligned {
 }
 
 fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: vec![n as u64],
-        dtype: DType::Float32,
-        apply,
-        group: "default".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec { apply, ..TensorSpec::new(name, [n as u64], optimizer) }
 }
 
 fn timed(work: impl FnOnce()) -> Duration {

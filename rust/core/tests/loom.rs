@@ -10,7 +10,6 @@
 
 use fastps_core::barrier::Barrier;
 use fastps_core::codec::CodecId;
-use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::fault;
 use fastps_core::frame::{Applied, Base, Identity, Push};
@@ -62,16 +61,7 @@ fn shard_of(config: ShardConfig, apply: Apply) -> Arc<Shard> {
 }
 
 fn spec(apply: Apply) -> TensorSpec {
-    TensorSpec {
-        name: "w".into(),
-        shape: vec![1],
-        dtype: DType::Float32,
-        apply,
-        group: "default".into(),
-        optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
-        average: None,
-        rounding: None,
-    }
+    TensorSpec { apply, ..TensorSpec::new("w", [1], Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() })) }
 }
 
 /// Pushes -1, which adds 1 to the slice's element. Returns a list that receives the answers, one per call of

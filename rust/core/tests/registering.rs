@@ -3,10 +3,10 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use cap::Cap;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use std::alloc::System;
 use std::time::Duration;
@@ -20,16 +20,7 @@ fn a_registration_costs_the_same_among_many_tensors() {
     let register = |numbers: std::ops::Range<usize>| {
         let before = ALLOCATOR.total_allocated();
         for k in numbers {
-            let spec = TensorSpec {
-                name: format!("{k:05}").into(),
-                shape: vec![1],
-                dtype: DType::Float32,
-                apply: Apply::Exact,
-                group: "default".into(),
-                optimizer: Optimizer::Sgd(Sgd::default()),
-                average: None,
-                rounding: None,
-            };
+            let spec = TensorSpec::new(format!("{k:05}"), [1], Optimizer::Sgd(Sgd::default()));
             store.register(spec, View::Float32(&[0.0]), Duration::from_mins(1)).unwrap();
         }
         ALLOCATOR.total_allocated() - before

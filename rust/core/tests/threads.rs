@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;
-use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::factorize::{Epoch, FactorRule, Factors, Order, Ratings};
 use fastps_core::frame::{Applied, Identity, Push};
@@ -26,16 +25,7 @@ const LEN: usize = if cfg!(miri) { 70 } else { 2500 };
 const SLICE: SliceId = SliceId(5);
 
 fn spec(apply: Apply, optimizer: Optimizer) -> TensorSpec {
-    TensorSpec {
-        name: "w".into(),
-        shape: vec![LEN as u64],
-        dtype: DType::Float32,
-        apply,
-        group: "default".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec { apply, ..TensorSpec::new("w", [LEN as u64], optimizer) }
 }
 
 fn ledger() -> Optimizer {

@@ -149,18 +149,17 @@ fn entry() -> impl Strategy<Value = SliceEntry> {
 fn spec() -> impl Strategy<Value = TensorSpec> {
     (".{0,20}", vec(any::<u64>(), 0..4), any::<bool>(), ".{0,5}").prop_map(|(name, shape, hogwild, group)| {
         TensorSpec {
-            name: name.into(),
-            shape,
-            dtype: DType::Float32,
             apply: if hogwild { Apply::Hogwild } else { Apply::Exact },
             group: group.into(),
-            optimizer: if hogwild {
-                Optimizer::Sgd(Sgd { lr: 1.0 / 3.0, ..Sgd::default() })
-            } else {
-                Optimizer::Adam(Adam::default())
-            },
-            average: None,
-            rounding: None,
+            ..TensorSpec::new(
+                name,
+                shape,
+                if hogwild {
+                    Optimizer::Sgd(Sgd { lr: 1.0 / 3.0, ..Sgd::default() })
+                } else {
+                    Optimizer::Adam(Adam::default())
+                },
+            )
         }
     })
 }

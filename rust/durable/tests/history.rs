@@ -3,13 +3,12 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;
-use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Cut, Event, Journal, Report, Reservation, Settings, Stage, checkpoint, shard_folder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,17 +74,7 @@ impl World {
 
     fn register(&self) {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-        let (name, group, dtype, apply) = ("w".into(), "default".into(), DType::Float32, Apply::Exact);
-        let spec = TensorSpec {
-            name,
-            shape: vec![1],
-            dtype,
-            apply,
-            group,
-            optimizer,
-            average: None,
-            rounding: None,
-        };
+        let spec = TensorSpec::new("w", [1], optimizer);
         self.shard.create(&Arc::new(spec.clone()), 1, &[(ID, 0)]).unwrap();
         let slices = vec![(ID.0, 0)];
         self.journal.note(&Event::Reserved(1, Reservation { spec, group: 1, slices, stage: Stage::Open }));

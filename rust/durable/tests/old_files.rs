@@ -6,7 +6,6 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
-use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, Rmsprop, Sgd};
@@ -53,17 +52,8 @@ impl World {
     }
 
     fn register(&self, id: u64, name: &str, shape: &[u64], apply: Apply, optimizer: Optimizer) {
-        let (dtype, group, shape) = (DType::Float32, "default".into(), shape.to_vec());
-        let spec = TensorSpec {
-            name: name.into(),
-            shape,
-            dtype,
-            apply,
-            group,
-            optimizer,
-            average: None,
-            rounding: None,
-        };
+        let shape = shape.to_vec();
+        let spec = TensorSpec { apply, ..TensorSpec::new(name, shape, optimizer) };
         self.shard.create(&Arc::new(spec.clone()), 1, &[(SliceId(id), 0)]).unwrap();
         let reserved = Reservation { spec, group: 1, slices: vec![(id, 0)], stage: Stage::Open };
         self.journal.note(&Event::Reserved(id, reserved));

@@ -3,14 +3,13 @@
 use crate::problems::{Problem, digits};
 use crate::settings::Settings;
 use fastps_core::codec::CodecId;
-use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::record::{Record, Sink};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Slice;
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::tensor::{SliceId, TensorSpec};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -77,16 +76,7 @@ impl Server {
         };
         let mut at = 0;
         for (k, (name, shape)) in shapes.iter().enumerate() {
-            let spec = Arc::new(TensorSpec {
-                name: (*name).into(),
-                shape: shape.to_vec(),
-                dtype: DType::Float32,
-                apply: Apply::Exact,
-                group: "default".into(),
-                optimizer: settings.optimizer,
-                average: None,
-                rounding: None,
-            });
+            let spec = Arc::new(TensorSpec::new(*name, shape.to_vec(), settings.optimizer));
             let (id, range) = (SliceId(k as u64 + 1), at..at + spec.elements());
             at = range.end;
             server.shard.create(&spec, GROUP, &[(id, 0)])?;

@@ -3,7 +3,6 @@
 
 use bytes::Bytes;
 use cap::Cap;
-use fastps_core::dtype::DType;
 use fastps_core::error::Result;
 use fastps_core::frame::{Applied, Push};
 use fastps_core::isa::Isa;
@@ -54,14 +53,12 @@ static SHARD: LazyLock<Shard> = LazyLock::new(|| {
     let shard = Shard::new(ShardConfig::new(0, 1 << 20, Isa::best()));
     for (id, apply) in [(1, Apply::Exact), (2, Apply::Hogwild), (3, Apply::Exact)] {
         let spec = TensorSpec {
-            name: format!("{apply:?} {id}").into(),
-            shape: vec![ELEMENTS as u64],
-            dtype: DType::Float32,
             apply,
-            group: "default".into(),
-            optimizer: Optimizer::Adam(Adam::default()),
-            average: None,
-            rounding: None,
+            ..TensorSpec::new(
+                format!("{apply:?} {id}"),
+                vec![ELEMENTS as u64],
+                Optimizer::Adam(Adam::default()),
+            )
         };
         shard.create(&Arc::new(spec), 0, &[(SliceId(id), 0)]).unwrap();
     }

@@ -7,11 +7,11 @@ use crate::ledger::{SLICE, TENSORS, Tensor, floats, until};
 use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions};
 use fastps_core::codec::{Codec, ErrorFeedback};
-use fastps_core::dtype::{Array, DType, View};
+use fastps_core::dtype::{Array, View};
 use fastps_core::error::Kind;
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Optimizer, Rmsprop, Sgd};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{
     Fate, Gradient, OptimizerState, Patient, PushError, PushOptions, Pushed, Receipt, Ticket, Versions,
@@ -23,17 +23,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 const BIG: u64 = 2 * 258_048 + 5;
 
 fn spec(name: &str, shape: &[u64], optimizer: Optimizer) -> TensorSpec {
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    TensorSpec {
-        name: name.into(),
-        shape: shape.to_vec(),
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec::new(name, shape.to_vec(), optimizer)
 }
 
 fn sgd() -> Optimizer {

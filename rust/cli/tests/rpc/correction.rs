@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use fastps_client::{Client, ConnectOptions};
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::correction::Correction;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::Kind;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
@@ -35,17 +35,7 @@ fn gradient(values: Arc<dyn Values>) -> [Gradient; 1] {
 /// Runs a schedule of pushes by two workers. Returns the values, and staleness and scale of each receipt.
 fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 0.3, momentum: 0.9, ..Sgd::default() });
-    let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());
-    let spec = TensorSpec {
-        name,
-        shape: vec![N as u64],
-        dtype,
-        apply: Apply::Exact,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new("w", [N as u64], optimizer);
     let initial: Vec<f32> = (0..N).map(|k| (k as f32).sin()).collect();
     ps.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
     let (slow, fast) = (ps.another().unwrap(), ps.another().unwrap());
@@ -92,17 +82,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
 /// [`outcome`] with rows.
 fn sparse(ps: &dyn ParameterServer) -> Vec<(Option<u64>, f32)> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());
-    let spec = TensorSpec {
-        name,
-        shape: vec![N as u64],
-        dtype,
-        apply: Apply::Hogwild,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec { apply: Apply::Hogwild, ..TensorSpec::new("w", [N as u64], optimizer) };
     ps.register(spec, View::Float32(&vec![0.0; N]), TIMEOUT).unwrap();
     let (slow, fast) = (ps.another().unwrap(), ps.another().unwrap());
     let base = |client: &dyn ParameterServer| Arc::new(client.versions(&["w".into()], TIMEOUT).unwrap());

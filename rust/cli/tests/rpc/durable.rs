@@ -2,7 +2,7 @@
 
 use crate::ledger::{AtTheEnd, PATIENT, floats, gradient, until};
 use fastps_client::{Ack, Client, ConnectOptions};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::{Kind, Lost};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -154,17 +154,7 @@ pub(crate) fn register(
     optimizer: Optimizer,
     value: f32,
 ) {
-    let (dtype, group) = (DType::Float32, "default".into());
-    let spec = TensorSpec {
-        name: name.into(),
-        shape: vec![elements as u64],
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec { apply, ..TensorSpec::new(name, [elements as u64], optimizer) };
     ps.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
 
@@ -530,17 +520,7 @@ fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
     let client = served.connect(Ack::Applied);
     register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
     let add = |client: &Client, name: &str, n: usize, timeout| {
-        let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-        let spec = TensorSpec {
-            name: name.into(),
-            shape: vec![n as u64],
-            dtype,
-            apply,
-            group,
-            optimizer: sgd(),
-            average: None,
-            rounding: None,
-        };
+        let spec = TensorSpec::new(name, [n as u64], sgd());
         client.register(spec, View::Float32(&vec![0.0; n]), timeout)
     };
     let other = served.connect(Ack::Applied);

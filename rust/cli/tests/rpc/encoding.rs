@@ -5,9 +5,9 @@ use crate::cluster::Cluster;
 use crate::ledger::until;
 use fastps_client::{Client, ConnectOptions};
 use fastps_core::codec::{Codec, ErrorFeedback};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushError, PushOptions, Values};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,16 +50,7 @@ fn connect(cluster: &Cluster) -> Arc<Client> {
 /// A tensor of three slices, and the number of times a push reads its values, the last time to encode the
 /// last slice.
 fn register(client: &Client, options: &PushOptions) -> usize {
-    let spec = TensorSpec {
-        name: "w".into(),
-        shape: vec![LENGTH as u64],
-        dtype: DType::Float32,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new("w", [LENGTH as u64], Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
     client.register(spec, View::Float32(&vec![0.0; LENGTH]), TIMEOUT).unwrap();
     let watched = watched(0, || ());
     client.push(&[gradient(&watched)], options).unwrap();

@@ -8,10 +8,10 @@ use crate::proxy::Proxies;
 use crate::relay::Relays;
 use fastps_client::{Client, ConnectOptions, Transport};
 use fastps_core::codec::{Codec, ErrorFeedback};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Fate, Gradient, PushError, PushOptions};
 use fastps_server::Role;
@@ -27,17 +27,7 @@ static SHAPES: LazyLock<Vec<(Arc<str>, usize)>> = LazyLock::new(|| {
 });
 
 fn spec(name: &Arc<str>, n: usize, optimizer: Optimizer) -> TensorSpec {
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    TensorSpec {
-        name: name.clone(),
-        shape: vec![n as u64],
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec::new(name.clone(), [n as u64], optimizer)
 }
 
 struct World {

@@ -5,10 +5,10 @@
 //! which content and order affect every bit. All values of a slice are equal, so 1-bit encodes them exactly,
 //! and the next push shows to the last bit what was refused or fenced.
 
-use fastps_core::dtype::{Array, DType, View};
+use fastps_core::dtype::{Array, View};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushOptions};
 use std::collections::HashMap;
@@ -79,17 +79,7 @@ impl Tensor {
 }
 
 pub(crate) fn register(ps: &dyn ParameterServer, name: &str, elements: usize, optimizer: Optimizer) {
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec {
-        name: name.into(),
-        shape: vec![elements as u64],
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new(name, [elements as u64], optimizer);
     ps.register(spec, View::Float32(&vec![0.0; elements]), PATIENT).unwrap();
 }
 

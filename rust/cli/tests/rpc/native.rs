@@ -7,9 +7,9 @@ use crate::peer::{Answers, EXCHANGE, call, connect, message, status};
 use crate::stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, start, within};
 use bytes::{Buf, Bytes, BytesMut};
 use fastps_client::{Client, ConnectOptions, Transport};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushError, PushOptions};
 use fastps_server::{Server, ServerConfig};
@@ -181,17 +181,7 @@ async fn the_slowest_reader_is_reset_when_memory_is_full() {
 
 fn spec(name: &str, elements: usize) -> TensorSpec {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    TensorSpec {
-        name: name.into(),
-        shape: vec![elements as u64],
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec::new(name, [elements as u64], optimizer)
 }
 
 fn options(timeout: Duration) -> PushOptions {

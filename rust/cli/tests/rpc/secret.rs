@@ -8,9 +8,9 @@ use crate::proxy::Proxies;
 use crate::stubs::{CLIENT, Shard, bytes, error, hello, push, start, timed};
 use bytes::Bytes;
 use fastps_client::Ack;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::Kind;
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_core::verbs::PushError;
 use fastps_core::verbs::prelude::*;
 use fastps_proto::v1 as pb;
@@ -128,9 +128,7 @@ fn a_client_whose_incarnation_was_taken_is_fenced() {
     let proxies = Proxies::start(&[served.address()], 1);
     let client = durable::connect(&proxies.addresses()[0], Ack::Logged);
     let register = || {
-        let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-        let (name, shape, optimizer) = ("w".into(), vec![3], durable::sgd());
-        let spec = TensorSpec { name, shape, dtype, apply, group, optimizer, average: None, rounding: None };
+        let spec = TensorSpec::new("w", [3], durable::sgd());
         client.register(spec, View::Float32(&[0.0; 3]), PATIENT)
     };
     register().unwrap();

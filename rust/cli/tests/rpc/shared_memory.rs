@@ -6,9 +6,9 @@ use crate::cluster::Cluster;
 use crate::ledger::AtTheEnd;
 use crate::stubs::{CLIENT, Shard, hello, timed};
 use fastps_client::{Client, ConnectOptions, Transport};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Fate, Gradient, PushError, PushOptions};
 use rustix::net::{Shutdown, SocketAddrUnix, getpeername, shutdown};
@@ -46,17 +46,7 @@ fn register(client: &Client, k: usize) {
 /// Registers a tensor with `value` in every element.
 fn register_full(client: &Client, name: Arc<str>, elements: usize, value: f32) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec {
-        name,
-        shape: vec![elements as u64],
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new(name, [elements as u64], optimizer);
     client.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
 

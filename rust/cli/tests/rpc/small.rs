@@ -5,9 +5,9 @@ use crate::cluster::Cluster;
 use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions, Transport};
 use fastps_core::codec::Codec;
-use fastps_core::dtype::{Array, DType, View};
+use fastps_core::dtype::{Array, View};
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Fate, Gradient, PushError, PushOptions};
 use std::sync::{Arc, Mutex};
@@ -107,16 +107,8 @@ fn small_tensors_are_changed_once_wherever_a_message_breaks() {
     let proxies = Proxies::start(&cluster.addresses(), 22);
     let truth = connect(&cluster.addresses());
     for k in 0..TENSORS {
-        let spec = TensorSpec {
-            name: name(k),
-            shape: vec![len(k) as u64],
-            dtype: DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
-            average: None,
-            rounding: None,
-        };
+        let spec =
+            TensorSpec::new(name(k), [len(k) as u64], Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
         truth.register(spec, View::Float32(&vec![0.0; len(k)]), PATIENT).unwrap();
     }
     let clients = [(); 2].map(|()| connect(&proxies.addresses()));

@@ -4,9 +4,9 @@ use crate::cluster::Cluster;
 use crate::proxy::Proxies;
 use fastps_client::{Client, ConnectOptions, Transport};
 use fastps_core::codec::Codec;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Fate, Gradient, PushError, PushOptions, Rows, SparseValues};
 use std::ops::Range;
@@ -116,16 +116,8 @@ fn parts_are_applied_once_wherever_a_message_breaks() {
     let cluster = Cluster::start(2);
     let proxies = Proxies::start(&cluster.addresses(), 21);
     let truth = connect(&cluster.addresses());
-    let spec = TensorSpec {
-        name: NAME.into(),
-        shape: vec![ROWS as u64, WIDTH as u64],
-        dtype: DType::Float32,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
-        average: None,
-        rounding: None,
-    };
+    let spec =
+        TensorSpec::new(NAME, [ROWS as u64, WIDTH as u64], Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
     truth.register(spec, View::Float32(&vec![0.0; ROWS * WIDTH]), PATIENT).unwrap();
     let clients = [(); 2].map(|()| connect(&proxies.addresses()));
     let book = Mutex::new(vec![0.0_f32; ROWS * WIDTH]);

@@ -4,10 +4,10 @@
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
 use fastps_client::{Client, ConnectOptions, Transport};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushOptions};
 use fastps_server::{Role, Server, ServerConfig, TlsFiles};
@@ -41,18 +41,8 @@ fn connect(cluster: &Cluster, options: ConnectOptions) -> Arc<Client> {
 /// Takes a step and checks that it arrived.
 fn check(client: &Client, name: &str) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
     let shape = vec![LARGE as u64];
-    let spec = TensorSpec {
-        name: name.into(),
-        shape: shape.clone(),
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new(name, shape.clone(), optimizer);
     client.register(spec, View::Float32(&vec![0.0; LARGE]), PATIENT).unwrap();
     let values: Vec<f32> = (0..LARGE).map(|k| -(k as f32)).collect();
     let gradient = Gradient { name: name.into(), shape, values: Arc::new(values) };

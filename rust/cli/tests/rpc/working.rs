@@ -1,10 +1,10 @@
 //! The memory of clients that work: each takes what it uses, and tensors leave room for some of them.
 
 use fastps_client::{Client, ConnectOptions, Transport};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::{Kind, Result};
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushOptions};
 use fastps_server::{Server, ServerConfig};
@@ -34,17 +34,7 @@ fn connect(server: &Server) -> Arc<Client> {
 
 fn register(client: &Client, name: &str, elements: usize) -> Result<()> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec {
-        name: name.into(),
-        shape: vec![elements as u64],
-        dtype,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new(name, [elements as u64], optimizer);
     client.register(spec, View::Float32(&vec![0.0; elements]), PATIENT)
 }
 

@@ -66,6 +66,20 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
+    /// A float32 tensor of the group `"default"` that applies one push at a time.
+    pub fn new(name: impl Into<Arc<str>>, shape: impl Into<Vec<u64>>, optimizer: Optimizer) -> TensorSpec {
+        TensorSpec {
+            name: name.into(),
+            shape: shape.into(),
+            dtype: DType::Float32,
+            apply: Apply::Exact,
+            group: "default".into(),
+            optimizer,
+            average: None,
+            rounding: None,
+        }
+    }
+
     /// Checks everything that does not depend on a store.
     pub fn validate(&self) -> Result<()> {
         let fail = |error: Error| Err(error.tensor(self.name.clone()));
@@ -279,16 +293,7 @@ mod tests {
     use crate::kernel::optim::Sgd;
 
     fn spec(shape: &[u64]) -> TensorSpec {
-        TensorSpec {
-            name: "w".into(),
-            shape: shape.to_vec(),
-            dtype: DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd::default()),
-            average: None,
-            rounding: None,
-        }
+        TensorSpec::new("w", shape.to_vec(), Optimizer::Sgd(Sgd::default()))
     }
 
     #[test]

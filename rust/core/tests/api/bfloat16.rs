@@ -20,14 +20,10 @@ const WIDTH: usize = 17;
 fn spec(optimizer: Optimizer) -> Arc<TensorSpec> {
     let own = !optimizer.keeps_average() && optimizer.check_sparse().is_err();
     Arc::new(TensorSpec {
-        name: "w".into(),
-        shape: vec![ROWS as u64, WIDTH as u64],
         dtype: DType::BFloat16,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer,
         average: own.then_some(Ema { decay: 0.9, every: 2, start: 1 }),
         rounding: Some(Rounding::Stochastic { seed: 11 }),
+        ..TensorSpec::new("w", [ROWS as u64, WIDTH as u64], optimizer)
     })
 }
 

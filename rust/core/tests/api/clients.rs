@@ -3,7 +3,6 @@
 
 use fastps_core::codec::CodecId;
 use fastps_core::correction::Correction;
-use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
 use fastps_core::frame::{Base, Identity, Push};
 use fastps_core::isa::Isa;
@@ -18,14 +17,8 @@ fn shard(slices: u64) -> Shard {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     for id in 1..=slices + 2 {
         let spec = TensorSpec {
-            name: format!("w{id}").into(),
-            shape: vec![1],
-            dtype: DType::Float32,
             apply: if id % 2 == 0 { Apply::Exact } else { Apply::Hogwild },
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd::default()),
-            average: None,
-            rounding: None,
+            ..TensorSpec::new(format!("w{id}"), [1], Optimizer::Sgd(Sgd::default()))
         };
         let group = if id > slices { 2 } else { 1 };
         shard.create(&Arc::new(spec), group, &[(SliceId(id), 0)]).unwrap();

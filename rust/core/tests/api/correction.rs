@@ -2,7 +2,7 @@
 
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::correction::Correction;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::Kind;
 use fastps_core::optim::{Adam, AdamW, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
@@ -21,16 +21,7 @@ const ADAPTIVE: Correction =
 fn store(apply: Apply, momentum: f64) -> Store {
     let store = Store::new(StoreOptions::default()).unwrap();
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, momentum, ..Sgd::default() });
-    let spec = TensorSpec {
-        name: "w".into(),
-        shape: vec![ROWS],
-        dtype: DType::Float32,
-        apply,
-        group: "default".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec { apply, ..TensorSpec::new("w", [ROWS], optimizer) };
     store.register(spec, View::Float32(&[0.0; ROWS as usize]), TIMEOUT).unwrap();
     store
 }
@@ -183,17 +174,7 @@ fn the_mean_gradient_gives_way_to_asynchrony() {
         let optimizer = optimizer_of(case);
         for apply in [Apply::Exact, Apply::Hogwild] {
             let store = Store::new(StoreOptions::default()).unwrap();
-            let (name, group, shape) = ("w".into(), "default".into(), vec![initial.len() as u64]);
-            let spec = TensorSpec {
-                name,
-                shape,
-                dtype: DType::Float32,
-                apply,
-                group,
-                optimizer,
-                average: None,
-                rounding: None,
-            };
+            let spec = TensorSpec { apply, ..TensorSpec::new("w", [initial.len() as u64], optimizer) };
             store.register(spec, View::Float32(&initial), TIMEOUT).unwrap();
             let matching = Correction { momentum_matching: true, ..Correction::default() };
             let workers: Vec<_> = (0..3).map(|_| store.another().unwrap()).collect();

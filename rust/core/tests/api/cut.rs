@@ -1,7 +1,6 @@
 //! A cut holds all slices of a group at one moment, while pushes continue.
 
 use fastps_core::codec::CodecId;
-use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
@@ -16,17 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const N: usize = 100;
 
 fn spec(name: &str, group: &str, apply: Apply, optimizer: Optimizer) -> Arc<TensorSpec> {
-    let (name, group, shape) = (name.into(), group.into(), vec![N as u64]);
-    Arc::new(TensorSpec {
-        name,
-        shape,
-        dtype: DType::Float32,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    })
+    Arc::new(TensorSpec { apply, group: group.into(), ..TensorSpec::new(name, [N as u64], optimizer) })
 }
 
 fn shard(tensors: &[(&str, Apply)], optimizer: &Optimizer) -> Arc<Shard> {

@@ -1,6 +1,6 @@
 //! `exchange`, a whole step in one call, against a push and a pull.
 
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::Kind;
 use fastps_core::frame::Push;
 use fastps_core::optim::{Adam, Optimizer};
@@ -19,16 +19,7 @@ const PATIENT: Duration = Duration::from_mins(1);
 const SLICE: usize = 63 * 4096;
 
 fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: vec![n as u64],
-        dtype: DType::Float32,
-        apply,
-        group: "default".into(),
-        optimizer: Optimizer::Adam(Adam::default()),
-        average: None,
-        rounding: None,
-    }
+    TensorSpec { apply, ..TensorSpec::new(name, [n as u64], Optimizer::Adam(Adam::default())) }
 }
 
 /// A store with tensors "0", "1", ... of the given lengths.

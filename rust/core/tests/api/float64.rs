@@ -66,16 +66,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f64> {
 }
 
 fn spec(name: &str, n: usize, optimizer: Optimizer) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: vec![n as u64],
-        dtype: DType::Float64,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec { dtype: DType::Float64, ..TensorSpec::new(name, [n as u64], optimizer) }
 }
 
 fn gradient<V: Values + 'static>(name: &str, values: V) -> Gradient {

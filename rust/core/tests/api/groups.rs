@@ -2,7 +2,6 @@
 //! order of arrivals is fixed, and each slice must equal a serial model bit for bit.
 
 use fastps_core::codec::{Codec, CodecId, Position};
-use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::group::Groups;
@@ -44,16 +43,7 @@ impl Sink for Log {
 
 fn spec(apply: Apply) -> Arc<TensorSpec> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, ..Sgd::default() });
-    Arc::new(TensorSpec {
-        name: "w".into(),
-        shape: vec![LEN as u64],
-        dtype: DType::Float32,
-        apply,
-        group: "g".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    })
+    Arc::new(TensorSpec { apply, group: "g".into(), ..TensorSpec::new("w", [LEN as u64], optimizer) })
 }
 
 /// Rows of `WIDTH`, for sparse gradients.

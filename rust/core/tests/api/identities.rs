@@ -25,10 +25,7 @@ fn shard(limit: u64, sink: Option<Arc<Log>>) -> Shard {
     let sink = sink.map(|log| log as Arc<dyn Sink>);
     let shard = Shard::new(ShardConfig { sink, ..ShardConfig::new(0, limit, Isa::best()) });
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (dtype, apply) = (fastps_core::dtype::DType::Float32, Apply::Exact);
-    let (name, group) = ("w".into(), "default".into());
-    let spec =
-        TensorSpec { name, shape: vec![1], dtype, apply, group, optimizer, average: None, rounding: None };
+    let spec = TensorSpec::new("w", [1], optimizer);
     shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
     shard
 }

@@ -3,7 +3,6 @@
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::correction::Correction;
-use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity, MAX_STEP, Push};
 use fastps_core::isa::Isa;
@@ -54,18 +53,7 @@ fn replay(slice: &Slice, logged: &Entry) -> Result<bool> {
 }
 
 fn spec(optimizer: Optimizer, apply: Apply) -> Arc<TensorSpec> {
-    let shape = vec![ROWS as u64, WIDTH as u64];
-    let (name, group) = ("w".into(), "default".into());
-    Arc::new(TensorSpec {
-        name,
-        shape,
-        dtype: DType::Float32,
-        apply,
-        group,
-        optimizer,
-        average: None,
-        rounding: None,
-    })
+    Arc::new(TensorSpec { apply, ..TensorSpec::new("w", [ROWS as u64, WIDTH as u64], optimizer) })
 }
 
 fn shard(spec: &Arc<TensorSpec>, log: Option<Arc<Log>>) -> (Shard, Arc<Slice>) {

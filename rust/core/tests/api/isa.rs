@@ -3,7 +3,6 @@
 //! `codec.rs`.
 
 use fastps_core::codec::{Codec, CodecId, Position};
-use fastps_core::dtype::DType;
 use fastps_core::ema::Ema;
 use fastps_core::error::Kind;
 use fastps_core::finite;
@@ -126,17 +125,7 @@ fn trained(
     n: usize,
 ) -> Vec<u8> {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, isa));
-    let (shape, group) = (vec![n as u64], "default".into());
-    let spec = TensorSpec {
-        name: "w".into(),
-        shape,
-        dtype: DType::Float32,
-        apply,
-        group,
-        optimizer,
-        average,
-        rounding: None,
-    };
+    let spec = TensorSpec { apply, average, ..TensorSpec::new("w", [n as u64], optimizer) };
     shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
     let steps = [
         (Action::Assign, CodecId::Float32, initial, None),

@@ -24,16 +24,7 @@ fn shard_with(room: u64, apply: Apply, optimizer: Optimizer, policy: Option<Arc<
             config.policy = Some(policy);
         }
         let shard = Shard::new(config);
-        let spec = TensorSpec {
-            name: "w".into(),
-            shape: vec![N as u64],
-            dtype: DType::Float32,
-            apply,
-            group: "default".into(),
-            optimizer,
-            average: None,
-            rounding: None,
-        };
+        let spec = TensorSpec { apply, ..TensorSpec::new("w", [N as u64], optimizer) };
         shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
         shard
     };
@@ -207,16 +198,7 @@ fn held_pushes_are_counted_and_one_too_many_is_refused() {
 fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
     let optimizer = Optimizer::Adam(Adam::default());
     let n = 3 * DType::Float32.slice_len() + 1234;
-    let spec = Arc::new(TensorSpec {
-        name: "w".into(),
-        shape: vec![n as u64],
-        dtype: DType::Float32,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    });
+    let spec = Arc::new(TensorSpec::new("w", [n as u64], optimizer));
     let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
     let shard = || Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     let (together, apart) = (shard(), shard());

@@ -1,7 +1,7 @@
 //! The in-process store through its public verbs, and the slices beneath it.
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
 use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::isa::Isa;
@@ -24,16 +24,7 @@ const PATIENT: Duration = Duration::from_mins(1);
 const SLICE: usize = 63 * 4096;
 
 fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: vec![n as u64],
-        dtype: DType::Float32,
-        apply,
-        group: "default".into(),
-        optimizer,
-        average: None,
-        rounding: None,
-    }
+    TensorSpec { apply, ..TensorSpec::new(name, [n as u64], optimizer) }
 }
 
 fn ledger() -> Optimizer {

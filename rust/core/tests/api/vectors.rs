@@ -3,7 +3,7 @@
 
 use fastps_core::batch::{BatchTask, FailureKind};
 use fastps_core::codec::CodecId;
-use fastps_core::dtype::{DType, View};
+use fastps_core::dtype::View;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
@@ -69,8 +69,7 @@ impl Sink for Log {
 
 fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, momentum: 0.5, ..Sgd::default() });
-    let (name, shape, group) = (name.into(), vec![n as u64], "default".into());
-    TensorSpec { name, shape, dtype: DType::Float32, apply, group, optimizer, average: None, rounding: None }
+    TensorSpec { apply, ..TensorSpec::new(name, [n as u64], optimizer) }
 }
 
 /// A shard with one slice, and a space of two vectors over it.

@@ -196,21 +196,11 @@ impl Catalog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fastps_core::dtype::DType;
     use fastps_core::optim::{Optimizer, Sgd};
-    use fastps_core::tensor::{Apply, TensorSpec};
+    use fastps_core::tensor::TensorSpec;
 
     fn spec(name: &str) -> TensorSpec {
-        TensorSpec {
-            name: name.into(),
-            shape: vec![1],
-            dtype: DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd::default()),
-            average: None,
-            rounding: None,
-        }
+        TensorSpec::new(name, [1], Optimizer::Sgd(Sgd::default()))
     }
 
     fn reserved(id: u64, slices: &[u64]) -> Event {

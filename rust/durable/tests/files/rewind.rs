@@ -149,10 +149,9 @@ fn removed_and_late_tensors_are_there_at_their_time() {
 /// Registers a tensor of one slice a shard.
 fn register_across(worlds: &[World], name: &str, elements: u64) {
     let group: Arc<str> = "default".into();
-    let (dtype, apply) = (fastps_core::dtype::DType::Float32, Apply::Exact);
+    let dtype = fastps_core::dtype::DType::Float32;
     let (shape, optimizer, average) = (vec![elements], sgd(), None);
-    let spec =
-        TensorSpec { name: name.into(), shape, dtype, apply, group, optimizer, average, rounding: None };
+    let spec = TensorSpec { dtype, group, average, ..TensorSpec::new(name, shape, optimizer) };
     let slices: Vec<u64> = (0..worlds.len() as u64).map(|k| 50 + k).collect();
     for (k, world) in worlds.iter().enumerate() {
         let held = vec![(slices[k], k as u64)];

@@ -1,7 +1,6 @@
 //! Snapshots under pushes, at a cut, for other programs, and how long they are kept.
 
 use crate::world::{Folder, SLICE, Whole, World, adam, settings, sgd};
-use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::PullView;
@@ -62,19 +61,7 @@ fn snapshots_open_as_safetensors() {
     world.register(20, "small", 4, Apply::Exact, adam());
     world.register(30, "__metadata__", 2, Apply::Exact, sgd());
     // A part of a tensor, as on one shard of several.
-    let spec = |n: u64| {
-        let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-        TensorSpec {
-            name: "part".into(),
-            shape: vec![n],
-            dtype,
-            apply,
-            group,
-            optimizer: sgd(),
-            average: None,
-            rounding: None,
-        }
-    };
+    let spec = |n: u64| TensorSpec::new("part", [n], sgd());
     world.shard.create(&Arc::new(spec(3 * SLICE)), 1, &[(SliceId(40), 1)]).unwrap();
     let part =
         Reservation { spec: spec(3 * SLICE), group: 1, slices: vec![(40, 1)], stage: Stage::Committed };

@@ -99,16 +99,7 @@ impl World {
     ) {
         let group = "default".into();
         let shape = vec![elements];
-        let spec = TensorSpec {
-            name: name.into(),
-            shape,
-            dtype,
-            apply,
-            group,
-            optimizer,
-            average: None,
-            rounding: None,
-        };
+        let spec = TensorSpec { dtype, apply, group, ..TensorSpec::new(name, shape, optimizer) };
         let slices: Vec<_> = (0..spec.slice_count() as u64).map(|k| (first + k, k)).collect();
         let ids: Vec<_> = slices.iter().map(|(id, k)| (SliceId(*id), *k as usize)).collect();
         self.shard.create(&Arc::new(spec.clone()), 1, &ids).unwrap();

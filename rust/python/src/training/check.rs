@@ -3,29 +3,19 @@
 use crate::arrays::buffer::sweep;
 use crate::arrays::gradient::gradient as read_gradient;
 use crate::errors::OrRaise;
-use fastps_core::dtype::DType;
 use fastps_core::error::Error;
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::outgoing::{check_finite, check_form};
 use fastps_core::sparse::check_indices;
-use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::PushOptions;
 use pyo3::prelude::*;
 use std::time::Duration;
 
 /// A float32 tensor that gradients are compared with; its other settings allow every gradient.
 pub(super) fn spec_of(name: &str, shape: &[u64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: shape.to_vec(),
-        dtype: DType::Float32,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer: Optimizer::Sgd(Sgd::default()),
-        average: None,
-        rounding: None,
-    }
+    TensorSpec::new(name, shape.to_vec(), Optimizer::Sgd(Sgd::default()))
 }
 
 /// Raises the error that an uncompressed push of a gradient to a tensor of this shape would raise.

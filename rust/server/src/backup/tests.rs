@@ -7,7 +7,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::copy::{self, Held};
 use fastps_durable::{Cut, Event, Holding, Journal, Reservation, Settings, Stage, checkpoint, shard_folder};
 use futures_util::TryStreamExt;
@@ -75,16 +75,8 @@ impl Home {
 
     fn new(data_dir: &FilePath, index: u32, shards: u32) -> Self {
         let home = Self::open(data_dir, index, shards);
-        let spec = TensorSpec {
-            name: "w".into(),
-            shape: vec![SLICES * SLICE],
-            dtype: fastps_core::dtype::DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
-            average: None,
-            rounding: None,
-        };
+        let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+        let spec = TensorSpec::new("w", [SLICES * SLICE], optimizer);
         let here = |k: &u64| k % u64::from(shards) == u64::from(index);
         let slices: Vec<_> = (0..SLICES).filter(here).map(|k| (k + 1, k)).collect();
         let ids: Vec<_> = slices.iter().map(|(id, k)| (SliceId(*id), *k as usize)).collect();

@@ -6,12 +6,11 @@ use crate::auth::peer::Peer;
 use crate::cluster::reservation::Reserve;
 use crate::data::Exchange;
 use bytes::Bytes;
-use fastps_core::dtype::DType;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::program::{Command, Op, Program};
 use fastps_core::slice::Slice;
 use fastps_core::spaces::{Claimant, SeatKey, SeatRequest, SpaceSpec, SpaceStanding};
-use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
+use fastps_core::tensor::{SliceId, Space, SpaceId, TensorSpec};
 use fastps_durable::{Event, Journal};
 use fastps_proto::v1 as pb;
 use fastps_transport::Medium;
@@ -29,16 +28,7 @@ const SPACE: SpaceId = SpaceId(9);
 
 /// A registered slice over which a space is open, whose coordinator shows no secret.
 fn slice(node: &Node) -> Arc<Slice> {
-    let spec = TensorSpec {
-        name: "w".into(),
-        shape: vec![4],
-        dtype: DType::Float32,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer: Optimizer::Sgd(Sgd::default()),
-        average: None,
-        rounding: None,
-    };
+    let spec = TensorSpec::new("w", [4], Optimizer::Sgd(Sgd::default()));
     let now = Instant::now();
     let (spec, slices) = (Arc::new(spec), vec![(ID, 0)]);
     let wish = Reserve { reservation: 7, client: 1, spec, group: 1, budget: None, slices };

@@ -1,22 +1,11 @@
 use super::*;
-use fastps_core::dtype::DType;
 use fastps_core::optim::{Adagrad, Optimizer, Sgd};
-use fastps_core::tensor::Apply;
 use std::collections::HashSet;
 
 const LEASE: Duration = Duration::from_secs(30);
 
 fn spec(name: &str, elements: u64) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: vec![elements],
-        dtype: DType::Float32,
-        apply: Apply::Exact,
-        group: "default".into(),
-        optimizer: Optimizer::Sgd(Sgd::default()),
-        average: None,
-        rounding: None,
-    }
+    TensorSpec::new(name, [elements], Optimizer::Sgd(Sgd::default()))
 }
 
 /// A map over `shards` shards of 1 GiB each.

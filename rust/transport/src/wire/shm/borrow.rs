@@ -271,7 +271,7 @@ mod tests {
     use fastps_core::optim::{Optimizer, Sgd};
     use fastps_core::shard::{Exposed, Shard, ShardConfig};
     use fastps_core::slice::Standing;
-    use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+    use fastps_core::tensor::{SliceId, TensorSpec};
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -315,16 +315,11 @@ mod tests {
     fn shard(slices: u64) -> Shard {
         let config = ShardConfig::new(0, 64 << 20, Isa::best());
         let shard = Shard::new(ShardConfig { exposed: Some(Exposed::new(64 << 20).unwrap()), ..config });
-        let spec = TensorSpec {
-            name: "w".into(),
-            shape: vec![slices * DType::Float32.slice_len() as u64],
-            dtype: DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd::default()),
-            average: None,
-            rounding: None,
-        };
+        let spec = TensorSpec::new(
+            "w",
+            vec![slices * DType::Float32.slice_len() as u64],
+            Optimizer::Sgd(Sgd::default()),
+        );
         let slices: Vec<_> = (0..slices).map(|k| (SliceId(k), k as usize)).collect();
         shard.create(&Arc::new(spec), 0, &slices).unwrap();
         for (slice, k) in slices {
